@@ -132,9 +132,7 @@ def test_a_run_resumes_from_a_checkpoint_within_each_stream(tmp_path: Path) -> N
         assert in_threads([lambda w=w: work(w) for w in (0, 1)]) == [times(2, batches())] * 2
     with embedded(streams=2, threads=1) as cluster:
         trainer = make_trainer(cluster, Model())
-        with pytest.raises(
-            BadRequest, match=r"expected 3 workers, as in .*, found 2"
-        ):
+        with pytest.raises(BadRequest, match=r"expected 3 workers, as in .*, found 2"):
             trainer.resume(tmp_path)
 
 
