@@ -84,7 +84,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._table_groups = [table_group(table) for table in self.tables]
         if not dense_groups and not self._table_groups:
             raise BadRequest("DistributedOptimizer: the model has neither parameters nor tables")
-        self.local = optimizer
         super().__init__(
             [*dense_groups, *self._table_groups],
             {} if optimizer is None else dict(optimizer.defaults),
@@ -98,7 +97,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.timing = Timing()
         self.stream = PushStream(self.cluster, self.timing.behind)
         self.passes = PassState(self.cluster.client, self.stream)
-        local = LocalTraining(
+        training = LocalTraining(
             strategy=self.strategy,
             cluster=self.cluster,
             tables=self.tables,
@@ -109,7 +108,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             stream=self.stream,
             passes=self.passes,
         )
-        self.mode = mode_of(self.strategy.mode)(local)
+        self.mode = mode_of(self.strategy.mode)(training)
         check_blocks(blocks, optimizer)
         if (before := newest_optimizer(self.cluster)) is not None:
             before.finish()  # its pushes come before those of this one, in the same stream
