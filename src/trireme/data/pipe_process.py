@@ -77,7 +77,10 @@ class PipeProcess:
         if self._has_errors and self._errors.fileno() in ready:
             self._read_errors()
         if self._has_offer and self._offer.fileno() in ready:
-            self._has_offer = bool(self._offer.recv(1))  # empty: it asks for no more files
+            try:
+                self._has_offer = bool(self._offer.recv(1))  # empty: it asks for no more files
+            except ConnectionResetError:  # it has ended before it took the file
+                self._has_offer = False
             self.is_done |= self._has_offer
         if self.status is None and self._child.fileno() in ready:
             self.status = self._child.wait(0)
