@@ -25,12 +25,15 @@ def main() -> None:
     fds = [0, 1, 2]
     if "TRIREME_LISTEN_FD" in environment:
         fds.append(int(environment["TRIREME_LISTEN_FD"]))
+    # A signal that comes before the child is known waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as template:
         template.connect(address)
         socket.send_fds(template, [json.dumps(order).encode()], fds)
         _, [child], _, _ = socket.recv_fds(template, 16, 1)
         for number in FORWARDED:
             signal.signal(number, lambda number, _: signal.pidfd_send_signal(child, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         status = template.recv(16)
     code = int(status or b"1")  # nothing: the template was killed
     if code < 0:

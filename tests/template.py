@@ -111,7 +111,8 @@ class Loop:
         self.poll.unregister(pidfd)
         child = self.running.pop(pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-        with contextlib.suppress(BrokenPipeError):  # nobody reads it any more
+        # Nobody may read it any more.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             os.write(child.status, str(code).encode())
         with contextlib.suppress(KeyError):
             self.poll.unregister(child.status)
