@@ -18,6 +18,7 @@ from tests.integration.saved_rows import saved_rows
 from tests.jobs import InProcessServer, Job
 from trireme import _core
 from trireme.checkpoint.format.manifest import read_manifest
+from trireme.checkpoint.server_side.rows_to_save import exported
 from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.checkpoint.worker_side.publication import open_draft
 from trireme.checkpoint.worker_side.save import save_checkpoint
@@ -25,7 +26,7 @@ from trireme.checkpoint.worker_side.server_operations import ServerOperations
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.optim import rule_values, values_of_group
-from trireme.protocol.row_selection import DAY_S, selected
+from trireme.protocol.row_statistics import DAY_S
 from trireme.protocol.wide_rows import RowLayout
 from trireme.storage.storage import open_storage
 
@@ -184,8 +185,8 @@ def test_modes_hold_the_rows_that_they_name(tmp_path: Path) -> None:
             for column, values in full[name].items():
                 batch = saved_rows(tmp_path / "batch")[name][column]
                 np.testing.assert_array_equal(batch, values, err_msg=f"{name} {column}")
-        schema = SCORED.schema
-        chosen = selected(schema, before, "base", time, True)
+        policy = SCORED.policy
+        chosen = exported(policy, before, "base", time)
         assert 0 < chosen.sum() < len(chosen)
         base = saved_rows(tmp_path / "base")
         np.testing.assert_array_equal(base["scored"]["key"], full["scored"]["key"][chosen])
@@ -193,13 +194,13 @@ def test_modes_hold_the_rows_that_they_name(tmp_path: Path) -> None:
 
         writer.update(some(seed=2, num=40), shows=9, day=20_001)
         after = statistics(job)
-        exported = np.isin(all_keys(job), base["scored"]["key"])
+        was_exported = np.isin(all_keys(job), base["scored"]["key"])
         pushed = np.isin(all_keys(job), some(seed=2, num=40))
-        assert (after["delta_score"][exported & ~pushed] == 0).all()  # settled by the base
+        assert (after["delta_score"][was_exported & ~pushed] == 0).all()  # settled by the base
         assert (after["delta_score"][pushed] > 0).all()
         save(cluster, tmp_path / "delta", 1, time=time)
         delta = saved_rows(tmp_path / "delta")
-        chosen = selected(schema, after, "delta", time, False)
+        chosen = exported(policy, after, "delta", time)
         np.testing.assert_array_equal(delta["scored"]["key"], all_keys(job)[chosen])
         np.testing.assert_array_equal(delta["plain"]["key"], np.sort(some(seed=2, num=40)))
 

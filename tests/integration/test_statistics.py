@@ -22,7 +22,7 @@ from trireme.nn import CVM, EmbeddingBag
 from trireme.optim import values_of_group
 from trireme.policy import CtrCommonAccessor, ScorePolicy, ShowClick, SparseAccessor
 from trireme.protocol.gradients import Step, TableGradient
-from trireme.protocol.row_selection import DAY_S as DAY
+from trireme.protocol.row_statistics import DAY_S as DAY
 from trireme.protocol.wide_rows import RowLayout
 from trireme.server.state import ServerState
 

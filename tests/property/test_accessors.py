@@ -16,13 +16,15 @@ from tests.property.accessor_model import Accessor
 from tests.seeds import SEED, named_in_failure
 from tests.tables import POOL, T_ROWS, buckets_of
 from trireme import _core
+from trireme.checkpoint.format.modes import mode_of
+from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.job.cluster import Cluster
 from trireme.optim import rule_values, values_of_group
 from trireme.policy import ACCESSORS, ScorePolicy
-from trireme.protocol import row_selection
 from trireme.protocol.core_table import make_core_table
 from trireme.protocol.gradients import Step, TableGradient
-from trireme.protocol.row_selection import DAY_S as DAY
+from trireme.protocol.row_statistics import DAY_S as DAY
+from trireme.protocol.row_statistics import faded, unseen_days
 from trireme.protocol.wide_rows import RowLayout
 from trireme.server.state import ServedTable, ServerState
 from trireme.worker import expiry_calls
@@ -31,7 +33,6 @@ from trireme.worker.passes import begin_pass
 NUM_HISTORIES = 200
 KEYS = _core.unique(np.arange(24, dtype=np.uint64), POOL)[0]
 BUCKETS = sorted(set(buckets_of(KEYS).tolist()))
-MODES = {0: "full", 1: "delta", 2: "base", 3: "batch"}
 
 
 def drawn_policy(draw: random.Random) -> ScorePolicy:
@@ -69,11 +70,12 @@ class Ours:
         keys = np.concatenate([content.keys for content in contents])
         return keys, np.concatenate([layout.statistics(content.rows) for content in contents])
 
-    def save(self, mode: int, time: int, day_over: bool) -> set[int]:
+    def save(self, mode: int, time: int) -> set[int]:
         saved: set[int] = set()
         for table in self.tables:
             keys, records = self.records(table)
-            mask = row_selection.selected(table.schema, records, MODES[mode], time, day_over)
+            choose = RowsToSave(mode_of(mode), time, {}).of(table)
+            mask = np.ones(len(keys), np.bool_) if choose is None else choose(records)
             saved.update(keys[mask].tolist())
             if mode in (1, 2):
                 gained = records["delta_score"][mask].copy()
@@ -85,8 +87,8 @@ class Ours:
         for table in self.tables:
             keys, records = self.records(table)
             policy = model.numbers
-            show, click = row_selection.faded(policy, records, time, day_over)
-            unseen = row_selection.unseen_days(records, time)
+            show, click = faded(policy, records, time, day_over)
+            unseen = unseen_days(records, time)
             pulled = np.empty((len(keys), 2))
             table.rows.statistics(keys, pulled, time, day_over, POOL)
             np.testing.assert_array_equal(pulled, np.stack([show, click], 1))
@@ -178,13 +180,13 @@ def live(ours: Core | Servers, model: Accessor, draw: random.Random, num_days: i
                 model.update(int(KEYS[row]), slot, show, click)
             if draw.random() < 0.3:
                 mode = draw.choice([0, 1])
-                assert ours.save(mode, time, False) == model.save(mode)
+                assert ours.save(mode, time) == model.save(mode)
         ours.compare(model, day * DAY, day_over=False)
         assert ours.shrink(day * DAY) == model.shrink()
         assert ours.shrink(day * DAY) == 0
         ours.compare(model, day * DAY, day_over=True)
         for mode in (2, 3):
-            assert ours.save(mode, day * DAY, True) == model.save(mode)
+            assert ours.save(mode, day * DAY) == model.save(mode)
         day += 1
         ours.compare(model, day * DAY, day_over=False)
     return day

@@ -13,11 +13,11 @@ import pytest
 
 from tests.tables import POOL, buckets_of, contains, keys_in, keys_of, make_table, random_keys
 from trireme import _core
+from trireme.checkpoint.server_side.rows_to_save import exported
 from trireme.errors import BadRequest
 from trireme.optim import Adagrad
 from trireme.policy import Policy, ScorePolicy
 from trireme.protocol.core_table import make_core_table
-from trireme.protocol.row_selection import selected
 from trireme.protocol.wide_rows import RowLayout
 from trireme.table import Table
 
@@ -149,7 +149,8 @@ def test_export_and_expiry_judge_a_row_by_the_same_score(decay_rate: float) -> N
             push(table, keys_of(5), 1, time=DAY)  # a show and a click: score 1
             bucket, time = int(buckets_of(keys_of(5))[0]), (1 + days) * DAY
             statistics = RowLayout.of(schema, table).statistics(table.snapshot(bucket).rows)
-            assert selected(schema, statistics, "base", time, False).tolist() == [is_kept]
+            # A base is of the end of its day, when one day more has passed.
+            assert exported(policy, statistics, "base", time - DAY).tolist() == [is_kept]
             assert table.shrink(bucket, time, False, 0) == (0 if is_kept else 1, 0)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from trireme.inspect.saved_model import RowBatch
 from trireme.policy import ScorePolicy
-from trireme.protocol.row_selection import faded
+from trireme.protocol.row_statistics import faded
 from trireme.protocol.wire import Array
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import xxhash
 
 from trireme.checkpoint.format.json_object import JsonObject
+from trireme.checkpoint.format.modes import MODES
 from trireme.errors import BadRequest, Corruption
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS
-from trireme.protocol.row_selection import MODES
 from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX
 from trireme.storage.checked_file import written
 from trireme.storage.storage import Storage

@@ -3,8 +3,8 @@ are in every one.
 """
 
 from trireme.errors import BadRequest
-from trireme.protocol.row_selection import MODES
 
+MODES = ("full", "delta", "base", "batch", "hot")
 FLEET_NUMBERS = {0: "full", 1: "delta", 2: "base", 3: "batch"}
 
 

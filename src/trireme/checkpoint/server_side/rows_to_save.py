@@ -20,11 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
+from trireme.checkpoint.format.modes import MODES
 from trireme.checkpoint.format.row_files import RowColumns
 from trireme.checkpoint.format.row_writer import ChooseRows
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.errors import BadRequest
-from trireme.protocol.row_selection import MODES, selected
+from trireme.policy import ScorePolicy, policy_of
+from trireme.protocol.row_statistics import faded, unseen_days
 from trireme.protocol.wire import Array, need
 from trireme.server.state import ServedTable, ServerState
 
@@ -74,9 +76,35 @@ class RowsToSave:
             budget, newest = self.budgets[schema.name], table.rows.version
             return lambda statistics: budget.spend(bins_of(statistics, newest))
         if self.mode in ("base", "delta") and schema.is_scored:
-            day_over = self.mode == "base"  # a base is of the end of the day
-            return lambda statistics: selected(schema, statistics, self.mode, self.time, day_over)
+            policy = policy_of(schema.policy)
+            assert isinstance(policy, ScorePolicy)
+            return lambda statistics: exported(policy, statistics, self.mode, self.time)
         return None
+
+
+def exported(
+    policy: ScorePolicy, statistics: npt.NDArray[Any], mode: str, time: int
+) -> npt.NDArray[np.bool_]:
+    """Which rows of a scored table a base or delta takes, by Fleet's formulas.
+
+    Args:
+        statistics: (n,) records, as RowLayout.statistics gives them.
+        mode: "base": rows with a score of at least base_threshold, a push within the last
+            delta_keep_days, and a delta_score that is not negative. "delta": those whose
+            delta_score is at least delta_threshold.
+        time: data time in seconds at which rows are scored; for a base at the end of its day.
+
+    Returns:
+        (n,) mask.
+
+    Source: Save() of Paddle's CtrCommonAccessor.
+    """
+    show, click = faded(policy, statistics, time, day_over=mode == "base")
+    chosen: npt.NDArray[np.bool_] = policy.score(show, click) >= policy.base_threshold
+    chosen &= statistics["delta_score"] >= (policy.delta_threshold if mode == "delta" else 0.0)
+    if policy.delta_keep_days is not None:
+        chosen &= unseen_days(statistics, time) <= policy.delta_keep_days
+    return chosen
 
 
 # ---- the hot set ----

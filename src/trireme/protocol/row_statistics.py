@@ -1,0 +1,24 @@
+"""The statistics of rows of a scored table at a data time."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme import _core
+from trireme.policy import ScorePolicy
+
+DAY_S = 86_400
+
+
+def unseen_days(statistics: npt.NDArray[Any], time: int) -> npt.NDArray[np.uint32]:
+    """(n,) whole days since the last push of each row; 0 where one of the two has no data time."""
+    return _core.days_between(np.ascontiguousarray(statistics["time"]), time)
+
+
+def faded(
+    policy: ScorePolicy, statistics: npt.NDArray[Any], time: int, day_over: bool
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """(n,) shows and clicks of each row decayed to a data time, with the same bits as in shrink."""
+    decay = _core.decay(policy.decay_rate, unseen_days(statistics, time) + np.uint32(day_over))
+    return statistics["show"] * decay, statistics["click"] * decay
