@@ -59,7 +59,17 @@ def init(
             worker's key.
     """
     log_to_stderr()
-    process = read_role(**locals())  # so far these are the arguments
+    process = read_role(
+        servers=servers,
+        role=role,
+        index=index,
+        num=num,
+        streams=streams,
+        join=join,
+        keys=keys,
+        timeout_s=timeout_s,
+        metrics=metrics,
+    )
     log.info("%s", process.describe())
     if process.role == "server":
         sys.exit(serve_role(process))
