@@ -108,7 +108,7 @@ def test_sync_computes_the_same_bits_whatever_the_cut_and_the_place(optimizer: O
 
         with Job(num_servers) as job:
             results += job.run(2, train)
-            owners = job.servers[0].state.map().blocks
+            owners = job.servers[0].state.assignment.map().blocks
     for actual in results:
         assert_same_bits(actual, results[0])
     assert {owners[f"0.weight@{start}"] for start in range(0, 750, 128)} == {2}

@@ -198,7 +198,7 @@ def content(job: Job) -> dict[int, tuple[int, bytes]]:
     rows = {}
     for server in job.servers:
         table = server.state.tables["t"].rows
-        for bucket in server.state.map().owned_by(server.state.index).tolist():
+        for bucket in server.state.assignment.owned_buckets().tolist():
             content = table.snapshot(bucket)
             for key, row_class, row in zip(
                 content.keys, content.classes, content.rows, strict=True

@@ -139,7 +139,7 @@ def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> Non
         servers[source].state.tables["t"].rows.clear_bucket(bucket)
     servers[0].coordinator.facts.bucket_map = moved
     for index, server in enumerate(servers):
-        server.state.set_map(moved, index)
+        server.state.assignment.adopt(server.state.assignment.job, moved, index)
 
 
 def test_a_push_planned_with_an_old_map_is_resent_and_counts_once() -> None:

@@ -56,7 +56,7 @@ def buckets(server: InProcessServer) -> list[Bucket]:
     """All that a server holds."""
     table, actual = server.state.tables["t"], []
     layout = RowLayout.of(table.schema, table.rows)
-    for number in server.state.map().owned_by(server.state.index).tolist():
+    for number in server.state.assignment.owned_buckets().tolist():
         content = table.rows.snapshot(number)
         marks = dict(content.marks)
         actual.append(
@@ -179,7 +179,7 @@ def test_a_run_resumes_from_each_checkpoint_without_loss_or_repetition(
 
             job.run(NUM_WORKERS, go_on)
             for server in job.servers:
-                numbers = server.state.map().owned_by(server.state.index).tolist()
+                numbers = server.state.assignment.owned_buckets().tolist()
                 for number, bucket in zip(numbers, buckets(server), strict=True):
                     assert bucket.marks == dict(enumerate(lasts))
                     expected.check(bucket, owned[number])

@@ -26,7 +26,8 @@ from trireme.protocol.gradients import Step, TableGradient
 from trireme.protocol.row_statistics import DAY_S as DAY
 from trireme.protocol.row_statistics import faded, unseen_days
 from trireme.protocol.wide_rows import RowLayout
-from trireme.server.state import ServedTable, ServerState
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 from trireme.worker import expiry_calls
 from trireme.worker.passes import begin_pass
 

@@ -28,7 +28,8 @@ from trireme.errors import BadRequest
 from trireme.policy import ScorePolicy, policy_of
 from trireme.protocol.row_statistics import faded, unseen_days
 from trireme.protocol.wire import Array, need
-from trireme.server.state import ServedTable, ServerState
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 
 LOW_BITS = 12
 BUCKETS_PER_CALL = 16
@@ -127,7 +128,7 @@ def bins_of(statistics: Array, newest: int) -> Bins:
 
 def count_bins(server: ServerState, progress: OperationProgress) -> dict[str, Any]:
     """Table -> [bins that have rows, number of rows in each]."""
-    owned = server.owned_buckets()
+    owned = server.assignment.owned_buckets()
     counts: dict[str, Counter[int]] = {}
     lock = threading.Lock()
 
