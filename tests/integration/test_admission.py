@@ -84,7 +84,7 @@ def train(cluster: Cluster, admit: Admission | None, script: list[Act]) -> None:
                 optimizer.step(examples=batch.num_examples)
         else:
             act(optimizer)
-    cluster.client.gather({}, [])
+    cluster.client.coordinator.gather({}, [])
 
 
 def save(path: Path, mode: str = "full") -> Act:

@@ -102,7 +102,7 @@ def test_sync_computes_the_same_bits_whatever_the_cut_and_the_place(optimizer: O
         def train(cluster: Cluster, blocks: tr.Blocks | None = blocks) -> Weights:
             run = Run(cluster, blocks, "sync", optimizer)
             weights = run.train(STEPS)
-            cluster.client.gather({}, [])
+            cluster.client.coordinator.gather({}, [])
             run.optimizer.refresh()
             return weights
 

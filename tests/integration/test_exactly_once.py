@@ -188,4 +188,4 @@ def test_not_ready_says_what_is_missing() -> None:
         with pytest.raises(
             (NotReady, tr.errors.DeadlineExceeded), match=r"waits for workers \[1\]"
         ):
-            cluster.client.gather({}, [])
+            cluster.client.coordinator.gather({}, [])

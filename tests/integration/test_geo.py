@@ -77,7 +77,7 @@ def train(
     for batch in tr.prefetch(data, model, cluster=cluster):
         model(batch).sum().backward()
         optimizer.step()
-    cluster.client.gather({}, [])
+    cluster.client.coordinator.gather({}, [])
     optimizer.refresh()
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
     rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])

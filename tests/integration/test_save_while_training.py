@@ -168,10 +168,10 @@ def test_a_run_resumes_from_each_checkpoint_without_loss_or_repetition(
 
             def go_on(cluster: Cluster, path: Path = path) -> None:
                 cluster.ensure_table(TABLE)
-                cluster.client.gather({}, [])
+                cluster.client.coordinator.gather({}, [])
                 if cluster.worker == 0:
                     load_checkpoint(cluster.client, path)
-                cluster.client.gather({}, [])
+                cluster.client.coordinator.gather({}, [])
                 at = cluster.client.stream_position()
                 assert at.position == (at.sequence, 10 * at.sequence) or at.sequence == 0
                 for sequence in range(at.sequence + 1, lasts[cluster.worker] + 1):

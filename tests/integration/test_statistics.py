@@ -135,7 +135,7 @@ def test_fleets_scale_in_sync_is_that_of_the_union_of_the_batches(
     def rows(num_servers: int, data: list[list[dict[str, torch.Tensor]]]) -> np.ndarray:
         def work(cluster: Cluster) -> np.ndarray:
             train_on_means(cluster, table, data[cluster.worker])
-            cluster.client.gather({}, [])
+            cluster.client.coordinator.gather({}, [])
             return cluster.client.pull({T_ROWS: keys_of(cluster)}).rows[T_ROWS]
 
         with Job(num_servers) as job:

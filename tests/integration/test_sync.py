@@ -113,7 +113,7 @@ def train(
         for batch in tr.prefetch(source, model, cluster=cluster):
             nn.functional.mse_loss(model(batch), batch["label"]).backward()
             optimizer.step(examples=batch.num_examples)
-    cluster.client.gather({}, [])
+    cluster.client.coordinator.gather({}, [])
     optimizer.refresh()
     keys = keys_in_bucket_order()
     rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])

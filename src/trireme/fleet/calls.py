@@ -109,7 +109,7 @@ class FleetJob:
 
     def barrier_worker(self) -> None:
         """Wait for all workers."""
-        self._cluster().client.gather({}, [])
+        self._cluster().client.coordinator.gather({}, [])
 
     def stop_worker(self) -> None:
         """Finish all pushes and leave the job."""

@@ -143,7 +143,7 @@ class Cluster:
             self._heartbeat.stop()
             try:
                 if goodbye:
-                    self.client.say_goodbye(self._heartbeat.body)
+                    self.client.coordinator.say_goodbye(self._heartbeat.body)
             except TriremeError as error:  # all pushes of this worker have been applied
                 log.warning("worker %d ends without goodbye: %s", self.worker, error)
         self.client.close()

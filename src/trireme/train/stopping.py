@@ -59,7 +59,9 @@ def agreed_reason_to_stop(cluster: Cluster) -> str:
         return ""
     body = {"stops": "" if cluster.stop_request.is_alone else cluster.stop_request.reason}
     with cluster.client.script.section("stop"):
-        replies = cluster.client.gather(body, [], purpose="whether to stop", patient=True)
+        replies = cluster.client.coordinator.gather(
+            body, [], purpose="whether to stop", patient=True
+        )
     return first_reason(reply for reply, _ in replies)
 
 

@@ -94,7 +94,7 @@ def export_model(
     exported = optimizer.model if model is None else model
     optimizer.flush()
     cluster = optimizer.cluster
-    cluster.client.gather({}, [], purpose="export_model")
+    cluster.client.coordinator.gather({}, [], purpose="export_model")
     optimizer.refresh()
 
     def act() -> dict[str, Any]:

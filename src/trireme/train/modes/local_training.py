@@ -64,13 +64,13 @@ class LocalTraining:
         """
         client, optimizer, dense = self.cluster.client, self.optimizer, self.replica.dense
         blocks = self.blocks or Blocks()
-        client.agree("strategy", repr(self.strategy))
+        client.coordinator.agree("strategy", repr(self.strategy))
         kind = "no optimizer" if optimizer is None else type(optimizer).__name__
         agree_on_model(self.cluster, self.tables, dense, kind)
         for table in self.tables:
             self.cluster.ensure_table(table)
         if optimizer is not None:
-            client.agree("blocks", repr(blocks))
+            client.coordinator.agree("blocks", repr(blocks))
             names = [block.param for block in dense.specs]
             owners = partial(blocks.owners, names)
             client.create_blocks(optimizer_spec(optimizer), self.group_values(), dense, owners)

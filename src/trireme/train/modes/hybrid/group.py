@@ -34,7 +34,7 @@ class WorkerGroup:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family) if rank == 0 else None
         place = [host, listener.getsockname()[1]] if listener is not None else []
-        bodies = self._cluster.client.gather(
+        bodies = self._cluster.client.coordinator.gather(
             {"place": place}, [], purpose="all-reduce", patient=True
         )
         master, port = bodies[0][0]["place"]
@@ -65,7 +65,7 @@ class WorkerGroup:
             torch.cuda.current_stream(values.device).synchronize()
 
     def _error(self, what: str, error: RuntimeError) -> DeadlineExceeded | Unavailable:
-        silent = self._cluster.client.silent_workers()
+        silent = self._cluster.client.coordinator.silent_workers()
         subject = f"hybrid: {what} of {self._cluster.num_workers} workers"
         state = f"silent: workers {silent}" if silent else "no worker is silent"
         if "imed out" in str(error) or "imeout" in str(error):

@@ -43,7 +43,9 @@ class ReplicatedDense:
     def begin(self) -> None:
         """Meet all workers before the first step: some need longer until they have data."""
         if not self._is_running and self._group is not None:
-            self._cluster.client.gather({}, [], purpose="begin hybrid training", patient=True)
+            self._cluster.client.coordinator.gather(
+                {}, [], purpose="begin hybrid training", patient=True
+            )
         self._is_running = True
 
     def end(self) -> None:
