@@ -141,7 +141,6 @@ void register_text(nb::module_& m) {
           "fields"_a, "batch_size"_a, "delimiter"_a = ",", "quote"_a = "\"",
           "list_separator"_a = "", "skip_broken"_a = false,
           "fields: as of MultiSlotParser. The marks are ASCII; empty for none.")
-      .def_prop_ro("num_cells", &CsvParser::num_cells, "How many cells the fields have together.")
       .def(
           "set_columns", &CsvParser::set_columns, "columns"_a, "num_columns"_a,
           "Lines have num_columns cells from now on; columns[i] is where cell i of the fields is.");
