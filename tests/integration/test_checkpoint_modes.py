@@ -26,8 +26,8 @@ from trireme.checkpoint.worker_side.server_operations import ServerOperations
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.optim import rule_values, values_of_group
-from trireme.protocol.row_statistics import DAY_S
-from trireme.protocol.wide_rows import RowLayout
+from trireme.rows.row_statistics import DAY_S
+from trireme.rows.wide_rows import RowLayout
 from trireme.storage.storage import open_storage
 
 DIM, NUM_KEYS = 2, 600

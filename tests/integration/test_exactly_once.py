@@ -7,14 +7,14 @@ import pytest
 
 import trireme as tr
 from tests.jobs import Job
-from tests.tables import T_ROWS, restore
+from tests.tables import T_ROWS, clear, restore
 from trireme import _core
 from trireme.errors import Fenced, NotReady
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
-from trireme.protocol.gradients import Step, TableGradient
 from trireme.protocol.routing import BucketMap
+from trireme.worker.gradients import Step, TableGradient
 from trireme.worker.passes import begin_pass, leave
 
 TABLE = tr.Table("t", dim=2, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))
@@ -136,7 +136,7 @@ def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> Non
     for bucket in buckets.tolist():
         content = servers[source].state.tables["t"].rows.snapshot(bucket)
         restore(servers[target].state.tables["t"].rows, bucket, content)
-        servers[source].state.tables["t"].rows.clear_bucket(bucket)
+        clear(servers[source].state.tables["t"].rows, bucket)
     servers[0].coordinator.facts.bucket_map = moved
     for index, server in enumerate(servers):
         server.state.assignment.adopt(server.state.assignment.job, moved, index)

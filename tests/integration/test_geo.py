@@ -21,10 +21,10 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import rule_values, values_of_group
-from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
 from trireme.train.modes.geo.cache import RowCache
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import DenseGradient, Step, TableGradient
 
 DIM = 3
 NUM_KEYS = 40

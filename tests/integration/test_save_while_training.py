@@ -22,8 +22,8 @@ from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.cluster import Cluster
 from trireme.optim import rule_values, values_of_group
-from trireme.protocol.gradients import Step, TableGradient
-from trireme.protocol.wide_rows import RowLayout
+from trireme.rows.wide_rows import RowLayout
+from trireme.worker.gradients import Step, TableGradient
 
 NUM_WORKERS, NUM_KEYS, BATCH, DIM = 4, 1500, 150, 3
 NUM_SAVES = pick(short=8, long=200)

@@ -29,7 +29,7 @@ from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
-from trireme.protocol.gradients import Step, TableGradient
+from trireme.worker.gradients import Step, TableGradient
 from trireme.worker.passes import begin_pass, leave
 
 NUM_KEYS, DIM = 400, 2

@@ -19,7 +19,7 @@ from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
-from trireme.protocol.core_table import make_core_table
+from trireme.rows.core_table import make_core_table
 
 FEATURES = ["a", "b", "c"]
 DIM = 4

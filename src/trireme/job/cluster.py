@@ -15,9 +15,9 @@ from typing import Protocol
 from trireme import _core, rpc
 from trireme.errors import Stopped, TriremeError
 from trireme.job.heartbeat import Heartbeat, StopRequest
-from trireme.protocol.gradients import KeysByClass
 from trireme.table import Table
 from trireme.worker.client import WorkerClient
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.lookups import PendingLookups
 from trireme.worker.monitoring import WorkerMetrics
 from trireme.worker.pull import Pulled

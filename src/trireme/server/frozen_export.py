@@ -10,10 +10,10 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest, writing
-from trireme.protocol.frozen_rows import DTYPES, encode
 from trireme.protocol.routing import Keys
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array, need, need_list, need_time, need_version
+from trireme.rows.frozen_rows import DTYPES, encode
+from trireme.rows.wide_rows import RowLayout
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.assignment import consecutive
 from trireme.server.paths import resolve_local_path

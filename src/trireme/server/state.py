@@ -17,20 +17,20 @@ from threading import Lock, RLock
 from typing import Any
 
 from trireme import _core
+from trireme.dense.optimizers import GroupValues
 from trireme.errors import BadRequest, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.core_table import make_core_table
-from trireme.protocol.dense_optimizers import GroupValues
 from trireme.protocol.membership import Group
 from trireme.protocol.routing import BucketMap, Floats, Keys
-from trireme.protocol.server_limits import CapacityLimits
 from trireme.protocol.wire import Array, Push, need, need_time
+from trireme.rows.core_table import make_core_table
 from trireme.server.assignment import Assignment, lost
 from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
 from trireme.server.journal import Journal
 from trireme.server.pacing import Pacing
 from trireme.server.served_tables import ServedTable, ServedTables
+from trireme.server.server_limits import CapacityLimits
 from trireme.server.staging import Staging
 from trireme.server.step_gradient import StepGradient
 from trireme.server.streams import Streams

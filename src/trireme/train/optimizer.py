@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 from trireme.blocks import Blocks
+from trireme.dense.optimizers import needs_whole
 from trireme.errors import BadRequest, NotFinite
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
-from trireme.protocol.dense_optimizers import needs_whole
-from trireme.protocol.gradients import KeysByClass, Step
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
 from trireme.train.loop.replica import Replica
@@ -32,6 +31,7 @@ from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.push_stream import PushStream
 from trireme.train.stream_checks import check_own_stream
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import KeysByClass, Step
 from trireme.worker.pull import Pulled
 
 

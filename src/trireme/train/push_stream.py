@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
-from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.table import RowClassId
 from trireme.train.loop.pusher import Pusher
 from trireme.train.loop.timing import Stopwatch
 from trireme.worker.client import StreamPosition
+from trireme.worker.gradients import DenseGradient, Step, TableGradient
 
 
 class PushStream:

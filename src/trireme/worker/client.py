@@ -13,15 +13,15 @@ from time import monotonic
 from typing import Any
 
 from trireme import _core
+from trireme.dense.optimizers import GroupValues
 from trireme.protocol.clipping import NormReply, norm_of_step
-from trireme.protocol.dense_optimizers import GroupValues
-from trireme.protocol.gradients import DenseGradient, KeysByClass, Step, TableGradient
 from trireme.protocol.membership import Pace
 from trireme.protocol.wire import Push
 from trireme.rpc import Call
 from trireme.table import RowClassId, TableSchema
 from trireme.worker.coordinator_calls import CoordinatorCalls
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import DenseGradient, KeysByClass, Step, TableGradient
 from trireme.worker.pull import Pulled, PullPlan
 from trireme.worker.push import split_blocks, split_tables
 from trireme.worker.script import Script

@@ -26,9 +26,9 @@ from trireme.checkpoint.server_side.operations import OperationProgress, in_para
 from trireme.checkpoint.server_side.settle import gains_of, settles
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.core_table import make_core_table
 from trireme.protocol.routing import NUM_BUCKETS
 from trireme.protocol.wire import Array
+from trireme.rows.core_table import make_core_table
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.storage.checked_file import check_file

@@ -32,7 +32,7 @@ from trireme.inference.export_manifest import (
     read_manifest,
 )
 from trireme.nn.lookup import LookupSpec
-from trireme.protocol.frozen_rows import DTYPES
+from trireme.rows.frozen_rows import DTYPES
 from trireme.storage.atomic_folder import new_folder
 from trireme.storage.checked_file import written_for_mapping
 from trireme.table import Table

@@ -22,8 +22,8 @@ from trireme.errors import BadRequest, writing
 from trireme.interchange.formats.fleet_rows import FleetText, need_betas
 from trireme.interchange.formats.parquet import arrow_schema, record_batch
 from trireme.interchange.server_side.staged_rows import KeyedRows
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array, need
+from trireme.rows.wide_rows import RowLayout
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import resolve_local_path, resolve_path, storage_errors
 from trireme.server.served_tables import ServedTable

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import BadRequest, DataError
-from trireme.protocol.core_table import make_core_table
 from trireme.protocol.routing import NUM_BUCKETS, Keys, buckets_of
-from trireme.protocol.wide_rows import RowLayout, WideRows
+from trireme.rows.core_table import make_core_table
+from trireme.rows.wide_rows import RowLayout, WideRows
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.table import TableSchema

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-from trireme.protocol.gradients import KeysByClass
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
 

@@ -7,11 +7,10 @@ from typing import TypeAlias
 import torch
 
 from trireme.blocks import Blocks
+from trireme.dense.optimizers import GroupValues, group_values, optimizer_spec
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.protocol.clipping import Clip
-from trireme.protocol.dense_optimizers import GroupValues, group_values, optimizer_spec
-from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
 from trireme.table import RowClassId, Table
 from trireme.train.loop.replica import Replica
@@ -19,6 +18,7 @@ from trireme.train.pass_state import PassState
 from trireme.train.push_stream import PushStream
 from trireme.train.stream_checks import agree_on_model
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import DenseGradient, Step, TableGradient
 
 TableGradients: TypeAlias = dict[RowClassId, TableGradient]
 

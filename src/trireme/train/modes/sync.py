@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from trireme.errors import BadRequest
 from trireme.protocol.clipping import Clip
-from trireme.protocol.gradients import KeysByClass
 from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
 from trireme.train.modes.numbered_steps import NumberedSteps
 from trireme.train.predecessor import PredecessorProgress
 from trireme.train.stopping import is_last_step
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
 

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable
 
 from trireme.errors import BadRequest
-from trireme.protocol.gradients import KeysByClass, Step
 from trireme.train.modes.base import Mode
 from trireme.train.modes.geo.window import Window
 from trireme.train.modes.local_dense import LocalDense
 from trireme.train.modes.local_training import LocalTraining, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
+from trireme.worker.gradients import KeysByClass, Step
 from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
