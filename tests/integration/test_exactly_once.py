@@ -15,7 +15,7 @@ from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.gradients import Step, TableGradient
 from trireme.protocol.routing import BucketMap
-from trireme.worker.passes import begin_pass, leave
+from trireme.worker.passes import PassNote, begin_pass, leave
 
 TABLE = tr.Table("t", dim=2, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))
 NUM_KEYS = 500
@@ -165,14 +165,14 @@ def test_sync_steps_staged_again_by_a_successor_count_once() -> None:
     with Job(2) as job:
         first = job.join(0, 1)
         first.ensure_table(TABLE)
-        first_step = begin_pass(first.client).first_step
+        first_step = begin_pass(first.client, PassNote()).first_step
         keys = [some_keys(first, sequence) for sequence in (1, 2)]
         push(first, 1, keys[0], step=first_step)
         first.client.pull({}, staged=first_step)
         push_to_one(first, 2, keys[1], server=0)  # died while staging step 2
 
         with job.join(0, 1) as successor:
-            assert begin_pass(successor.client).first_step == first_step
+            assert begin_pass(successor.client, PassNote()).first_step == first_step
             at = successor.client.stream_position()
             assert at.sequence == 1
             push(successor, 2, keys[1], step=first_step + 1)

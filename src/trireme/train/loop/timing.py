@@ -63,11 +63,12 @@ class Timing:
 
     loop: of training threads: "wait" (for the next batch), "forward", "backward", "push" (until the
         gradients are on their way; in sync until they are staged), and "pull" where the loop pulls.
-    behind: of the threads beside them: "read", "parse", "unique" (distinct keys), "pull", "push".
+    background: of the threads beside them: "read", "parse", "unique" (distinct keys), "pull",
+        "push".
     """
 
     def __init__(self) -> None:
-        self.loop, self.behind = Stopwatch(), Stopwatch()
+        self.loop, self.background = Stopwatch(), Stopwatch()
 
 
 LOOP = ("wait", "pull", "forward", "backward", "push")
@@ -120,7 +121,7 @@ class TimeReport:
 
     def _read(self) -> _Clocks:
         # The source's replace "read", which for one that reads ahead is waiting.
-        behind = self._timing.behind.read() | getattr(self._source, "seconds", {})
+        behind = self._timing.background.read() | getattr(self._source, "seconds", {})
         loop = self._timing.loop.read()
         return _Clocks(time.perf_counter(), self._batches, self._examples, loop, behind)
 
