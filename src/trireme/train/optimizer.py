@@ -20,6 +20,7 @@ from trireme.nn import Planner
 from trireme.protocol.dense_optimizers import needs_whole
 from trireme.protocol.gradients import KeysByClass
 from trireme.strategy import Strategy
+from trireme.table import Table
 from trireme.train.clipping import make_clip
 from trireme.train.data_time import DataTime
 from trireme.train.loop.replica import Replica
@@ -130,6 +131,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Data time that pushes carry from now on; see Trainer.set_time."""
         self.data_time.source = time
         self.data_time.seconds()
+
+    def has_table(self, table: Table) -> bool:
+        """Whether its rows are in training."""
+        return table in self.tables
 
     def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled:
         """Rows of a forward pass without a pipeline."""

@@ -22,7 +22,7 @@ from trireme.worker.pull import Pulled
 
 class OnServers(Mode):
     """Mode async, unless a method is overridden: rows are pulled one batch ahead, and each step is
-    one push, which may be sent behind the training loop.
+    one push, which may be sent beside the training loop.
     """
 
     trains_in_threads = True
@@ -56,7 +56,7 @@ class OnServers(Mode):
         kind = "no optimizer" if optimizer is None else type(optimizer).__name__
         agree_on_model(self.cluster, self.setup.tables, dense, kind)
         for table in self.setup.tables:
-            self.cluster.ensure_table(table)
+            client.create_table(table.schema)
         if optimizer is not None:
             client.agree("blocks", repr(blocks))
             names = [block.param for block in dense.specs]
