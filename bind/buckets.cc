@@ -99,38 +99,49 @@ void restore(Table& table, std::uint32_t bucket, Keys keys, Array1<const std::ui
 }  // namespace
 
 void register_buckets(nb::module_& m, nb::class_<Table>& table) {
-  nb::class_<Snapshot>(m, "Snapshot", "The content of a bucket at one moment.")
+  nb::class_<Snapshot>(m, "Snapshot", "The content of one bucket at one moment.")
       .def_prop_ro("keys", part(&Snapshot::keys), kShared, "(n,) uint64.")
-      .def_prop_ro("classes", part(&Snapshot::classes), kShared, "(n,) uint8, the class of each.")
-      .def_prop_ro("rows", part(&Snapshot::rows), kShared, "(n, row_bytes) uint8: wide rows.")
+      .def_prop_ro("classes", part(&Snapshot::classes), kShared,
+                   "Row class of each row: (n,) uint8.")
+      .def_prop_ro("rows", part(&Snapshot::rows), kShared, "Wide rows: (n, row_bytes) uint8.")
       .def_ro("marks", &Snapshot::marks, "{stream: last sequence applied}.")
       .def_prop_ro("pending", part(&Snapshot::pending), kShared,
-                   "(m,) uint8, opaque: what admission has counted of keys without a row.")
-      .def_prop_ro("removed", part(&Snapshot::removed), kShared,
-                   "(r,) uint64: keys removed since; they may have come back.");
+                   "Opaque bytes: the admission counts of keys without a row: (m,) uint8.")
+      .def_prop_ro(
+          "removed", part(&Snapshot::removed), kShared,
+          "Keys removed since the version asked for: (r,) uint64. Some may have rows again.");
 
   table
       .def("marks", &marks, "stream"_a,
-           "The last sequence of a stream that each bucket has, 0 for none: (4096,) uint64.")
+           R"(Return the last sequence of a stream that each bucket has applied, 0 for none.
+
+Returns (4096,) uint64. Raises BadRequest for a stream outside 0 to num_streams_max - 1.)")
       .def("set_marks", &set_marks, "stream"_a, "marks"_a.noconvert(),
-           "Set the marks of a stream. marks: (4096,) uint64.")
+           R"(Set the marks of a stream.
+
+marks: (4096,) uint64. Raises BadRequest for a stream outside 0 to num_streams_max - 1.)")
       .def("snapshot", &snapshot, "bucket"_a, "since"_a = 0,
-           "The content of a bucket at one moment; since a version: only what has changed.\n"
-           "Errors: BadRequest, also where keys removed since then were forgotten.")
-      .def(
-          "restore", &restore, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
-          "rows"_a.noconvert(), "marks"_a, "pending"_a.noconvert() = nb::none(),
-          "Replace rows, marks and what is pending of a bucket by what snapshot returned; marks of "
-          "other streams become 0.\n"
-          "Errors: BadRequest or ResourceExhausted; the bucket is then as it was.")
+           R"(Return the content of a bucket at one moment.
+
+since: 0 for all rows; otherwise the rows changed and the keys removed after this version.
+Raises BadRequest for another bucket, or if some of those removed keys were forgotten.)")
+      .def("restore", &restore, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
+           "rows"_a.noconvert(), "marks"_a, "pending"_a.noconvert() = nb::none(),
+           R"(Replace the rows, marks and admission counts of a bucket.
+
+The arguments are those of a Snapshot. The marks of streams that `marks` lacks become 0.
+Raises BadRequest or ResourceExhausted, and the bucket is unchanged.)")
       .def("apply", &apply, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
            "rows"_a.noconvert(), "removed"_a.noconvert(), "pending"_a.noconvert() = nb::none(),
-           "Remove keys of a bucket, then put rows in, or in the place of those there; other rows "
-           "and all marks stay, and what is pending if `pending` is None.\n"
-           "Errors: BadRequest or ResourceExhausted; the bucket is then as it was.")
+           R"(Remove keys of a bucket, then insert or replace rows.
+
+keys: (n,) uint64. classes: (n,) uint8. rows: (n, row_bytes) uint8. removed: (r,) uint64.
+pending: (m,) uint8; None leaves the admission counts unchanged.
+Other rows and all marks stay.
+Raises BadRequest or ResourceExhausted, and the bucket is unchanged.)")
       .def("expect", &Table::expect, "num_rows"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "So many more rows are about to be restored: their memory is taken in the way that is "
-           "best for all of them. Fewer or more may be.");
+           "Announce that about num_rows rows will be restored, so that memory is allocated for "
+           "them at once. The number need not be exact.");
 }
 
 }  // namespace trireme::bind

@@ -18,7 +18,7 @@ using namespace nb::literals;
 
 void register_policies(nb::module_& m) {
   nb::class_<PolicyConfig>(m, "PolicyConfig",
-                           "How long rows live: the numbers of trireme.policy that the core needs.")
+                           "How long rows live: the values of trireme.policy that the core needs.")
       .def(
           "__init__",
           [](PolicyConfig* self, bool is_scored, double nonclk_coeff, double click_coeff,
@@ -43,7 +43,7 @@ void register_policies(nb::module_& m) {
           "ttl_s"_a = nb::none(), "max_rows"_a = nb::none(), "max_bytes"_a = nb::none());
 
   nb::class_<AdmissionConfig>(m, "AdmissionConfig",
-                              "Which keys get a row: a filter of trireme.policy.")
+                              "Which keys get a row: an admission filter of trireme.policy.")
       .def(
           "__init__",
           [](AdmissionConfig* self, std::string name, std::uint32_t n,
@@ -56,8 +56,8 @@ void register_policies(nb::module_& m) {
           },
           nb::kw_only(), "name"_a = "", "n"_a = 1, "sketch_bytes"_a = nb::none(), "p"_a = 1.0,
           "threshold"_a = 0.0,
-          "name: count_filter (n, sketch_bytes), probability (p), score_filter (threshold), or "
-          "nothing: every key.");
+          "name: count_filter (uses n, sketch_bytes), probability (p), score_filter (threshold), "
+          "or empty: every key gets a row.");
 }
 
 }  // namespace trireme::bind

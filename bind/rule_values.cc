@@ -39,9 +39,12 @@ void register_rule_values(nb::module_& m) {
           "beta2"_a = 0.999, "momentum"_a = 0.0, "dampening"_a = 0.0, "beta"_a = 1.0, "l1"_a = 0.0,
           "l2"_a = 0.0, "initial_g2sum"_a = 3.0, "lower"_a = -kInfinity, "upper"_a = kInfinity,
           "step"_a = 1,
-          "weight_decay is added to the gradient (g += weight_decay * w); weights are clipped to "
-          "[lower, upper] "
-          "after the step; step, from 1, drives Adam's global bias correction. Errors: BadRequest.")
+          R"(weight_decay: added to the gradient, g += weight_decay * w.
+
+lower, upper: the weights are clipped to [lower, upper] after the step.
+step: the step's number, from 1, for Adam's global bias correction.
+Each update rule uses the other numbers that have its names.
+Raises BadRequest, naming the value.)")
       .def_ro("lr", &RuleValues::lr)
       .def_ro("weight_decay", &RuleValues::weight_decay)
       .def_ro("eps", &RuleValues::eps)

@@ -2,13 +2,14 @@
 
 Run by tests/programs.py as `template.py CONTROL DOOR PYTHON`. A forked child leaves the loop and
 becomes the program as `python PROGRAM` would: output, exit code, atexit handlers and all; only the
-seconds of importing torch are saved. Orders come from the test, through the socket CONTROL, and
-from processes that run PYTHON (tests/quick_python.py), which connect to the listening socket DOOR.
-When the test process ends, every program is killed.
+seconds of importing torch and of taking it apart are saved. Orders come from the test, through the
+socket CONTROL, and from processes that run PYTHON (tests/quick_python.py), which connect to the
+listening socket DOOR. When the test process ends, every program is killed.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -19,11 +20,17 @@ import select
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch._dynamo  # torch itself imports it with the first optimizer
 
 import trireme
+import trireme.commands.cli
+import trireme.job.embedded
+import trireme.job.serving
+import trireme.server.log.durable_journal
 
 ORDER_BYTES_MAX = 1 << 17
 
@@ -167,13 +174,42 @@ def serve(control_fd: int, door_fd: int, python: str) -> None:
     become(*loop.run())
 
 
+def run_program() -> None:
+    """Run sys.argv as `python` would."""
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def exit_code_of(program: Callable[[], None]) -> int:
+    """What the interpreter would end with; -n: by signal n."""
+    try:
+        program()
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException as error:  # noqa: BLE001 as the interpreter does
+        sys.excepthook(type(error), error, error.__traceback__)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
 assert torch._dynamo
 serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
-# Only children come here.
-if sys.argv[0] == "-m":
-    del sys.argv[0]
-    sys.path.insert(0, os.getcwd())
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-else:
-    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+# Only children come here. They end as an interpreter does, but leave the modules alone: to take
+# torch apart costs half a second of CPU, because each page that it touches is copied first.
+code = exit_code_of(run_program)
+threading._shutdown()
+atexit._run_exitfuncs()
+for stream in (sys.stdout, sys.stderr):
+    stream.flush()
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)

@@ -211,7 +211,7 @@ def _run(cluster: Cluster, folder: Path) -> None:
     torch.manual_seed(1)
     trainer = _trainer(cluster, folder.name, Model())
     trainer.fit(batches(3, seed=1))
-    if trainer.optimizer.mode.in_lockstep:  # as one of several workers that clip by the norm
+    if trainer.optimizer.strategy.mode == "sync":  # as one of several workers that clip by the norm
         cluster.client.pull({}, staged=3, clipped=True)
     trainer.save(folder / "full")
     trainer.fit(batches(2, seed=2))

@@ -7,7 +7,7 @@ import pytest
 
 import trireme as tr
 from tests.jobs import Job
-from tests.tables import T_ROWS, clear, restore
+from tests.tables import T_ROWS, restore
 from trireme import _core
 from trireme.errors import Fenced, NotReady
 from trireme.job.cluster import Cluster
@@ -15,7 +15,7 @@ from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.routing import BucketMap
 from trireme.worker.gradients import Step, TableGradient
-from trireme.worker.passes import begin_pass, leave
+from trireme.worker.passes import PassNote, begin_pass, leave
 
 TABLE = tr.Table("t", dim=2, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))
 NUM_KEYS = 500
@@ -136,10 +136,10 @@ def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> Non
     for bucket in buckets.tolist():
         content = servers[source].state.tables["t"].rows.snapshot(bucket)
         restore(servers[target].state.tables["t"].rows, bucket, content)
-        clear(servers[source].state.tables["t"].rows, bucket)
+        servers[source].state.tables["t"].rows.clear_bucket(bucket)
     servers[0].coordinator.facts.bucket_map = moved
     for index, server in enumerate(servers):
-        server.state.assignment.adopt(server.state.assignment.job, moved, index)
+        server.state.set_map(moved, index)
 
 
 def test_a_push_planned_with_an_old_map_is_resent_and_counts_once() -> None:
@@ -165,14 +165,14 @@ def test_sync_steps_staged_again_by_a_successor_count_once() -> None:
     with Job(2) as job:
         first = job.join(0, 1)
         first.ensure_table(TABLE)
-        first_step = begin_pass(first.client).first_step
+        first_step = begin_pass(first.client, PassNote()).first_step
         keys = [some_keys(first, sequence) for sequence in (1, 2)]
         push(first, 1, keys[0], step=first_step)
         first.client.pull({}, staged=first_step)
         push_to_one(first, 2, keys[1], server=0)  # died while staging step 2
 
         with job.join(0, 1) as successor:
-            assert begin_pass(successor.client).first_step == first_step
+            assert begin_pass(successor.client, PassNote()).first_step == first_step
             at = successor.client.stream_position()
             assert at.sequence == 1
             push(successor, 2, keys[1], step=first_step + 1)

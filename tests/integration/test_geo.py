@@ -378,7 +378,7 @@ def test_one_worker_resumes_from_a_checkpoint_with_the_same_bits(tmp_path: Path)
 def test_all_workers_resume_with_the_dense_state_of_the_first(tmp_path: Path) -> None:
     def state_of(trainer: tr.Trainer) -> list[np.ndarray]:
         states = [
-            trainer.optimizer.mode.local.optimizer.state[p] for p in trainer.model.parameters()
+            trainer.optimizer.mode.setup.optimizer.state[p] for p in trainer.model.parameters()
         ]
         return [state[name].numpy().copy() for state in states for name in sorted(state)]
 

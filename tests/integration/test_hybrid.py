@@ -18,7 +18,7 @@ from trireme.errors import BadRequest, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.strategy import Strategy
-from trireme.train.modes.hybrid.group import _check
+from trireme.train.modes.hybrid.worker_group import _check
 
 HYBRID = Strategy("hybrid")
 # Rows that stay as they are, so that what the dense part should be is known.

@@ -26,6 +26,8 @@ def start(programs: Template, folder: Path, code: str) -> subprocess.Popen[str]:
         ("sys.exit(int(sys.argv[1]))", 7),
         ("os.kill(os.getpid(), signal.SIGABRT)", -signal.SIGABRT),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGINT); signal.pause()", -signal.SIGINT),
+        ("sys.exit('a message')", 1),
     ],
 )
 def test_it_ends_as_its_program_ends(
@@ -56,3 +58,20 @@ def test_its_program_is_killed_with_it(programs: Template, tmp_path: Path) -> No
 def test_other_arguments_run_the_real_python(programs: Template) -> None:
     command = [programs.python, "-c", "import sys; print('torch' in sys.modules)"]
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "False\n"
+
+
+def test_it_ends_with_the_functions_for_its_exit(programs: Template, tmp_path: Path) -> None:
+    """Threads are waited for, then functions of atexit run, then what was printed is written."""
+    code = """
+import atexit, threading, time
+atexit.register(print, "at exit")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+raise KeyError("missing")
+"""
+    (tmp_path / "script.py").write_text(code)
+    done = subprocess.run(
+        [programs.python, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stdout == "thread\nat exit\n"
+    assert done.stderr.endswith("KeyError: 'missing'\n")

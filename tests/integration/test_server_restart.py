@@ -30,7 +30,7 @@ from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, Sche
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.worker.gradients import Step, TableGradient
-from trireme.worker.passes import begin_pass, leave
+from trireme.worker.passes import PassNote, begin_pass, leave
 
 NUM_KEYS, DIM = 400, 2
 NUM_PUSHES = {"process": pick(short=100, long=2000), "machine": pick(short=40, long=500)}
@@ -150,7 +150,7 @@ def test_the_coordinator_is_killed_while_workers_meet(programs: Template, tmp_pa
         def work(cluster: Cluster) -> tuple[list[int], list[list[int]]]:
             steps, meetings, sequence, client = [], [], 0, cluster.client
             for number in range(num_rounds):
-                steps.append(begin_pass(client).first_step)
+                steps.append(begin_pass(client, PassNote()).first_step)
                 for step in range(steps[-1], steps[-1] + 2 + cluster.worker):
                     sequence += 1
                     push(cluster, sequence, step=step)

@@ -264,10 +264,10 @@ def test_expired_rows_are_removed_once(home: Cluster) -> None:
 def test_the_clock_on_the_wall_is_time_only_if_asked_for(home: Cluster) -> None:
     model = EmbeddingBag(table_with(ScorePolicy(show_click=SHOW_CLICK)), features=["2"])
     trainer = tr.Trainer(model, None, loss=lambda x, _: x.sum(), label=None, progress=False)
-    assert trainer.optimizer.stream.data_time() == 0
+    assert trainer.optimizer.data_time.seconds() == 0
     clock = iter([5.5, 7.0, 9.9])
     trainer.set_time(lambda: next(clock))
-    assert [trainer.optimizer.stream.data_time() for _ in range(2)] == [7, 9]
+    assert [trainer.optimizer.data_time.seconds() for _ in range(2)] == [7, 9]
     for wrong in (-1, 2**32, True):
         with pytest.raises(BadRequest, match="seconds from 0 to 4294967295, found"):
             trainer.set_time(wrong)

@@ -29,7 +29,7 @@ from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.worker import expiry_calls
 from trireme.worker.gradients import Step, TableGradient
-from trireme.worker.passes import begin_pass
+from trireme.worker.passes import PassNote, begin_pass
 
 NUM_HISTORIES = 200
 KEYS = _core.unique(np.arange(24, dtype=np.uint64), POOL)[0]
@@ -144,7 +144,7 @@ class Servers(Ours):
         self._cluster, self._sync, self._sequence = cluster, sync, 0
         self._values = values_of_group(table.optimizer.group(), 1)
         if sync:
-            begin_pass(cluster.client)
+            begin_pass(cluster.client, PassNote())
 
     def push(self, rows: np.ndarray, slots: np.ndarray, shows: np.ndarray, time: int) -> None:
         self._sequence += 1

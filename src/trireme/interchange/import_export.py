@@ -23,7 +23,7 @@ def on_first_worker(
 
 def data_time(optimizer: DistributedOptimizer, time: int | None) -> int:
     """A data time in seconds; None: that of `set_time`."""
-    return optimizer.stream.data_time() if time is None else time
+    return optimizer.data_time.seconds() if time is None else time
 
 
 @contextmanager

@@ -29,7 +29,9 @@ _open: weakref.WeakSet[Cluster] = weakref.WeakSet()  # those that the end of the
 
 
 class RowSource(Protocol):
-    """Where a forward pass without a pipeline gets its rows: an optimizer, by its mode."""
+    """What has the rows of a model in training: its optimizer, which asks the mode."""
+
+    def has_table(self, table: Table) -> bool: ...
 
     def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled: ...
 
@@ -89,8 +91,11 @@ class Cluster:
         self._thread.pending = pending
 
     def ensure_table(self, table: Table) -> None:
-        """Create the table where servers lack it. Raises SchemaMismatch: they have another one."""
-        self.client.create_table(table.schema)
+        """Create a table that is not in training where servers lack it. Raises SchemaMismatch: they
+        have another one.
+        """
+        if self.row_source is None or not self.row_source.has_table(table):
+            self.client.create_table(table.schema)
 
     def pull(self, keys: KeysByClass, *, training: bool = False) -> Pulled:
         """Fetch the rows of a forward pass; for training, as the mode of the optimizer does."""

@@ -49,10 +49,7 @@ class LeasedPass:
         check_data(dataset, optimizer.cluster)
         self._optimizer, self._dataset, self._epoch = optimizer, dataset, epoch
         self._resumes, self._is_trainers = resumes, is_trainers
-        optimizer.flush()
-        entered = passes.enter(optimizer.cluster.client, optimizer.num_steps)
-        self.is_over = entered.is_over
-        optimizer.passes.enter_shared(entered)
+        self.is_over = optimizer.mode.begin_pass().is_over
 
     def streams(self) -> Iterator[StreamBatches]:
         """The streams that this worker leases, until all of the pass are done. A stream is done
@@ -62,7 +59,7 @@ class LeasedPass:
         cluster, lease = self._optimizer.cluster, None
         while taken := passes.take(cluster.client, lease, self._has_to_stop):
             lease, position = taken
-            self._optimizer.stream.stand_at(position)
+            self._optimizer.mode.position = position
             start = self._start(lease, position)
             if start.batches:
                 log.info(

@@ -19,19 +19,19 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
 from trireme.strategy import Strategy
+from trireme.table import Table
 from trireme.train.clipping import make_clip
+from trireme.train.data_time import DataTime
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
 from trireme.train.loss_scaling import PendingRows, unscale
 from trireme.train.modes import mode_of
-from trireme.train.modes.local_training import LocalTraining, WorkerStep
+from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.train.param_groups import check_blocks, named_parameters, row_gradients, table_group
-from trireme.train.pass_state import PassState
-from trireme.train.predecessor import PredecessorProgress, check_loop
-from trireme.train.push_stream import PushStream
+from trireme.train.predecessor import PredecessorProgress
 from trireme.train.stream_checks import check_own_stream
 from trireme.worker.dense_parameters import DenseParameters
-from trireme.worker.gradients import KeysByClass, Step
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
 
@@ -95,9 +95,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for group in self._table_groups:
             group["params"] = PendingRows(group["table"], lambda: self.replica.pending)
         self.timing = Timing()
-        self.stream = PushStream(self.cluster, self.timing.behind)
-        self.passes = PassState(self.cluster.client, self.stream)
-        training = LocalTraining(
+        self.data_time = DataTime()
+        setup = TrainingSetup(
             strategy=self.strategy,
             cluster=self.cluster,
             tables=self.tables,
@@ -105,10 +104,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer=optimizer,
             clip=clip,
             blocks=blocks,
-            stream=self.stream,
-            passes=self.passes,
+            data_time=self.data_time,
+            timing=self.timing,
         )
-        self.mode = mode_of(self.strategy.mode)(training)
+        self.mode = mode_of(self.strategy.mode)(setup)
         check_blocks(blocks, optimizer)
         if (before := newest_optimizer(self.cluster)) is not None:
             before.finish()  # its pushes come before those of this one, in the same stream
@@ -121,23 +120,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def num_steps(self) -> int:
         """Steps made by this worker; in sync by the job."""
-        return self.passes.num_steps
+        return self.mode.num_steps
 
     @property
     def sequence(self) -> int:
         """The number of this worker's last push."""
-        return self.stream.sequence
+        return self.mode.position.sequence
 
     def set_time(self, time: float | Callable[[], float]) -> None:
         """Data time that pushes carry from now on; see Trainer.set_time."""
-        self.stream.time = time
-        self.stream.data_time()
+        self.data_time.source = time
+        self.data_time.seconds()
+
+    def has_table(self, table: Table) -> bool:
+        """Whether its rows are in training."""
+        return table in self.tables
 
     def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled:
         """Rows of a forward pass without a pipeline."""
         if training:
             return self.mode.pull(keys, blocks=False)
-        return self.cluster.client.pull(keys, time=self.stream.data_time())
+        return self.mode.read(keys)
 
     # ---- the pass ----
 
@@ -179,17 +182,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if closure is not None:
             raise BadRequest("DistributedOptimizer.step: a closure cannot run on the servers")
-        self.mode.join_pass()
         is_skipped = not unscale(self)
         self.step_of(
             self.replica,
             examples=0 if is_skipped else examples,
             position=position,
-            behind=self.cluster.is_prefetching,
+            in_background=self.cluster.is_prefetching,
             is_skipped=is_skipped,
         )
         if not self.cluster.is_prefetching:
-            self.mode.settle()
+            self.mode.wait_for_step()
 
     def step_of(
         self,
@@ -197,57 +199,53 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         examples: int | None = None,
         position: tuple[int, ...] = (),
-        behind: bool = False,
+        in_background: bool = False,
         is_skipped: bool = False,
         stops: str = "",
     ) -> None:
         """Make a step of one of several replicas of the model; one thread at a time.
 
         Args:
-            behind: the step may be on its way when this returns, where the mode allows it.
+            in_background: the step may be on its way when this returns, where the mode allows it.
             is_skipped: the replica has no gradients, and the batch counts no examples.
-            stops: why all workers stop after this step, in a mode in lockstep.
+            stops: why this worker was asked to stop; empty: it was not.
         """
         self._opt_called = True  # torch's schedulers look for it before their first step
-        self._check_usable()
+        self._check_newest()
+        self.mode.begin_step()
         lookups = replica.pending.take()
-        before, number = self.num_steps, self.mode.count_step()
         try:
             rows = row_gradients(lookups, self._table_groups, self.num_steps, self.cluster.pool)
             tables = self.mode.clip(rows, replica.dense)
         except NotFinite:  # no step is made
             replica.dense.take_gradients()
-            self.passes.num_steps = before
+            self.mode.num_steps -= 1
             raise
-        header = Step(
-            sequence=self.sequence + 1,
-            step=number,
+        step = WorkerStep(
+            tables=tables,
+            dense=replica.dense,
             versions=lookups.versions,
             examples=lookups.examples if examples is None else examples,
             position=position,
-            time=self.stream.data_time(),
             stops=stops,
+            in_background=in_background,
+            is_skipped=is_skipped,
         )
-        self.mode.step(WorkerStep(header, tables, replica.dense, behind, is_skipped))
-        self.cluster.metrics.count_step(header.examples)
+        self.mode.step(step)
+        self.cluster.metrics.count_step(step.examples)
 
     def run_step_hooks(self) -> None:
         """Call the hooks that torch calls after `step`, which a Trainer does not call."""
         for hook in list(self._optimizer_step_post_hooks.values()):
             hook(self, (), {})
 
-    def _check_usable(self) -> None:
+    def _check_newest(self) -> None:
         if self.cluster.row_source is not self:
             raise BadRequest(
                 "DistributedOptimizer.step: expected the newest optimizer of this cluster, found an"
                 " older one; a worker has one stream of pushes: train one model at a time, or both"
                 " in one nn.ModuleList under one optimizer"
             )
-        if self.passes.entered is None:
-            check_own_stream("DistributedOptimizer.step", self.cluster)
-        elif self.passes.entered.is_over:
-            check_loop(PredecessorProgress(is_over=True))
-        self.stream.check_usable()
 
     def flush(self) -> None:
         """Wait until the servers have every step; raises the error of one that failed."""
@@ -260,7 +258,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def finish(self) -> None:
         """Push what is in flight and leave the pass."""
         self.mode.finish()
-        self.stream.close()
 
     # ---- checkpoints ----
 

@@ -40,11 +40,9 @@ class PredecessorProgress:
         """sequence: of the stream's last push that all servers have applied."""
         if entered.is_over:
             return cls(is_over=True)
-        if entered.note is None:
-            return cls()
         if entered.end is not None:  # the last of its steps may not be applied yet
             return cls(num_pushes=entered.end - entered.first_step, has_left=True)
-        return cls(num_pushes=sequence - entered.note[0])
+        return cls(num_pushes=sequence - entered.note.sequence)
 
 
 def check_loop(progress: PredecessorProgress) -> None:

@@ -20,7 +20,7 @@ def at_data_time(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None
     if not time:
         yield
         return
-    before = optimizer.stream.time
+    before = optimizer.data_time.source
     optimizer.set_time(time)
     try:
         yield
@@ -33,7 +33,7 @@ def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> expiry_calls.K
     cluster = optimizer.cluster
     optimizer.flush()
     optimizer.refresh()  # in sync, the last step is staged until then
-    time = optimizer.stream.data_time()
+    time = optimizer.data_time.seconds()
     if time == 0 and (fading := [t.name for t in optimizer.tables if _fades(t.policy)]):
         log.warning(
             "shrink: the data has no time, so that rows of %s neither fade nor grow old;"

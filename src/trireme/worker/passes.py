@@ -6,7 +6,7 @@ the pass, takes one stream after the other, and may give one back before its end
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trireme.errors import (
@@ -29,18 +29,31 @@ log = logging.getLogger("trireme.worker")
 
 
 @dataclass(frozen=True)
+class PassNote:
+    """Where a worker stood when it began a pass. The coordinator keeps it for a successor."""
+
+    sequence: int = 0  # of its last push
+    num_steps: int = 0  # that it had made
+    job_steps_before: int | None = None  # in sync: made before step 1 of the passes
+
+    def to_wire(self) -> list[int]:
+        numbers = (self.sequence, self.num_steps, self.job_steps_before)
+        return [number for number in numbers if number is not None]
+
+
+@dataclass(frozen=True)
 class EnteredPass:
     """A pass that this worker has begun."""
 
+    note: PassNote = PassNote()  # of the first process of this worker that had begun it
     is_over: bool = False  # predecessors have finished it; nothing is left to do
     first_step: int = 0  # its number; 0 where streams do not advance together
-    note: tuple[int, ...] | None = None  # of a predecessor that had begun it; None: there was none
     end: int | None = None  # a predecessor has left, and contributes to the steps before; None: not
     num_steps: int = 0  # leased streams: about those of a worker there from the beginning
 
 
 def begin_pass(
-    client: WorkerClient, note: Sequence[int] = (), *, together: bool = True, staged: bool = True
+    client: WorkerClient, note: PassNote, *, together: bool = True, staged: bool = True
 ) -> EnteredPass:
     """Enter the next pass. note: kept for a successor that enters it. together: become a member of
     the pass with all other workers; else no caller waits. staged: pushes are staged (sync); else
@@ -49,11 +62,11 @@ def begin_pass(
     number = client.script.number + 1
     if client.script.is_next_behind:
         client.script.number = number
-        return EnteredPass(is_over=True)
-    body = {"pass": number, "together": together, "note": list(note)}
+        return EnteredPass(note, is_over=True)
+    body = {"pass": number, "together": together, "note": note.to_wire()}
     reply = client.coordinator.call("coord.begin_pass", body).body
     client.script.number = number
-    entered = EnteredPass(note=None if reply["note"] is None else tuple(reply["note"]))
+    entered = EnteredPass(note if reply["note"] is None else PassNote(*reply["note"]))
     if not together:
         return entered
     group = reply["group"]

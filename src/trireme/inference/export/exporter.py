@@ -199,7 +199,7 @@ class _FolderWriter:
     def __init__(
         self, optimizer: DistributedOptimizer, folder: Path, versions: Mapping[str, Any]
     ) -> None:
-        self._client, self._time = optimizer.cluster.client, optimizer.stream.data_time()
+        self._client, self._time = optimizer.cluster.client, optimizer.data_time.seconds()
         self._folder = folder
         self.version, self.since = int(versions["version"]), int(versions["since"])
         self._forget = int(versions["forget"])

@@ -203,9 +203,7 @@ def _load_on_worker(
         gone = f"a predecessor has loaded checkpoint {location.path}, which is gone since"
         log.warning("load: %s: %s", gone, error)
         tensors = {}
-    optimizer.mode.resume()
-    if optimizer.mode.pushes_are_steps and optimizer.sequence:
-        optimizer.mode.set_num_steps(int(steps["before"]) + optimizer.sequence)
+    optimizer.mode.resume(int(steps["before"]))
     optimizer.mode.adopt()
     own = random_state_of(tensors, worker)
     random.restore(own)

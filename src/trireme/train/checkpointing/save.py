@@ -119,7 +119,7 @@ def write(
             tensors=checkpoint_tensors(states),
             mode=options.mode,
             hot=options.hot,
-            time=optimizer.stream.data_time(),
+            time=optimizer.data_time.seconds(),
             keep=options.keep,
             storage_options=location.storage_options,
             watch=report,

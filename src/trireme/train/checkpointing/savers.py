@@ -77,7 +77,7 @@ def saving(
         return
     kind: type[Saver] = Saver
     if isinstance(settings, Checkpoints):
-        kind = SyncSaver if optimizer.mode.in_lockstep else AsyncSaver
+        kind = StepSaver if optimizer.mode.saves_between_steps else BackgroundSaver
     saver = kind(settings, optimizer, random, extra)
     try:
         yield saver
@@ -112,7 +112,7 @@ class _PeriodicSaver(Saver):
         self._saved_at = time.monotonic()
 
 
-class SyncSaver(_PeriodicSaver):
+class StepSaver(_PeriodicSaver):
     """All workers meet after the same step, also those whose streams have ended before the others'.
 
     With `every_steps` all know the steps. With `every_s` worker 0 says at each meeting after how
@@ -187,7 +187,7 @@ class SyncSaver(_PeriodicSaver):
         return self._interval
 
 
-class AsyncSaver(_PeriodicSaver):
+class BackgroundSaver(_PeriodicSaver):
     """Worker 0 has the servers write, in a thread beside its training."""
 
     def __post_init__(self) -> None:

@@ -157,7 +157,6 @@ class DataPass:
         first.pending.take()  # lookups of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
         order = BatchOrder(replicas)
-        behind, in_lockstep = self.threads == 1, optimizer.mode.in_lockstep
 
         def work(replica: Replica) -> None:
             optimizer.cluster.use_pending(replica.pending)
@@ -177,16 +176,16 @@ class DataPass:
                             replica,
                             examples=batch.num_examples,
                             position=(self.epoch, num_read + replica.number + 1, *batch.position),
-                            behind=behind,
-                            stops=optimizer.cluster.stop_request.reason if in_lockstep else "",
+                            in_background=self.threads == 1,
+                            stops=optimizer.cluster.stop_request.reason,
                         )
                         optimizer.run_step_hooks()
                     for observe in observers:
                         observe(replica.model, scored)
                     if self.saver is not None:
                         self.saver.after_step()
-                if optimizer.cluster.stop_request.reason and not in_lockstep:
-                    break  # in lockstep all workers stop at the same step, see Pipeline
+                if optimizer.mode.has_stopped(optimizer.cluster.stop_request.reason):
+                    break
 
         def fail(replica: Replica) -> None:
             order.fail(replica)

@@ -95,7 +95,7 @@ class Pipeline:
         for table in self._planner.tables:
             self._cluster.ensure_table(table)
         self._optimizer = newest_optimizer(self._cluster)
-        self._mode = self._optimizer.mode if training and self._optimizer is not None else None
+        self._mode = None if self._optimizer is None else self._optimizer.mode
         self._steps = steps
         may_pull_ahead = self._mode is None or self._mode.may_pull_ahead(steps=steps)
         self._pulls_ahead = not training or (ahead and may_pull_ahead)
@@ -108,7 +108,7 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         if self._training and self._cluster.is_prefetching:
             raise BadRequest("prefetch: another pipeline is training on this cluster already")
-        if self._mode is not None:
+        if self._training and self._mode is not None:
             self._mode.begin_run()
         self._cluster.is_prefetching |= self._training
         self._planned.start("trireme-plan", self._plan())
@@ -137,13 +137,13 @@ class Pipeline:
             self._source.close()
 
     def _plan(self) -> Iterator[_Prepared]:
-        behind, begun = self._timing.behind, self._begun
-        for number, source in enumerate(behind.timed("read", self._source)):
+        watch, begun = self._timing.background, self._begun
+        for number, source in enumerate(watch.timed("read", self._source)):
             if begun is not None:
                 begun()
                 begun = None
             batch = as_batch(source)
-            with behind.measure("unique"):
+            with watch.measure("unique"):
                 plan = self._planner.plan(batch, train=self._training)
             yield _Prepared(number, batch, plan)
         if begun is not None:
@@ -152,9 +152,9 @@ class Pipeline:
     def _pull_ahead(self) -> Iterator[_Prepared]:
         for planned in self._planned:
             self._may_pull.acquire()
-            if self._pulls_ahead and self._optimizer is not None:
-                self._optimizer.flush()
-            with self._timing.behind.measure("pull"):
+            if self._pulls_ahead and self._mode is not None:
+                self._mode.flush()
+            with self._timing.background.measure("pull"):
                 if self._fetch is None:
                     planned = self._pull(planned)
                 else:
@@ -163,13 +163,13 @@ class Pipeline:
 
     def _pull(self, planned: _Prepared) -> _Prepared:
         keys = planned.keys()
-        if self._mode is not None:
+        if self._mode is None:
+            pulled = self._cluster.client.pull(keys, blocks=self._training)
+        elif self._training:
             number = planned.number if self._steps else None
             pulled = self._mode.pull(keys, blocks=True, number=number)
-        elif self._training:
-            pulled = self._cluster.client.pull(keys, blocks=True)
         else:
-            pulled = self._cluster.pull(keys)
+            pulled = self._mode.read(keys)
         return replace(planned, pulled=pulled)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -189,7 +189,7 @@ class Pipeline:
             if prepared.pulled is None:
                 with self._timing.loop.measure("pull"):
                     prepared = self._pull(prepared)
-                if self._mode is not None and self._mode.is_stopped:
+                if self._mode is not None and self._mode.has_stopped():
                     break
             self._may_pull.release()
             assert prepared.pulled is not None

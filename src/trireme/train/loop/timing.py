@@ -63,15 +63,16 @@ class Timing:
 
     loop: of training threads: "wait" (for the next batch), "forward", "backward", "push" (until the
         gradients are on their way; in sync until they are staged), and "pull" where the loop pulls.
-    behind: of the threads beside them: "read", "parse", "unique" (distinct keys), "pull", "push".
+    background: of the threads beside them: "read", "parse", "unique" (distinct keys), "pull",
+        "push".
     """
 
     def __init__(self) -> None:
-        self.loop, self.behind = Stopwatch(), Stopwatch()
+        self.loop, self.background = Stopwatch(), Stopwatch()
 
 
 LOOP = ("wait", "pull", "forward", "backward", "push")
-BEHIND = ("read", "parse", "unique", "pull", "push")
+BACKGROUND = ("read", "parse", "unique", "pull", "push")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class _Clocks:
     batches: int
     examples: int
     loop: Mapping[str, float]
-    behind: Mapping[str, float]
+    background: Mapping[str, float]
 
 
 class TimeReport:
@@ -120,20 +121,20 @@ class TimeReport:
 
     def _read(self) -> _Clocks:
         # The source's replace "read", which for one that reads ahead is waiting.
-        behind = self._timing.behind.read() | getattr(self._source, "seconds", {})
+        background = self._timing.background.read() | getattr(self._source, "seconds", {})
         loop = self._timing.loop.read()
-        return _Clocks(time.perf_counter(), self._batches, self._examples, loop, behind)
+        return _Clocks(time.perf_counter(), self._batches, self._examples, loop, background)
 
     def _between(self, before: _Clocks, after: _Clocks) -> str:
         wall_s = max(after.time_s - before.time_s, 1e-9)
         loop = _differences(LOOP, before.loop, after.loop)
-        behind = _differences(BEHIND, before.behind, after.behind)
+        background = _differences(BACKGROUND, before.background, after.background)
         loop["other"] = max(wall_s * self._threads - sum(loop.values()), 0.0)
         threads = "" if self._threads == 1 else f" of {self._threads} threads"
         return (
             f"{after.batches - before.batches} in {wall_s:.3f} s,"
             f" {(after.examples - before.examples) / wall_s:,.0f} examples/s;"
-            f" loop{threads}: {_list(loop)}; behind it: {_list(behind)}"
+            f" loop{threads}: {_list(loop)}; behind it: {_list(background)}"
         )
 
 

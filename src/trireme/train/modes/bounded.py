@@ -1,8 +1,8 @@
 """Mode bounded: as async, and no stream is more than `staleness` steps ahead of the slowest."""
 
 from trireme.protocol.membership import Pace
-from trireme.train.modes.local_training import LocalTraining, WorkerStep
-from trireme.train.modes.numbered_steps import NumberedSteps
+from trireme.train.modes.on_servers.numbered_steps import NumberedSteps
+from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
@@ -13,8 +13,8 @@ class Bounded(NumberedSteps):
     why_not_shared = "a stream that waits for a worker would hold up all others"
     is_staged = False
 
-    def __init__(self, local: LocalTraining) -> None:
-        super().__init__(local)
+    def __init__(self, setup: TrainingSetup) -> None:
+        super().__init__(setup)
         self._run_from = 0  # the step of batch 0 of the run
 
     def may_pull_ahead(self, *, steps: bool) -> bool:
@@ -30,9 +30,11 @@ class Bounded(NumberedSteps):
         done = self._last_step
         self.flush()
         step = self.next_step() if number is None else self._run_from + number
-        pace = Pace(step, min(done, step - 1), self.local.strategy.staleness)
-        return self.client.pull(keys, blocks=blocks, pace=pace, time=self.stream.data_time())
+        pace = Pace(step, min(done, step - 1), self.setup.strategy.staleness)
+        time = self.setup.data_time.seconds()
+        return self.client.pull(keys, blocks=blocks, pace=pace, time=time)
 
     def step(self, step: WorkerStep) -> None:
+        number = self.next_step()
         super().step(step)
-        self._last_step = step.header.step
+        self._last_step = number

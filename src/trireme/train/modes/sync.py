@@ -4,53 +4,57 @@ A push is staged. When those of all workers are there the servers apply their su
 the pulls for the next step.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from trireme.errors import BadRequest
 from trireme.protocol.clipping import Clip
-from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
-from trireme.train.modes.numbered_steps import NumberedSteps
+from trireme.train.modes.on_servers.numbered_steps import NumberedSteps
+from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
 from trireme.train.stopping import is_last_step
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
+from trireme.worker.passes import PassNote
 from trireme.worker.pull import Pulled
 
 
 class Sync(NumberedSteps):
     """The steps are the job's: all workers have the same count."""
 
-    in_lockstep = True
-    pushes_are_steps = False  # but the job's
     trains_in_threads = False
+    saves_between_steps = True
     why_not_shared = "every step is one of all workers, whose number then may not change"
     is_staged = True
 
-    def __init__(self, local: LocalTraining) -> None:
-        super().__init__(local)
-        _check_scales(local)
+    def __init__(self, setup: TrainingSetup) -> None:
+        super().__init__(setup)
+        _check_scales(setup)
         self._staged = 0  # the step of the last push
+        self._has_stopped = False
         # num_steps at step 0 of the passes, the same on all workers; their own counts differ after
         # streams of unequal lengths.
         self._steps_before: int | None = None
         # With one worker the sum is its own gradient.
-        self._server_clip: Clip | None = None if local.cluster.num_workers == 1 else local.clip
+        self._server_clip: Clip | None = None if setup.cluster.num_workers == 1 else setup.clip
 
     def may_pull_ahead(self, *, steps: bool) -> bool:
         return False
 
-    def read(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
-        """Rows with the last step of this worker, once it has been applied everywhere."""
+    def pull_after_steps(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
+        """Pull when the last step of this worker has been applied everywhere."""
         pulled = self.client.pull(
             keys,
             blocks=blocks,
             staged=self._staged,
             clipped=self._server_clip is not None and self._server_clip.kind == "norm",
-            time=self.stream.data_time(),
+            time=self.setup.data_time.seconds(),
         )
-        self.is_stopped = is_last_step(pulled, self._last_step, self.cluster)
+        self._has_stopped = is_last_step(pulled, self._last_step, self.cluster)
         return pulled
+
+    def has_stopped(self, reason: str = "") -> bool:
+        """All workers stop together, as the pull after a step says."""
+        return self._has_stopped
 
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
         """The gradient of a step is the sum of all workers', which servers have: they clip it."""
@@ -58,38 +62,42 @@ class Sync(NumberedSteps):
 
     def step(self, step: WorkerStep) -> None:
         """Stage the gradients; all workers stop after this step if it says so."""
-        header = replace(step.header, clip=self._server_clip)
-        self.stream.push(header, step.tables, self.local.dense_gradient(step.dense), staged=True)
+        header = replace(self.header(step), clip=self._server_clip, stops=step.stops)
+        self.stream.push(header, step.tables, self.dense_gradient(step.dense), staged=True)
         self._staged = self._last_step = header.step
 
     # ---- the count ----
 
-    def count_step(self) -> int:
+    def begin_step(self) -> None:
+        super().begin_step()
         assert self._steps_before is not None
-        step = self.next_step()
-        self.passes.num_steps = self._steps_before + step
-        return step
+        self.num_steps = self._steps_before + self.next_step()
+
+    def resume(self, steps_before: int | None = None) -> None:
+        """Pushes do not count: the steps are the job's."""
+        super().resume()
 
     def set_num_steps(self, num_steps: int) -> None:
-        self.passes.num_steps, self._steps_before = num_steps, None
+        self.num_steps, self._steps_before = num_steps, None
         if self._first_step is not None:
             self._steps_before = num_steps - (self.next_step() - 1)
 
-    def _counts(self) -> Sequence[int]:
-        return () if self._steps_before is None else (self._steps_before,)
+    def _note(self) -> PassNote:
+        return replace(super()._note(), job_steps_before=self._steps_before)
 
-    def _count_from(self, progress: PredecessorProgress, counts: Sequence[int]) -> None:
+    def _count_from(self, note: PassNote, progress: PredecessorProgress) -> None:
         assert self._first_step is not None
-        before = self.passes.num_steps - (self._first_step - 1)
-        self._steps_before = counts[0] if counts else before
-        self.passes.num_steps = self._steps_before + self._last_step
+        self._steps_before = note.job_steps_before
+        if self._steps_before is None:
+            self._steps_before = note.num_steps - (self._first_step - 1)
+        self.num_steps = self._steps_before + self._last_step
         if progress.has_left:
             self._staged = self._last_step
 
 
-def _check_scales(local: LocalTraining) -> None:
-    num_workers = local.cluster.num_workers
-    for table in local.tables if num_workers > 1 else ():
+def _check_scales(setup: TrainingSetup) -> None:
+    num_workers = setup.cluster.num_workers
+    for table in setup.tables if num_workers > 1 else ():
         if table.optimizer.scale == "fleet" and not table.schema.is_scored:
             raise BadRequest(
                 f"DistributedOptimizer: expected scale='loss' for table {table.name!r} in sync with"

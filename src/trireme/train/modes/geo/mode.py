@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable
 
 from trireme.errors import BadRequest
-from trireme.train.modes.base import Mode
 from trireme.train.modes.geo.window import Window
-from trireme.train.modes.local_dense import LocalDense
-from trireme.train.modes.local_training import LocalTraining, WorkerStep
+from trireme.train.modes.on_servers.mode import OnServers
+from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
+from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.gradients import KeysByClass, Step
 from trireme.worker.pull import Pulled
@@ -15,29 +15,28 @@ from trireme.worker.pull import Pulled
 log = logging.getLogger("trireme.train")
 
 
-class Geo(Mode):
+class Geo(OnServers):
     """A push carries what a window of steps has changed."""
 
-    pushes_are_steps = False  # but several
     trains_in_threads = False
     why_not_shared = (
         "what a worker has not exchanged would be lost with it, for others to train on again"
         " from other weights"
     )
 
-    def __init__(self, local: LocalTraining) -> None:
-        super().__init__(local)
-        strategy, dense = local.strategy, local.replica.dense
+    def __init__(self, setup: TrainingSetup) -> None:
+        super().__init__(setup)
+        strategy, dense = setup.strategy, setup.replica.dense
         self.window = Window(
             self.client,
-            local.tables,
+            setup.tables,
             dense,
-            local.optimizer,
+            setup.optimizer,
             pool=self.cluster.pool,
             k=strategy.k,
             cache_bytes=strategy.cache_bytes,
         )
-        self._local_dense = LocalDense(self.client, dense, local.optimizer)
+        self._worker_dense = WorkerTrainedDense(self.client, dense, setup.optimizer)
         self._position: tuple[int, ...] = ()  # of the stream, after the last step
         self._num_lost_reported = 0
 
@@ -49,16 +48,16 @@ class Geo(Mode):
 
     def fetcher(self) -> Callable[[KeysByClass], None] | None:
         """Fetch what the cache lacks, where windows have a batch to fetch for meanwhile."""
-        if self.local.strategy.k == 1:
+        if self.setup.strategy.k == 1:
             return None
-        return lambda keys: self.window.fetch(keys, self.stream.data_time())
+        return lambda keys: self.window.fetch(keys, self.setup.data_time.seconds())
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         self._touch(keys)
         return self.window.read(keys)
 
     def _touch(self, keys: KeysByClass) -> None:
-        while not self.window.touch(keys, self.stream.data_time()):
+        while not self.window.touch(keys, self.setup.data_time.seconds()):
             self._exchange()
 
     # ---- the step ----
@@ -66,15 +65,15 @@ class Geo(Mode):
     def step(self, step: WorkerStep) -> None:
         """Train on the cache, and exchange if the window has had all its steps."""
         window = self.window
-        if window.has_ended or not step.header.versions:  # since the forward passes, or before
+        if window.has_ended or not step.versions:  # since the forward passes, or before
             self._touch({name: gradient.keys for name, gradient in step.tables.items()})
-        window.step(step.tables, step.header.examples)
-        self._position = step.header.position
+        window.step(step.tables, step.examples)
+        self._position = step.position
         if window.is_due:
             self._exchange()
         window.has_ended = False
 
-    def settle(self) -> None:
+    def wait_for_step(self) -> None:
         """The next forward pass reads the cache."""
 
     def _exchange(self) -> None:
@@ -86,9 +85,9 @@ class Geo(Mode):
             versions=window.versions,
             examples=window.num_examples,
             position=self._position,
-            time=self.stream.data_time(),
+            time=self.setup.data_time.seconds(),
         )
-        self.stream.push(step, *window.differences(self.local.group_values()), kind="delta")
+        self.stream.push(step, *window.differences(self.group_values()), kind="delta")
         window.end()
 
     def flush(self) -> None:
@@ -102,7 +101,7 @@ class Geo(Mode):
     def begin_pass(self) -> PredecessorProgress:
         progress = super().begin_pass()
         # Each push counts as a whole window; one that ended early had fewer steps.
-        self.passes.num_steps += progress.num_pushes * (self.local.strategy.k - 1)
+        self.num_steps += progress.num_pushes * (self.setup.strategy.k - 1)
         return progress
 
     def num_batches(self, num_pushes: int) -> int:
@@ -133,19 +132,21 @@ class Geo(Mode):
 
     def finish(self) -> None:
         self.flush()
+        super().finish()
 
     # ---- checkpoints ----
 
-    def resume(self) -> None:
+    def resume(self, steps_before: int | None = None) -> None:
+        """Pushes do not count: each is of several steps."""
         self.window.forget()
         super().resume()
 
     def publish(self) -> None:
         """Optimizer state; exchanges bring the weights."""
-        self._local_dense.publish(weights=False)
+        self._worker_dense.publish(weights=False)
 
     def adopt(self) -> None:
-        self._local_dense.adopt()
+        self._worker_dense.adopt()
         self.refresh()
 
     def counters(self) -> dict[str, int]:

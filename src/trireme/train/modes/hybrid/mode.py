@@ -3,25 +3,26 @@
 from trireme.dense.optimizers import needs_whole
 from trireme.errors import BadRequest
 from trireme.train.clipping import clip_gradients
-from trireme.train.modes.base import Mode
 from trireme.train.modes.hybrid.replicated_dense import ReplicatedDense
-from trireme.train.modes.local_dense import LocalDense
-from trireme.train.modes.local_training import LocalTraining, TableGradients, WorkerStep
-from trireme.train.predecessor import PredecessorProgress, check_loop
+from trireme.train.modes.on_servers.mode import OnServers
+from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
+from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
 
-class Hybrid(Mode):
+class Hybrid(OnServers):
     """The servers have the dense parameters too, for checkpoints, but no push changes them."""
 
     trains_in_threads = False
+    enters_passes = True
     why_not_shared = "the workers that sum their gradients are the same to the end"
 
-    def __init__(self, local: LocalTraining) -> None:
-        super().__init__(local)
-        _check(local)
+    def __init__(self, setup: TrainingSetup) -> None:
+        super().__init__(setup)
+        _check(setup)
 
     def open(self) -> None:
         """Begin, and find the other workers."""
@@ -32,10 +33,10 @@ class Hybrid(Mode):
                 " again and load the newest checkpoint"
             )
         super().open()
-        local = self.local
-        parameters = local.replica.dense
-        self._dense = ReplicatedDense(self.cluster, parameters, local.optimizer, local.clip)
-        self._local_dense = LocalDense(self.client, parameters, local.optimizer)
+        setup = self.setup
+        parameters = setup.replica.dense
+        self._dense = ReplicatedDense(self.cluster, parameters, setup.optimizer, setup.clip)
+        self._worker_dense = WorkerTrainedDense(self.client, parameters, setup.optimizer)
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         return super().pull(keys, blocks=False, number=number)
@@ -46,20 +47,15 @@ class Hybrid(Mode):
 
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
         """Clip the rows; dense gradients are clipped after the all-reduce."""
-        return clip_gradients(self.local.clip, tables, ())
+        return clip_gradients(self.setup.clip, tables, ())
 
     def step(self, step: WorkerStep) -> None:
-        self.stream.push(step.header, step.tables, None, behind=step.behind)
+        header = self.header(step)
+        self.stream.push(header, step.tables, None, in_background=step.in_background)
         # While the rows are on their way:
-        self._dense.step(step.header.examples, is_skipped=step.is_skipped)
+        self._dense.step(step.examples, is_skipped=step.is_skipped)
 
     # ---- the pass ----
-
-    def join_pass(self) -> None:
-        if self.passes.entered is None:
-            check_loop(self.begin_pass())
-        else:
-            self._dense.begin()
 
     def begin_pass(self) -> PredecessorProgress:
         self._dense.begin()
@@ -73,31 +69,32 @@ class Hybrid(Mode):
 
     def finish(self) -> None:
         self._dense.end()
+        super().finish()
 
     # ---- checkpoints ----
 
     def publish(self) -> None:
-        self._local_dense.publish(weights=True)
+        self._worker_dense.publish(weights=True)
 
     def adopt(self) -> None:
-        self._local_dense.adopt()
+        self._worker_dense.adopt()
         self.refresh()
 
 
-def _check(local: LocalTraining) -> None:
-    if local.clip is not None and local.clip.kind == "norm":
+def _check(setup: TrainingSetup) -> None:
+    if setup.clip is not None and setup.clip.kind == "norm":
         raise BadRequest(
             "DistributedOptimizer: expected clip_value or none in mode 'hybrid', found clip_norm:"
             " its dense gradient is of all workers and that of rows of one, so they have no norm in"
             " common"
         )
-    if local.blocks is not None:
+    if setup.blocks is not None:
         raise BadRequest(
             "DistributedOptimizer: expected no blocks in mode 'hybrid', whose dense parameters are"
-            f" in the workers, found {local.blocks}"
+            f" in the workers, found {setup.blocks}"
         )
-    if local.optimizer is not None and needs_whole(local.optimizer):
+    if setup.optimizer is not None and needs_whole(setup.optimizer):
         raise BadRequest(
-            f"DistributedOptimizer: {type(local.optimizer).__name__} needs whole parameters; in"
+            f"DistributedOptimizer: {type(setup.optimizer).__name__} needs whole parameters; in"
             " mode 'hybrid' servers keep them in blocks, for checkpoints"
         )

@@ -15,7 +15,7 @@ from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.protocol.clipping import Clip
 from trireme.train.clipping import clip_gradients
-from trireme.train.modes.hybrid.group import WorkerGroup
+from trireme.train.modes.hybrid.worker_group import WorkerGroup
 from trireme.worker.dense_parameters import DenseParameters
 
 

@@ -1,12 +1,12 @@
 """A worker's stream of pushes: in order, each applied exactly once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.table import RowClassId
-from trireme.train.loop.pusher import Pusher
 from trireme.train.loop.timing import Stopwatch
+from trireme.train.modes.on_servers.pusher import Pusher
 from trireme.worker.client import StreamPosition
 from trireme.worker.gradients import DenseGradient, Step, TableGradient
 
@@ -18,7 +18,6 @@ class PushStream:
 
     def __init__(self, cluster: Cluster, watch: Stopwatch) -> None:
         self._cluster, self._watch = cluster, watch
-        self.time: float | Callable[[], float] = 0  # data time in seconds, or what returns it
         self._pusher: Pusher | None = None
         self.stand_at(StreamPosition())
 
@@ -32,13 +31,6 @@ class PushStream:
         self.sequence = position.sequence  # the number of the last push
         self.position = position.position  # of the stream of data after it
         self._error: BaseException | None = None
-
-    def data_time(self) -> int:
-        """Data time in whole seconds. Raises BadRequest: pushes cannot carry it."""
-        time = self.time() if callable(self.time) else self.time
-        if isinstance(time, bool) or not 0 <= time < 2**32:
-            raise BadRequest(f"set_time: expected seconds from 0 to {2**32 - 1}, found {time!r}")
-        return int(time)
 
     def check_usable(self) -> None:
         """Raises BadRequest: a push has failed, so that only the same push may follow."""
@@ -55,14 +47,14 @@ class PushStream:
         tables: Mapping[RowClassId, TableGradient],
         dense: DenseGradient | None,
         *,
-        behind: bool = False,
+        in_background: bool = False,
         staged: bool = False,
         kind: str = "gradient",
     ) -> None:
-        """Make a push. behind: return when it is on its way, not when all servers have it; a later
-        push or flush then raises its error. staged, kind: see WorkerClient.push.
+        """Make a push. in_background: return when it is on its way, not when all servers have it; a
+        later push or flush then raises its error. staged, kind: see WorkerClient.push.
         """
-        if behind:
+        if in_background:
             self._running_pusher().submit(step, tables, dense)
         else:
             self.flush()

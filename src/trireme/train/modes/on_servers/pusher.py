@@ -1,4 +1,4 @@
-"""Pushes behind the training loop: a thread sends them in order, and at most two wait."""
+"""Pushes beside the training loop: a thread sends them in order, and at most two wait."""
 
 import queue
 import threading

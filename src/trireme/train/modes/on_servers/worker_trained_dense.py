@@ -17,7 +17,7 @@ from trireme.worker.client import WorkerClient
 from trireme.worker.dense_parameters import DenseParameters
 
 
-class LocalDense:
+class WorkerTrainedDense:
     """Brings them to the blocks and back. One thread uses it at a time, with no push on its way."""
 
     def __init__(

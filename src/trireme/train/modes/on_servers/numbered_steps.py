@@ -1,61 +1,50 @@
 """What sync and bounded share: streams advance together, by steps that all workers number alike."""
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from trireme.train.modes.base import Mode
-from trireme.train.modes.local_training import LocalTraining
-from trireme.train.predecessor import PredecessorProgress, check_loop
+from trireme.train.modes.on_servers.mode import OnServers
+from trireme.train.modes.setup import TrainingSetup
+from trireme.train.predecessor import PredecessorProgress
 from trireme.worker import passes
+from trireme.worker.passes import PassNote
 
 
-class NumberedSteps(Mode):
+class NumberedSteps(OnServers):
     """All workers enter each pass, at a step that the coordinator says."""
 
+    enters_passes = True
     is_staged: ClassVar[bool]  # servers keep pushes until those of all workers are there
 
-    def __init__(self, local: LocalTraining) -> None:
-        super().__init__(local)
+    def __init__(self, setup: TrainingSetup) -> None:
+        super().__init__(setup)
         self._first_step: int | None = None  # of the pass; None between passes
         self._first_sequence = 0
         self._last_step = 0
 
     def next_step(self) -> int:
-        """The number of the next step of this worker in the pass."""
         assert self._first_step is not None
         return self._first_step + self.stream.sequence + 1 - self._first_sequence
-
-    def count_step(self) -> int:
-        self.passes.num_steps += 1
-        return self.next_step()
-
-    def join_pass(self) -> None:
-        if self.passes.entered is None:
-            check_loop(self.begin_pass())
 
     def begin_pass(self) -> PredecessorProgress:
         """Enter the next pass with all other workers, unless this one has not left the last."""
         if self.passes.entered is not None:
             return PredecessorProgress()
         self.flush()
-        entered, progress = self.passes.begin(self._counts(), together=True, staged=self.is_staged)
+        entered, progress = self.passes.begin(self._note(), together=True, staged=self.is_staged)
         if not progress.is_over:
-            assert entered.note is not None
-            begun_at, _, *counts = entered.note
-            self._first_step, self._first_sequence = entered.first_step, begun_at + 1
+            self._first_step = entered.first_step
+            self._first_sequence = entered.note.sequence + 1
             self._last_step = self.next_step() - 1
-            self._count_from(progress, counts)
+            self._count_from(entered.note, progress)
         return progress
 
-    def _counts(self) -> Sequence[int]:
-        """Further counts that a successor needs to continue."""
-        return ()
+    def _note(self) -> PassNote:
+        """Where this worker stands, for a successor."""
+        return PassNote(self.stream.sequence, self.num_steps)
 
-    def _count_from(self, progress: PredecessorProgress, counts: Sequence[int]) -> None:
-        """Set the step count. counts: `_counts` of this worker's first process in
-        the pass.
-        """
-        self.passes.num_steps += progress.num_pushes
+    def _count_from(self, note: PassNote, progress: PredecessorProgress) -> None:
+        """Set the step count. note: of this worker's first process in the pass."""
+        self.num_steps = note.num_steps + progress.num_pushes
 
     def end_pass(self) -> None:
         self.flush()
@@ -67,3 +56,4 @@ class NumberedSteps(Mode):
     def finish(self) -> None:
         if self._first_step is not None:
             self.end_pass()
+        super().finish()

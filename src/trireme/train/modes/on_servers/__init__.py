@@ -1,0 +1,1 @@
+"""What the modes of a job with servers share."""

@@ -1,0 +1,198 @@
+"""What the modes share in which servers have the rows, and pushes bring them the steps."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
+
+from trireme.blocks import Blocks
+from trireme.dense.optimizers import GroupValues, group_values, optimizer_spec
+from trireme.train.clipping import clip_gradients
+from trireme.train.modes.base import Mode
+from trireme.train.modes.on_servers.pass_state import PassState
+from trireme.train.modes.on_servers.push_stream import PushStream
+from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.predecessor import PredecessorProgress, check_loop
+from trireme.train.stream_checks import agree_on_model, check_own_stream
+from trireme.worker.client import StreamPosition
+from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import DenseGradient, KeysByClass, Step
+from trireme.worker.passes import PassNote
+from trireme.worker.pull import Pulled
+
+
+class OnServers(Mode):
+    """Mode async, unless a method is overridden: rows are pulled one batch ahead, and each step is
+    one push, which may be sent beside the training loop.
+    """
+
+    trains_in_threads = True
+    saves_between_steps = False
+    enters_passes: ClassVar[bool] = False  # also where the loop does not call begin_pass
+    why_not_shared: ClassVar[str] = ""  # why workers that share streams cannot come and go
+
+    def __init__(self, setup: TrainingSetup) -> None:
+        self.setup = setup
+        self.cluster, self.client = setup.cluster, setup.cluster.client
+        self.stream = PushStream(self.cluster, setup.timing.background)
+        self.passes = PassState(self.client, self.stream)
+        self.num_steps = 0
+        if self.why_not_shared:
+            setup.refuse_shared_streams(self.why_not_shared)
+
+    def open(self) -> None:
+        self._create()
+        self.resume()
+        self.passes.begin_script()
+        self.setup.replica.install(self.client.pull({}, blocks=True))
+
+    def _create(self) -> None:
+        """Create the tables and blocks, with worker 0's weights. Every worker calls it. Raises
+        SchemaMismatch: workers differ in the strategy, blocks or model, or the servers have another
+        table of that name.
+        """
+        client, optimizer, dense = self.client, self.setup.optimizer, self.setup.replica.dense
+        blocks = self.setup.blocks or Blocks()
+        client.coordinator.agree("strategy", repr(self.setup.strategy))
+        kind = "no optimizer" if optimizer is None else type(optimizer).__name__
+        agree_on_model(self.cluster, self.setup.tables, dense, kind)
+        for table in self.setup.tables:
+            client.create_table(table.schema)
+        if optimizer is not None:
+            client.coordinator.agree("blocks", repr(blocks))
+            names = [block.param for block in dense.specs]
+            owners = partial(blocks.owners, names)
+            client.create_blocks(optimizer_spec(optimizer), self.group_values(), dense, owners)
+
+    # ---- rows and dense weights ----
+
+    def may_pull_ahead(self, *, steps: bool) -> bool:
+        return True
+
+    def fetcher(self) -> Callable[[KeysByClass], None] | None:
+        return None
+
+    def begin_run(self) -> None:
+        self.join_pass()
+
+    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
+        self.join_pass()
+        return self.pull_after_steps(keys, blocks=blocks)
+
+    def pull_after_steps(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
+        """Pull what includes the steps of this worker."""
+        return self.client.pull(keys, blocks=blocks, time=self.setup.data_time.seconds())
+
+    def read(self, keys: KeysByClass) -> Pulled:
+        return self.client.pull(keys, time=self.setup.data_time.seconds())
+
+    def refresh(self) -> None:
+        self.flush()
+        self.setup.replica.install(self.pull_after_steps({}, blocks=True))
+
+    # ---- the step ----
+
+    def begin_step(self) -> None:
+        self.join_pass()
+        if self.passes.entered is None:
+            check_own_stream("DistributedOptimizer.step", self.cluster)
+        elif self.passes.entered.is_over:
+            check_loop(PredecessorProgress(is_over=True))
+        self.stream.check_usable()
+        self.num_steps += 1
+
+    def next_step(self) -> int:
+        """The number of this worker's next step in the pass; 0 where steps have none."""
+        return 0
+
+    def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
+        return clip_gradients(self.setup.clip, tables, dense.parameters.values())
+
+    def step(self, step: WorkerStep) -> None:
+        header, dense = self.header(step), self.dense_gradient(step.dense)
+        self.stream.push(header, step.tables, dense, in_background=step.in_background)
+
+    def header(self, step: WorkerStep) -> Step:
+        """The facts of the push of a step."""
+        return Step(
+            sequence=self.stream.sequence + 1,
+            step=self.next_step(),
+            versions=step.versions,
+            examples=step.examples,
+            position=step.position,
+            time=self.setup.data_time.seconds(),
+        )
+
+    def group_values(self) -> list[GroupValues]:
+        """The values of the dense optimizer's groups as they are now."""
+        optimizer = self.setup.optimizer
+        if optimizer is None:
+            return []
+        return [group_values(group, optimizer.defaults) for group in optimizer.param_groups]
+
+    def dense_gradient(self, dense: DenseParameters) -> DenseGradient | None:
+        """Take the gradients of a replica's dense parameters away; None: it has none."""
+        return DenseGradient(dense.take_gradients(), self.group_values()) if len(dense) else None
+
+    def wait_for_step(self) -> None:
+        self.refresh()
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def has_stopped(self, reason: str = "") -> bool:
+        return bool(reason)
+
+    # ---- the pass ----
+
+    def join_pass(self) -> None:
+        """Enter the next pass if the loop did not call begin_pass."""
+        if self.enters_passes and self.passes.entered is None:
+            check_loop(self.begin_pass())
+        elif self.passes.is_repeating:
+            check_loop(PredecessorProgress(num_pushes=self.stream.sequence))
+
+    def begin_pass(self) -> PredecessorProgress:
+        self.flush()  # pushes on their way belong to the pass before
+        if self.cluster.num_streams:
+            entered = self.passes.enter_shared(self.num_steps)
+            self.num_steps = entered.num_steps
+            return PredecessorProgress(is_over=entered.is_over)
+        note = PassNote(self.stream.sequence, self.num_steps)
+        entered, progress = self.passes.begin(note)
+        self.num_steps = entered.note.num_steps + progress.num_pushes
+        return progress
+
+    def num_batches(self, num_pushes: int) -> int:
+        return num_pushes
+
+    def end_pass(self) -> None:
+        self.flush()
+        self.passes.entered = None
+        self.refresh()
+
+    def finish(self) -> None:
+        self.stream.close()
+
+    # ---- checkpoints ----
+
+    @property
+    def position(self) -> StreamPosition:
+        return StreamPosition(self.stream.sequence, self.stream.position)
+
+    @position.setter
+    def position(self, position: StreamPosition) -> None:
+        self.stream.stand_at(position)
+
+    def resume(self, steps_before: int | None = None) -> None:
+        self.stream.resume()
+        if steps_before is not None and self.stream.sequence:
+            self.num_steps = steps_before + self.stream.sequence
+
+    def set_num_steps(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+
+    def publish(self) -> None:
+        """Nothing: servers have all."""
+
+    def adopt(self) -> None:
+        self.refresh()
