@@ -67,7 +67,11 @@ class Workers:
         incarnation = need(request.body, "incarnation", int)
         record = self.records.get(index)
         if record is None:
-            raise _lost(index)
+            raise Corruption(
+                f"coordinator: expected worker {index} to have joined, found a coordinator that has"
+                " begun anew without what it knew. Start the job again and load the newest"
+                " checkpoint; --durability process keeps the state of server 0 when it is killed"
+            )
         if incarnation < record.incarnation:
             raise Fenced(
                 f"worker {index}: incarnation {record.incarnation} has taken over,"
@@ -192,12 +196,3 @@ class Workers:
         self.participants, self.given_up = set(leases["members"]), set(shared["given_up"])
         self.silence_s, self._last_heartbeat = leases["silence_s"], self._clock()
         self._heartbeats = dict.fromkeys(self.participants, self._last_heartbeat)
-
-
-def _lost(worker: int) -> Corruption:
-    """A coordinator that has started without the state of its predecessor."""
-    return Corruption(
-        f"coordinator: expected worker {worker} to have joined, found a coordinator that has begun"
-        " anew without what it knew. Start the job again and load the newest checkpoint;"
-        " --durability process keeps the state of server 0 when it is killed"
-    )

@@ -9,10 +9,7 @@ from trireme.protocol.wire import Array
 
 
 class Assignment:
-    """The job, the bucket map, and the index of this server in it. Changes need the server's lock.
-
-    job: the coordinator's id of it. index: -1 before the first map.
-    """
+    """The job (the coordinator's id of it), the bucket map, and the index of this server in it."""
 
     def __init__(self) -> None:
         self.job = ""

@@ -49,11 +49,11 @@ class RequestHandlers:
             raise BadRequest(
                 f"ps.map: expected an index below {len(bucket_map.servers)}, found {index}"
             )
-        state.adopt_map(job, bucket_map, index, body)
+        state.adopt_map(job, bucket_map, index, request)
         return state.journal.answered(Reply({"state": state.state_id}))
 
     def _on_group(self, request: Request) -> Reply | Deferred:
-        self._state.adopt_group(Group.from_wire(request.body), request.body)
+        self._state.adopt_group(Group.from_wire(request.body), request)
         return self._state.journal.answered(Reply())
 
     def _on_create_table(self, request: Request) -> Reply | Deferred:
@@ -67,7 +67,7 @@ class RequestHandlers:
         values = arrays.take("values of blocks", np.float32, (None,))
         arrays.end()
         optimizer, groups = need(body, "optimizer", str), need_list(body, "groups", dict)
-        state.create_blocks(optimizer, groups, specs, values, body, request.arrays)
+        state.create_blocks(optimizer, groups, specs, values, request)
         return state.journal.answered(Reply())
 
     # ---- pull ----
@@ -170,8 +170,7 @@ class RequestHandlers:
     # ---- push ----
 
     def _on_push(self, request: Request) -> Reply | Deferred:
-        push = Push.from_wire(request.body, request.arrays)
-        version = self._state.push(push, request.body, request.arrays)
+        version = self._state.push(Push.from_wire(request.body, request.arrays), request)
         return self._state.journal.answered(Reply({"version": version}))
 
     def _streams(self) -> Reply:

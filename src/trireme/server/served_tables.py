@@ -1,6 +1,6 @@
 """The tables of one server."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,16 +94,13 @@ class ServedTables(dict[str, ServedTable]):
         for table in list(self.values()):
             table.rows.forget_removed(version)
 
-    def is_settled(self, id: str, part: str) -> bool:
+    def settled_parts(self, id: str) -> list[str]:
+        """Parts of this checkpoint that were settled."""
         last_id, parts = self.settled
-        return last_id == id and part in parts
+        return parts if last_id == id else []
 
-    def note_settled(self, id: str, part: str) -> None:
-        last_id, parts = self.settled
-        self.settled = (id, [*parts, part] if last_id == id else [part])
-
-    def install_settled(self, id: str, parts: Iterable[str]) -> None:
-        self.settled = (id, list(parts))
+    def note_settled(self, id: str, parts: list[str]) -> None:
+        self.settled = (id, parts)
 
     def shrink(
         self, buckets: Sequence[int], time: int, *, day_over: bool

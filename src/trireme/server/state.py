@@ -22,8 +22,9 @@ from trireme.errors import BadRequest, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import Group
 from trireme.protocol.routing import BucketMap, Floats, Keys
-from trireme.protocol.wire import Array, Push, need, need_time
+from trireme.protocol.wire import Push, need, need_time
 from trireme.rows.core_table import make_core_table
+from trireme.rpc import Request
 from trireme.server.assignment import Assignment, lost
 from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
@@ -36,13 +37,11 @@ from trireme.server.step_gradient import StepGradient
 from trireme.server.streams import Streams
 from trireme.table import TableSchema
 
-Body = dict[str, Any]
-
 
 class ServerState:
     """The parts of one server, which know no journal, and the changes of them.
 
-    A method that takes the `body` of a request records it as it arrived.
+    A method that gets a request, or its body, records it as it arrived.
 
     journal: makes changes durable.
     state_id: random name of the contents; a server that started without them has another one.
@@ -74,24 +73,24 @@ class ServerState:
 
     # ---- map and group ----
 
-    def adopt_map(self, job: str, bucket_map: BucketMap, index: int, body: Body) -> None:
-        """Adopt the bucket map of a `ps.map` if it is newer than the current one. Raises
+    def adopt_map(self, job: str, bucket_map: BucketMap, index: int, request: Request) -> None:
+        """Adopt the bucket map of a request if it is newer than the current one. Raises
         SchemaMismatch: this server belongs to another job. Corruption: the worker knew another
         state.
         """
         with self.journal.changing(), self.lock:
             self.assignment.check_job(job, index, self.journal.where)
-            if need(body, "state", str) not in ("", self.state_id):
+            if need(request.body, "state", str) not in ("", self.state_id):
                 raise lost()
             if self.assignment.is_newer(bucket_map):
-                self.journal.record("ps.map", body)
+                self.journal.record(request.method, request.body)
                 self.assignment.adopt(job, bucket_map, index)
 
-    def adopt_group(self, group: Group, body: Body) -> None:
+    def adopt_group(self, group: Group, request: Request) -> None:
         """Adopt a newer group than the current one; apply the steps that waited for it."""
         with self.journal.changing(), self.lock:
             if self.pacing.is_newer(group.version):
-                self.journal.record("ps.group", body)
+                self.journal.record(request.method, request.body)
                 self.set_group(group, advance=True)
 
     def set_group(self, group: Group, *, advance: bool) -> None:
@@ -117,7 +116,7 @@ class ServerState:
         """Replace the rows of a table by imported ones. No push may be running."""
         with self.lock:
             self.tables.replace_rows(name, rows, self.streams.applied_ids())
-            self.streams.note_import()
+            self.streams.note_contents(are_loaded=False)
 
     def adopt_rows(self, schema: TableSchema, rows: _core.Table) -> None:
         """Replace the rows of a table without rows by loaded ones, which have their own marks."""
@@ -131,21 +130,20 @@ class ServerState:
         groups: Sequence[GroupValues],
         specs: Sequence[BlockSpec],
         values: Floats,
-        body: Body,
-        arrays: Sequence[Array],
+        request: Request,
     ) -> None:
-        """Make the blocks that do not exist yet. body, arrays: of the `ps.create_blocks`."""
+        """Make the blocks that do not exist yet."""
         with self.journal.changing(), self.lock, self.blocks_lock:
-            self.assignment.map_of_version(need(body, "map", int))
+            self.assignment.map_of_version(need(request.body, "map", int))
             self.blocks.check(optimizer, groups, specs, values)
             self.limits.check_blocks(self.blocks, specs)
-            self.journal.record("ps.create_blocks", body, arrays)
+            self.journal.record(request.method, request.body, request.arrays)
             marks = dict(self.streams.applied_ids())
             self.blocks.create(optimizer, groups, specs, values, marks)
 
     # ---- pushes ----
 
-    def push(self, push: Push, body: Body, arrays: Sequence[Array]) -> int:
+    def push(self, push: Push, request: Request) -> int:
         """Stage or apply a push; returns how many pushes and steps have been applied here."""
         with self.journal.pushing():
             self._check_push(push)
@@ -156,7 +154,7 @@ class ServerState:
                 if push.staged:
                     with self.lock:
                         self.staging.check(push)
-                self.journal.record("ps.push", body, arrays)
+                self.journal.record(request.method, request.body, request.arrays)
                 self.stage_or_apply(push)
             return self.streams.num_pushes
 
@@ -246,7 +244,7 @@ class ServerState:
         self.raise_version(version)
         with self.lock:
             self.streams.reset(streams)
-            self.streams.note_load()
+            self.streams.note_contents(are_loaded=True)
 
     # ---- versions and age ----
 
@@ -267,14 +265,15 @@ class ServerState:
         that much is exported.
         """
         with self.journal.changing_once():
-            if self.tables.is_settled(id, part):  # by an earlier call of the same job
+            parts = self.tables.settled_parts(id)
+            if part in parts:  # by an earlier call of the same job
                 return
             body = {"table": table.schema.name, "id": id, "part": part}
             self.journal.record("log.settle", body, [keys, gained])
             table.rows.settle(keys, gained, self.pool)
-            self.tables.note_settled(id, part)
+            self.tables.note_settled(id, [*parts, part])
 
-    def shrink(self, body: Body) -> dict[str, dict[str, int]]:
+    def shrink(self, body: dict[str, Any]) -> dict[str, dict[str, int]]:
         """Execute a checked `policy.shrink`; returns the numbers of rows removed."""
         time, day_over = need_time(body), need(body, "day_over", bool)
         with self.journal.changing_once():

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,13 +84,9 @@ class Streams(defaultdict[int, StreamState]):
             stream = self[number]
             stream.last, stream.position = streams.get(number, (0, ()))
 
-    def note_load(self) -> None:
-        """The rows and blocks are those of a checkpoint, until the next push."""
-        self.pushes_at_load = self.num_pushes
-
-    def note_import(self) -> None:
-        """The rows and blocks are not those of a checkpoint."""
-        self.pushes_at_load = None
+    def note_contents(self, *, are_loaded: bool) -> None:
+        """Rows and blocks are now those of a checkpoint, until the next push; or imported ones."""
+        self.pushes_at_load = self.num_pushes if are_loaded else None
 
     @property
     def is_as_loaded(self) -> bool:
@@ -102,15 +98,9 @@ class Streams(defaultdict[int, StreamState]):
         """The streams, in msgpack's types."""
         return [[n, s.last, s.incarnation, list(s.position)] for n, s in self.items()]
 
-    def install(
-        self,
-        streams: Iterable[Sequence[Any]],
-        num_pushes: int,
-        pushes_at_load: int | None,
-        staleness: Iterable[tuple[int, int]],
-    ) -> None:
-        """Install the result of `state`, and the counts beside it."""
-        for number, last, incarnation, position in streams:
+    def install(self, state: Mapping[str, Any]) -> None:
+        """Install the result of `state` and the counts from the state of a log."""
+        for number, last, incarnation, position in state["streams"]:
             self[number] = StreamState(last, incarnation, tuple(position))
-        self.num_pushes, self.pushes_at_load = num_pushes, pushes_at_load
-        self.staleness = Counter(dict(staleness))
+        self.num_pushes, self.pushes_at_load = state["pushes"], state["pushes_at_load"]
+        self.staleness = Counter(dict(state["staleness"]))

@@ -56,12 +56,10 @@ def install_state(server: ServerState, attendance: Attendance, body: Mapping[str
         blocks = [BlockSpec.from_wire(spec) for spec in specs]
         zeros = np.zeros(sum(spec.size for spec in blocks), np.float32)
         server.blocks.create(optimizer, groups, blocks, zeros, {})
-    server.streams.install(
-        state["streams"], state["pushes"], state["pushes_at_load"], state["staleness"]
-    )
+    server.streams.install(state)
     server.staging.install(state["staging"])
     server.pacing.install(state["paces"])
-    server.tables.install_settled(*state["settled"])
+    server.tables.note_settled(state["settled"][0], list(state["settled"][1]))
     attendance.install(body["attendance"])
 
 
