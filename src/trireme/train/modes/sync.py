@@ -33,7 +33,7 @@ class Sync(NumberedSteps):
         self._has_stopped = False
         # num_steps at step 0 of the passes, the same on all workers; their own counts differ after
         # streams of unequal lengths.
-        self._steps_before: int | None = None
+        self._job_steps_before: int | None = None
         # With one worker the sum is its own gradient.
         self._server_clip: Clip | None = None if setup.cluster.num_workers == 1 else setup.clip
 
@@ -70,27 +70,27 @@ class Sync(NumberedSteps):
 
     def begin_step(self) -> None:
         super().begin_step()
-        assert self._steps_before is not None
-        self.num_steps = self._steps_before + self.next_step()
+        assert self._job_steps_before is not None
+        self.num_steps = self._job_steps_before + self.next_step()
 
     def resume(self, steps_before: int | None = None) -> None:
         """Pushes do not count: the steps are the job's."""
         super().resume()
 
     def set_num_steps(self, num_steps: int) -> None:
-        self.num_steps, self._steps_before = num_steps, None
+        self.num_steps, self._job_steps_before = num_steps, None
         if self._first_step is not None:
-            self._steps_before = num_steps - (self.next_step() - 1)
+            self._job_steps_before = num_steps - (self.next_step() - 1)
 
     def _note(self) -> PassNote:
-        return replace(super()._note(), job_steps_before=self._steps_before)
+        return replace(super()._note(), job_steps_before=self._job_steps_before)
 
     def _count_from(self, note: PassNote, progress: PredecessorProgress) -> None:
         assert self._first_step is not None
-        self._steps_before = note.job_steps_before
-        if self._steps_before is None:
-            self._steps_before = note.num_steps - (self._first_step - 1)
-        self.num_steps = self._steps_before + self._last_step
+        self._job_steps_before = note.job_steps_before
+        if self._job_steps_before is None:
+            self._job_steps_before = note.num_steps - (self._first_step - 1)
+        self.num_steps = self._job_steps_before + self._last_step
         if progress.has_left:
             self._staged = self._last_step
 
