@@ -12,7 +12,6 @@ from trireme.protocol.gradients import KeysByClass
 from trireme.train.modes.on_servers.numbered_steps import NumberedSteps
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
-from trireme.train.stopping import is_last_step
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.passes import PassNote
 from trireme.worker.pull import Pulled
@@ -49,7 +48,10 @@ class Sync(NumberedSteps):
             clipped=self._server_clip is not None and self._server_clip.kind == "norm",
             time=self.setup.data_time.seconds(),
         )
-        self._has_stopped = is_last_step(pulled, self._last_step, self.cluster)
+        self._has_stopped = False
+        if pulled.stop is not None and pulled.stop.step <= self._last_step:
+            self._has_stopped, request = True, self.cluster.stop_request
+            request.reason = request.reason or pulled.stop.reason
         return pulled
 
     def has_stopped(self, reason: str = "") -> bool:
