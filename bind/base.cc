@@ -62,10 +62,11 @@ void register_base(nb::module_& m) {
   m.attr("NUM_BUCKETS") = kNumBuckets;
 
   nb::class_<Pool>(m, "Pool",
-                   "Threads shared by the calls of the core; the caller of a call works too.")
+                   "Threads that the core's functions share. The calling thread works too.")
       .def(nb::init<int>(), "threads"_a,
-           "threads: threads that work on one call, the caller included; >= 1.")
-      .def_prop_ro("threads", &Pool::threads);
+           "threads: how many threads work on one call, including the caller; at least 1.\n"
+           "Raises BadRequest for fewer.")
+      .def_prop_ro("threads", &Pool::threads, "Threads that work on one call.");
 
   m.def(
       "buckets",
@@ -81,12 +82,16 @@ void register_base(nb::module_& m) {
         }
       },
       "keys"_a.noconvert(), "out"_a.noconvert(),
-      "Write the bucket (0..4095) of each key. keys: (N,) uint64; out: (N,) uint16.");
+      R"(Write the bucket of each key, 0 to NUM_BUCKETS - 1.
+
+keys: (N,) uint64. out: (N,) uint16.
+Raises BadRequest if the sizes differ.)");
 
   m.def("keep_freed_memory", &keep_freed_memory, "bytes_max"_a,
-        "Let the allocator of this process keep up to about `bytes_max` of freed memory for its "
-        "next use, instead of "
-        "giving it back to the system at once. False where the C library has no such setting.");
+        R"(Keep freed memory in the process instead of returning it to the system at once.
+
+bytes_max: about how many bytes the allocator keeps.
+Returns False if the C library has no such setting.)");
 
   m.def(
       "borrow",
@@ -96,8 +101,10 @@ void register_base(nb::module_& m) {
                                                           {rows.shape(0), rows.shape(1)}, array);
       },
       "array"_a,
-      "The same memory as an array that torch takes without a warning: it has no read-only "
-      "tensors. Do not write to it. array: (K, D) float32, kept alive by the result.");
+      R"(Return a writable array over the same memory, without a copy.
+
+torch has no read-only tensors and warns about read-only arrays. Do not write to the result.
+array: (K, D) float32; the result keeps it alive.)");
 }
 
 }  // namespace trireme::bind

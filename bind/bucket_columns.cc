@@ -105,36 +105,46 @@ auto part(T Columns::* array) {
 void register_bucket_columns(nb::module_& m) {
   constexpr auto kShared = nb::rv_policy::automatic;
   nb::class_<Columns>(m, "BucketColumns",
-                      "The rows of m buckets, one after the other, as columns; n rows. Lists have "
-                      "m + 1 offsets.")
-      .def_prop_ro("num_rows", part(&Columns::num_rows), kShared, "(m,) uint32.")
+                      "The n rows of m consecutive buckets, as columns. Entry i of an offsets "
+                      "array is where bucket i begins; the last entry is the end.")
+      .def_prop_ro("num_rows", part(&Columns::num_rows), kShared, "Rows per bucket: (m,) uint32.")
       .def_prop_ro("keys", part(&Columns::keys), kShared, "(n,) uint64.")
-      .def_prop_ro("classes", part(&Columns::classes), kShared, "(n,) uint8.")
-      .def_prop_ro("columns", part(&Columns::columns), kShared, "Each (n * width,) uint8.")
-      .def_prop_ro("mark_offsets", part(&Columns::mark_offsets), kShared, "(m + 1,) int32.")
-      .def_prop_ro("streams", part(&Columns::streams), kShared, "Of the marks: int64.")
-      .def_prop_ro("sequences", part(&Columns::sequences), kShared, "Of the marks: uint64.")
-      .def_prop_ro("pending_offsets", part(&Columns::pending_offsets), kShared, "(m + 1,) int64.")
-      .def_prop_ro("pending", part(&Columns::pending), kShared, "uint8.")
-      .def_prop_ro("removed_offsets", part(&Columns::removed_offsets), kShared, "(m + 1,) int64.")
-      .def_prop_ro("removed", part(&Columns::removed), kShared, "Keys: uint64.");
-  m.def("snapshot_columns", &snapshot, "table"_a, "first"_a, "count"_a, "since"_a,
-        "removed_since"_a, "widths"_a,
-        "The content of buckets first, ..., first + count - 1, each of one moment, as columns.\n"
-        "widths: bytes of each column; together a wide row. since: as of Table.snapshot; "
-        "removed_since: the removed keys after this version, 0 for none.");
+      .def_prop_ro("classes", part(&Columns::classes), kShared, "Row classes: (n,) uint8.")
+      .def_prop_ro("columns", part(&Columns::columns), kShared,
+                   "List of the columns' bytes: (n * width,) uint8 each.")
+      .def_prop_ro("mark_offsets", part(&Columns::mark_offsets), kShared,
+                   "Offsets in streams and sequences: (m + 1,) int32.")
+      .def_prop_ro("streams", part(&Columns::streams), kShared, "Streams of the marks: int64.")
+      .def_prop_ro("sequences", part(&Columns::sequences), kShared,
+                   "Sequences of the marks: uint64.")
+      .def_prop_ro("pending_offsets", part(&Columns::pending_offsets), kShared,
+                   "Offsets in pending: (m + 1,) int64.")
+      .def_prop_ro("pending", part(&Columns::pending), kShared,
+                   "Opaque bytes: the admission counts of keys without a row: uint8.")
+      .def_prop_ro("removed_offsets", part(&Columns::removed_offsets), kShared,
+                   "Offsets in removed: (m + 1,) int64.")
+      .def_prop_ro("removed", part(&Columns::removed), kShared, "Removed keys: uint64.");
+  m.def(
+      "snapshot_columns", &snapshot, "table"_a, "first"_a, "count"_a, "since"_a, "removed_since"_a,
+      "widths"_a,
+      R"(Return buckets first to first + count - 1 as columns. Each bucket is copied at one moment.
+
+since: see Table.snapshot. removed_since: list the keys removed after this version; 0: none.
+widths: bytes of each column; their sum is Table.row_bytes.
+Raises BadRequest, ResourceExhausted.)");
   m.def("restore_columns", &restore, "table"_a, nb::kw_only(), "buckets"_a.noconvert(),
         "num_rows"_a.noconvert(), "wanted"_a.noconvert(), "keys"_a.noconvert(),
         "classes"_a.noconvert(), "columns"_a, "widths"_a, "mark_offsets"_a.noconvert(),
         "streams"_a.noconvert(), "sequences"_a.noconvert(), "removed_offsets"_a.noconvert(),
         "removed"_a.noconvert(), "pending_offsets"_a.noconvert(), "pending"_a.noconvert(),
         "removed_at"_a, "removed_since"_a, "apply"_a,
-        "Table.restore for each wanted bucket, or, if `apply`, Table.apply. mark_offsets: empty "
-        "for no marks.\n"
-        "removed: with versions in (removed_since, removed_at], kept for later snapshots; of "
-        "apply: to remove.\n"
-        "Errors: those of Table.restore; buckets before the one that is refused have been "
-        "replaced.");
+        R"(Call Table.restore, or Table.apply if `apply`, for each wanted bucket.
+
+buckets: (m,) uint16. num_rows: (m,) uint32. wanted: (m,) bool.
+The other arrays are those of BucketColumns; mark_offsets may be empty: no marks.
+removed: if `apply`, the keys to remove. Otherwise the keys removed with a version in
+(removed_since, removed_at], which later snapshots list.
+Raises what Table.restore raises; the buckets before the refused one are already replaced.)");
 }
 
 }  // namespace trireme::bind

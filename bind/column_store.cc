@@ -106,9 +106,10 @@ void give_back_memory() {
 
 void register_column_store(nb::module_& m) {
   nb::class_<ColumnStore>(m, "ColumnStore",
-                          "Examples in memory, column by column, in chunks: columns of numbers, of "
-                          "strings, and features of keys, in this order. Any number of readers, or "
-                          "one writer.")
+                          R"(Examples in memory, column by column, in chunks.
+
+The columns of numbers come first, then those of strings, then the features with their keys.
+Threads: any number of readers, or one writer.)")
       .def(
           "__init__",
           [](ColumnStore* self, const std::vector<std::size_t>& dims, std::size_t num_strings,
@@ -116,35 +117,55 @@ void register_column_store(nb::module_& m) {
             new (self) ColumnStore({dims, num_strings, num_features, has_weights});
           },
           "dims"_a, "num_strings"_a, "num_features"_a, "has_weights"_a,
-          "dims: of the columns of numbers. has_weights: each key has one.")
-      .def_prop_ro("num_rows", &ColumnStore::num_rows)
-      .def_prop_ro("num_chunks", &ColumnStore::num_chunks)
+          "dims: floats per row of each column of numbers. has_weights: each key has a weight.\n"
+          "Raises BadRequest for a dim of 0, for no column, or for more than 2^20 columns.")
+      .def_prop_ro("num_rows", &ColumnStore::num_rows, "Number of rows.")
+      .def_prop_ro("num_chunks", &ColumnStore::num_chunks, "Number of chunks.")
       .def_prop_ro("num_value_bytes", &ColumnStore::num_value_bytes,
                    "Bytes of the values and weights alone.")
-      .def_prop_ro("num_bytes", &ColumnStore::num_bytes, "All memory of the chunks.")
-      .def_prop_ro("has_weights", [](const ColumnStore& self) { return self.layout().has_weights; })
+      .def_prop_ro("num_bytes", &ColumnStore::num_bytes, "Bytes of all memory of the chunks.")
+      .def_prop_ro(
+          "has_weights", [](const ColumnStore& self) { return self.layout().has_weights; },
+          "Whether each key has a weight.")
       .def("append", &append, "num_rows"_a, "numbers"_a.noconvert(), "strings"_a.noconvert(),
            "keys"_a.noconvert(), "offsets"_a.noconvert(), "weights"_a.noconvert().none(), "pool"_a,
-           "Add B rows. numbers: (B, dim) or (B,) float32 each. strings: (bytes uint8, "
-           "offsets (B + 1,) int64) each. keys: (N,) int64; offsets: (F*B + 1,) int64, "
-           "feature-major. weights: (N,) float32, or None.")
+           R"(Append B rows.
+
+numbers: (B, dim) or (B,) float32 each. strings: (bytes uint8, offsets (B + 1,) int64) each.
+keys: (N,) int64. offsets: (F*B + 1,) int64, feature-major. weights: (N,) float32, or None.
+Raises BadRequest if sizes or offsets do not agree, ResourceExhausted for a column of 2^32 values or
+more. An error leaves the store unchanged.)")
       .def("batch", &batch, "begin"_a, "end"_a, "pool"_a,
-           "Rows begin .. end - 1: (numbers, strings, keys, offsets, weights), as append takes "
-           "them.")
+           R"(Return rows begin to end - 1 as (numbers, strings, keys, offsets, weights).
+
+They have the form that `append` takes.
+Raises BadRequest unless begin <= end <= num_rows.)")
       .def("shuffle", &shuffle, "seed"_a, "columns"_a, "pool"_a,
-           "Permute the rows of these columns (numbers, ascending), all of them the same way.")
+           R"(Permute the rows of some columns, all in the same way.
+
+seed: together with num_rows it defines the permutation. columns: their numbers, ascending.
+Raises ResourceExhausted for 2^32 rows or more.)")
       .def("take_chunks", &ColumnStore::take_chunks, "num_chunks"_a,
-           "Move the first chunks, or as many as there are, into a store of their own.")
+           "Move the first chunks, or all if there are fewer, into a new store and return it.")
       .def("random_parts", &random_parts, "seed"_a, "num_parts"_a,
-           "A random part for each row: (num_rows,) uint32.")
+           "Draw a part below num_parts for each row: (num_rows,) uint32.\n"
+           "Raises BadRequest for 0 parts.")
       .def("parts_by_string", &parts_by_string, "column"_a, "num_parts"_a,
-           "XXH64(string, seed 0) % num_parts of each row: (num_rows,) uint32.")
+           "Return XXH64(string, seed 0) % num_parts for each row: (num_rows,) uint32.\n"
+           "column: the number of a column of strings. Raises BadRequest for 0 parts, or if there "
+           "is no such column.")
       .def("split", &split, "parts"_a.noconvert(), "num_parts"_a, "pool"_a,
-           "The rows of each part, in their order, as (M,) uint8 for append_piece.")
+           R"(Return the rows of each part as bytes for `append_piece`.
+
+parts: (num_rows,) uint32, the part of each row, below num_parts. The rows keep their order.
+Returns a list of num_parts arrays (M,) uint8. Raises BadRequest for wrong parts.)")
       .def("append_piece", &append_piece, "piece"_a.noconvert(),
-           "One more chunk, from split() of a store of the same columns.");
+           R"(Append a chunk that `split` of a store with the same columns returned.
+
+piece: (M,) uint8.
+Raises Corruption for other bytes; the store is then unchanged.)");
   m.def("give_back_memory", &give_back_memory,
-        "Give freed memory back to the system, where the C library can.");
+        "Return freed memory to the system, if the C library can.");
 }
 
 }  // namespace trireme::bind

@@ -234,113 +234,114 @@ nb::tuple bind_merge(nb::list parts, Pool& pool) {
 
 void register_feed(nb::module_& m) {
   m.def("unique", &bind_unique, "values"_a.noconvert(), "pool"_a, "padding_key"_a = nb::none(),
-        R"(The distinct keys of a batch and where each occurs.
+        R"(Return the distinct keys of a batch and where each occurs.
 
-values: (N,) uint64. A value equal to padding_key gets no row.
+values: (N,) uint64. padding_key: values equal to it get no row.
 Returns (keys (K,) uint64, index (N,) int32, order (M,) int32, starts (K + 1,) int32).
-keys are distinct, ordered by bucket and within a bucket by first occurrence; index[i] is the row
-of values[i], -1 for padding; row k occurs at positions order[starts[k]:starts[k + 1]], ascending.
+keys are ordered by bucket, and within a bucket by first occurrence. index[i] is the row of
+values[i], -1 for padding. Row k occurs at the positions order[starts[k]:starts[k + 1]], ascending.
 The result does not depend on the number of threads.
 Raises BadRequest for 2^31 values or more.)");
 
   m.def("occurrences", &bind_occurrences, "index"_a.noconvert(), "num_rows"_a, "pool"_a,
-        R"(The positions of each row in an index.
+        R"(Return the positions of each row in an index.
 
-index: (N,) int32 of -1 (no row) to num_rows - 1.
-Returns (order (M,) int32, starts (num_rows + 1,) int32): row k occurs at positions
+index: (N,) int32, each -1 (no row) to num_rows - 1.
+Returns (order (M,) int32, starts (num_rows + 1,) int32). Row k occurs at the positions
 order[starts[k]:starts[k + 1]], ascending.
-Raises BadRequest naming an element of index outside its range.)");
+Raises BadRequest, naming an element of index that is out of range.)");
 
   m.def("gather", &bind_gather, "rows"_a.noconvert(), "index"_a.noconvert(),
         "offsets"_a.noconvert().none(), "weights"_a.noconvert().none(), "num_features"_a,
         "out"_a.noconvert(), "pool"_a,
         R"(Sum the rows of each bag.
 
-out[b, f] = sum of weights[i] * rows[index[i]] over the positions i of bag f*B + b.
+out[b, f] is the sum of weights[i] * rows[index[i]] over the positions i of bag f*B + b.
 
 rows: (K, D) float32. index: (N,) int32; -1 adds nothing.
-offsets: (F*B + 1,) int64, feature-major; bag g is the positions offsets[g] to offsets[g + 1]; the
-first offset need not be 0. None: N = F*B, one position per bag.
+offsets: (F*B + 1,) int64, feature-major. Bag g has the positions offsets[g] to offsets[g + 1] - 1;
+the first offset need not be 0. None: N = F*B, one position per bag.
 weights: (N,) float32, or None for 1.
 out: (B, F, D) float32, overwritten; 0 for an empty bag.
-Raises BadRequest for sizes that do not agree, or an offset or a row out of range.)");
+Raises BadRequest if sizes do not agree, or if an offset or a row is out of range.)");
 
   m.def("scatter", &bind_scatter, "grad"_a.noconvert(), "order"_a.noconvert(),
         "starts"_a.noconvert(), "bags"_a.noconvert().none(), "weights"_a.noconvert().none(),
         "out"_a.noconvert(), "pool"_a,
-        R"(The gradient of `gather` for its rows.
+        R"(Compute the gradient of the rows of `gather` from the gradient of its output.
 
-out[k] = sum over the occurrences p of row k, in order, of weights[p] * grad[b, f], where the bag
-of p is f*B + b. The same bits for any number of threads.
+out[k] is the sum of weights[p] * grad[b, f] over the occurrences p of row k, in order, where the
+bag of p is f*B + b. The bits are the same for any number of threads.
 
-grad: (B, F, D) float32; a slice of a wider matrix, with strides (>= F * D, D, 1), is read in place.
-order: (M,) and starts: (K + 1,) int32, as from `unique`.
-bags: (N,) int32, as from `bag_of`, or None: position p is bag p.
+grad: (B, F, D) float32. A slice of a wider matrix, with strides (>= F * D, D, 1), is not copied.
+order: (M,) int32 and starts: (K + 1,) int32, from `unique`.
+bags: (N,) int32, from `bag_of`, or None: position p is bag p.
 weights: (N,) float32, or None for 1.
 out: (K, D) float32, overwritten.
-Raises BadRequest for sizes that do not agree, or a value out of range.)");
+Raises BadRequest if sizes do not agree, or if a value is out of range.)");
 
   m.def("sum_shows", &bind_sum_shows, "examples"_a.noconvert().none(), "order"_a.noconvert(),
         "starts"_a.noconvert(), "bags"_a.noconvert().none(), "num_examples"_a,
         "features"_a.noconvert(), "show_click"_a.noconvert(), "feature"_a.noconvert(), "pool"_a,
-        R"(How often each row was shown and clicked, and which feature it came from.
+        R"(Count how often each row was shown and clicked, and find the feature that it came from.
 
-show_click[k] = sum, over the occurrences of row k, of the show and click of their examples;
-feature[k] = that of its first occurrence. Positions without a bag count for nothing; a row without
-others has feature 0. The same bits for any number of threads.
+show_click[k] is the sum of the shows and clicks of the examples in which row k occurs, once per
+occurrence. feature[k] is the feature of the first occurrence. Positions without a bag do not count;
+a row that has no other position gets feature 0. The bits are the same for any number of threads.
 
-examples: (B, 2) float32, or None: each example is one show and no click.
-order: (M,) and starts: (K + 1,) int32, as from `unique`.
-bags: (N,) int32, as from `bag_of`, or None: position p is bag p.
-num_examples: B. features: (F,) uint32, what to call each feature.
-show_click: (K, 2) float32, feature: (K,) uint32, overwritten.
-Raises BadRequest for sizes that do not agree, or a value out of range.)");
+examples: (B, 2) float32, show and click of each, or None: each example is one show and no click.
+order: (M,) int32 and starts: (K + 1,) int32, from `unique`.
+bags: (N,) int32, from `bag_of`, or None: position p is bag p.
+num_examples: B. features: (F,) uint32, the number to write for each feature.
+show_click: (K, 2) float32. feature: (K,) uint32. Both are overwritten.
+Raises BadRequest if sizes do not agree, or if a value is out of range.)");
 
   m.def("bag_of", &bind_bag_of, "offsets"_a.noconvert(), "n"_a, "out"_a.noconvert(),
         R"(Write the bag of each position, -1 outside all bags.
 
 offsets: (G + 1,) int64. out: (n,) int32.
-Raises BadRequest naming an offset that is smaller than the one before or greater than n.)");
+Raises BadRequest, naming an offset that is smaller than the one before or greater than n.)");
 
   m.def("is_one_per_bag", &bind_is_one_per_bag, "offsets"_a.noconvert(),
-        "Whether bag i is position i for every bag. offsets: (G + 1,) int64.");
+        "Return whether every bag i consists of position i alone. offsets: (G + 1,) int64.");
 
   m.def("mean_weights", &bind_mean_weights, "index"_a.noconvert(), "offsets"_a.noconvert(),
         "out"_a.noconvert(),
-        R"(Write the weights that turn the sum over a bag into its mean.
+        R"(Write the weights that make the sum over a bag its mean.
 
-out[i] = 1 / (positions with a row in the bag of i), 0 for positions without a row or a bag.
+out[i] is 1 / (number of positions with a row in the bag of i), 0 for a position without row or bag.
 index: (N,) int32, -1 for padding. offsets: (G + 1,) int64. out: (N,) float32.
-Raises BadRequest for sizes that do not agree, or wrong offsets.)");
+Raises BadRequest if sizes do not agree, or for wrong offsets.)");
 
   m.def("salt", &bind_salt, "values"_a.noconvert(), "offsets"_a.noconvert().none(),
         "salts"_a.noconvert(), "out"_a.noconvert(), "padding_key"_a = nb::none(),
-        R"(Give each feature a key space of its own.
+        R"(Map the values of each feature to keys, with a different mapping for each feature.
 
-out = mix64(value ^ salts[f]), a bijection for each feature f. Values equal to padding_key and
-values outside all bags are copied; the one value that would become padding_key takes its image.
+out is mix64(value ^ salts[f]), a bijection for each feature f. Values equal to padding_key and
+values outside all bags are copied. The one value that would map to padding_key maps to
+mix64(padding_key ^ salts[f]) instead.
 values, out: (N,) uint64. salts: (F,) uint64.
-offsets: (F*B + 1,) int64, or None: the same number of values for each feature.
-Raises BadRequest for sizes that do not agree, or wrong offsets.)");
+offsets: (F*B + 1,) int64, or None: each feature has the same number of values.
+Raises BadRequest if sizes do not agree, or for wrong offsets.)");
 
   m.def("split", &bind_split, "keys"_a.noconvert(), "owners"_a.noconvert(), "num_owners"_a,
         "pool"_a,
         R"(Group keys by the owner of their bucket.
 
 keys: (K,) uint64. owners: (4096,) uint16, the owner of each bucket, below num_owners.
-Returns (order (K,) int32, counts (num_owners,) int64): the positions of the keys of owner 0,
-ascending, then those of owner 1, and so on; and how many keys each owner has.
-Raises BadRequest naming an owner that is out of range.)");
+Returns (order (K,) int32, counts (num_owners,) int64). order has the positions of the keys of owner
+0, ascending, then those of owner 1, and so on; counts has the number of keys of each owner.
+Raises BadRequest, naming an owner that is out of range.)");
 
   m.def("merge", &bind_merge, "parts"_a, "pool"_a,
-        R"(One gradient out of several.
+        R"(Add several sparse gradients to one.
 
-parts: list of (keys (K_i,) uint64, grads (K_i, D) float32, scale).
-Returns (keys (K,) uint64, grads (K, D) float32, index (sum of K_i,) int32): the union of the keys,
-in the order of `unique` over all parts; for each the sum of scale * gradient in the order of the
-parts; and the row of the parts' keys, one part behind the other. The same bits for any number of
-threads. A single part with scale 1 is returned as it is.
-Raises BadRequest for sizes that do not agree, TypeError for parts of another form.)");
+parts: list of (keys (K_i,) uint64, grads (K_i, D) float32, scale float).
+Returns (keys (K,) uint64, grads (K, D) float32, index (sum of K_i,) int32). keys is the union of
+the parts' keys, in the order of `unique`. grads is the sum of scale * gradient for each key, in the
+order of the parts. index is the row of each key of the parts, one part after the other.
+The bits are the same for any number of threads. A single part with scale 1 is returned unchanged.
+Raises BadRequest without parts or if sizes do not agree, TypeError for parts of another form.)");
 }
 
 }  // namespace trireme::bind

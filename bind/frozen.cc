@@ -99,10 +99,9 @@ std::size_t lookup(const FrozenTable& table, Keys keys, Array2<float> out, Pool&
 }  // namespace
 
 void register_frozen(nb::module_& m) {
-  nb::class_<FrozenWriter>(
-      m, "FrozenWriter",
-      "Writes frozen rows (docs/format/export.md), bucket by bucket, in pieces "
-      "to append to a file.")
+  nb::class_<FrozenWriter>(m, "FrozenWriter",
+                           "Writes frozen rows (docs/format/export.md) bucket by bucket, in pieces "
+                           "that the caller appends to a file.")
       .def(
           "__init__",
           [](FrozenWriter* self, const std::string& encoding, int dim, int statistics,
@@ -112,56 +111,65 @@ void register_frozen(nb::module_& m) {
           },
           nb::kw_only(), "encoding"_a, "dim"_a, "statistics"_a = 0, "has_flags"_a = false,
           "first_bucket"_a = 0,
-          "encoding: float32, float16 or int8. has_flags: eight bytes before a row's weights say "
-          "whether its key was "
-          "removed.\nErrors: BadRequest.")
+          R"(encoding: of the weights, float32, float16 or int8.
+
+dim: weights of a row. statistics: float32 numbers before the weights.
+has_flags: eight bytes before each row state whether its key was removed.
+Raises BadRequest, naming the value.)")
       .def_prop_ro("value_bytes", &FrozenWriter::value_bytes, "Bytes of a row without its key.")
       .def("add", &add, "keys"_a.noconvert(), "values"_a.noconvert(),
-           "The bytes of the next bucket. keys: (n,) uint64, distinct, in any order. values: (n, "
-           "value_bytes) uint8: flags "
-           "if there are any, statistics, weights as encoded, zeros.\nErrors: BadRequest for a key "
-           "of another "
-           "bucket, or twice the same.")
+           R"(Return the bytes of the next bucket.
+
+keys: (n,) uint64, distinct, in any order.
+values: (n, value_bytes) uint8: the flags if there are any, statistics, encoded weights, and zeros
+up to a multiple of eight bytes.
+Raises BadRequest for a key of another bucket, or a key that occurs twice.)")
       .def(
           "finish", [](const FrozenWriter& writer) { return result(writer.finish()); },
-          "The end of the file.");
+          "Return the bytes that end the file.");
 
   nb::class_<FrozenRows>(m, "FrozenRows",
-                         "Frozen rows as they lie in memory or mapped files. Any thread may read.")
+                         "Frozen rows, read in place from memory or mapped files. Any thread may "
+                         "read.")
       .def("__init__", &init_rows, "names"_a, "arrays"_a, nb::keep_alive<1, 3>(),
-           "names: of the files, for messages. arrays: their bytes, (n,) uint8 each, aligned to 8; "
-           "they are not copied, and "
-           "`arrays` must not be changed.\nErrors: Corruption, naming the file.")
+           R"(names: of the files, for messages.
+
+arrays: the files' bytes, (n,) uint8 each, aligned to 8. They are not copied; do not change them.
+Raises BadRequest without files, Corruption for damaged bytes, naming the file.)")
       .def_prop_ro(
           "encoding",
           [](const FrozenRows& rows) {
             return kEncodings[static_cast<std::uint32_t>(rows.encoding())];
           },
           "float32, float16 or int8.")
-      .def_prop_ro("dim", &FrozenRows::dim)
+      .def_prop_ro("dim", &FrozenRows::dim, "Weights of a row.")
       .def_prop_ro("statistics", &FrozenRows::statistics, "float32 numbers before the weights.")
-      .def_prop_ro("has_flags", &FrozenRows::has_flags)
+      .def_prop_ro("has_flags", &FrozenRows::has_flags, "Whether rows can state a removed key.")
       .def_prop_ro("rows", &FrozenRows::num_rows, "Number of rows, removed keys included.")
-      .def_prop_ro("num_buckets", &FrozenRows::num_buckets, "Buckets that some file holds.")
+      .def_prop_ro("num_buckets", &FrozenRows::num_buckets, "Number of buckets in the files.")
       .def("content", &content, "bucket"_a,
-           "(keys (n,) uint64, values (n, value_bytes) uint8) of a bucket, as FrozenWriter.add "
-           "takes them.");
+           R"(Return (keys (n,) uint64, values (n, value_bytes) uint8) of a bucket.
+
+They have the form that FrozenWriter.add takes.
+Raises BadRequest for a bucket outside 0 to NUM_BUCKETS - 1.)");
 
   nb::class_<FrozenTable>(m, "FrozenTable",
-                          "A table that answers from layers of frozen rows. Any thread may read.")
-      .def(
-          "__init__", &init_table, "layers"_a, nb::kw_only(), "initializer"_a = "uniform",
-          "init_a"_a, "init_b"_a, "seed"_a, "initial_weights"_a, "dtype"_a = "float32",
-          "simd"_a = "auto", nb::keep_alive<1, 2>(),
-          "layers: FrozenRows, newest first; the last one holds every bucket. initializer, init_a, "
-          "init_b, seed: as of Table. An absent key answers its first `initial_weights` initial "
-          "weights, as the `dtype` float32, bfloat16 or float16 holds them, and zeros behind.\n"
-          "Errors: BadRequest.")
+                          "A read-only table over layers of frozen rows. Any thread may read.")
+      .def("__init__", &init_table, "layers"_a, nb::kw_only(), "initializer"_a = "uniform",
+           "init_a"_a, "init_b"_a, "seed"_a, "initial_weights"_a, "dtype"_a = "float32",
+           "simd"_a = "auto", nb::keep_alive<1, 2>(),
+           R"(layers: FrozenRows, newest first. The last one contains every bucket.
+
+initializer, init_a, init_b, seed, simd: see Table.
+initial_weights: an absent key has this many initial weights, rounded to dtype (float32, bfloat16 or
+float16), then zeros.
+Raises BadRequest, naming the value.)")
       .def_prop_ro("width", &FrozenTable::width, "Floats that a lookup writes per key.")
       .def("lookup", &lookup, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
-           "As Table.lookup: write statistics and weights of each key, return how many were "
-           "absent.\n"
-           "keys: (N,) uint64, duplicates allowed; out: (N, width) float32.");
+           R"(Write the statistics and weights of each key and return how many keys are absent.
+
+keys: (N,) uint64, duplicates allowed. out: (N, width) float32; statistics of absent keys are 0.
+Raises BadRequest for another shape.)");
 }
 
 }  // namespace trireme::bind

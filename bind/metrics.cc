@@ -77,18 +77,33 @@ void register_metrics(nb::module_& m) {
   m.def("histogram_add", &add, "scores"_a.noconvert(), "labels"_a.noconvert(),
         "weights"_a.noconvert().none(), "from_logits"_a, "positives"_a.noconvert(),
         "negatives"_a.noconvert(),
-        "Add examples to two histograms of scores. scores, labels, weights: (B,) float32, labels "
-        "0 or 1, weights may be None; positives, negatives: (T,) float64, T even.");
-  m.def("auc_area", &area, "positives"_a.noconvert(), "negatives"_a.noconvert(),
-        "Area under the ROC curve, 0..1; NaN without a pair. positives, negatives: (T,) float64.");
+        R"(Add examples to the histograms of the scores of positive and of negative examples.
+
+scores, labels: (B,) float32; labels are 0 or 1. weights: (B,) float32, or None for 1.
+from_logits: the scores are logits, otherwise probabilities.
+positives, negatives: (T,) float64, T even.
+Raises BadRequest if the sizes do not agree.)");
+  m.def(
+      "auc_area", &area, "positives"_a.noconvert(), "negatives"_a.noconvert(),
+      R"(Return the area under the ROC curve, 0 to 1; NaN without a positive or a negative example.
+
+positives, negatives: (T,) float64, from `histogram_add`.
+Raises BadRequest unless both have the same even size.)");
   m.def("bucket_error", &error, "positives"_a.noconvert(), "negatives"_a.noconvert(),
         "from_logits"_a, "span_max"_a, "relative_error_max"_a,
-        "Weighted mean of |click rate / mean score - 1| of groups of like scores; NaN without a "
-        "group. positives, negatives: (T,) float64.");
+        R"(Return the weighted mean of |click rate / mean score - 1| over groups of similar scores.
+
+NaN if there is no complete group. A group is complete when its click rate is known to
+relative_error_max; a group whose scores span more than span_max before that is left out.
+positives, negatives: (T,) float64, from `histogram_add`.
+Raises BadRequest unless both have the same even size.)");
   m.attr("EXACT_LIMBS") = kExactLimbs;
   m.def("exact_add", &add_exactly, "values"_a.noconvert(), "limbs"_a.noconvert(),
-        "Add finite values (B,) float64 to an exact sum, (EXACT_LIMBS,) int64 digits to the base "
-        "2^32 in units of 2^-1074, and carry.");
+        R"(Add values to an exact sum, and carry.
+
+values: (B,) float64, finite. limbs: (EXACT_LIMBS,) int64, the digits of the sum to the base 2^32,
+lowest first, in units of 2^-1074.
+Raises BadRequest for another number of limbs, or a value that is not finite.)");
 }
 
 }  // namespace trireme::bind

@@ -59,8 +59,7 @@ Result1<std::uint8_t> write(Array1<const std::uint64_t> keys, Array2<const float
 }  // namespace
 
 void register_row_text(nb::module_& m) {
-  nb::class_<RowTextFormat>(m, "RowTextFormat",
-                            "How many numbers stand behind the key of a row in text.")
+  nb::class_<RowTextFormat>(m, "RowTextFormat", "How many numbers follow the key of a row in text.")
       .def(
           "__init__",
           [](RowTextFormat* self, std::size_t num_head, std::size_t num_full,
@@ -70,19 +69,23 @@ void register_row_text(nb::module_& m) {
             new (self) RowTextFormat(std::move(format));
           },
           nb::kw_only(), "num_head"_a, "num_full"_a, "wide"_a,
-          "A row has num_head numbers or all num_full. wide: those of double precision, ascending, "
-          "below num_head.\n"
-          "Errors: BadRequest, naming the value.");
-  m.def(
-      "parse_rows", &parse, "text"_a.noconvert(), "format"_a, "wanted"_a.noconvert(),
-      "Read whole lines of rows. text: (bytes,) uint8; wanted: (4096,) uint8, buckets to keep.\n"
-      "Returns (keys (n,) uint64, numbers (n, num_full) float32 with 0 where a row has none, wide "
-      "(n, W) float64, is_full (n,) uint8, number of lines, broken): broken is None or (offset of "
-      "the first broken line, what was expected, what was found); rows behind it are not read.");
+          R"(A row has either num_head or num_full numbers.
+
+wide: the positions of numbers in double precision, ascending, below num_head.
+Raises BadRequest, naming the value.)");
+  m.def("parse_rows", &parse, "text"_a.noconvert(), "format"_a, "wanted"_a.noconvert(),
+        R"(Read rows from whole lines of text.
+
+text: (bytes,) uint8. wanted: (4096,) uint8, 1 for the buckets to keep.
+Returns (keys (n,) uint64, numbers (n, num_full) float32, wide (n, W) float64, is_full (n,) uint8,
+number of lines, broken). A number that a row lacks is 0. broken is None, or (offset of the first
+broken line, what was expected, what was found); lines after it are not read.)");
   m.def("write_rows", &write, "keys"_a.noconvert(), "numbers"_a.noconvert(), "wide"_a.noconvert(),
         "is_full"_a.noconvert(), "format"_a,
-        "The inverse of parse_rows: text (bytes,) uint8, numbers with the fewest digits that read "
-        "back as the same. The numbers at `wide` are those of wide.");
+        R"(Return rows as text, (bytes,) uint8: the inverse of parse_rows, with its shapes.
+
+Each number has the fewest digits that read back as the same value. The numbers at the positions
+`format.wide` are taken from `wide`.)");
 }
 
 }  // namespace trireme::bind

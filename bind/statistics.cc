@@ -42,14 +42,15 @@ Result1<double> decay(double decay_rate, Array1<const std::uint32_t> days) {
 }  // namespace
 
 void register_statistics(nb::module_& m) {
-  m.def(
-      "days_between", &days_since, "times"_a.noconvert(), "time"_a,
-      "Whole days of data time from each of `times` to `time`, in seconds; 0 where one of the two "
-      "is 0 or `time` is the earlier one. times: (n,) uint32. Returns (n,) uint32. Errors: "
-      "BadRequest.");
+  m.def("days_between", &days_since, "times"_a.noconvert(), "time"_a,
+        R"(Return the whole days of data time from each of `times` to `time`, both in seconds.
+
+0 where one of the two is 0 or `time` is earlier. times: (n,) uint32. Returns (n,) uint32.
+Raises BadRequest unless 0 <= time < 2**32.)");
   m.def("decay", &decay, "decay_rate"_a, "days"_a.noconvert(),
-        "What is left of a show or click after so many days: decay_rate**days, the same bits as in "
-        "shrink and lookups. days: (n,) uint32. Returns (n,) float64.");
+        R"(Return decay_rate**days, the factor of a show or click after so many days.
+
+The bits are the same as in shrink and lookup. days: (n,) uint32. Returns (n,) float64.)");
 }
 
 }  // namespace trireme::bind

@@ -39,8 +39,11 @@ void hash(Array1<const std::uint8_t> bytes, Array1<const std::int64_t> offsets,
 void register_strings(nb::module_& m) {
   m.def("hash_strings", &hash, "bytes"_a.noconvert(), "offsets"_a.noconvert(), "feature"_a,
         "out"_a.noconvert(),
-        "out[i] = XXH64(bytes[offsets[i]:offsets[i + 1]], seed = XXH64(feature in UTF-8, 0)). "
-        "bytes: (M,) uint8; offsets: (N + 1,) int64; out: (N,) uint64.");
+        R"(Write the key of each string: XXH64(string, seed = XXH64(feature in UTF-8, 0)).
+
+String i is bytes[offsets[i]:offsets[i + 1]].
+bytes: (M,) uint8. offsets: (N + 1,) int64, not decreasing, within bytes. out: (N,) uint64.
+Raises BadRequest for wrong offsets or sizes.)");
 }
 
 }  // namespace trireme::bind

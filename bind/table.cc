@@ -324,9 +324,12 @@ void register_table(nb::module_& m) {
           "beta2"_a = 0.999, "momentum"_a = 0.0, "dampening"_a = 0.0, "beta"_a = 1.0, "l1"_a = 0.0,
           "l2"_a = 0.0, "initial_g2sum"_a = 3.0, "lower"_a = -kInfinity, "upper"_a = kInfinity,
           "step"_a = 1,
-          "weight_decay is added to the gradient (g += weight_decay * w); weights are clipped to "
-          "[lower, upper] "
-          "after the step; step, from 1, drives Adam's global bias correction. Errors: BadRequest.")
+          R"(weight_decay: added to the gradient, g += weight_decay * w.
+
+lower, upper: the weights are clipped to [lower, upper] after the step.
+step: the step's number, from 1, for Adam's global bias correction.
+Each update rule uses the other numbers that have its names.
+Raises BadRequest, naming the value.)")
       .def_ro("lr", &RuleValues::lr)
       .def_ro("weight_decay", &RuleValues::weight_decay)
       .def_ro("eps", &RuleValues::eps)
@@ -343,7 +346,7 @@ void register_table(nb::module_& m) {
       .def_ro("step", &RuleValues::step);
 
   nb::class_<PolicyConfig>(m, "PolicyConfig",
-                           "How long rows live: the numbers of trireme.policy that the core needs.")
+                           "How long rows live: the values of trireme.policy that the core needs.")
       .def(
           "__init__",
           [](PolicyConfig* self, bool is_scored, double nonclk_coeff, double click_coeff,
@@ -368,7 +371,7 @@ void register_table(nb::module_& m) {
           "ttl_s"_a = nb::none(), "max_rows"_a = nb::none(), "max_bytes"_a = nb::none());
 
   nb::class_<AdmissionConfig>(m, "AdmissionConfig",
-                              "Which keys get a row: a filter of trireme.policy.")
+                              "Which keys get a row: an admission filter of trireme.policy.")
       .def(
           "__init__",
           [](AdmissionConfig* self, std::string name, std::uint32_t n,
@@ -381,141 +384,169 @@ void register_table(nb::module_& m) {
           },
           nb::kw_only(), "name"_a = "", "n"_a = 1, "sketch_bytes"_a = nb::none(), "p"_a = 1.0,
           "threshold"_a = 0.0,
-          "name: count_filter (n, sketch_bytes), probability (p), score_filter (threshold), or "
-          "nothing: every key.");
+          "name: count_filter (uses n, sketch_bytes), probability (p), score_filter (threshold), "
+          "or empty: every key gets a row.");
 
-  nb::class_<Snapshot>(m, "Snapshot", "The content of a bucket at one moment.")
+  nb::class_<Snapshot>(m, "Snapshot", "The content of one bucket at one moment.")
       .def_prop_ro("keys", part(&Snapshot::keys), kShared, "(n,) uint64.")
-      .def_prop_ro("classes", part(&Snapshot::classes), kShared, "(n,) uint8, the class of each.")
-      .def_prop_ro("rows", part(&Snapshot::rows), kShared, "(n, row_bytes) uint8: wide rows.")
+      .def_prop_ro("classes", part(&Snapshot::classes), kShared,
+                   "Row class of each row: (n,) uint8.")
+      .def_prop_ro("rows", part(&Snapshot::rows), kShared, "Wide rows: (n, row_bytes) uint8.")
       .def_ro("marks", &Snapshot::marks, "{stream: last sequence applied}.")
       .def_prop_ro("pending", part(&Snapshot::pending), kShared,
-                   "(m,) uint8, opaque: what admission has counted of keys without a row.")
-      .def_prop_ro("removed", part(&Snapshot::removed), kShared,
-                   "(r,) uint64: keys removed since; they may have come back.");
+                   "Opaque bytes: the admission counts of keys without a row: (m,) uint8.")
+      .def_prop_ro(
+          "removed", part(&Snapshot::removed), kShared,
+          "Keys removed since the version asked for: (r,) uint64. Some may have rows again.");
 
   nb::class_<Table>(m, "Table",
-                    "Rows of weights and state by 64-bit key. Any thread may call anything.")
+                    "Rows of weights, state and statistics by 64-bit key, in memory. Any thread "
+                    "may call any function at any time.")
       .def("__init__", &init_table, nb::kw_only(), "dims"_a, "dtype"_a = "float32", "rule"_a,
            "shared"_a = false, "bias_correction"_a = "global", "initial_accumulator"_a = 0.0F,
            "nesterov"_a = false, "initializer"_a = "uniform", "init_a"_a, "init_b"_a, "seed"_a,
            "absent"_a = "initial", "num_streams_max"_a = 1024, "simd"_a = "auto",
            "policy"_a = PolicyConfig(), "admission"_a = AdmissionConfig(),
-           "dims: weights of a row, per row class.\n"
-           "dtype: of the weights, float32, bfloat16 or float16; state is float32. Weights of 16 "
-           "bits "
-           "are rounded stochastically, by (seed, key, stream, sequence, element).\n"
-           "rule: sgd, momentum (nesterov), adagrad (shared: one accumulator per row; "
-           "initial_accumulator), adam (shared; bias_correction: global or row), ftrl, count, "
-           "fleet_sgd, fleet_adagrad (shared), fleet_adagrad_v2, fleet_adam or "
-           "fleet_shared_adam.\n"
-           "initializer: uniform in [init_a, init_b), normal (mean init_a, standard deviation "
-           "init_b) or constant "
-           "(init_a; init_b 0).\n"
-           "absent: what a lookup answers for an absent key, initial (weights) or zeros.\n"
-           "simd: auto, scalar, avx2 or avx512; the results are the same bits.\n"
-           "policy: how long rows live; admission: which keys get one.\n"
-           "Errors: BadRequest, naming the value.")
+           R"(dims: weights of a row, per row class.
+
+dtype: of the weights, float32, bfloat16 or float16. State is always float32. 16-bit weights are
+rounded stochastically; (seed, key, stream, sequence, element) determines the rounding.
+rule: sgd, momentum, adagrad, adam, ftrl, count, fleet_sgd, fleet_adagrad, fleet_adagrad_v2,
+fleet_adam or fleet_shared_adam.
+shared: one state for the row instead of one per weight (adagrad, adam, fleet_adagrad).
+bias_correction: of adam, global or row. initial_accumulator: of adagrad. nesterov: of momentum.
+initializer: uniform in [init_a, init_b); normal with mean init_a and standard deviation init_b; or
+constant init_a, with init_b 0.
+seed: the initial weights of a key depend on it and the key alone.
+absent: what a lookup writes for an absent key, initial (weights) or zeros.
+num_streams_max: streams are numbered from 0 to num_streams_max - 1.
+simd: auto, scalar, avx2 or avx512. All give the same bits.
+policy: how long rows live. admission: which keys get a row.
+Raises BadRequest, naming the value.)")
       .def_prop_ro(
-          "dim", [](const Table& t) { return t.classes()[0].dim(); }, "Of row class 0.")
+          "dim", [](const Table& t) { return t.classes()[0].dim(); },
+          "Weights of a row of row class 0.")
       .def_prop_ro("dims", &dims_of,
-                   "Weights of a row, per row class; the heads' class is the last.")
+                   "Weights of a row, per row class. The class of the heads is the last.")
       .def_prop_ro(
           "class_bytes", [](const Table& t) { return t.classes().row_bytes(); },
-          "Bytes of a row in memory, without the index, per row class.")
-      .def_prop_ro("head_class", &head_class, "The class of rows with a head alone; None: no row.")
-      .def_prop_ro("state_floats", &Table::state_floats, "Of a wide row.")
+          "Bytes of a row in memory without the index, per row class.")
+      .def_prop_ro("head_class", &head_class,
+                   "The class of the rows that are only a head; None if the table has no heads.")
+      .def_prop_ro("state_floats", &Table::state_floats, "Floats of state of a wide row.")
       .def_prop_ro("state_planes", &Table::state_planes,
-                   "Planes that state begins with: a float for every weight. What is left is of "
-                   "the row.")
+                   "Planes at the beginning of the state: one float per weight each. The rest of "
+                   "the state belongs to the row as a whole.")
       .def_prop_ro("is_scored", &Table::is_scored, "Whether rows count shows and clicks.")
       .def_prop_ro("row_bytes", &Table::row_bytes,
                    "Bytes of a wide row: weights, state, statistics.")
-      .def_prop_ro("version", &Table::version, "What changes are stamped with.")
+      .def_prop_ro("version", &Table::version, "The version that changes are stamped with.")
       .def_prop_ro("removed_known_since", &Table::removed_known_since,
                    nb::call_guard<nb::gil_scoped_release>(),
                    "The lowest version since which the removed keys of every bucket are known.")
       .def("raise_version", &Table::raise_version, "version"_a,
-           "Stamp every change from now on with this version, or a later one.")
+           "Stamp all later changes with at least this version.")
       .def_prop_ro("counters", &counters,
-                   "What has become of keys since the table was made: admitted, rejected, expired, "
-                   "evicted.")
+                   "Numbers of keys admitted, rejected, expired and evicted since construction.")
       .def_prop_ro("rows", &Table::num_rows, nb::call_guard<nb::gil_scoped_release>(),
                    "Number of rows.")
       .def_prop_ro("bytes", &Table::bytes, nb::call_guard<nb::gil_scoped_release>(),
                    "Bytes of memory taken from the system.")
-      .def_prop_ro("simd", [](const Table& t) { return std::string(isa_name(t.isa())); })
+      .def_prop_ro(
+          "simd", [](const Table& t) { return std::string(isa_name(t.isa())); },
+          "The instruction set in use.")
       .def("lookup", &lookup, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
            "row_class"_a = 0,
-           "Write the weights of each key and return how many were absent. Changes nothing.\n"
-           "keys: (N,) uint64, duplicates allowed; out: (N, D) float32, D the dim of the class: of "
-           "rows of another class the first D weights, zeros behind those they have.")
+           R"(Write the weights of each key and return how many keys are absent. Changes nothing.
+
+keys: (N,) uint64, duplicates allowed. out: (N, D) float32, where D is the dim of row_class.
+A row of a narrower class is padded with zeros, a row of a wider class is cut.
+Raises BadRequest for another shape.)")
       .def("update", &update, "keys"_a.noconvert(), "grads"_a.noconvert(), "ids"_a, "values"_a,
            "pool"_a, nb::kw_only(), "time"_a = 0, "version"_a = 0,
            "show_click"_a.noconvert() = nb::none(), "features"_a.noconvert() = nb::none(),
            "counts"_a.noconvert() = nb::none(), "change"_a = "rule",
-           "Apply one step of the rule to each key, making rows that are absent and admitted, and "
-           "raise all marks to `ids`.\n"
-           "keys: (K,) uint64, distinct (a key that occurs twice has the rule applied twice, in "
-           "order), those of each row class in turn; grads: (K, D) float32, all of class 0, or a "
-           "list "
-           "of such an array for each class; ids: [(stream, sequence >= 1)], the pushes that the "
-           "gradients are the "
-           "sum of.\n"
-           "time: data time in seconds, 0 if the data has none; version: the table's is raised to "
-           "it; show_click: (K, 2) float32, of scored tables; features: (K,) uint32, of scored "
-           "tables; counts: (K,) uint32, occurrences of each key, which a count_filter adds up, 1 "
-           "without them.\n"
-           "change: \"rule\"; or grads are not gradients: \"add\" them to the weights, clipped to "
-           "values' bounds, or \"assign\" them; state stays as it is, in new rows that which the "
-           "rule begins with.\n"
-           "Keys of buckets that have all of `ids` already are left out, and keys that are not "
-           "admitted. Returns the number of keys applied.\n"
-           "Errors: BadRequest (nothing changed); ResourceExhausted (repeat with the same ids).")
+           R"(Apply one step of the rule to each key and raise the marks of all buckets to `ids`.
+
+Absent keys that are admitted get a row first. Keys that are not admitted are skipped, and so are
+keys of buckets that already have all `ids`. Returns the number of keys applied.
+
+keys: (K,) uint64, distinct, those of row class 0 first, then those of class 1, and so on. The rule
+is applied twice to a key that occurs twice, in order.
+grads: (K, D) float32 if all keys are of class 0, or a list of such an array per row class.
+ids: [(stream, sequence >= 1)], the pushes whose sum the gradients are.
+values: the numbers of the step.
+time: data time in seconds, 0 if the data has none.
+version: the table's version is raised to it.
+show_click: (K, 2) float32, for scored tables only.
+features: (K,) uint32, for scored tables only.
+counts: (K,) uint32, occurrences of each key for a count_filter; None for 1.
+change: rule; or add: grads are added to the weights, then clipped to the bounds in values; or
+assign: grads replace the weights. add and assign leave the state unchanged; the state of a new row
+is the rule's initial state.
+Raises BadRequest, and nothing has changed; or ResourceExhausted, and a repetition with the same ids
+finishes the update.)")
       .def("advance", &advance, "ids"_a,
-           "An update without keys: raise the marks of every bucket to `ids`.")
+           "Raise the marks of every bucket to `ids`, as an update without keys.")
       .def("marks", &marks, "stream"_a,
-           "The last sequence of a stream that each bucket has, 0 for none: (4096,) uint64.")
+           R"(Return the last sequence of a stream that each bucket has applied, 0 for none.
+
+Returns (4096,) uint64. Raises BadRequest for a stream outside 0 to num_streams_max - 1.)")
       .def("set_marks", &set_marks, "stream"_a, "marks"_a.noconvert(),
-           "Set the marks of a stream. marks: (4096,) uint64.")
+           R"(Set the marks of a stream.
+
+marks: (4096,) uint64. Raises BadRequest for a stream outside 0 to num_streams_max - 1.)")
       .def("snapshot", &snapshot, "bucket"_a, "since"_a = 0,
-           "The content of a bucket at one moment; since a version: only what has changed.\n"
-           "Errors: BadRequest, also where keys removed since then were forgotten.")
-      .def(
-          "restore", &restore, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
-          "rows"_a.noconvert(), "marks"_a, "pending"_a.noconvert() = nb::none(),
-          "Replace rows, marks and what is pending of a bucket by what snapshot returned; marks of "
-          "other streams become 0.\n"
-          "Errors: BadRequest or ResourceExhausted; the bucket is then as it was.")
+           R"(Return the content of a bucket at one moment.
+
+since: 0 for all rows; otherwise the rows changed and the keys removed after this version.
+Raises BadRequest for another bucket, or if some of those removed keys were forgotten.)")
+      .def("restore", &restore, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
+           "rows"_a.noconvert(), "marks"_a, "pending"_a.noconvert() = nb::none(),
+           R"(Replace the rows, marks and admission counts of a bucket.
+
+The arguments are those of a Snapshot. The marks of streams that `marks` lacks become 0.
+Raises BadRequest or ResourceExhausted, and the bucket is unchanged.)")
       .def("apply", &apply, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
            "rows"_a.noconvert(), "removed"_a.noconvert(), "pending"_a.noconvert() = nb::none(),
-           "Remove keys of a bucket, then put rows in, or in the place of those there; other rows "
-           "and all marks stay, and what is pending if `pending` is None.\n"
-           "Errors: BadRequest or ResourceExhausted; the bucket is then as it was.")
+           R"(Remove keys of a bucket, then insert or replace rows.
+
+keys: (n,) uint64. classes: (n,) uint8. rows: (n, row_bytes) uint8. removed: (r,) uint64.
+pending: (m,) uint8; None leaves the admission counts unchanged.
+Other rows and all marks stay.
+Raises BadRequest or ResourceExhausted, and the bucket is unchanged.)")
       .def("shrink", &shrink, "bucket"_a, "time"_a, "day_over"_a, "version"_a,
            nb::sig("def shrink(self, bucket: int, time: int, day_over: bool, version: int) -> "
                    "tuple[int, int]"),
-           "Remove the rows of a bucket that the policy lets go at a data time, at the end of its "
-           "day if day_over: (expired, evicted).")
+           R"(Remove the expired rows of a bucket, and rows beyond its limit.
+
+time: data time in seconds. day_over: the day has ended, so statistics decay by one more day.
+version: stamps the removals.
+Returns (number expired, number evicted).)")
       .def("forget_removed", &Table::forget_removed, "version"_a,
            nb::call_guard<nb::gil_scoped_release>(),
-           "Forget which keys were removed with a version up to this one.")
+           "Forget which keys were removed with this version or an earlier one.")
       .def("statistics", &statistics, "keys"_a.noconvert(), "out"_a.noconvert(), "time"_a,
            "day_over"_a, "pool"_a,
-           "Write show and click of each key as they are at a data time, 0 if absent. keys: (N,) "
-           "uint64; out: (N, 2) float64.")
+           R"(Write the show and click of each key at a data time, 0 for absent keys.
+
+keys: (N,) uint64. out: (N, 2) float64. time, day_over: see `shrink`.
+Raises BadRequest if the table is not scored.)")
       .def("settle", &settle, "keys"_a.noconvert(), "delta_scores"_a.noconvert(), "pool"_a,
-           "Subtract what an export has used up from delta scores. keys: (N,) uint64; "
-           "delta_scores: (N,) float32.")
+           R"(Subtract the amounts that an export has consumed from the delta scores of rows.
+
+keys: (N,) uint64. delta_scores: (N,) float32.
+Raises BadRequest if the table is not scored.)")
       .def("expect", &Table::expect, "num_rows"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "So many more rows are about to be restored: their memory is taken in the way that is "
-           "best for all of them. Fewer or more may be.")
+           "Announce that about num_rows rows will be restored, so that memory is allocated for "
+           "them at once. The number need not be exact.")
       .def("clear_bucket", &Table::clear_bucket, "bucket"_a,
-           nb::call_guard<nb::gil_scoped_release>(), "Forget rows and marks of a bucket.")
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Forget the rows, marks, admission counts and removed keys of a bucket.")
       .def("erase", &erase, "keys"_a.noconvert(), "pool"_a,
-           "Remove rows; return how many there were. keys: (N,) uint64.")
+           "Remove rows and return how many existed. keys: (N,) uint64.")
       .def("contains", &contains, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
-           "Write whether each key has a row. keys: (N,) uint64; out: (N,) bool.");
+           "Write whether each key has a row. keys: (N,) uint64. out: (N,) bool.");
 }
 
 }  // namespace trireme::bind

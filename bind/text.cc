@@ -87,24 +87,31 @@ char mark_of(const std::string& text) {
 }  // namespace
 
 void register_text(nb::module_& m) {
-  nb::class_<TextParser>(m, "TextParser", "Text into batches of columns; one thread at a time.")
+  nb::class_<TextParser>(m, "TextParser",
+                         "Parses text into batches of columns. One thread at a time.")
       .def("parse", &parse, "text"_a.noconvert(), "limit"_a, "is_end"_a, "pool"_a,
-           "Parse lines of text ((N,) uint8, at the start of a line) until the batch is full, the "
-           "next line begins at `limit` or later, or the rest is not a whole line (`is_end`: it is "
-           "the last). Returns the bytes done with. Give more than max_line_bytes, or the end.")
-      .def_prop_ro("max_line_bytes", &TextParser::max_line_bytes, "A longer line is broken.")
+           R"(Parse lines until the batch is full, or the next line begins at `limit` or later,
+or the rest is not a whole line. Return how many bytes were consumed.
+
+text: (N,) uint8, beginning at the start of a line. A call makes progress if it has more than
+max_line_bytes or the end of the text.
+is_end: no text follows, so the rest is the last line.)")
+      .def_prop_ro("max_line_bytes", &TextParser::max_line_bytes,
+                   "A line with more bytes is broken.")
       .def_prop_ro("num_examples", &TextParser::num_examples, "Examples in the batch so far.")
-      .def_prop_ro("is_full", &TextParser::is_full)
+      .def_prop_ro("is_full", &TextParser::is_full, "Whether the batch has batch_size examples.")
       .def_prop_ro("broken_line", &broken_line,
-                   "First broken line of the latest parse(): (offset in its text, number of its "
-                   "field or -1, what was expected, what was found), or None.")
-      .def_prop_ro("num_broken_lines", &TextParser::num_broken_lines)
-      .def(
-          "take", &take, "pool"_a,
-          "The B examples parsed since the last take(): (numbers, strings, keys, offsets, "
-          "weights). numbers: a list of (B, dim) float32; strings: a list of ((M,) uint8, (B + 1,) "
-          "int64 offsets), both in the order of their fields. keys: (N,) int64, feature-major; "
-          "offsets: (F*B + 1,) int64; weights: (N,) float32 or None.");
+                   "The first broken line of the latest parse(), or None: (offset in its text, "
+                   "number of the field or -1, what was expected, what was found).")
+      .def_prop_ro("num_broken_lines", &TextParser::num_broken_lines,
+                   "Broken lines since construction.")
+      .def("take", &take, "pool"_a,
+           R"(Return the B examples parsed since the last take().
+
+Returns (numbers, strings, keys, offsets, weights).
+numbers: a list of (B, dim) float32. strings: a list of (bytes (M,) uint8, offsets (B + 1,) int64).
+Both are in the order of their fields.
+keys: (N,) int64, feature-major. offsets: (F*B + 1,) int64. weights: (N,) float32, or None.)");
 
   nb::class_<CriteoParser, TextParser>(m, "CriteoParser", "Criteo's tab-separated text.")
       .def(
@@ -114,7 +121,8 @@ void register_text(nb::module_& m) {
             new (self) CriteoParser(options_of(batch_size, skip_broken), log1p, scale);
           },
           "batch_size"_a, "log1p"_a = true, "scale"_a = 0.125, "skip_broken"_a = false,
-          "Dense value of an integer x: scale * log(1 + max(x, 0)), or scale * x without log1p.");
+          "The dense value of an integer x is scale * log(1 + max(x, 0)), or scale * x without "
+          "log1p. Raises BadRequest for a batch_size outside 1 to 2^24.");
 
   nb::class_<MultiSlotParser, TextParser>(m, "MultiSlotParser", "Fleet's MultiSlot text.")
       .def(
@@ -126,10 +134,13 @@ void register_text(nb::module_& m) {
           },
           "fields"_a, "batch_size"_a, "drop_zeros"_a = false, "pad_empty"_a = false,
           "skip_broken"_a = false,
-          "fields: (kind, name, dim) each; kind is number, amount (a number that is not negative), "
-          "dense, keys, hashes or string; dim is 1 except for dense.");
+          R"(fields: (kind, name, dim) each.
 
-  nb::class_<CsvParser, TextParser>(m, "CsvParser", "Cells with a delimiter between them.")
+kind: number, amount (a number that is not negative), dense, keys, hashes or string.
+dim: 1 except for dense.
+Raises BadRequest, naming the value.)");
+
+  nb::class_<CsvParser, TextParser>(m, "CsvParser", "Text cells separated by a delimiter.")
       .def(
           "__init__",
           [](CsvParser* self, const std::vector<FieldTuple>& fields, std::int64_t batch_size,
@@ -140,11 +151,17 @@ void register_text(nb::module_& m) {
           },
           "fields"_a, "batch_size"_a, "delimiter"_a = ",", "quote"_a = "\"",
           "list_separator"_a = "", "skip_broken"_a = false,
-          "fields: as of MultiSlotParser. The marks are ASCII; empty for none.")
-      .def_prop_ro("num_cells", &CsvParser::num_cells, "How many cells the fields have together.")
-      .def(
-          "set_columns", &CsvParser::set_columns, "columns"_a, "num_columns"_a,
-          "Lines have num_columns cells from now on; columns[i] is where cell i of the fields is.");
+          R"(fields: see MultiSlotParser.
+
+delimiter, quote, list_separator: one ASCII character each, or empty for none.
+Raises BadRequest, naming the value.)")
+      .def_prop_ro("num_cells", &CsvParser::num_cells, "Number of cells of all fields together.")
+      .def("set_columns", &CsvParser::set_columns, "columns"_a, "num_columns"_a,
+           R"(Set the order of the cells of the following lines.
+
+columns: columns[i] is the position in a line of cell i of the fields.
+num_columns: cells of a line.
+Raises BadRequest, naming the value.)");
 
   nb::class_<LibsvmParser, TextParser>(m, "LibsvmParser", "A label and index:value pairs.")
       .def(
@@ -154,7 +171,8 @@ void register_text(nb::module_& m) {
             new (self) LibsvmParser(options_of(batch_size, skip_broken), fields_of({indices})[0]);
           },
           "indices"_a, "batch_size"_a, "skip_broken"_a = false,
-          "indices: a field of keys or hashes, as of MultiSlotParser.");
+          "indices: one field of kind keys or hashes, see MultiSlotParser.\n"
+          "Raises BadRequest, naming the value.");
 }
 
 }  // namespace trireme::bind

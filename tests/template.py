@@ -27,6 +27,10 @@ from dataclasses import dataclass
 import torch._dynamo  # torch itself imports it with the first optimizer
 
 import trireme
+import trireme.commands.cli
+import trireme.job.embedded
+import trireme.job.serving
+import trireme.server.log.durable_journal
 
 ORDER_BYTES_MAX = 1 << 17
 

@@ -185,23 +185,32 @@ def passes_said(*outputs: str) -> list[str]:
 ALL_PASSES = [f"{day}/{number}" for day in DAYS for number in range(1, PASSES + 1)]
 
 
-@pytest.mark.timeout(300)  # four runs
+# What a run prints that was stopped within a pass. A slow one may reach the checkpoint at its end.
+WITHIN = "training has stopped after a step, with a checkpoint"
+
+
+@pytest.mark.timeout(300)  # four runs or more
 def test_a_stopped_run_resumes_within_its_pass(
     programs: Template, place: Path, undisturbed: tuple[Path, str]
 ) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    outputs = []
-    for _ in range(2):
+    outputs: list[str] = []
+    was_within = False
+    while sum(WITHIN in output for output in outputs) < 2:
+        assert len(outputs) < 5, outputs
         with start(programs, place, "runner.print_interval=1") as program:
-            for _ in range(rng.randint(1, 15)):  # seven a pass
+            for _ in range(rng.randint(1, 8)):  # seven a pass, of six
                 program.wait_line(r"batch \d+")
             outputs.append(stop(program))
-        assert "training has stopped after a step, with a checkpoint" in outputs[-1]
-        assert (place / "models" / STOPPED).read_text()
+        assert ("stream: continuing within pass" in outputs[-1]) == was_within
+        was_within = WITHIN in outputs[-1]
+        assert was_within or "stopped where a checkpoint stands" in outputs[-1]
+        if was_within:
+            assert (place / "models" / STOPPED).read_text()
     outputs.append(run(programs, place))
-    assert all("stream: continuing within pass" in output for output in outputs[1:])
+    assert "stream: continuing within pass" in outputs[-1]
     assert passes_said(*outputs) == ALL_PASSES
     assert_same_end(place, undisturbed[0])
     assert points(place) == points(undisturbed[0])
