@@ -35,7 +35,7 @@ class Alone(Mode):
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup
-        self.num_steps, self.position = 0, StreamPosition()
+        self.num_steps, self.last_push = 0, StreamPosition()
         self.rows = {t.class_id: make_core_table(t.schema) for t in setup.tables}
 
     def open(self) -> None: ...
@@ -72,7 +72,7 @@ class Alone(Mode):
         assert self.setup.optimizer is not None
         self.setup.optimizer.step()
         step.dense.take_gradients()
-        self.position = StreamPosition(self.num_steps, step.position)
+        self.last_push = StreamPosition(self.num_steps, step.position)
 
     def wait_for_step(self) -> None: ...
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.long import pick
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.cluster import Cluster
@@ -26,7 +27,7 @@ DIM = 4
 NUM_KEYS = 60
 # Unequal batch sizes and lengths: gradients must be weighted, and the shorter stream must leave.
 BATCH_SIZES = (8, 5)
-LENGTHS = (200, 150)
+LENGTHS = pick(short=(60, 45), long=(200, 150))
 ATOL = 1e-5
 
 Weights = dict[str, np.ndarray]

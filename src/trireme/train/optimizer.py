@@ -125,7 +125,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def sequence(self) -> int:
         """The number of this worker's last push."""
-        return self.mode.position.sequence
+        return self.mode.last_push.sequence
 
     def set_time(self, time: float | Callable[[], float]) -> None:
         """Data time that pushes carry from now on; see Trainer.set_time."""

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from trireme.job.cluster import Cluster
-from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
 
@@ -43,14 +42,6 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def is_last_step(pulled: Pulled, last_step: int, cluster: Cluster) -> bool:
-    """Whether all workers of a sync job stop after this worker's last step; records the reason."""
-    if pulled.stop is None or pulled.stop.step > last_step:
-        return False
-    cluster.stop_request.reason = cluster.stop_request.reason or pulled.stop.reason
-    return True
 
 
 def agreed_reason_to_stop(cluster: Cluster) -> str:

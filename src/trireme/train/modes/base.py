@@ -17,7 +17,7 @@ class Mode(Protocol):
     trains_in_threads: ClassVar[bool]  # several threads may each train on batches of their own
     saves_between_steps: ClassVar[bool]  # all workers wait at a step while a checkpoint is written
     num_steps: int  # made by this worker; by the job if all workers make each step together
-    position: StreamPosition  # after the last push; set when a stream that workers share is taken
+    last_push: StreamPosition  # of this worker; set when it takes a stream that workers share
 
     def __init__(self, setup: TrainingSetup) -> None:
         """Raises BadRequest: the mode cannot train this model in this job."""

@@ -27,7 +27,7 @@ class WorkerGroup:
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
         host = own_host(cluster.client.servers.map.servers[0]).strip("[]")
         _check(host, device, cluster)
-        self._group: Any = self._join(host, device)
+        self._backend: Any = self._join(host, device)
 
     def _join(self, host: str, device: torch.device) -> Any:
         rank, size = self._cluster.worker, self._cluster.num_workers
@@ -58,7 +58,7 @@ class WorkerGroup:
         Unavailable: one has gone.
         """
         try:
-            self._group.allreduce([values], dist.AllreduceOptions()).wait()
+            self._backend.allreduce([values], dist.AllreduceOptions()).wait()
         except RuntimeError as error:
             raise self._error("all-reduce", error) from error
         if values.is_cuda:

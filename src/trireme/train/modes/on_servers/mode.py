@@ -176,11 +176,11 @@ class OnServers(Mode):
     # ---- checkpoints ----
 
     @property
-    def position(self) -> StreamPosition:
+    def last_push(self) -> StreamPosition:
         return StreamPosition(self.stream.sequence, self.stream.position)
 
-    @position.setter
-    def position(self, position: StreamPosition) -> None:
+    @last_push.setter
+    def last_push(self, position: StreamPosition) -> None:
         self.stream.stand_at(position)
 
     def resume(self, steps_before: int | None = None) -> None:
