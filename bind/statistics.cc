@@ -1,4 +1,4 @@
-// Row statistics, decayed to a later time.
+// Row statistics, decayed to a later time, and their score.
 #include "store/statistics.h"
 
 #include <limits>
@@ -39,6 +39,23 @@ Result1<double> decay(double decay_rate, Array1<const std::uint32_t> days) {
   return result(std::move(decays));
 }
 
+Result1<double> score(Array1<const double> shows, Array1<const double> clicks, double nonclk_coeff,
+                      double click_coeff) {
+  if (clicks.size() != shows.size()) {
+    throw Error(ErrorCode::kBadRequest, "score: expected " + std::to_string(shows.size()) +
+                                            " clicks, found " + std::to_string(clicks.size()));
+  }
+  const ScoreRates rates{.nonclk_coeff = nonclk_coeff, .click_coeff = click_coeff};
+  Array<double> scores(shows.size());
+  {
+    nb::gil_scoped_release release;
+    for (std::size_t i = 0; i < shows.size(); ++i) {
+      scores.data()[i] = rates.score(shows.data()[i], clicks.data()[i]);
+    }
+  }
+  return result(std::move(scores));
+}
+
 }  // namespace
 
 void register_statistics(nb::module_& m) {
@@ -51,6 +68,12 @@ Raises BadRequest unless 0 <= time < 2**32.)");
         R"(Return decay_rate**days, the factor of a show or click after so many days.
 
 The bits are the same as in shrink and lookup. days: (n,) uint32. Returns (n,) float64.)");
+  m.def("score", &score, "shows"_a.noconvert(), "clicks"_a.noconvert(), "nonclk_coeff"_a,
+        "click_coeff"_a,
+        R"(Return the score of each row: (show - click) * nonclk_coeff + click * click_coeff.
+
+The bits are the same as in the table. shows, clicks: (n,) float64. Returns (n,) float64.
+Raises BadRequest if the sizes differ.)");
 }
 
 }  // namespace trireme::bind

@@ -1,5 +1,5 @@
-// Tables: lookup, update, marks and buckets. Values of update rules.
-#include "table/table.h"
+// Tables: lookup, update, life of rows.
+#include "table.h"
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -8,7 +8,6 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include <limits>
 #include <map>
 #include <optional>
 #include <span>
@@ -20,17 +19,9 @@
 #include "base/array.h"
 #include "base/error.h"
 #include "base/isa.h"
-#include "bind.h"
+#include "table/table.h"
 
 namespace trireme::bind {
-namespace {
-
-using namespace nb::literals;
-
-using Keys = Array1<const std::uint64_t>;
-using Ids = std::vector<std::pair<std::int64_t, std::int64_t>>;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 void expect(const char* who, const char* what, std::size_t found, std::size_t expected) {
   if (found == expected) return;
@@ -38,6 +29,12 @@ void expect(const char* who, const char* what, std::size_t found, std::size_t ex
                                           std::to_string(expected) + ", found " +
                                           std::to_string(found));
 }
+
+namespace {
+
+using namespace nb::literals;
+
+using Ids = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
 template <class T>
 void expect_rows(const char* who, const Table& table, const Keys& keys, const Array2<T>& rows,
@@ -53,14 +50,6 @@ std::vector<PushId> push_ids(const Ids& ids) {
   for (const auto& [stream, sequence] : ids)
     pushes.push_back({.stream = stream, .sequence = sequence});
   return pushes;
-}
-
-template <class T, class... Shape>
-auto to_numpy(Array<T>&& array, Shape... shape) {
-  T* data = array.release();
-  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
-  return nb::ndarray<nb::numpy, T, nb::ndim<sizeof...(Shape)>, nb::c_contig>(
-      data, {static_cast<std::size_t>(shape)...}, owner);
 }
 
 void init_table(Table* self, std::vector<int> dims, std::string dtype, std::string rule,
@@ -170,73 +159,6 @@ void advance(Table& table, const Ids& ids) {
   table.advance(pushes);
 }
 
-auto marks(const Table& table, std::int64_t stream) {
-  Array<std::uint64_t> found(kNumBuckets);
-  {
-    nb::gil_scoped_release release;
-    table.marks(stream, found.span());
-  }
-  return to_numpy(std::move(found), kNumBuckets);
-}
-
-void set_marks(Table& table, std::int64_t stream, Array1<const std::uint64_t> marks) {
-  expect("set_marks", "one mark per bucket:", marks.size(), kNumBuckets);
-  nb::gil_scoped_release release;
-  table.set_marks(stream, as_span(marks));
-}
-
-// A BucketContent as NumPy arrays.
-struct Snapshot {
-  Result1<std::uint64_t> keys;
-  Result1<std::uint8_t> classes;
-  Result2<std::uint8_t> rows;
-  std::map<std::int64_t, std::uint64_t> marks;
-  Result1<std::uint8_t> pending;
-  Result1<std::uint64_t> removed;
-};
-
-// A property that returns an array, which owns its memory.
-constexpr auto kShared = nb::rv_policy::automatic;
-template <class T>
-auto part(T Snapshot::* array) {
-  return [array](const Snapshot& snapshot) { return snapshot.*array; };
-}
-
-Snapshot snapshot(const Table& table, std::uint32_t bucket, std::uint32_t since) {
-  BucketContent content;
-  {
-    nb::gil_scoped_release release;
-    content = table.snapshot(bucket, since);
-  }
-  return {.keys = result(std::move(content.keys)),
-          .classes = result(std::move(content.classes)),
-          .rows = result(std::move(content.rows), table.row_bytes()),
-          .marks = {content.marks.begin(), content.marks.end()},
-          .pending = result(std::move(content.pending)),
-          .removed = result(std::move(content.removed))};
-}
-
-Table::BucketView view_of(const char* who, const Table& table, const Keys& keys,
-                          const Array1<const std::uint8_t>& classes,
-                          const Array2<const std::uint8_t>& rows) {
-  expect(who, "rows of width", rows.shape(1), table.row_bytes());
-  expect(who, "as many rows as keys:", rows.shape(0), keys.size());
-  return {.keys = as_span(keys),
-          .classes = as_span(classes),
-          .rows = as_span(rows),
-          .marks = {},
-          .pending = std::nullopt};
-}
-
-void apply(Table& table, std::uint32_t bucket, Keys keys, Array1<const std::uint8_t> classes,
-           Array2<const std::uint8_t> rows, Keys removed,
-           const std::optional<Array1<const std::uint8_t>>& pending) {
-  Table::BucketView content = view_of("apply", table, keys, classes, rows);
-  if (pending) content.pending = as_span(*pending);
-  nb::gil_scoped_release release;
-  table.apply(bucket, content, as_span(removed));
-}
-
 nb::tuple shrink(Table& table, std::uint32_t bucket, std::uint32_t time, bool day_over,
                  std::uint32_t version) {
   Table::Shrunk shrunk;
@@ -269,19 +191,6 @@ void settle(Table& table, Keys keys, Array1<const float> delta_scores, Pool& poo
   table.settle(as_span(keys), delta_scores.data(), pool);
 }
 
-void restore(Table& table, std::uint32_t bucket, Keys keys, Array1<const std::uint8_t> classes,
-             Array2<const std::uint8_t> rows,
-             const std::map<std::int64_t, std::uint64_t>& marks_of_streams,
-             const std::optional<Array1<const std::uint8_t>>& pending) {
-  Table::BucketView content = view_of("restore", table, keys, classes, rows);
-  if (pending) content.pending = as_span(*pending);
-  const std::vector<std::pair<std::int64_t, std::uint64_t>> marks_given(marks_of_streams.begin(),
-                                                                        marks_of_streams.end());
-  content.marks = marks_given;
-  nb::gil_scoped_release release;
-  table.restore(bucket, content);
-}
-
 std::size_t erase(Table& table, Keys keys, Pool& pool) {
   nb::gil_scoped_release release;
   return table.erase(as_span(keys), pool);
@@ -296,112 +205,13 @@ void contains(const Table& table, Keys keys, Array1<bool> out, Pool& pool) {
 }  // namespace
 
 void register_table(nb::module_& m) {
-  nb::class_<RuleValues>(m, "RuleValues",
-                         "The numbers of one step of an update rule; they travel with a push.")
-      .def(
-          "__init__",
-          [](RuleValues* self, double lr, double weight_decay, double eps, double beta1,
-             double beta2, double momentum, double dampening, double beta, double l1, double l2,
-             double initial_g2sum, double lower, double upper, std::int64_t step) {
-            const RuleValues values{.lr = lr,
-                                    .weight_decay = weight_decay,
-                                    .eps = eps,
-                                    .beta1 = beta1,
-                                    .beta2 = beta2,
-                                    .momentum = momentum,
-                                    .dampening = dampening,
-                                    .beta = beta,
-                                    .l1 = l1,
-                                    .l2 = l2,
-                                    .initial_g2sum = initial_g2sum,
-                                    .lower = lower,
-                                    .upper = upper,
-                                    .step = step};
-            values.check();
-            new (self) RuleValues(values);
-          },
-          nb::kw_only(), "lr"_a, "weight_decay"_a = 0.0, "eps"_a = 1e-10, "beta1"_a = 0.9,
-          "beta2"_a = 0.999, "momentum"_a = 0.0, "dampening"_a = 0.0, "beta"_a = 1.0, "l1"_a = 0.0,
-          "l2"_a = 0.0, "initial_g2sum"_a = 3.0, "lower"_a = -kInfinity, "upper"_a = kInfinity,
-          "step"_a = 1,
-          R"(weight_decay: added to the gradient, g += weight_decay * w.
-
-lower, upper: the weights are clipped to [lower, upper] after the step.
-step: the step's number, from 1, for Adam's global bias correction.
-Each update rule uses the other numbers that have its names.
-Raises BadRequest, naming the value.)")
-      .def_ro("lr", &RuleValues::lr)
-      .def_ro("weight_decay", &RuleValues::weight_decay)
-      .def_ro("eps", &RuleValues::eps)
-      .def_ro("beta1", &RuleValues::beta1)
-      .def_ro("beta2", &RuleValues::beta2)
-      .def_ro("momentum", &RuleValues::momentum)
-      .def_ro("dampening", &RuleValues::dampening)
-      .def_ro("beta", &RuleValues::beta)
-      .def_ro("l1", &RuleValues::l1)
-      .def_ro("l2", &RuleValues::l2)
-      .def_ro("initial_g2sum", &RuleValues::initial_g2sum)
-      .def_ro("lower", &RuleValues::lower)
-      .def_ro("upper", &RuleValues::upper)
-      .def_ro("step", &RuleValues::step);
-
-  nb::class_<PolicyConfig>(m, "PolicyConfig",
-                           "How long rows live: the values of trireme.policy that the core needs.")
-      .def(
-          "__init__",
-          [](PolicyConfig* self, bool is_scored, double nonclk_coeff, double click_coeff,
-             double decay_rate, double delete_threshold,
-             std::optional<std::uint32_t> delete_after_unseen_days,
-             std::optional<double> embedx_threshold, std::optional<std::uint64_t> ttl_s,
-             std::optional<std::uint64_t> max_rows, std::optional<std::uint64_t> max_bytes) {
-            new (self) PolicyConfig{.is_scored = is_scored,
-                                    .rates = {.nonclk_coeff = nonclk_coeff,
-                                              .click_coeff = click_coeff,
-                                              .decay_rate = decay_rate},
-                                    .delete_threshold = delete_threshold,
-                                    .delete_after_unseen_days = delete_after_unseen_days,
-                                    .ttl_s = ttl_s,
-                                    .embedx_threshold = embedx_threshold,
-                                    .max_rows = max_rows,
-                                    .max_bytes = max_bytes};
-          },
-          nb::kw_only(), "is_scored"_a = false, "nonclk_coeff"_a = 0.1, "click_coeff"_a = 1.0,
-          "decay_rate"_a = 1.0, "delete_threshold"_a = 0.0,
-          "delete_after_unseen_days"_a = nb::none(), "embedx_threshold"_a = nb::none(),
-          "ttl_s"_a = nb::none(), "max_rows"_a = nb::none(), "max_bytes"_a = nb::none());
-
-  nb::class_<AdmissionConfig>(m, "AdmissionConfig",
-                              "Which keys get a row: an admission filter of trireme.policy.")
-      .def(
-          "__init__",
-          [](AdmissionConfig* self, std::string name, std::uint32_t n,
-             std::optional<std::uint64_t> sketch_bytes, double p, double threshold) {
-            new (self) AdmissionConfig{.name = std::move(name),
-                                       .n = n,
-                                       .sketch_bytes = sketch_bytes.value_or(0),
-                                       .p = p,
-                                       .threshold = threshold};
-          },
-          nb::kw_only(), "name"_a = "", "n"_a = 1, "sketch_bytes"_a = nb::none(), "p"_a = 1.0,
-          "threshold"_a = 0.0,
-          "name: count_filter (uses n, sketch_bytes), probability (p), score_filter (threshold), "
-          "or empty: every key gets a row.");
-
-  nb::class_<Snapshot>(m, "Snapshot", "The content of one bucket at one moment.")
-      .def_prop_ro("keys", part(&Snapshot::keys), kShared, "(n,) uint64.")
-      .def_prop_ro("classes", part(&Snapshot::classes), kShared,
-                   "Row class of each row: (n,) uint8.")
-      .def_prop_ro("rows", part(&Snapshot::rows), kShared, "Wide rows: (n, row_bytes) uint8.")
-      .def_ro("marks", &Snapshot::marks, "{stream: last sequence applied}.")
-      .def_prop_ro("pending", part(&Snapshot::pending), kShared,
-                   "Opaque bytes: the admission counts of keys without a row: (m,) uint8.")
-      .def_prop_ro(
-          "removed", part(&Snapshot::removed), kShared,
-          "Keys removed since the version asked for: (r,) uint64. Some may have rows again.");
-
-  nb::class_<Table>(m, "Table",
-                    "Rows of weights, state and statistics by 64-bit key, in memory. Any thread "
-                    "may call any function at any time.")
+  register_rule_values(m);
+  register_policies(m);
+  nb::class_<Table> table(
+      m, "Table",
+      "Rows of weights, state and statistics by 64-bit key, in memory. Any thread "
+      "may call any function at any time.");
+  table
       .def("__init__", &init_table, nb::kw_only(), "dims"_a, "dtype"_a = "float32", "rule"_a,
            "shared"_a = false, "bias_correction"_a = "global", "initial_accumulator"_a = 0.0F,
            "nesterov"_a = false, "initializer"_a = "uniform", "init_a"_a, "init_b"_a, "seed"_a,
@@ -488,33 +298,6 @@ Raises BadRequest, and nothing has changed; or ResourceExhausted, and a repetiti
 finishes the update.)")
       .def("advance", &advance, "ids"_a,
            "Raise the marks of every bucket to `ids`, as an update without keys.")
-      .def("marks", &marks, "stream"_a,
-           R"(Return the last sequence of a stream that each bucket has applied, 0 for none.
-
-Returns (4096,) uint64. Raises BadRequest for a stream outside 0 to num_streams_max - 1.)")
-      .def("set_marks", &set_marks, "stream"_a, "marks"_a.noconvert(),
-           R"(Set the marks of a stream.
-
-marks: (4096,) uint64. Raises BadRequest for a stream outside 0 to num_streams_max - 1.)")
-      .def("snapshot", &snapshot, "bucket"_a, "since"_a = 0,
-           R"(Return the content of a bucket at one moment.
-
-since: 0 for all rows; otherwise the rows changed and the keys removed after this version.
-Raises BadRequest for another bucket, or if some of those removed keys were forgotten.)")
-      .def("restore", &restore, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
-           "rows"_a.noconvert(), "marks"_a, "pending"_a.noconvert() = nb::none(),
-           R"(Replace the rows, marks and admission counts of a bucket.
-
-The arguments are those of a Snapshot. The marks of streams that `marks` lacks become 0.
-Raises BadRequest or ResourceExhausted, and the bucket is unchanged.)")
-      .def("apply", &apply, "bucket"_a, "keys"_a.noconvert(), "classes"_a.noconvert(),
-           "rows"_a.noconvert(), "removed"_a.noconvert(), "pending"_a.noconvert() = nb::none(),
-           R"(Remove keys of a bucket, then insert or replace rows.
-
-keys: (n,) uint64. classes: (n,) uint8. rows: (n, row_bytes) uint8. removed: (r,) uint64.
-pending: (m,) uint8; None leaves the admission counts unchanged.
-Other rows and all marks stay.
-Raises BadRequest or ResourceExhausted, and the bucket is unchanged.)")
       .def("shrink", &shrink, "bucket"_a, "time"_a, "day_over"_a, "version"_a,
            nb::sig("def shrink(self, bucket: int, time: int, day_over: bool, version: int) -> "
                    "tuple[int, int]"),
@@ -537,16 +320,11 @@ Raises BadRequest if the table is not scored.)")
 
 keys: (N,) uint64. delta_scores: (N,) float32.
 Raises BadRequest if the table is not scored.)")
-      .def("expect", &Table::expect, "num_rows"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Announce that about num_rows rows will be restored, so that memory is allocated for "
-           "them at once. The number need not be exact.")
-      .def("clear_bucket", &Table::clear_bucket, "bucket"_a,
-           nb::call_guard<nb::gil_scoped_release>(),
-           "Forget the rows, marks, admission counts and removed keys of a bucket.")
       .def("erase", &erase, "keys"_a.noconvert(), "pool"_a,
            "Remove rows and return how many existed. keys: (N,) uint64.")
       .def("contains", &contains, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
            "Write whether each key has a row. keys: (N,) uint64. out: (N,) bool.");
+  register_buckets(m, table);
 }
 
 }  // namespace trireme::bind

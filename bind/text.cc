@@ -155,7 +155,6 @@ Raises BadRequest, naming the value.)");
 
 delimiter, quote, list_separator: one ASCII character each, or empty for none.
 Raises BadRequest, naming the value.)")
-      .def_prop_ro("num_cells", &CsvParser::num_cells, "Number of cells of all fields together.")
       .def("set_columns", &CsvParser::set_columns, "columns"_a, "num_columns"_a,
            R"(Set the order of the cells of the following lines.
 

@@ -17,9 +17,9 @@ from trireme.coordinator.coordinator import Coordinator
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
 from trireme.job.handlers import handlers_of
-from trireme.protocol.server_limits import ServerLimits
 from trireme.rpc import Server
 from trireme.server.attendance import Attendance
+from trireme.server.server_limits import ServerLimits
 from trireme.server.state import ServerState
 
 T = TypeVar("T")

@@ -120,6 +120,12 @@ def restore(table: _core.Table, bucket: int, content: Any) -> None:
     )
 
 
+def clear(table: _core.Table, bucket: int) -> None:
+    """Give a bucket no content."""
+    rows = np.empty((0, table.row_bytes), np.uint8)
+    table.restore(bucket, np.empty(0, np.uint64), np.empty(0, np.uint8), rows, {})
+
+
 def instruction_sets() -> dict[str, str]:
     """Those of the core, each with "" or why it cannot run here."""
     reasons = {}

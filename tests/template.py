@@ -195,6 +195,7 @@ def exit_code_of(program: Callable[[], None]) -> int:
         print(error.code, file=sys.stderr)
         return 1
     except BaseException as error:  # noqa: BLE001 as the interpreter does
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0

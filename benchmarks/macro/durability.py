@@ -122,7 +122,7 @@ class _Server:
         self._exit.enter_context(kept(durability, self.state, coordinator, attendance))
         self._handlers = handlers_of(self.state, coordinator, attendance.handlers(), folder)
         self._num_pushes = 0
-        if not self.state.is_in_a_job:
+        if not self.state.assignment.is_in_a_job:
             body = {"servers": ["a:1"], "worker": 0, "num_workers": 1, "token": "a"}
             self._ask("coord.join", body, [])
             bucket_map = BucketMap.even(("a:1",)).to_wire()

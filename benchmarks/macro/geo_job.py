@@ -43,7 +43,7 @@ def main() -> None:
         if cluster.worker == 0:
             curve.append([seconds, scored(case, model, data)])
             model.train()
-        cluster.client.gather({}, [], purpose="scored", patient=True)
+        cluster.client.coordinator.gather({}, [], purpose="scored", patient=True)
     if cluster.worker == 0:
         args.out.write_text(json.dumps(curve))
 

@@ -75,7 +75,7 @@ def main() -> None:
     )
     trainer.fit(train, epochs=args.epochs)
     trainer.optimizer.flush()
-    cluster.client.gather({}, [], purpose="measure")
+    cluster.client.coordinator.gather({}, [], purpose="measure")
     servers = cluster.client.stats()
     auc = trainer.evaluate(test)["auc"]
     if cluster.worker == 0:

@@ -28,8 +28,8 @@ from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
-from trireme.protocol.gradients import Step, TableGradient
 from trireme.table import RowClassId
+from trireme.worker.gradients import Step, TableGradient
 
 DIM = 16
 CHUNK_BYTES = 8 << 20

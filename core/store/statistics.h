@@ -42,8 +42,8 @@ struct ShowClick {
   double click;
 };
 
-// A moment of data time at which statistics are read.
-struct Moment {
+// The data time at which statistics are read.
+struct DataTime {
   std::uint32_t time;  // seconds
   bool day_over;       // at the end of that day: shows and clicks have decayed once more
 

@@ -144,11 +144,6 @@ void Table::raise_version_to(const BucketView& content) noexcept {
   }
 }
 
-void Table::clear_bucket(std::uint32_t bucket) {
-  check_bucket(bucket);
-  replace(bucket, {});
-}
-
 void Table::check_content(const char* who, std::uint32_t bucket, const BucketView& content) const {
   if (content.classes.size() != content.keys.size()) {
     refuse(who, bucket,

@@ -126,7 +126,7 @@ void Table::contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool)
       [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA { out[i] = row != nullptr; });
 }
 
-void Table::statistics(std::span<const std::uint64_t> keys, double* out, const Moment& now,
+void Table::statistics(std::span<const std::uint64_t> keys, double* out, const DataTime& now,
                        Pool& pool) const {
   check_scored("statistics");
   const auto write = [=, this](std::size_t i, const std::byte* row) {

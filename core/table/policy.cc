@@ -46,7 +46,7 @@ std::uint32_t PolicyConfig::oldest_kept(std::uint32_t now) const noexcept {
 }
 
 bool PolicyConfig::is_expired(const Stamp& stamp, const Score* score,
-                              const Moment& now) const noexcept {
+                              const DataTime& now) const noexcept {
   if (ttl_s && stamp.time != 0 && now.time > stamp.time && now.time - stamp.time > *ttl_s) {
     return true;
   }

@@ -31,7 +31,7 @@ struct PolicyConfig {
   // score; 0: none.
   std::uint32_t oldest_kept(std::uint32_t now) const noexcept;
   // Whether shrink() removes a row. `score` is null if the table is not scored.
-  bool is_expired(const Stamp& stamp, const Score* score, const Moment& now) const noexcept;
+  bool is_expired(const Stamp& stamp, const Score* score, const DataTime& now) const noexcept;
 };
 
 // Numbers of keys and rows since the table was created.

@@ -26,7 +26,7 @@ struct Age {
 
 }  // namespace
 
-Table::Shrunk Table::shrink(std::uint32_t bucket, const Moment& now, std::uint32_t version) {
+Table::Shrunk Table::shrink(std::uint32_t bucket, const DataTime& now, std::uint32_t version) {
   check_bucket(bucket);
   raise_version(version);
   std::unique_lock lock(mutex_of(bucket));

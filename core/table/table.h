@@ -39,7 +39,7 @@
 #include "table/admission.h"
 #include "table/apply.h"
 #include "table/classes.h"
-#include "table/groups.h"
+#include "table/keys_by_stripe.h"
 #include "table/marks.h"
 #include "table/policy.h"
 #include "table/removed.h"
@@ -168,15 +168,13 @@ class Table {
   // Announces that about this many more rows will be restored, so that their memory is taken in the
   // best way for that. Fewer or more may be.
   void expect(std::size_t num_rows) noexcept { arenas_.expect(num_rows); }
-  // Forgets rows, marks, pending and removed keys of a bucket.
-  void clear_bucket(std::uint32_t bucket);
 
   // Removes the expired rows of a bucket, and those over its limit.
   struct Shrunk {
     std::size_t num_expired;
     std::size_t num_evicted;
   };
-  Shrunk shrink(std::uint32_t bucket, const Moment& now, std::uint32_t version);
+  Shrunk shrink(std::uint32_t bucket, const DataTime& now, std::uint32_t version);
   // Forgets which keys were removed with a version <= `version`: no snapshot since an earlier
   // version will be requested.
   void forget_removed(std::uint32_t version);
@@ -184,7 +182,7 @@ class Table {
 
   // Show and click of each key at a moment, 0 if absent.   keys: (N). out: (N, 2). Errors of both:
   // kBadRequest if the table is not scored.
-  void statistics(std::span<const std::uint64_t> keys, double* out, const Moment& now,
+  void statistics(std::span<const std::uint64_t> keys, double* out, const DataTime& now,
                   Pool& pool) const;
   // Subtracts what an export has consumed from the delta score of each key that has a row. The rows
   // keep their versions.   keys, delta_scores: (N).

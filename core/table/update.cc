@@ -73,7 +73,7 @@ struct Table::Step {
 template <class Function>
 void Table::for_stripes(std::span<const std::uint64_t> keys, Pool& pool,
                         const Function& function) const {
-  const Groups groups(keys, pool);
+  const KeysByStripe groups(keys, pool);
   if (keys.size() < kParallelKeysMin) {
     for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) function(stripe, groups[stripe]);
   } else {

@@ -55,7 +55,7 @@ void push(Table& table, const Keys& keys, PushId id, std::uint32_t time, std::ui
                 .counts = nullptr});
 }
 
-ShowClick statistics_of(const Table& table, std::uint64_t key, const Moment& now, Pool& pool) {
+ShowClick statistics_of(const Table& table, std::uint64_t key, const DataTime& now, Pool& pool) {
   std::array<double, 2> out{};
   table.statistics(std::array{key}, out.data(), now, pool);
   return {.show = out[0], .click = out[1]};

@@ -103,7 +103,7 @@ void a_table_agrees_with_a_map(std::uint64_t seed) {
       for (const std::uint64_t key : some) there += map.erase(key);
       CHECK_EQUAL(table.erase(some, pool), there);
     } else if (kind < 8) {
-      table.clear_bucket(5);
+      table.restore(5, {});
       std::erase_if(map, [](const auto& row) { return bucket_of(row.first) == 5; });
     } else {
       Array<bool> there(some.size());
@@ -383,7 +383,7 @@ void lookups_stay_right_while_rows_come_go_and_move(std::uint64_t seed) {
     for (int i = 0; i < 3000; ++i) {
       const auto bucket = static_cast<std::uint32_t>(own.below(kNumBuckets));
       if (i % 3 == 0) {
-        table.clear_bucket(bucket);
+        table.restore(bucket, {});
       } else {
         const BucketContent content = table.snapshot(bucket);
         table.restore(bucket, view_of(content));

@@ -189,10 +189,6 @@ class ScorePolicy(Policy):
         days = ("delete_after_unseen_days", "delta_keep_days")
         _check(self, "None or a number of days >= 0", is_days, *days)
 
-    def score(self, show: Any, click: Any) -> Any:
-        """The score of shows and clicks; numbers or arrays."""
-        return (show - click) * self.nonclk_coeff + click * self.click_coeff
-
 
 @dataclass(frozen=True, kw_only=True)
 class SparseAccessor(ScorePolicy):

@@ -26,10 +26,10 @@ from benchmarks.paddle.checkpoint import (
     LAYERS,
     SHARDS,
 )
+from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.protocol.adam_d2sum import AdamD2Sum
 
 FOLDER = Path(__file__).with_name("fleet_checkpoint")
 CASES = sorted(path.name for path in FOLDER.iterdir())

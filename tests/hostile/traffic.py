@@ -249,8 +249,8 @@ def _attend(client: WorkerClient) -> None:
     me = {"worker": 0, "num_workers": 1, "incarnation": client.incarnation}
     client.servers.everywhere("server.ready", {}, timeout_s=JOB_S)
     client.servers.everywhere("server.alive", {**me, "report": {"retries": 1}}, timeout_s=JOB_S)
-    client.silent_workers()
-    client.say_goodbye(me)
+    client.coordinator.silent_workers()
+    client.coordinator.say_goodbye(me)
 
 
 def _recording(handler: Handler, recorded: list[Message], root: str) -> Handler:

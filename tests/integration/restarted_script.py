@@ -23,6 +23,7 @@ from trireme.job.cluster import Cluster
 from trireme.train.checkpointing import save
 from trireme.worker import passes
 from trireme.worker.client import WorkerClient
+from trireme.worker.coordinator_calls import CoordinatorCalls
 
 BATCH, NUM_KEYS, DIM = 8, 120, 3
 LENGTHS = (9, 6)  # of the workers' streams
@@ -79,8 +80,9 @@ class Data:
 def hold(where: str) -> None:
     """Wait to be killed at some call."""
     name, number, side = where.split(":")
-    modules = {"save_checkpoint": save, "begin_pass": passes, "leave": passes}
-    target: Any = modules.get(name, WorkerClient)
+    targets = {"save_checkpoint": save, "begin_pass": passes, "leave": passes}
+    targets |= dict.fromkeys(("gather", "say_goodbye"), CoordinatorCalls)
+    target: Any = targets.get(name, WorkerClient)
     method, num_calls = getattr(target, name), 0
 
     @functools.wraps(method)

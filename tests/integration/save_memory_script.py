@@ -13,7 +13,7 @@ from trireme import _core
 from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
-from trireme.protocol.gradients import Step, TableGradient
+from trireme.worker.gradients import Step, TableGradient
 
 DIM, NUM_ROWS, NUM_PUSHES = 16, 1_000_000, 4
 

@@ -84,7 +84,7 @@ def train(cluster: Cluster, admit: Admission | None, script: list[Act]) -> None:
                 optimizer.step(examples=batch.num_examples)
         else:
             act(optimizer)
-    cluster.client.gather({}, [])
+    cluster.client.coordinator.gather({}, [])
 
 
 def save(path: Path, mode: str = "full") -> Act:
@@ -99,7 +99,7 @@ def content(job: Job) -> Content:
     actual: Content = {}
     for server in job.servers:
         state = server.state
-        for bucket in state.map().owned_by(state.index).tolist():
+        for bucket in state.assignment.owned_buckets().tolist():
             content = state.tables["t"].rows.snapshot(bucket)
             rows = zip(content.keys.tolist(), (row.tobytes() for row in content.rows), strict=True)
             actual[bucket] = dict(rows), content.pending.tobytes()

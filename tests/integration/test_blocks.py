@@ -102,13 +102,13 @@ def test_sync_computes_the_same_bits_whatever_the_cut_and_the_place(optimizer: O
         def train(cluster: Cluster, blocks: tr.Blocks | None = blocks) -> Weights:
             run = Run(cluster, blocks, "sync", optimizer)
             weights = run.train(STEPS)
-            cluster.client.gather({}, [])
+            cluster.client.coordinator.gather({}, [])
             run.optimizer.refresh()
             return weights
 
         with Job(num_servers) as job:
             results += job.run(2, train)
-            owners = job.servers[0].state.map().blocks
+            owners = job.servers[0].state.assignment.map().blocks
     for actual in results:
         assert_same_bits(actual, results[0])
     assert {owners[f"0.weight@{start}"] for start in range(0, 750, 128)} == {2}

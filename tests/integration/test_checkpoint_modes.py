@@ -26,8 +26,8 @@ from trireme.checkpoint.worker_side.server_operations import ServerOperations
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.optim import rule_values, values_of_group
-from trireme.protocol.row_statistics import DAY_S
-from trireme.protocol.wide_rows import RowLayout
+from trireme.rows.row_statistics import DAY_S
+from trireme.rows.wide_rows import RowLayout
 from trireme.storage.storage import open_storage
 
 DIM, NUM_KEYS = 2, 600
@@ -53,7 +53,7 @@ class Writer:
         owners = np.empty(len(distinct), np.uint16)
         _core.buckets(distinct, owners)
         for server in self._job.servers:
-            mine = distinct[np.isin(owners, server.state.map().owned_by(server.state.index))]
+            mine = distinct[np.isin(owners, server.state.assignment.owned_buckets())]
             gradients = np.ones((len(mine), DIM), np.float32)
             for name, table in server.state.tables.items():
                 scores: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def content(servers: list[InProcessServer]) -> Content:
     actual = {}
     for server in servers:
         for name, table in server.state.tables.items():
-            for bucket in server.state.map().owned_by(server.state.index).tolist():
+            for bucket in server.state.assignment.owned_buckets().tolist():
                 content = table.rows.snapshot(bucket)
                 order = np.argsort(content.keys)
                 rows = (content.keys[order].tobytes(), content.rows[order].tobytes())
@@ -207,7 +207,7 @@ def test_modes_hold_the_rows_that_they_name(tmp_path: Path) -> None:
 
 def all_keys(job: Job) -> np.ndarray:
     tables = [(s.state, s.state.tables["scored"].rows) for s in job.servers]
-    owned = [(rows, b) for state, rows in tables for b in state.map().owned_by(state.index)]
+    owned = [(rows, b) for state, rows in tables for b in state.assignment.owned_buckets()]
     return np.sort(np.concatenate([rows.snapshot(int(b)).keys for rows, b in owned]))
 
 
@@ -217,7 +217,7 @@ def statistics(job: Job) -> np.ndarray:
     for server in job.servers:
         table = server.state.tables["scored"]
         layout = RowLayout.of(table.schema, table.rows)
-        for bucket in server.state.map().owned_by(server.state.index).tolist():
+        for bucket in server.state.assignment.owned_buckets().tolist():
             content = table.rows.snapshot(bucket)
             keys.append(content.keys)
             actual.append(layout.statistics(content.rows))

@@ -57,7 +57,7 @@ def train(
     for batch in tr.prefetch(source, model, cluster=cluster):
         nn.functional.mse_loss(model(batch), batch["label"]).backward()
         optimizer.step(examples=batch.num_examples)
-    cluster.client.gather({}, [])
+    cluster.client.coordinator.gather({}, [])
     optimizer.refresh()
     return weights_of(cluster, model)
 
@@ -157,7 +157,7 @@ def test_a_gradient_without_a_norm_is_not_pushed_or_not_applied() -> None:
         with pytest.raises(NotFinite, match=r"expected finite gradients in step 1, found"):
             job.run(2, sync)
         states = [server.state for server in job.servers]
-        actual = [state.blocks.read(state.map().blocks_of(state.index)) for state in states]
+        actual = [state.blocks.read(state.assignment.owned_blocks()) for state in states]
         assert sorted(np.concatenate(actual)) == sorted(
             np.concatenate([w.reshape(-1) for w in exact.Model(RULE).dense_weights().values()])
         )
@@ -166,7 +166,7 @@ def test_a_gradient_without_a_norm_is_not_pushed_or_not_applied() -> None:
         model, optimizer = optimizer_of(cluster, "async")
         with pytest.raises(NotFinite) if cluster.worker == 1 else contextlib.nullcontext():
             optimizer.step()
-        cluster.client.gather({}, [])
+        cluster.client.coordinator.gather({}, [])
         optimizer.refresh()
         assert all(np.isfinite(values).all() for values in model.dense_weights().values())
 

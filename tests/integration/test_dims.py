@@ -147,12 +147,12 @@ def test_jobs_equal_an_embedding_bag_per_feature(mode: str) -> None:
         strategy = tr.Strategy(mode)
         optimizer = tr.DistributedOptimizer(dense, model, cluster=cluster, strategy=strategy)
         initial = rows_in(cluster, model)
-        cluster.client.gather({}, [], purpose="read what is there")
+        cluster.client.coordinator.gather({}, [], purpose="read what is there")
         for batch in tr.prefetch(Batches(cluster.client.worker), model, cluster=cluster):
             loss_of(model, batch, linear=linear).backward()
             optimizer.step(examples=batch.num_examples)
         optimizer.flush()
-        cluster.client.gather({}, [], purpose="finish")
+        cluster.client.coordinator.gather({}, [], purpose="finish")
         return initial, rows_in(cluster, model)
 
     with Job(2) as job:
@@ -198,7 +198,7 @@ def content(job: Job) -> dict[int, tuple[int, bytes]]:
     rows = {}
     for server in job.servers:
         table = server.state.tables["t"].rows
-        for bucket in server.state.map().owned_by(server.state.index).tolist():
+        for bucket in server.state.assignment.owned_buckets().tolist():
             content = table.snapshot(bucket)
             for key, row_class, row in zip(
                 content.keys, content.classes, content.rows, strict=True

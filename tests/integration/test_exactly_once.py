@@ -13,8 +13,8 @@ from trireme.errors import Fenced, NotReady
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
-from trireme.protocol.gradients import Step, TableGradient
 from trireme.protocol.routing import BucketMap
+from trireme.worker.gradients import Step, TableGradient
 from trireme.worker.passes import PassNote, begin_pass, leave
 
 TABLE = tr.Table("t", dim=2, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))
@@ -188,4 +188,4 @@ def test_not_ready_says_what_is_missing() -> None:
         with pytest.raises(
             (NotReady, tr.errors.DeadlineExceeded), match=r"waits for workers \[1\]"
         ):
-            cluster.client.gather({}, [])
+            cluster.client.coordinator.gather({}, [])

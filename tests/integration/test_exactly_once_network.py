@@ -117,7 +117,7 @@ def train(cluster: Cluster, mode: str, stream: Stream) -> nn.Parameter:
         for batch in tr.prefetch(stream, model, cluster=cluster):
             model(batch).backward()
             optimizer.step()
-    cluster.client.gather({}, [], purpose="the end of all streams")
+    cluster.client.coordinator.gather({}, [], purpose="the end of all streams")
     optimizer.refresh()
     return model.pushes
 

@@ -21,10 +21,10 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import rule_values, values_of_group
-from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.strategy import Strategy
 from trireme.train.modes.geo.cache import RowCache
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import DenseGradient, Step, TableGradient
 
 DIM = 3
 NUM_KEYS = 40
@@ -77,7 +77,7 @@ def train(
     for batch in tr.prefetch(data, model, cluster=cluster):
         model(batch).sum().backward()
         optimizer.step()
-    cluster.client.gather({}, [])
+    cluster.client.coordinator.gather({}, [])
     optimizer.refresh()
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
     rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])

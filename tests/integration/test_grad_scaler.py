@@ -135,7 +135,7 @@ def test_a_worker_that_skips_a_step_leaves_it_to_the_others(mode: str) -> None:
             scaler.step(optimizer, examples=8)
             scaler.update()
         optimizer.end_pass()
-        cluster.client.gather({}, [])
+        cluster.client.coordinator.gather({}, [])
         optimizer.refresh()
         return [p.detach().numpy().copy() for p in model.parameters()]
 

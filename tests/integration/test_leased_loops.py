@@ -59,7 +59,7 @@ def prefetch_twice(cluster: Cluster, kill_at: int = 0) -> int:
     for _ in range(2):
         for batch in tr.prefetch(batches(), model, cluster=cluster):
             step(model, batch, optimizer)
-    cluster.client.gather({}, [])
+    cluster.client.coordinator.gather({}, [])
     return optimizer.num_steps
 
 
@@ -140,14 +140,14 @@ def fail_first(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, errors: list[TriremeError]
 ) -> None:
     """Questions for a stream end with these errors, one after the other."""
-    coordinate = cluster.client.coordinate
+    coordinate = cluster.client.coordinator.call
 
     def ask(method: str, body: dict[str, Any], **options: Any) -> dict[str, Any]:
         if method == "coord.take" and errors:
             raise errors.pop(0)
         return coordinate(method, body, **options)
 
-    monkeypatch.setattr(cluster.client, "coordinate", ask)
+    monkeypatch.setattr(cluster.client.coordinator, "call", ask)
 
 
 def test_a_worker_that_waits_for_a_stream_retries_when_the_coordinator_restarts(

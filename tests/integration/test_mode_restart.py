@@ -81,7 +81,7 @@ def train(cluster: Cluster, data: Endless, strategy: tr.Strategy) -> np.ndarray:
     for batch in tr.prefetch(data, model, cluster=cluster):
         model(batch).sum().backward()
         optimizer.step()
-    cluster.client.gather({}, [])
+    cluster.client.coordinator.gather({}, [])
     optimizer.refresh()
     return model.top.detach().numpy().copy()
 

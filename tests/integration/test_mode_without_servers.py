@@ -15,8 +15,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.optim import rule_values
-from trireme.protocol.core_table import make_core_table
-from trireme.protocol.gradients import KeysByClass
+from trireme.rows.core_table import make_core_table
 from trireme.train import optimizer as optimizer_module
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
@@ -24,6 +23,7 @@ from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.client import StreamPosition, WorkerClient
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
 
@@ -35,7 +35,7 @@ class Alone(Mode):
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup
-        self.num_steps, self.position = 0, StreamPosition()
+        self.num_steps, self.last_push = 0, StreamPosition()
         self.rows = {t.class_id: make_core_table(t.schema) for t in setup.tables}
 
     def open(self) -> None: ...
@@ -72,7 +72,7 @@ class Alone(Mode):
         assert self.setup.optimizer is not None
         self.setup.optimizer.step()
         step.dense.take_gradients()
-        self.position = StreamPosition(self.num_steps, step.position)
+        self.last_push = StreamPosition(self.num_steps, step.position)
 
     def wait_for_step(self) -> None: ...
 

@@ -333,7 +333,7 @@ def test_two_workers_in_sync_step_with_the_rates_of_the_step() -> None:
             if step < STEPS - 1:
                 scheduler.step()
         optimizer.end_pass()
-        cluster.client.gather({}, [])
+        cluster.client.coordinator.gather({}, [])
         optimizer.refresh()
         return weights_of(model)
 

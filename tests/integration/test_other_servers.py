@@ -70,7 +70,7 @@ def everything(job: Job, trainer: tr.Trainer) -> Found:
     for server in job.servers:
         state = server.state
         for name in TABLES:
-            for bucket in state.map().owned_by(state.index).tolist():
+            for bucket in state.assignment.owned_buckets().tolist():
                 content = state.tables[name].rows.snapshot(bucket)
                 order = np.argsort(content.keys)
                 columns = (

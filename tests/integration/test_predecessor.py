@@ -195,7 +195,7 @@ def test_meetings_within_a_loop_cannot_be_resumed(job: Job) -> None:
         model = Model(kill_at)
         optimizer = make_optimizer(cluster, model)
         for batch in tr.prefetch(batches(), model, cluster=cluster):
-            cluster.client.gather({}, [])
+            cluster.client.coordinator.gather({}, [])
             step(model, batch, optimizer)
 
     die(job, lambda cluster: train(cluster, 4))

@@ -22,8 +22,8 @@ from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.cluster import Cluster
 from trireme.optim import rule_values, values_of_group
-from trireme.protocol.gradients import Step, TableGradient
-from trireme.protocol.wide_rows import RowLayout
+from trireme.rows.wide_rows import RowLayout
+from trireme.worker.gradients import Step, TableGradient
 
 NUM_WORKERS, NUM_KEYS, BATCH, DIM = 4, 1500, 150, 3
 NUM_SAVES = pick(short=8, long=200)
@@ -56,7 +56,7 @@ def buckets(server: InProcessServer) -> list[Bucket]:
     """All that a server holds."""
     table, actual = server.state.tables["t"], []
     layout = RowLayout.of(table.schema, table.rows)
-    for number in server.state.map().owned_by(server.state.index).tolist():
+    for number in server.state.assignment.owned_buckets().tolist():
         content = table.rows.snapshot(number)
         marks = dict(content.marks)
         actual.append(
@@ -168,10 +168,10 @@ def test_a_run_resumes_from_each_checkpoint_without_loss_or_repetition(
 
             def go_on(cluster: Cluster, path: Path = path) -> None:
                 cluster.ensure_table(TABLE)
-                cluster.client.gather({}, [])
+                cluster.client.coordinator.gather({}, [])
                 if cluster.worker == 0:
                     load_checkpoint(cluster.client, path)
-                cluster.client.gather({}, [])
+                cluster.client.coordinator.gather({}, [])
                 at = cluster.client.stream_position()
                 assert at.position == (at.sequence, 10 * at.sequence) or at.sequence == 0
                 for sequence in range(at.sequence + 1, lasts[cluster.worker] + 1):
@@ -179,7 +179,7 @@ def test_a_run_resumes_from_each_checkpoint_without_loss_or_repetition(
 
             job.run(NUM_WORKERS, go_on)
             for server in job.servers:
-                numbers = server.state.map().owned_by(server.state.index).tolist()
+                numbers = server.state.assignment.owned_buckets().tolist()
                 for number, bucket in zip(numbers, buckets(server), strict=True):
                     assert bucket.marks == dict(enumerate(lasts))
                     expected.check(bucket, owned[number])

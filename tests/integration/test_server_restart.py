@@ -29,7 +29,7 @@ from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
-from trireme.protocol.gradients import Step, TableGradient
+from trireme.worker.gradients import Step, TableGradient
 from trireme.worker.passes import PassNote, begin_pass, leave
 
 NUM_KEYS, DIM = 400, 2
@@ -157,7 +157,9 @@ def test_the_coordinator_is_killed_while_workers_meet(programs: Template, tmp_pa
                     client.pull({}, staged=step)
                 leave(client, step + 1)
                 brought = {"round": number, "worker": cluster.worker}
-                gathered = client.gather(brought, [np.arange(number)], purpose=f"{number}")
+                gathered = client.coordinator.gather(
+                    brought, [np.arange(number)], purpose=f"{number}"
+                )
                 meetings.append([body["worker"] for body, _ in gathered])
                 assert all(body["round"] == number for body, _ in gathered)
                 assert all(len(arrays[0]) == number for _, arrays in gathered)

@@ -21,10 +21,10 @@ from trireme.job.embedded import embedded
 from trireme.nn import CVM, EmbeddingBag
 from trireme.optim import values_of_group
 from trireme.policy import CtrCommonAccessor, ScorePolicy, ShowClick, SparseAccessor
-from trireme.protocol.gradients import Step, TableGradient
-from trireme.protocol.row_statistics import DAY_S as DAY
-from trireme.protocol.wide_rows import RowLayout
+from trireme.rows.row_statistics import DAY_S as DAY
+from trireme.rows.wide_rows import RowLayout
 from trireme.server.state import ServerState
+from trireme.worker.gradients import Step, TableGradient
 
 FEATURES = ["2", "17", "user"]
 NUM_KEYS = 40
@@ -115,7 +115,8 @@ def test_rows_gather_the_shows_and_clicks_of_all_workers(
     assert {key: [row["show"], row["click"]] for key, row in actual.items()} == expected
     assert {row["time"] for row in actual.values()} == {3 * DAY}
     for key, row in actual.items():
-        score = table.policy.score(*expected[key])
+        policy, (show, click) = table.policy, expected[key]
+        score = (show - click) * policy.nonclk_coeff + click * policy.click_coeff
         assert row["delta_score"] == pytest.approx(score, rel=1e-5)
         features = {f for f in FEATURES if any((batch[f] == key).any() for batch in everything)}
         assert row["feature"] in {{"2": 2, "17": 17, "user": 2}[f] for f in features}
@@ -135,7 +136,7 @@ def test_fleets_scale_in_sync_is_that_of_the_union_of_the_batches(
     def rows(num_servers: int, data: list[list[dict[str, torch.Tensor]]]) -> np.ndarray:
         def work(cluster: Cluster) -> np.ndarray:
             train_on_means(cluster, table, data[cluster.worker])
-            cluster.client.gather({}, [])
+            cluster.client.coordinator.gather({}, [])
             return cluster.client.pull({T_ROWS: keys_of(cluster)}).rows[T_ROWS]
 
         with Job(num_servers) as job:

@@ -15,18 +15,19 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.long import pick
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
-from trireme.protocol.core_table import make_core_table
+from trireme.rows.core_table import make_core_table
 
 FEATURES = ["a", "b", "c"]
 DIM = 4
 NUM_KEYS = 60
 # Unequal batch sizes and lengths: gradients must be weighted, and the shorter stream must leave.
 BATCH_SIZES = (8, 5)
-LENGTHS = (200, 150)
+LENGTHS = pick(short=(60, 45), long=(200, 150))
 ATOL = 1e-5
 
 Weights = dict[str, np.ndarray]
@@ -113,7 +114,7 @@ def train(
         for batch in tr.prefetch(source, model, cluster=cluster):
             nn.functional.mse_loss(model(batch), batch["label"]).backward()
             optimizer.step(examples=batch.num_examples)
-    cluster.client.gather({}, [])
+    cluster.client.coordinator.gather({}, [])
     optimizer.refresh()
     keys = keys_in_bucket_order()
     rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])

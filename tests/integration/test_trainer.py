@@ -293,9 +293,9 @@ def test_wrong_use_gets_a_typed_error(default_cluster: Cluster) -> None:
 def test_workers_with_different_strategies_get_an_error_with_both() -> None:
     with Job(1) as job:
         one, two = job.join(0, 2), job.join(1, 2)
-        one.client.agree("strategy", "Strategy('sync')")
+        one.client.coordinator.agree("strategy", "Strategy('sync')")
         with pytest.raises(SchemaMismatch, match=r"is \"Strategy\('sync'\)\" for this job"):
-            two.client.agree("strategy", "Strategy('async')")
+            two.client.coordinator.agree("strategy", "Strategy('async')")
         one.abandon()
         two.abandon()
 

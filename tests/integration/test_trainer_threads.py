@@ -24,7 +24,7 @@ from trireme.data.batch import Ragged
 from trireme.errors import DeadlineExceeded
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
-from trireme.protocol.gradients import Step
+from trireme.worker.gradients import Step
 
 
 @pytest.mark.parametrize(("threads", "oldest"), [(1, 1), (2, 1), (3, 2)])

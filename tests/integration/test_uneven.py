@@ -53,7 +53,7 @@ def test_each_batch_counts_once_whatever_the_lengths_of_the_streams(mode: str) -
     def work(cluster: Cluster) -> tuple[dict[str, float], dict[int, int]]:
         trainer = make_trainer(cluster, Model(), mode)
         trained = trainer.fit(Data(), epochs=EPOCHS)
-        cluster.client.gather({}, [])
+        cluster.client.coordinator.gather({}, [])
         return trained, counts(cluster)
 
     with Job(2) as job:

@@ -98,6 +98,10 @@ class Life:
     def row_bytes(self) -> int:
         return 32 if self.policy.is_scored else 8
 
+    def score(self, show: float, click: float) -> float:
+        policy = self.policy
+        return (show - click) * policy.nonclk_coeff + click * policy.click_coeff
+
     def push(self, key: int, i: int, columns: Columns) -> None:
         """The i-th key of a push, which has a row by now."""
         row = self.statistics.setdefault(key, Statistics())
@@ -105,7 +109,7 @@ class Life:
             show, click = columns.show_click[i].tolist()
             decay = power(self.policy.decay_rate, row.days_to(columns.time))
             row.show, row.click = row.show * decay + show, row.click * decay + click
-            row.delta_score = float(np.float32(row.delta_score + self.policy.score(show, click)))
+            row.delta_score = float(np.float32(row.delta_score + self.score(show, click)))
             if columns.features is not None:
                 row.feature = int(columns.features[i])
         row.version, row.time = self.version, max(row.time, columns.time)
@@ -126,7 +130,7 @@ class Life:
         days = policy.delete_after_unseen_days
         if days is not None and row.days_to(time) > days:
             return True
-        score = policy.score(*self.effective(key, time, day_over=day_over))
+        score = self.score(*self.effective(key, time, day_over=day_over))
         return score < policy.delete_threshold
 
     def surplus(self, keys: Collection[int], marks: int) -> list[int]:

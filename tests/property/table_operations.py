@@ -11,7 +11,7 @@ import pytest
 
 from tests.property.table_life import Columns
 from tests.property.table_model import NUM_BUCKETS, Model, Values, bucket_of, key_at, rows_of
-from tests.tables import MASK, contains, restore
+from tests.tables import MASK, clear, contains, restore
 from trireme import _core
 from trireme.errors import BadRequest
 
@@ -262,7 +262,7 @@ class Operations:
 
     def clear(self) -> None:
         bucket = self.bucket()
-        self.table.clear_bucket(bucket)
+        clear(self.table, bucket)
         self.model.restore(bucket, {}, {})
 
     def snapshot_since(self) -> None:

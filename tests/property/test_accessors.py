@@ -21,13 +21,14 @@ from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.job.cluster import Cluster
 from trireme.optim import rule_values, values_of_group
 from trireme.policy import ACCESSORS, ScorePolicy
-from trireme.protocol.core_table import make_core_table
-from trireme.protocol.gradients import Step, TableGradient
-from trireme.protocol.row_statistics import DAY_S as DAY
-from trireme.protocol.row_statistics import faded, unseen_days
-from trireme.protocol.wide_rows import RowLayout
-from trireme.server.state import ServedTable, ServerState
+from trireme.rows.core_table import make_core_table
+from trireme.rows.row_statistics import DAY_S as DAY
+from trireme.rows.row_statistics import faded, unseen_days
+from trireme.rows.wide_rows import RowLayout
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 from trireme.worker import expiry_calls
+from trireme.worker.gradients import Step, TableGradient
 from trireme.worker.passes import PassNote, begin_pass
 
 NUM_HISTORIES = 200

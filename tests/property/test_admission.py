@@ -13,7 +13,7 @@ import pytest
 from tests.property.admission_model import Model
 from tests.property.table_model import bucket_of, key_at
 from tests.seeds import SEED, named_in_failure
-from tests.tables import RULES, restore
+from tests.tables import RULES, clear, restore
 from trireme import _core
 
 VALUES = _core.RuleValues(lr=1.0)
@@ -132,7 +132,7 @@ def test_random_operations_agree_with_the_model(name: str, num_servers: int, thr
                 case 4:
                     table = servers.table_of(bucket)
                     actual = table.snapshot(bucket)
-                    table.clear_bucket(bucket)
+                    clear(table, bucket)
                     if random.random() < 0.1:
                         model.clear(bucket)
                         table.restore(bucket, *empty(table), actual.marks)

@@ -102,9 +102,9 @@ class Served:
             "streams": state.applied_streams(),
             "applied": state.staging.applied,
             "paces": state.pacing.state(),
-            "staleness": dict(state.staleness),
+            "staleness": dict(state.streams.staleness),
             "version": [table.rows.version for table in state.tables.values()],
-            "pushes": state.num_pushes,
+            "pushes": state.streams.num_pushes,
         }
 
     def close(self) -> None:

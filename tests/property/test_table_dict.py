@@ -1,4 +1,4 @@
-"""A table equals a plain dict under 100,000 random operations, bit for bit."""
+"""A table equals a plain dict under random operations, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from tests.long import pick
 from tests.property.table_life import Policy
 from tests.property.table_model import Model
 from tests.property.table_operations import Operations
 from tests.seeds import SEED, named_in_failure
 from tests.tables import RULES, make_table
 
-NUM_OPERATIONS = 100_000
+NUM_OPERATIONS = pick(short=50_000, long=500_000)
 FADING = Policy(
     is_scored=True,
     nonclk_coeff=0.2,

@@ -19,7 +19,9 @@ LAYERS = (
     ("rpc",),
     ("blocks", "initializer", "optim", "policy", "strategy"),
     ("table",),
+    ("dense",),
     ("protocol",),
+    ("rows",),
     ("checkpoint.format", "interchange.formats"),
     ("coordinator", "server", "worker"),
     (

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
-from trireme.protocol.block_spec import BlockSpec, cut
-from trireme.protocol.dense_optimizers import (
+from trireme.dense.optimizers import (
     ELEMENTWISE,
     KNOWN,
     WHOLE,
     group_values,
     optimizer_spec,
 )
+from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
+from trireme.protocol.block_spec import BlockSpec, cut
 from trireme.server.block_slice import BlockSlice
 from trireme.server.block_store import BlockStore
 

@@ -11,7 +11,7 @@ import pytest
 
 from trireme import _core
 from trireme.errors import BadRequest, Corruption
-from trireme.protocol.frozen_rows import encode
+from trireme.rows.frozen_rows import encode
 
 DIM = 5
 POOL = _core.Pool(2)

@@ -23,8 +23,8 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
-from trireme.protocol.frozen_rows import encode
 from trireme.protocol.routing import buckets_of
+from trireme.rows.frozen_rows import encode
 from trireme.table import Table
 from trireme.train import Trainer
 

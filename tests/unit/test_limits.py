@@ -17,8 +17,8 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
 from trireme.job.default import set_default
-from trireme.protocol.server_limits import CapacityLimits, ServerLimits, parse_limits
 from trireme.rpc import Limits
+from trireme.server.server_limits import CapacityLimits, ServerLimits, parse_limits
 
 
 @contextmanager

@@ -29,7 +29,7 @@ class Served:
 
     def __init__(self) -> None:
         self.state = ServerState(_core.Pool(1))
-        self.state.set_map(BucketMap.even(("a:1",)).with_blocks(["w@0"]), 0)
+        self.state.assignment.adopt("", BucketMap.even(("a:1",)).with_blocks(["w@0"]), 0)
         for name in ("t", "u"):
             self.state.create_table(tr.Table(name, dim=2, optimizer=RULE).schema)
         self.ask("ps.create_blocks", self.blocks_body(), [np.zeros(4, np.float32)])
@@ -37,7 +37,7 @@ class Served:
     def blocks_body(self) -> dict[str, Any]:
         spec = BlockSpec("w", 0, 4, 0)
         assert spec.id == "w@0"
-        version = self.state.map().version
+        version = self.state.assignment.map().version
         groups = [GROUP]
         return {"map": version, "optimizer": "Adam", "groups": groups, "blocks": [spec.to_wire()]}
 
@@ -51,7 +51,7 @@ class Served:
         keys, gradients = np.array([7], np.uint64), np.ones((1, 2), np.float32)
         push = Push(
             stream=0, sequence=1, incarnation=1, step=0, staged=False, computed_at=0, examples=1,
-            position=(3, 4), time=0, map_version=self.state.map().version,
+            position=(3, 4), time=0, map_version=self.state.assignment.map().version,
             tables=[TablePush(name, keys, gradients, values) for name in ("t", "u")],
             blocks=BlocksPush([GROUP], np.ones(4, np.float32), []),
         )  # fmt: skip
@@ -59,7 +59,7 @@ class Served:
 
     def contents(self) -> tuple[Any, ...]:
         rows = [self.state.tables[name].rows.rows for name in ("t", "u")]
-        return (*rows, self.state.blocks.read(["w@0"]).tolist(), self.state.num_pushes)
+        return (*rows, self.state.blocks.read(["w@0"]).tolist(), self.state.streams.num_pushes)
 
 
 @pytest.fixture
@@ -131,10 +131,10 @@ def test_blocks_of_a_group_that_is_not_there_do_not_spoil_later_ones(served: Ser
 
 def test_a_push_that_is_repeated_counts_once(served: Served) -> None:
     served.ask("ps.push", *served.push())
-    state, staleness = served.contents(), dict(served.state.staleness)
+    state, staleness = served.contents(), dict(served.state.streams.staleness)
     served.ask("ps.push", *served.push())
     assert served.contents() == state
-    assert dict(served.state.staleness) == staleness == {0: 1}
+    assert dict(served.state.streams.staleness) == staleness == {0: 1}
 
 
 def test_the_last_stream_may_push_and_one_beyond_it_may_not(served: Served) -> None:

@@ -20,7 +20,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
-from trireme.protocol.core_table import make_core_table
+from trireme.rows.core_table import make_core_table
 from trireme.size import tables as size_tables
 from trireme.size.estimate import Need
 from trireme.table import Table

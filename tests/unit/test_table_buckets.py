@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.tables import (
     POOL,
     RULES,
     buckets_of,
+    clear,
     contains,
     keys_in,
     keys_of,
@@ -114,14 +116,14 @@ def test_a_cleared_bucket_is_empty_and_its_memory_is_used_again() -> None:
     table = filled()
     rows, size = table.rows, table.bytes
     keys = table.snapshot(BUCKET).keys
-    table.clear_bucket(BUCKET)
+    clear(table, BUCKET)
     assert table.rows == rows - len(keys)
     assert not contains(table, keys).any()
     content = table.snapshot(BUCKET)
     assert [len(part) for part in (content.keys, content.classes, content.rows)] == [0, 0, 0]
     assert content.marks == {}
     np.testing.assert_array_equal(lookup(table, keys), lookup(make_table(3), keys))
-    table.clear_bucket(BUCKET)
+    clear(table, BUCKET)
     step(table, keys, (0, 3))
     assert table.rows == rows
     assert table.bytes <= size
@@ -186,7 +188,7 @@ def test_wrong_content_is_refused_and_nothing_changes(
 
 def test_a_bucket_that_is_none_is_refused() -> None:
     table = make_table()
-    for call in (table.snapshot, table.clear_bucket):
+    for call in (table.snapshot, partial(clear, table)):
         with pytest.raises(BadRequest, match=r"expected a bucket in \[0, 4096\), found 4096"):
             call(4096)
         with pytest.raises(TypeError, match="incompatible function arguments"):

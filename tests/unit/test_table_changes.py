@@ -10,7 +10,7 @@ import pytest
 from trireme import _core
 from trireme.errors import BadRequest
 from trireme.optim import Adagrad, values_of_group
-from trireme.protocol.core_table import make_core_table
+from trireme.rows.core_table import make_core_table
 from trireme.table import Table
 
 DIM = 5

@@ -17,8 +17,8 @@ from trireme.checkpoint.server_side.rows_to_save import exported
 from trireme.errors import BadRequest
 from trireme.optim import Adagrad
 from trireme.policy import Policy, ScorePolicy
-from trireme.protocol.core_table import make_core_table
-from trireme.protocol.wide_rows import RowLayout
+from trireme.rows.core_table import make_core_table
+from trireme.rows.wide_rows import RowLayout
 from trireme.table import Table
 
 RATES = _core.RuleValues(lr=0.1)

@@ -18,8 +18,8 @@ from tests.tables import INITIALIZERS, POOL, RULES, lookup, make_table, random_k
 from trireme import _core
 from trireme.errors import BadRequest
 from trireme.optim import num_counts, rule_values, values_of_group
-from trireme.protocol.core_table import make_core_table
-from trireme.protocol.wide_rows import RowLayout
+from trireme.rows.core_table import make_core_table
+from trireme.rows.wide_rows import RowLayout
 
 TOLERANCE = 1e-6
 NUM_KEYS, DIM, STEPS = 40, 5, 25

@@ -11,11 +11,11 @@ from torch.export import Dim
 import trireme as tr
 from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
+from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import zoo
-from trireme.protocol.adam_d2sum import AdamD2Sum
 
 TWO_OF_EACH = ("hist_item_seq", "hist_cat_seq", "negatives")
 

@@ -72,7 +72,7 @@ class Coordinator:
         def handle(request: Request) -> Reply | Deferred | None:
             with self._lock:
                 if request.method not in READ_ONLY + POLLED:
-                    self._kept.is_changed = True
+                    self._kept.note_change()
                 answer = handler(request)
                 if isinstance(answer, Deferred):
                     answer.describe = partial(self._describe, answer.describe)
@@ -108,7 +108,7 @@ class Coordinator:
         """From now on write the state before any answer that relies on it. `write` raises if it
         cannot.
         """
-        self._kept.write = write
+        self._kept.keep(write)
 
     def _state(self) -> State:
         return {

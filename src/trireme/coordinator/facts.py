@@ -75,6 +75,12 @@ class Facts:
                 raise Corruption(f"coordinator: server {server} has lost its state")
         return Reply()
 
+    def begin_map(self, servers: tuple[str, ...]) -> BucketMap:
+        """The map; the first worker's servers get even shares."""
+        if self.bucket_map is None:
+            self.bucket_map = BucketMap.even(servers)
+        return self.bucket_map
+
     def on_map(self, request: Request) -> Reply:
         del request
         return Reply({"map": self._existing_map().to_wire()})

@@ -6,10 +6,9 @@ from typing import Any
 from trireme.coordinator.facts import Facts
 from trireme.coordinator.leases import StreamLeases
 from trireme.coordinator.meetings import Meetings
-from trireme.coordinator.workers import WorkerRecord, Workers
+from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, NotReady, ResourceExhausted
 from trireme.protocol.membership import WORKERS_MAX
-from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import STREAMS_MAX, need
 from trireme.rpc import Reply, Request
 
@@ -37,17 +36,10 @@ class Joining:
             raise BadRequest("coord.join: expected at least one server, found none")
         worker = self._late_worker(token) if is_late else self._worker(body)
         self._facts.agree("servers", list(servers), worker)
-        bucket_map = self._facts.bucket_map or BucketMap.even(servers)
-        self._facts.bucket_map = bucket_map
-        record = self._workers.records.setdefault(worker, WorkerRecord(passes=self._begun))
-        if token not in record.tokens:
-            record.begin_incarnation(token)
-            takes_part = self._workers.restart(worker)
+        bucket_map = self._facts.begin_map(servers)
+        if self._workers.restart(worker, token, self._begun, self._leases.pass_number):
             self._leases.free(worker)
-            if not takes_part:
-                # It runs its script as if it had been there up to the pass under way.
-                record.passes = max(self._leases.pass_number, self._begun)
-                record.has_ended, record.first = False, 0
+        record = self._workers.records[worker]
         return Reply(
             {
                 "worker": worker,
@@ -88,8 +80,7 @@ class Joining:
         self._facts.agree("num_workers", num_workers, worker)
         self._facts.agree("streams", num_streams, worker)
         if is_first:
-            self._workers.begin_run(num_workers)
-            self._workers.silence_s = silence_s
+            self._workers.begin_job(num_workers, silence_s)
             self._leases.begin(num_streams)
         return worker
 
@@ -137,7 +128,7 @@ class Joining:
 
     def on_end(self, worker: int, request: Request) -> Reply:
         if need(request.body, "run", int) == self._num_runs:
-            self._workers.records[worker].has_ended = True
+            self._workers.end_script(worker)
         return self._leases.end(worker)
 
     def note_goodbye(self, worker: int) -> None:
@@ -145,17 +136,10 @@ class Joining:
         process continues, workers that join begin the next run of the script.
         """
         self._gone.add(worker)
-        records = self._workers.records
-        ended = {w: records[w] for w in self._gone if w in records and records[w].has_ended}
-        if not ended or self._workers.participants - ended.keys():
-            return
-        self._num_runs += 1
-        self._begun = max(record.passes for record in ended.values())
-        self._workers.begin_run(self._facts.num_workers)
-        for record in ended.values():
-            record.has_ended, record.passes = False, self._begun
-            record.first = record.incarnation + 1
-        self._gone.clear()
+        begun = self._workers.end_run(self._gone, self._facts.num_workers)
+        if begun is not None:
+            self._num_runs, self._begun = self._num_runs + 1, begun
+            self._gone.clear()
 
     def state(self) -> list[int]:
         return [self._num_runs, self._begun]

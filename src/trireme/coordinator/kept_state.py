@@ -10,22 +10,28 @@ State = dict[str, Any]
 
 
 class KeptState:
-    """Collects the state and writes it. write: writes it, or raises; None: it is not kept.
-    is_changed: since it was last written. A write that failed is tried again.
-    """
+    """Collects the state and writes it where it is kept. A write that failed is tried again."""
 
     def __init__(self, collect: Callable[[], State]) -> None:
         self._collect = collect
-        self.write: Callable[[State], None] | None = None
-        self.is_changed = False
+        self._write: Callable[[State], None] | None = None
+        self._is_changed = False
+
+    def keep(self, write: Callable[[State], None]) -> None:
+        """Write the state from now on. `write` raises if it cannot."""
+        self._write = write
+
+    def note_change(self) -> None:
+        """The state has changed, or may have, since it was last written."""
+        self._is_changed = True
 
     def flush(self) -> None:
         """Write the state if it has changed."""
-        if self.write is not None and self.is_changed:
-            self.write(self._collect())
-        self.is_changed = False
+        if self._write is not None and self._is_changed:
+            self._write(self._collect())
+        self._is_changed = False
 
     def flush_change(self) -> None:
         """Write the state, which has just changed."""
-        self.is_changed = True
+        self.note_change()
         self.flush()

@@ -94,7 +94,7 @@ class StreamLeases:
             )
         is_over = number < self.pass_number or self._is_pass_over()
         if not is_over:
-            self._workers.participants.add(worker)
+            self._workers.take_part(worker)
         return {
             "is_over": is_over,
             "num_steps": self._num_steps,
@@ -114,7 +114,7 @@ class StreamLeases:
         had_stream = self._owns(worker)
         answer = self._take(worker, number, done)
         if self._owns(worker) != had_stream:
-            self._kept.is_changed = True
+            self._kept.note_change()
         return answer
 
     def _take(self, worker: int, number: int, done: Sequence[int]) -> Reply | Deferred:
@@ -174,8 +174,7 @@ class StreamLeases:
             raise BadRequest("coord.give_back: expected worker 0, which saves, to stay")
         self.free(worker)
         if leaves_job:
-            self._workers.participants.discard(worker)
-            self._workers.forget_heartbeats(worker)
+            self._workers.leave_job(worker)
             self._keep()
             self._meetings.end_complete()
         return Reply()
@@ -212,7 +211,7 @@ class StreamLeases:
     def _keep(self) -> None:
         """Write the state now, and again when the handler returns: it may change more."""
         self._kept.flush_change()
-        self._kept.is_changed = True
+        self._kept.note_change()
 
     # ---- workers that leave ----
 
@@ -241,10 +240,9 @@ class StreamLeases:
             *(worker, self._workers.silence_s),
         )
         if worker != SAVER:
-            self._workers.participants.discard(worker)
-            self._workers.given_up.add(worker)
+            error = self._workers.give_up(worker)
             if waiting := self._waiting.pop(worker, None):
-                waiting.fail(self._workers.given_up_error(worker))
+                waiting.fail(error)
         self.free(worker)
         self._keep()
         self._meetings.end_complete()

@@ -85,9 +85,7 @@ class Passes:
         return Reply(entered)
 
     def _begin(self, worker: int, number: int, note: list[int]) -> None:
-        records = self._workers.records
-        records[worker].passes, records[worker].note = number, note
-        self._meetings.forget_dropped(min(record.passes for record in records.values()))
+        self._meetings.forget_dropped(self._workers.begin_pass(worker, number, note))
 
     def on_leave(self, worker: int, request: Request) -> Reply:
         """End a stream: it contributes to the steps before `step` only. A repetition is ignored."""

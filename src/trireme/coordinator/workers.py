@@ -5,12 +5,11 @@ streams are leased, workers may also join late, leave early, or be given up afte
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from trireme.errors import BadRequest, Fenced
-from trireme.protocol.identity import lost_coordinator
+from trireme.errors import BadRequest, Corruption, Fenced
 from trireme.protocol.wire import need
 from trireme.rpc import Request
 
@@ -19,7 +18,7 @@ TOKENS_MAX = 16
 
 @dataclass
 class WorkerRecord:
-    """One worker. The fields are those of the kept state.
+    """One worker, changed by `Workers` alone. The fields are those of the kept state.
 
     tokens: incarnation by token, of the last processes; a repeated join has a known token.
     call: number of the last call. Calls are sequential: a lower number was delayed.
@@ -44,8 +43,10 @@ class WorkerRecord:
 
 
 class Workers:
-    """All workers by index: `participants` take part, `given_up` were given up. A participant that
-    sends no heartbeat for `silence_s` may be given up.
+    """All workers by index. Other parts read the fields and call methods to change them.
+
+    participants: those that take part. given_up: those that were given up. silence_s: a participant
+    that sends no heartbeat for so long may be given up.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -66,14 +67,18 @@ class Workers:
         incarnation = need(request.body, "incarnation", int)
         record = self.records.get(index)
         if record is None:
-            raise lost_coordinator(index)
+            raise Corruption(
+                f"coordinator: expected worker {index} to have joined, found a coordinator that has"
+                " begun anew without what it knew. Start the job again and load the newest"
+                " checkpoint; --durability process keeps the state of server 0 when it is killed"
+            )
         if incarnation < record.incarnation:
             raise Fenced(
                 f"worker {index}: incarnation {record.incarnation} has taken over,"
                 f" found {incarnation}"
             )
         if index in self.given_up:
-            raise self.given_up_error(index)
+            raise self._given_up_error(index)
         call = need(request.body, "call", int)
         if call < record.call:
             raise BadRequest(
@@ -83,18 +88,76 @@ class Workers:
         record.call = call
         return index
 
-    def begin_run(self, num_workers: int) -> None:
+    # ---- the run of the script ----
+
+    def begin_job(self, num_workers: int, silence_s: float) -> None:
+        self.silence_s = silence_s
+        self._begin_run(num_workers)
+
+    def _begin_run(self, num_workers: int) -> None:
         """Only the workers that the job begins with take part, until others join late."""
         self.participants = set(range(num_workers))
         self.given_up.clear()
 
-    def restart(self, index: int) -> bool:
-        """Admit a new process of this worker; returns whether the worker takes part."""
+    def restart(self, index: int, token: str, begun: int, pass_number: int) -> bool:
+        """Admit a process of this worker; returns whether it is a new one, not a repeated join.
+
+        begun: the pass with which the last run of the script ended. pass_number: the pass that
+        leased streams are in.
+        """
+        record = self.records.setdefault(index, WorkerRecord(passes=begun))
+        if token in record.tokens:
+            return False
+        record.begin_incarnation(token)
         self.given_up.discard(index)
         self.note_heartbeat(index)
-        return index in self.participants
+        if index not in self.participants:
+            # It runs its script as if it had been there up to the pass under way.
+            record.passes = max(pass_number, begun)
+            record.has_ended, record.first = False, 0
+        return True
 
-    def given_up_error(self, index: int) -> Fenced:
+    def begin_pass(self, index: int, number: int, note: list[int]) -> int:
+        """A worker begins a pass; returns the lowest that any worker is in."""
+        self.records[index].passes, self.records[index].note = number, note
+        return min(record.passes for record in self.records.values())
+
+    def end_script(self, index: int) -> None:
+        self.records[index].has_ended = True
+
+    def end_run(self, gone: Set[int], num_workers: int) -> int | None:
+        """If all that take part have ended their scripts and are among `gone`, workers that join
+        begin the next run. Returns the pass with which this run ended; None: it has not.
+        """
+        ended = {
+            w: self.records[w] for w in gone & self.records.keys() if self.records[w].has_ended
+        }
+        if not ended or self.participants - ended.keys():
+            return None
+        begun = max(record.passes for record in ended.values())
+        self._begin_run(num_workers)
+        for record in ended.values():
+            record.has_ended, record.passes = False, begun
+            record.first = record.incarnation + 1
+        return begun
+
+    # ---- taking part ----
+
+    def take_part(self, index: int) -> None:
+        self.participants.add(index)
+
+    def leave_job(self, index: int) -> None:
+        """A worker does not take part any more, and sends no heartbeats."""
+        self.participants.discard(index)
+        self.forget_heartbeats(index)
+
+    def give_up(self, index: int) -> Fenced:
+        """A silent worker does not take part any more; returns the error for its calls."""
+        self.participants.discard(index)
+        self.given_up.add(index)
+        return self._given_up_error(index)
+
+    def _given_up_error(self, index: int) -> Fenced:
         return Fenced(
             f"worker {index}: it sent no heartbeat for {self.silence_s:g} s, and others take over"
             " its streams: start it again"

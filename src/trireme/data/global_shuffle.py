@@ -105,7 +105,7 @@ def num_rounds(num_bytes: int) -> int:
 
 def _meet(cluster: Cluster, body: dict[str, Any], purpose: str) -> list[dict[str, Any]]:
     """What each worker contributed."""
-    gathered = cluster.client.gather(body, [], purpose=purpose, patient=True)
+    gathered = cluster.client.coordinator.gather(body, [], purpose=purpose, patient=True)
     return [body for body, _ in gathered]
 
 

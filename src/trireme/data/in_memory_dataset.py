@@ -361,5 +361,5 @@ def _sum(number: int, cluster: Cluster | None) -> int:
     """Of all workers, if there is a cluster."""
     if cluster is None:
         return number
-    parts = cluster.client.gather({}, [np.array([number])], purpose="sum of examples")
+    parts = cluster.client.coordinator.gather({}, [np.array([number])], purpose="sum of examples")
     return sum(int(arrays[0][0]) for _, arrays in parts)

@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trireme.dense.adam_d2sum import AdamD2Sum
     from trireme.fleet import metrics, util
     from trireme.fleet.calls import (
         barrier_worker,
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from trireme.fleet.metrics import ctr_metric_bundle
     from trireme.fleet.role_makers import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
     from trireme.fleet.transpiler import DistributeTranspilerConfig, HashName, RoundRobin
-    from trireme.protocol.adam_d2sum import AdamD2Sum
 
 __all__ = [
     "AdamD2Sum",

@@ -10,6 +10,7 @@ from torch import nn
 from trireme import interchange
 from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.modes import mode_of
+from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.distributed_strategy import DistributedStrategy
 from trireme.fleet.embedding_layers import NamedTables
@@ -22,7 +23,6 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import default, set_default
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.process_role import ProcessRole
-from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.storage.storage import open_storage
 from trireme.train import DistributedOptimizer, Report, Trainer, row_life
 from trireme.train.checkpointing.checkpoint_location import Location
@@ -109,7 +109,7 @@ class FleetJob:
 
     def barrier_worker(self) -> None:
         """Wait for all workers."""
-        self._cluster().client.gather({}, [])
+        self._cluster().client.coordinator.gather({}, [])
 
     def stop_worker(self) -> None:
         """Finish all pushes and leave the job."""

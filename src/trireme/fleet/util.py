@@ -34,7 +34,7 @@ def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
             f"fleet.util.all_reduce: expected one of {sorted(_COMBINE)}, found {mode!r}"
         )
     array = np.array(value, order="C")
-    parts = [arrays[0] for _, arrays in default().client.gather({}, [array])]
+    parts = [arrays[0] for _, arrays in default().client.coordinator.gather({}, [array])]
     if any(part.shape != array.shape for part in parts):
         raise BadRequest(
             f"fleet.util.all_reduce: expected one shape, found {[part.shape for part in parts]}"
@@ -45,4 +45,4 @@ def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
 
 def barrier() -> None:
     """Wait for all workers."""
-    default().client.gather({}, [])
+    default().client.coordinator.gather({}, [])

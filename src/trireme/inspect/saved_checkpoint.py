@@ -15,9 +15,9 @@ from trireme.checkpoint.format.row_files import RowColumns, read_rows
 from trireme.inspect.saved_model import RowBatch, SavedModel, SavedTable
 from trireme.optim import num_counts
 from trireme.policy import ScorePolicy, policy_of
-from trireme.protocol.core_table import make_core_table
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
+from trireme.rows.core_table import make_core_table
+from trireme.rows.wide_rows import RowLayout
 from trireme.storage.storage import Storage
 
 

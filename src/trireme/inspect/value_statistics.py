@@ -7,8 +7,8 @@ import numpy as np
 
 from trireme.inspect.saved_model import RowBatch
 from trireme.policy import ScorePolicy
-from trireme.protocol.row_statistics import faded
 from trireme.protocol.wire import Array
+from trireme.rows.row_statistics import faded, scores
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 
@@ -89,13 +89,13 @@ class ScoreHistogram:
 
     def add(self, rows: RowBatch) -> Array:
         """Count these rows; returns their scores (n,)."""
-        show, click = faded(self.policy, rows.statistics, self.time, False)
-        scores = self.policy.score(show, click)
+        shows, clicks = faded(self.policy, rows.statistics, self.time, False)
+        scores_N = scores(self.policy, shows, clicks)
         self.counts += np.bincount(
-            np.searchsorted(self._edges, scores, side="right"), minlength=len(self.counts)
+            np.searchsorted(self._edges, scores_N, side="right"), minlength=len(self.counts)
         )
-        self.num_below_threshold += int((scores < self.policy.delete_threshold).sum())
-        return np.asarray(scores)
+        self.num_below_threshold += int((scores_N < self.policy.delete_threshold).sum())
+        return scores_N
 
     def bars(self) -> tuple[list[str], list[int]]:
         """Labels and counts, without empty bars at both ends."""

@@ -17,7 +17,7 @@ def on_first_worker(
     `act` returns on worker 0.
     """
     optimizer.flush()
-    optimizer.cluster.client.gather({}, [], purpose=name)
+    optimizer.cluster.client.coordinator.gather({}, [], purpose=name)
     return let_first_worker(optimizer.cluster, name, act)
 
 

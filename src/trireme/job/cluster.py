@@ -15,9 +15,9 @@ from typing import Protocol
 from trireme import _core, rpc
 from trireme.errors import Stopped, TriremeError
 from trireme.job.heartbeat import Heartbeat, StopRequest
-from trireme.protocol.gradients import KeysByClass
 from trireme.table import Table
 from trireme.worker.client import WorkerClient
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.lookups import PendingLookups
 from trireme.worker.monitoring import WorkerMetrics
 from trireme.worker.pull import Pulled
@@ -148,7 +148,7 @@ class Cluster:
             self._heartbeat.stop()
             try:
                 if goodbye:
-                    self.client.say_goodbye(self._heartbeat.body)
+                    self.client.coordinator.say_goodbye(self._heartbeat.body)
             except TriremeError as error:  # all pushes of this worker have been applied
                 log.warning("worker %d ends without goodbye: %s", self.worker, error)
         self.client.close()

@@ -96,7 +96,7 @@ def kept(
 
 def _recover_coordinator(coordinator: Coordinator, document: Document, server: ServerState) -> None:
     saved = document.read()
-    if saved is None and server.is_in_a_job and server.index == 0:
+    if saved is None and server.assignment.is_in_a_job and server.assignment.index == 0:
         raise Corruption(
             f"log: expected {document.path} beside the state of server 0, found none; continue from"
             " a checkpoint with an empty state folder"

@@ -16,10 +16,10 @@ from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest
 from trireme.job.durability import Durability, kept
 from trireme.job.handlers import handlers_of
-from trireme.protocol.server_limits import ServerLimits
 from trireme.rpc import Server, ServerKeys
 from trireme.server.attendance import Attendance
 from trireme.server.monitoring import RequestMetrics, watch_state, watch_workers
+from trireme.server.server_limits import ServerLimits
 from trireme.server.state import ServerState
 from trireme.telemetry.endpoint import Endpoint
 from trireme.telemetry.health import STARTING, Health

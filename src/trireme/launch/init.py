@@ -131,7 +131,7 @@ def serve_role(process: ProcessRole) -> int:
 def _serve(process: ProcessRole) -> None:
     from trireme.job.durability import Durability
     from trireme.job.serving import serve
-    from trireme.protocol.server_limits import parse_limits
+    from trireme.server.server_limits import parse_limits
 
     assert process.listen is not None
     torch_compiler.keep_unloaded()

@@ -95,7 +95,7 @@ def choose_placement(config: LaunchConfig) -> Placement:
         )
     _check_folders(config)
     if config.limits is not None:
-        from trireme.protocol.server_limits import parse_limits  # loads NumPy
+        from trireme.server.server_limits import parse_limits  # loads NumPy
 
         parse_limits(config.limits)
     if config.join:

@@ -85,7 +85,7 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
             state_dir: folder of this server alone for that state.
             log_bytes: growth of the log between two snapshots.
             threads: threads of Trireme's own work; default: chosen from the machine.
-            limits: bounds on what peers may make a server hold, see trireme.protocol.server_limits.
+            limits: bounds on what peers may make a server hold, see trireme.server.server_limits.
 
     Raises:
         BadRequest: the environment states only half, contradicts itself, or holds a value out of

@@ -4,7 +4,7 @@
 |---|---|---|
 | optimizer.class | Adam | Adam, Adagrad or SGD: for the dense part and for the rows |
 | optimizer.learning_rate | 0.001 | of both |
-| adam_d2sum | False | with Adam: the dense part learns by Fleet's trireme.protocol.adam_d2sum |
+| adam_d2sum | False | with Adam: the dense part learns by Fleet's trireme.dense.adam_d2sum |
 | sparse_inputs_slots | 27 | sparse inputs with the label among them: features "1" to "26" |
 | sparse_feature_dim | 9 | floats per row |
 | dense_input_dim | 13 | width of the column dense_feature, 0 for none |
@@ -23,11 +23,11 @@ from torch import nn
 from trireme import optim
 from trireme.config import Config
 from trireme.data.schema import Dense, Field, Label, Schema, Sparse
+from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
 from trireme.models.table_parameters import table_options
 from trireme.policy import ShowClick
-from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from trireme.dense.optimizers import GroupValues
 from trireme.errors import BadRequest
 from trireme.optim import rule_values
 from trireme.protocol.clipping import Clip
 from trireme.protocol.columns import FORMS, KeyColumns
-from trireme.protocol.dense_optimizers import GroupValues
 from trireme.protocol.routing import Floats, Keys
 
 Array = npt.NDArray[Any]

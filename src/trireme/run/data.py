@@ -141,7 +141,7 @@ def _are_shared(key: str, files: list[str], settings: Settings, cluster: Cluster
     if cluster.num_workers == 1:
         return True
     digest = hashlib.sha256("\n".join(files).encode()).hexdigest()
-    replies = cluster.client.gather({"files": digest}, [], purpose="compare files")
+    replies = cluster.client.coordinator.gather({"files": digest}, [], purpose="compare files")
     are_same = all(body["files"] == digest for body, _ in replies)
     if settings.split_file_list is None:
         return are_same

@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
-from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.dense_optimizers import (
+from trireme.dense.optimizers import (
     FUSED,
     KNOWN,
     WHOLE,
@@ -27,6 +25,8 @@ from trireme.protocol.dense_optimizers import (
     make,
     shapes_made,
 )
+from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
+from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import Floats
 from trireme.server.block_slice import BlockSlice, Tensors, join, merge_alike
 from trireme.torch_compiler import step

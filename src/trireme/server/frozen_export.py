@@ -10,13 +10,15 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest, writing
-from trireme.protocol.frozen_rows import DTYPES, encode
 from trireme.protocol.routing import Keys
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array, need, need_list, need_time, need_version
+from trireme.rows.frozen_rows import DTYPES, encode
+from trireme.rows.wide_rows import RowLayout
 from trireme.rpc import Handler, Reply, Request
+from trireme.server.assignment import consecutive
 from trireme.server.paths import resolve_local_path
-from trireme.server.state import ServedTable, ServerState, consecutive
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 from trireme.storage.checked_file import written_for_mapping
 
 FLAG_BYTES = 8
@@ -44,7 +46,7 @@ def _on_save(state: ServerState, root: Path, request: Request) -> Reply:
         tables = []
         for number, (name, row_class) in enumerate(zip(names, classes, strict=True)):
             export = _TableExport(state.table(name), row_class, dtype, since, time, state.pool)
-            tables.append(export.save(state.owned_buckets(), folder, f"tables/{number}"))
+            tables.append(export.save(state.assignment.owned_buckets(), folder, f"tables/{number}"))
     return Reply({"tables": tables})
 
 

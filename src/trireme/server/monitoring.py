@@ -12,7 +12,8 @@ from prometheus_client.core import Metric
 
 from trireme.rpc import Handler, Reply, Request, Server
 from trireme.server.attendance import Attendance
-from trireme.server.state import STALENESS_MAX, ServerState
+from trireme.server.state import ServerState
+from trireme.server.streams import STALENESS_MAX
 from trireme.telemetry.instruments import SECONDS, Counter, Gauge, Histogram, histogram_family
 from trireme.telemetry.registry import Registry, text_of
 
@@ -191,7 +192,7 @@ class _Staleness:
             "trireme_push_staleness",
             "Pushes that were applied here between a push's pull and itself.",
             STALENESS,
-            self._state.staleness.copy(),
+            self._state.streams.staleness.copy(),
         )
         yield histogram_family(
             "trireme_push_ahead",

@@ -1,22 +1,18 @@
-"""The requests that read and change a server's state: decode, check, record, do, answer.
-
-Everything is checked (map version, incarnation, order, shapes) before anything changes.
-"""
+"""The requests that read and change a server's state: decode, have it done, answer."""
 
 from collections.abc import Callable
 
 import numpy as np
 
-from trireme.errors import BadRequest, Fenced, NotReady
+from trireme.errors import BadRequest
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.clipping import norm_from_wire
-from trireme.protocol.columns import check as check_columns
-from trireme.protocol.identity import another_job, lost
 from trireme.protocol.membership import Group, Pace
 from trireme.protocol.routing import BucketMap, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
-from trireme.server.state import ServedTable, ServerState, StreamState
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
 RowsWanted = list[tuple[ServedTable, int, Keys]]
@@ -53,24 +49,12 @@ class RequestHandlers:
             raise BadRequest(
                 f"ps.map: expected an index below {len(bucket_map.servers)}, found {index}"
             )
-        with state.journal.changing():
-            if state.is_in_a_job and (job, index) != (state.job, state.index):
-                raise another_job((state.job, state.index), (job, index), state.journal.where)
-            if need(body, "state", str) not in ("", state.state_id):
-                raise lost()
-            if not state.is_in_a_job or bucket_map.version > state.map().version:
-                state.journal.record("ps.map", body)
-                state.job = job
-                state.set_map(bucket_map, index)
+        state.adopt_map(job, bucket_map, index, request)
         return state.journal.answered(Reply({"state": state.state_id}))
 
     def _on_group(self, request: Request) -> Reply | Deferred:
-        state, group = self._state, Group.from_wire(request.body)
-        with state.journal.changing(), state.lock:
-            if state.pacing.is_newer(group.version):
-                state.journal.record("ps.group", request.body)
-                state.set_group(group, advance=True)
-        return state.journal.answered(Reply())
+        self._state.adopt_group(Group.from_wire(request.body), request)
+        return self._state.journal.answered(Reply())
 
     def _on_create_table(self, request: Request) -> Reply | Deferred:
         self._state.create_table(TableSchema.from_wire(need(request.body, "schema", dict)))
@@ -83,12 +67,7 @@ class RequestHandlers:
         values = arrays.take("values of blocks", np.float32, (None,))
         arrays.end()
         optimizer, groups = need(body, "optimizer", str), need_list(body, "groups", dict)
-        with state.journal.changing(), state.lock, state.blocks_lock:
-            state.map_of_version(need(body, "map", int))
-            state.blocks.check(optimizer, groups, specs, values)
-            state.limits.check_blocks(state.blocks, specs)
-            state.journal.record("ps.create_blocks", body, request.arrays)
-            state.blocks.create(optimizer, groups, specs, values, dict(state.applied_ids()))
+        state.create_blocks(optimizer, groups, specs, values, request)
         return state.journal.answered(Reply())
 
     # ---- pull ----
@@ -104,10 +83,10 @@ class RequestHandlers:
         state, body = self._state, request.body
         wanted = self._rows_wanted(request)
         with_blocks, time = need(body, "blocks", bool), need_time(body)
-        bucket_map = state.map_of_version(need(body, "map", int))
+        bucket_map = state.assignment.map_of_version(need(body, "map", int))
 
         def answer() -> Reply:
-            block_ids = bucket_map.blocks_of(state.index) if with_blocks else []
+            block_ids = bucket_map.blocks_of(state.assignment.index) if with_blocks else []
             return self._read(wanted, block_ids, time)
 
         stream, staged = need(body, "stream", int), need(body, "staged", int)
@@ -148,11 +127,11 @@ class RequestHandlers:
         return list(zip(tables, classes, keys, strict=True))
 
     def _read(self, wanted: RowsWanted, block_ids: list[str], time: int) -> Reply:
-        state, version = self._state, self._state.num_pushes
+        state, version = self._state, self._state.streams.num_pushes
         arrays: list[Array] = []
         missing = []
         for table, row_class, keys_K in wanted:
-            rows, num_missing = state.read_rows(table, row_class, keys_K, time)
+            rows, num_missing = table.read(row_class, keys_K, time, state.pool)
             arrays.append(rows)
             missing.append(num_missing)
         if block_ids:
@@ -170,7 +149,7 @@ class RequestHandlers:
         """Answer this server's share of the norm of a step when the step is complete here."""
         state = self._state
         stream, step = need(request.body, "stream", int), need(request.body, "staged", int)
-        state.map_of_version(need(request.body, "map", int))
+        state.assignment.map_of_version(need(request.body, "map", int))
 
         def answer() -> Reply:
             with state.lock:
@@ -191,60 +170,12 @@ class RequestHandlers:
     # ---- push ----
 
     def _on_push(self, request: Request) -> Reply | Deferred:
-        state, push = self._state, Push.from_wire(request.body, request.arrays)
-        with state.journal.pushing():
-            self._check_shapes(push, state.map_of_version(push.map_version))
-            stream = state.stream(push.stream)
-            with stream.lock:
-                _check_order(push, stream)
-                if push.staged:
-                    with state.lock:
-                        state.staging.check(push)
-                state.journal.record("ps.push", request.body, request.arrays)
-                state.stage_or_apply(push)
-            version = state.num_pushes
-        return state.journal.answered(Reply({"version": version}))
-
-    def _check_shapes(self, push: Push, bucket_map: BucketMap) -> None:
-        """Check everything that could fail, so that applying the push cannot stop halfway."""
-        state = self._state
-        state.limits.check_rows(table.rows for table in list(state.tables.values()))
-        for part in push.tables:
-            table = state.table(part.table)
-            dim = table.schema.dim_of(part.row_class)
-            if part.gradients.shape[1] != dim:
-                raise BadRequest(
-                    f"push: table {part.table!r} has dim {dim},"
-                    f" found gradients of shape {part.gradients.shape}"
-                )
-            check_columns(part.table, table.schema.columns, part.columns)
-        if push.blocks is not None:
-            expected = state.blocks.size_of(bucket_map.blocks_of(state.index))
-            if len(push.blocks.gradients) != expected:
-                raise BadRequest(
-                    f"push: the blocks of server {state.index} have {expected} elements,"
-                    f" found {len(push.blocks.gradients)}"
-                )
-            state.blocks.check_groups(push.blocks.groups)
+        version = self._state.push(Push.from_wire(request.body, request.arrays), request)
+        return self._state.journal.answered(Reply({"version": version}))
 
     def _streams(self) -> Reply:
         """The last sequence and position of each stream that everything here has applied."""
         state = self._state
         with state.lock:
-            streams = state.applied_streams()
+            streams = state.streams.applied()
             return Reply({"streams": streams, "applied_step": state.staging.applied})
-
-
-def _check_order(push: Push, stream: StreamState) -> None:
-    if push.incarnation < stream.incarnation:
-        raise Fenced(
-            f"stream {push.stream}: incarnation {stream.incarnation} has taken over,"
-            f" found a push of incarnation {push.incarnation}"
-        )
-    stream.incarnation = push.incarnation
-    if push.sequence > stream.last + 1:
-        raise NotReady(
-            f"stream {push.stream}: expected sequence {stream.last + 1} next,"
-            f" found {push.sequence}; if the pushes between do not arrive, the server has lost"
-            " the end of its log: load the newest checkpoint"
-        )

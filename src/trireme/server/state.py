@@ -1,70 +1,50 @@
-"""What one server owns: tables, blocks, streams, the bucket map; and the operations that change it.
+"""What one server owns, and the operations that change it.
 
 Invariants:
 - A push is applied to a bucket or block at most once: each keeps the last sequence applied per
 stream (its mark).
-- A stream's pushes are applied in order. Requests are checked before they come here
-(`server/requests.py`), so an operation does not fail halfway.
+- A stream's pushes are applied in order. A change is checked, then recorded in the journal, then
+made, so it does not fail halfway. Nothing else records changes of tables, blocks and streams.
 
-Threads: any. `lock` guards the control state, `blocks_lock` the blocks; tables lock by stripe
-inside the core.
+Threads: any. `lock` guards the parts, `blocks_lock` the blocks; tables lock by stripe inside the
+core.
 """
 
-import threading
 import uuid
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from threading import Lock, RLock
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from trireme import _core
-from trireme.errors import NotReady, SchemaMismatch, UnknownTable, WrongMap
-from trireme.protocol.core_table import make_core_table
-from trireme.protocol.identity import lost
+from trireme.dense.optimizers import GroupValues
+from trireme.errors import BadRequest, UnknownTable
+from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import Group
 from trireme.protocol.routing import BucketMap, Floats, Keys
-from trireme.protocol.server_limits import CapacityLimits
-from trireme.protocol.wire import Array, Push
+from trireme.protocol.wire import Push, need, need_time
+from trireme.rows.core_table import make_core_table
+from trireme.rpc import Request
+from trireme.server.assignment import Assignment, lost
 from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
 from trireme.server.journal import Journal
 from trireme.server.pacing import Pacing
+from trireme.server.served_tables import ServedTable, ServedTables
+from trireme.server.server_limits import CapacityLimits
 from trireme.server.staging import Staging
 from trireme.server.step_gradient import StepGradient
+from trireme.server.streams import Streams
 from trireme.table import TableSchema
-
-STALENESS_MAX = 1024
-
-
-@dataclass
-class ServedTable:
-    schema: TableSchema
-    rows: _core.Table
-
-
-@dataclass
-class StreamState:
-    """The last push of a stream that was applied: its sequence number, and the position of the
-    stream in the data after it. `lock` admits one push of the stream at a time.
-    """
-
-    last: int = 0
-    incarnation: int = 0
-    position: tuple[int, ...] = ()
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ServerState:
-    """Everything that one server owns.
+    """The parts of one server, which know no journal, and the changes of them.
+
+    A method that gets a request, or its body, records it as it arrived.
 
     journal: makes changes durable.
     state_id: random name of the contents; a server that started without them has another one.
-    num_pushes: pushes and steps applied since the start.
-    pushes_at_load: `num_pushes` at the last load; None: there was none, or rows were imported.
-    settled: the id of the last checkpoint that was settled, and which parts of it.
     """
 
     def __init__(self, pool: _core.Pool, limits: CapacityLimits | None = None) -> None:
@@ -72,131 +52,129 @@ class ServerState:
         self.limits = limits or CapacityLimits()
         self.journal = Journal()
         self.state_id = uuid.uuid4().hex
-        self.job = ""
-        self.index = -1
-        self.tables: dict[str, ServedTable] = {}
+        self.assignment = Assignment()
+        self.tables = ServedTables()
         self.blocks = BlockStore()
-        self.streams: dict[int, StreamState] = {}
-        self.staleness: Counter[int] = Counter()
-        self.num_pushes = 0
-        self.counts = Counts()
-        self.version = 1
-        self.pushes_at_load: int | None = None
-        self.settled: tuple[str, list[str]] = ("", [])
+        self.streams = Streams()
         self.staging = Staging(self._apply_step, self._square_sum)
         self.pacing = Pacing()
-        self.lock = threading.RLock()
-        self.blocks_lock = threading.Lock()
-        self._map: BucketMap | None = None
-
-    # ---- map and group ----
-
-    @property
-    def is_in_a_job(self) -> bool:
-        """Whether workers have sent a bucket map."""
-        return self._map is not None
-
-    def map(self) -> BucketMap:
-        if self._map is None:
-            raise NotReady("server: no bucket map yet; the coordinator's first worker brings it")
-        return self._map
-
-    def owned_buckets(self) -> npt.NDArray[np.int64]:
-        """Buckets of this server, ascending."""
-        return self.map().owned_by(self.index)
-
-    def set_map(self, bucket_map: BucketMap, index: int) -> None:
-        """Adopt a bucket map if it is newer than the current one."""
-        with self.lock:
-            if self._map is None or bucket_map.version > self._map.version:
-                self._map, self.index = bucket_map, index
-
-    def map_of_version(self, version: int) -> BucketMap:
-        """The current map, if a request was planned with it. Raises WrongMap: it was planned with
-        another one. Corruption: this server has none, so it has lost its state: workers send a map
-        before any other request.
-        """
-        if self._map is None:
-            raise lost()
-        if version != self._map.version:
-            raise WrongMap(
-                f"server {self.index}: the request was planned with bucket map {version},"
-                f" this server has {self._map.version}"
-            )
-        return self._map
-
-    def set_group(self, group: Group, *, advance: bool) -> None:
-        """Adopt a group that is newer than the current one. `advance`: as in `Staging`."""
-        self.pacing.set_group(group.version, group.members)
-        if group.staged:
-            self.staging.set_group(group.version, group.members, advance=advance)
-
-    # ---- tables ----
+        self.counts = Counts()
+        self.lock = RLock()
+        self.blocks_lock = Lock()
 
     def table(self, name: Any) -> ServedTable:
         table = self.tables.get(name) if isinstance(name, str) else None
         if table is None:
             raise UnknownTable(
-                f"server {self.index}: no table {name!r}, there are {sorted(self.tables)}"
+                f"server {self.assignment.index}: no table {name!r},"
+                f" there are {sorted(self.tables)}"
             )
         return table
 
-    def check_schema(self, schema: TableSchema) -> None:
-        """Raises SchemaMismatch if the table exists with another schema; shows both."""
-        existing = self.tables.get(schema.name)
-        if existing is not None and existing.schema != schema:
-            raise SchemaMismatch(
-                f"table {schema.name!r}: it exists as {existing.schema.to_wire()},"
-                f" found {schema.to_wire()}"
-            )
+    # ---- map and group ----
+
+    def adopt_map(self, job: str, bucket_map: BucketMap, index: int, request: Request) -> None:
+        """Adopt the bucket map of a request if it is newer than the current one. Raises
+        SchemaMismatch: this server belongs to another job. Corruption: the worker knew another
+        state.
+        """
+        with self.journal.changing(), self.lock:
+            self.assignment.check_job(job, index, self.journal.where)
+            if need(request.body, "state", str) not in ("", self.state_id):
+                raise lost()
+            if self.assignment.is_newer(bucket_map):
+                self.journal.record(request.method, request.body)
+                self.assignment.adopt(job, bucket_map, index)
+
+    def adopt_group(self, group: Group, request: Request) -> None:
+        """Adopt a newer group than the current one; apply the steps that waited for it."""
+        with self.journal.changing(), self.lock:
+            if self.pacing.is_newer(group.version):
+                self.journal.record(request.method, request.body)
+                self.set_group(group, advance=True)
+
+    def set_group(self, group: Group, *, advance: bool) -> None:
+        """Set a group without recording it. `advance`: as in `Staging`."""
+        self.pacing.set_group(group.version, group.members)
+        if group.staged:
+            self.staging.set_group(group.version, group.members, advance=advance)
+
+    # ---- tables and blocks ----
 
     def create_table(self, schema: TableSchema) -> None:
-        """Make the table unless it exists. Raises as `check_schema`."""
+        """Make the table unless it exists. Raises as `ServedTables.check_schema`."""
         with self.journal.changing(), self.lock:
-            self.check_schema(schema)
+            self.tables.check_schema(schema)
             if schema.name in self.tables:
                 return
             self.limits.check_new_table(len(self.tables), schema.admission)
             rows = make_core_table(schema)
             self.journal.record("ps.create_table", {"schema": schema.to_wire()})
-            rows.raise_version(self.version)
-            self._advance_to_streams(rows)
-            self.tables[schema.name] = ServedTable(schema, rows)
-
-    def read_rows(
-        self, table: ServedTable, row_class: int, keys_K: Keys, time: int
-    ) -> tuple[Floats, int]:
-        """(K, W) rows of keys as a pull answers them, and how many keys have no row."""
-        rows_KD = np.empty((len(keys_K), table.schema.dim_of(row_class)), dtype=np.float32)
-        num_missing = table.rows.lookup(keys_K, rows_KD, self.pool, row_class)
-        if table.schema.pulls_statistics:
-            shows_K2 = np.empty((len(keys_K), 2))
-            table.rows.statistics(keys_K, shows_K2, time, False, self.pool)
-            return np.hstack([shows_K2.astype(np.float32), rows_KD]), num_missing
-        return rows_KD, num_missing
+            self.tables.add(schema, rows, self.streams.applied_ids())
 
     def replace_rows(self, name: str, rows: _core.Table) -> None:
         """Replace the rows of a table by imported ones. No push may be running."""
         with self.lock:
-            table = self.tables[name]
-            self._advance_to_streams(rows)
-            rows.raise_version(table.rows.version)
-            # Which keys went with the old rows is not known: a delta since then would lack them.
-            rows.forget_removed(table.rows.version)
-            table.rows = rows
-            self.pushes_at_load = None
+            self.tables.replace_rows(name, rows, self.streams.applied_ids())
+            self.streams.note_contents(are_loaded=False)
 
     def adopt_rows(self, schema: TableSchema, rows: _core.Table) -> None:
         """Replace the rows of a table without rows by loaded ones, which have their own marks."""
         self.create_table(schema)
         with self.lock:
-            rows.raise_version(self.version)
-            self.tables[schema.name].rows = rows
+            self.tables.adopt_rows(schema.name, rows)
+
+    def create_blocks(
+        self,
+        optimizer: str,
+        groups: Sequence[GroupValues],
+        specs: Sequence[BlockSpec],
+        values: Floats,
+        request: Request,
+    ) -> None:
+        """Make the blocks that do not exist yet."""
+        with self.journal.changing(), self.lock, self.blocks_lock:
+            self.assignment.map_of_version(need(request.body, "map", int))
+            self.blocks.check(optimizer, groups, specs, values)
+            self.limits.check_blocks(self.blocks, specs)
+            self.journal.record(request.method, request.body, request.arrays)
+            marks = dict(self.streams.applied_ids())
+            self.blocks.create(optimizer, groups, specs, values, marks)
 
     # ---- pushes ----
 
+    def push(self, push: Push, request: Request) -> int:
+        """Stage or apply a push; returns how many pushes and steps have been applied here."""
+        with self.journal.pushing():
+            self._check_push(push)
+            with self.lock:
+                stream = self.streams[push.stream]
+            with stream.lock:
+                stream.admit(push)
+                if push.staged:
+                    with self.lock:
+                        self.staging.check(push)
+                self.journal.record(request.method, request.body, request.arrays)
+                self.stage_or_apply(push)
+            return self.streams.num_pushes
+
+    def _check_push(self, push: Push) -> None:
+        """Check everything that could fail, so that applying the push cannot stop halfway."""
+        bucket_map = self.assignment.map_of_version(push.map_version)
+        self.limits.check_rows(table.rows for table in list(self.tables.values()))
+        for part in push.tables:
+            self.table(part.table).check_push(part)
+        if push.blocks is not None:
+            expected = self.blocks.size_of(bucket_map.blocks_of(self.assignment.index))
+            if len(push.blocks.gradients) != expected:
+                raise BadRequest(
+                    f"push: the blocks of server {self.assignment.index} have {expected} elements,"
+                    f" found {len(push.blocks.gradients)}"
+                )
+            self.blocks.check_groups(push.blocks.groups)
+
     def stage_or_apply(self, push: Push) -> None:
-        """Stage or apply a push that has been checked."""
+        """Stage or apply a push that has been checked and recorded."""
         if push.staged:
             with self.lock:
                 self.staging.stage(push)
@@ -217,7 +195,11 @@ class ServerState:
             if name not in names:
                 table.rows.advance(gradient.ids)
         self._update_blocks(gradient)
-        self._count_pushes(pushes)
+        with self.lock:
+            for push in self.streams.record(pushes):
+                self.counts.add_push(push)
+                if push.step and not push.staged:
+                    self.pacing.record(push.stream, push.step)
 
     def _update_table(self, table: ServedTable, gradient: StepGradient) -> None:
         keys_K, gradients, columns = gradient.of_table(table.schema)
@@ -240,7 +222,7 @@ class ServerState:
             if summed is None:
                 self.blocks.advance(ids)
                 return
-            block_ids = self.map().blocks_of(self.index)
+            block_ids = self.assignment.owned_blocks()
             if gradient.kind == "delta":
                 self.blocks.add(block_ids, summed.gradients, ids)
             else:
@@ -250,84 +232,54 @@ class ServerState:
         gradient = StepGradient(pushes, self.pool)
         return gradient.square_sum([self.tables[name].schema for name in gradient.table_names()])
 
-    def _count_pushes(self, pushes: list[Push]) -> None:
-        with self.lock:
-            new = [push for push in pushes if push.sequence > self.streams[push.stream].last]
-            for push in new:
-                stream = self.streams[push.stream]
-                stream.last, stream.position = push.sequence, push.position
-                self.counts.add_push(push)
-                staleness = self.num_pushes - push.computed_at
-                self.staleness[min(max(staleness, 0), STALENESS_MAX)] += 1
-            self.num_pushes += bool(new)
-            for push in new:
-                if push.step and not push.staged:
-                    self.pacing.record(push.stream, push.step)
-
-    # ---- streams ----
-
-    def stream(self, number: int) -> StreamState:
-        with self.lock:
-            return self.streams.setdefault(number, StreamState())
-
-    def applied_ids(self) -> list[tuple[int, int]]:
-        """(stream, sequence) of the last push applied of each stream."""
-        return [(number, stream.last) for number, stream in self.streams.items() if stream.last]
-
-    def _advance_to_streams(self, rows: _core.Table) -> None:
-        """Mark new rows as having seen all pushes that were applied before they existed."""
-        if ids := self.applied_ids():
-            rows.advance(ids)
-
     def applied_streams(self) -> list[list[Any]]:
         """[stream, last sequence, position after it], which all buckets and blocks have applied."""
         with self.lock:
-            ids = self.applied_ids()
-            return [[number, last, list(self.streams[number].position)] for number, last in ids]
+            return self.streams.applied()
 
-    def reset_streams(self, streams: Mapping[int, tuple[int, tuple[int, ...]]]) -> None:
-        """After a load: set the last sequence and the position of each stream; streams that are not
-        named start at the beginning.
+    def finish_load(self, version: int, streams: Mapping[int, tuple[int, tuple[int, ...]]]) -> None:
+        """The rows and blocks are now those of a checkpoint, which `version` follows. streams: as
+        in `Streams.reset`.
         """
+        self.raise_version(version)
         with self.lock:
-            for number in {**streams, **self.streams}:
-                stream = self.stream(number)
-                stream.last, stream.position = streams.get(number, (0, ()))
+            self.streams.reset(streams)
+            self.streams.note_contents(are_loaded=True)
 
-    # ---- versions ----
+    # ---- versions and age ----
 
     def raise_version(self, version: int) -> None:
         """Stamp rows that change from now on with this version, or a later one."""
         with self.journal.changing(), self.lock:
             self.journal.record("log.version", {"version": version})
-            self.version = max(self.version, version)
-            for table in self.tables.values():
-                table.rows.raise_version(self.version)
+            self.tables.raise_version(version)
 
     def forget_removed(self, version: int) -> None:
         """Forget keys that were removed with a version up to this one: no delta needs them."""
         with self.journal.changing():
             self.journal.record("log.forget", {"version": version})
-            for table in list(self.tables.values()):
-                table.rows.forget_removed(version)
+            self.tables.forget_removed(version)
 
     def settle(self, table: ServedTable, id: str, part: str, keys: Keys, gained: Floats) -> None:
         """Subtract, once, the delta_score that rows had when a part of checkpoint `id` was written:
         that much is exported.
         """
         with self.journal.changing_once():
-            last_id, parts = self.settled
-            if last_id == id and part in parts:  # an earlier call of the same job did it
+            parts = self.tables.settled_parts(id)
+            if part in parts:  # by an earlier call of the same job
                 return
             body = {"table": table.schema.name, "id": id, "part": part}
             self.journal.record("log.settle", body, [keys, gained])
             table.rows.settle(keys, gained, self.pool)
-            self.settled = (id, [*parts, part] if last_id == id else [part])
+            self.tables.note_settled(id, [*parts, part])
 
-    def note_load(self) -> None:
-        """The contents are those of a checkpoint, until the next push."""
-        with self.lock:
-            self.pushes_at_load = self.num_pushes
+    def shrink(self, body: dict[str, Any]) -> dict[str, dict[str, int]]:
+        """Execute a checked `policy.shrink`; returns the numbers of rows removed."""
+        time, day_over = need_time(body), need(body, "day_over", bool)
+        with self.journal.changing_once():
+            self.journal.record("policy.shrink", body)
+            buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]]
+            return self.tables.shrink(buckets.tolist(), time, day_over=day_over)
 
     # ---- statistics ----
 
@@ -346,17 +298,11 @@ class ServerState:
                 },
                 "blocks": len(self.blocks),
                 "block_bytes": self.blocks.num_bytes,
-                "pushes": self.num_pushes,
+                "pushes": self.streams.num_pushes,
                 "missing": sum(self.counts.read("missing").values()),
-                "staleness": _histogram(self.staleness),
+                "staleness": _histogram(self.streams.staleness),
                 "ahead": _histogram(self.pacing.ahead),
             }
-
-
-def consecutive(buckets: Array) -> list[Array]:
-    """Ascending buckets, split where numbers are missing."""
-    is_end = np.diff(buckets) != 1
-    return np.split(buckets, np.flatnonzero(is_end) + 1) if len(buckets) else []
 
 
 def _histogram(counts: Counter[int]) -> dict[str, int]:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from trireme import _core
+from trireme.dense.optimizers import GroupValues
 from trireme.optim import rule_values
 from trireme.protocol.clipping import square_sum
 from trireme.protocol.columns import KeyColumns, empty_push, fleet_scale, join_classes, merge
-from trireme.protocol.dense_optimizers import GroupValues
 from trireme.protocol.routing import Floats, Keys
 from trireme.protocol.wire import Push, TablePush
 from trireme.table import TableSchema

@@ -18,8 +18,8 @@ import pyarrow as pa
 from trireme import _core
 from trireme.checkpoint.format.row_files import RowColumns
 from trireme.errors import BadRequest
-from trireme.protocol.core_table import make_core_table
-from trireme.protocol.wide_rows import RowLayout
+from trireme.rows.core_table import make_core_table
+from trireme.rows.wide_rows import RowLayout
 from trireme.table import TableSchema
 
 MARKS_BYTES = 8 * _core.NUM_BUCKETS

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from trireme.errors import BadRequest, NotFinite
 from trireme.protocol.clipping import Clip
-from trireme.protocol.gradients import TableGradient
 from trireme.protocol.routing import Floats
 from trireme.table import RowClassId, Table
+from trireme.worker.gradients import TableGradient
 
 
 def make_clip(norm: float | None, value: float | None, tables: Iterable[Table]) -> Clip | None:

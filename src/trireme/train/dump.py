@@ -177,7 +177,7 @@ def _together(cluster: Cluster, purpose: str) -> Iterator[None]:
         error = raised
     body = {} if error is None else {"code": error.code, "message": str(error)}
     with cluster.client.script.section(purpose):
-        replies = cluster.client.gather(body, [], purpose=purpose, patient=True)
+        replies = cluster.client.coordinator.gather(body, [], purpose=purpose, patient=True)
     if error is not None:
         raise error
     for worker, (reply, _) in enumerate(replies):

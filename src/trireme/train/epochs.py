@@ -161,7 +161,7 @@ class Epochs:
 
     def _position(self) -> EpochPosition:
         """The position of this worker's stream in this epoch."""
-        at = self._optimizer.mode.position.position
+        at = self._optimizer.mode.last_push.position
         if at and at[0] == self.num_epochs:
             return EpochPosition(at[1], at[2:])
         return EPOCH_START  # this worker had made no step in the epoch

@@ -23,7 +23,7 @@ def let_first_worker(
             error = raised
             code = raised.code if isinstance(raised, TriremeError) else Internal.code
             outcome = {"code": code, "message": f"{type(raised).__name__}: {raised}"}
-    outcomes = cluster.client.gather(
+    outcomes = cluster.client.coordinator.gather(
         outcome, [], purpose=f"end of {purpose}", timeout_s=SAVE_TIMEOUT_S
     )
     if error is not None:

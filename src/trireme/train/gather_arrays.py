@@ -35,7 +35,7 @@ def gather_arrays(
     with cluster.client.script.section():
         while begin < end:
             body = {"worker": cluster.worker, "bytes": len(own), "forms": [] if begin else forms}
-            received = cluster.client.gather(
+            received = cluster.client.coordinator.gather(
                 body, [own[begin : begin + size]], purpose=purpose, patient=True
             )
             if begin == 0:

@@ -59,7 +59,7 @@ class LeasedPass:
         cluster, lease = self._optimizer.cluster, None
         while taken := passes.take(cluster.client, lease, self._has_to_stop):
             lease, position = taken
-            self._optimizer.mode.position = position
+            self._optimizer.mode.last_push = position
             start = self._start(lease, position)
             if start.batches:
                 log.info(

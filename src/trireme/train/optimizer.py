@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 from trireme.blocks import Blocks
+from trireme.dense.optimizers import needs_whole
 from trireme.errors import BadRequest, NotFinite
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
-from trireme.protocol.dense_optimizers import needs_whole
-from trireme.protocol.gradients import KeysByClass
 from trireme.strategy import Strategy
 from trireme.table import Table
 from trireme.train.clipping import make_clip
@@ -32,6 +31,7 @@ from trireme.train.param_groups import check_blocks, named_parameters, row_gradi
 from trireme.train.predecessor import PredecessorProgress
 from trireme.train.stream_checks import check_own_stream
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
 
@@ -125,7 +125,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def sequence(self) -> int:
         """The number of this worker's last push."""
-        return self.mode.position.sequence
+        return self.mode.last_push.sequence
 
     def set_time(self, time: float | Callable[[], float]) -> None:
         """Data time that pushes carry from now on; see Trainer.set_time."""

@@ -10,12 +10,12 @@ from torch import nn
 
 from trireme import _core
 from trireme.blocks import Blocks
+from trireme.dense.optimizers import needs_whole
 from trireme.errors import BadRequest
 from trireme.optim import values_of_group
 from trireme.protocol.columns import merge
-from trireme.protocol.dense_optimizers import needs_whole
-from trireme.protocol.gradients import TableGradient
 from trireme.table import RowClassId, Table
+from trireme.worker.gradients import TableGradient
 from trireme.worker.lookups import PendingLookups
 
 

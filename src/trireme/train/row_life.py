@@ -40,7 +40,7 @@ def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> expiry_calls.K
             " set_time says it",
             ", ".join(fading),
         )
-    replies = cluster.client.gather({"time": time}, [], purpose="shrink", patient=True)
+    replies = cluster.client.coordinator.gather({"time": time}, [], purpose="shrink", patient=True)
     latest = max(reply["time"] for reply, _ in replies)
     return let_first_worker(
         cluster,

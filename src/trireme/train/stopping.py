@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from trireme.job.cluster import Cluster
-from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
 
@@ -45,21 +44,15 @@ def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def is_last_step(pulled: Pulled, last_step: int, cluster: Cluster) -> bool:
-    """Whether all workers of a sync job stop after this worker's last step; records the reason."""
-    if pulled.stop is None or pulled.stop.step > last_step:
-        return False
-    cluster.stop_request.reason = cluster.stop_request.reason or pulled.stop.reason
-    return True
-
-
 def agreed_reason_to_stop(cluster: Cluster) -> str:
     """Why all workers stop after this epoch; empty: they do not. Every worker calls it."""
     if cluster.client.script.is_behind:  # a predecessor was at this meeting and continued
         return ""
     body = {"stops": "" if cluster.stop_request.is_alone else cluster.stop_request.reason}
     with cluster.client.script.section("stop"):
-        replies = cluster.client.gather(body, [], purpose="whether to stop", patient=True)
+        replies = cluster.client.coordinator.gather(
+            body, [], purpose="whether to stop", patient=True
+        )
     return first_reason(reply for reply, _ in replies)
 
 

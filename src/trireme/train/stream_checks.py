@@ -22,7 +22,7 @@ def agree_on_model(
     digest = hashlib.blake2b(repr([optimizer, *parts]).encode(), digest_size=8).hexdigest()
     names = ", ".join(f"{table.name} of dims {list(table.schema.dims)}" for table in tables)
     model = f"tables {names or 'none'}; {len(dense)} parameters under {optimizer}; digest {digest}"
-    cluster.client.agree(f"model made at {cluster.client.script.location}", model)
+    cluster.client.coordinator.agree(f"model made at {cluster.client.script.location}", model)
 
 
 def check_own_stream(subject: str, cluster: Cluster) -> None:

@@ -256,7 +256,9 @@ class Trainer:
                 return kept_figures(tally, self.cluster, title)
             self.optimizer.flush()
             arrival = {"worker": self.cluster.worker}
-            arrivals = self.cluster.client.gather(arrival, [], purpose=title, patient=True)
+            arrivals = self.cluster.client.coordinator.gather(
+                arrival, [], purpose=title, patient=True
+            )
             self.optimizer.refresh()
             with (
                 row_life.at_data_time(dataset, self.optimizer),

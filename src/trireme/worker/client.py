@@ -1,4 +1,4 @@
-"""What a worker calls: tables and blocks, pull and push, meetings with other workers.
+"""What a worker calls at the servers: it makes tables and blocks, pulls and pushes.
 
 Exactly once: a push is named (stream, sequence). It is re-sent under the same name after a lost
 answer or a change of the bucket map, and the servers' marks make the repetition harmless.
@@ -6,8 +6,6 @@ answer or a change of the bucket map, and the servers' marks make the repetition
 Threads: one may pull while another pushes, a third waits for a save, and one does the rest.
 """
 
-import itertools
-import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,25 +13,20 @@ from time import monotonic
 from typing import Any
 
 from trireme import _core
-from trireme.errors import DeadlineExceeded
+from trireme.dense.optimizers import GroupValues
 from trireme.protocol.clipping import NormReply, norm_of_step
-from trireme.protocol.dense_optimizers import GroupValues
-from trireme.protocol.gradients import DenseGradient, KeysByClass, Step, TableGradient
 from trireme.protocol.membership import Pace
-from trireme.protocol.wire import Array, Push
-from trireme.rpc import Call, Reply
+from trireme.protocol.wire import Push
+from trireme.rpc import Call
 from trireme.table import RowClassId, TableSchema
+from trireme.worker.coordinator_calls import CoordinatorCalls
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import DenseGradient, KeysByClass, Step, TableGradient
 from trireme.worker.pull import Pulled, PullPlan
 from trireme.worker.push import split_blocks, split_tables
 from trireme.worker.script import Script
 from trireme.worker.servers import Servers
 from trireme.worker.transport import Transport
-
-log = logging.getLogger("trireme.worker")
-
-PATIENCE = 30
-"""Timeouts that a worker waits for others that are alive."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class WorkerClient:
         timeout_s: seconds that any call may take, the wait for other workers included.
 
     Attributes:
-        servers: makes the calls.
+        servers: makes the calls. coordinator: makes those to the coordinator.
         script: where the worker is in its script. stream: whose pushes it sends.
         incarnation: number of processes that have been this worker.
 
@@ -86,7 +79,6 @@ class WorkerClient:
         self.servers = Servers(endpoints, connect, timeout_s)
         self._pool = pool
         self._dense: DenseParameters | None = None
-        self._call_numbers = itertools.count(1)
         self._tables: dict[str, TableSchema] = {}
         try:
             self._join(silence_s)
@@ -109,11 +101,14 @@ class WorkerClient:
         self.num_streams, self.incarnation = int(joined["streams"]), int(joined["incarnation"])
         self.use_stream(self.worker, self.incarnation)
         self.script = Script.from_wire(joined["script"])
+        self.coordinator = CoordinatorCalls(
+            self.servers, self.script, self.worker, self.incarnation
+        )
         self.servers.job, states = str(joined["job"]), list(joined["states"])
         self.servers.states = states or self.servers.states
         self.servers.adopt(joined["map"])
         if not states:
-            self.coordinate("coord.states", {"states": self.servers.states})
+            self.coordinator.call("coord.states", {"states": self.servers.states})
 
     def use_stream(self, stream: int, incarnation: int) -> None:
         """Send pushes as this stream from now on, under this incarnation or lease."""
@@ -151,7 +146,7 @@ class WorkerClient:
         servers = self.servers
         ids = [spec.id for spec in dense.specs]
         placed = {"blocks": ids, "owners": owners(len(servers.endpoints))}
-        servers.adopt(self.coordinate("coord.add_blocks", placed).body["map"])
+        servers.adopt(self.coordinator.call("coord.add_blocks", placed).body["map"])
         if self.worker == 0:
             for server, endpoint in enumerate(servers.endpoints):
                 block_ids = dense.blocks_of(servers.map, server)
@@ -163,7 +158,7 @@ class WorkerClient:
                 }
                 call = Call(endpoint, "ps.create_blocks", body, [dense.values(block_ids)])
                 servers.call_all([call], self.timeout_s)
-        self.gather({}, [], purpose="create the dense parameters")
+        self.coordinator.gather({}, [], purpose="create the dense parameters")
 
     # ---- pull and push ----
 
@@ -289,76 +284,3 @@ class WorkerClient:
     def stats(self) -> list[dict[str, Any]]:
         """Each server's counts (`ServerState.stats`)."""
         return [reply.body for reply in self.servers.everywhere_current("ps.stats", {})]
-
-    # ---- with other workers ----
-
-    def coordinate(
-        self,
-        method: str,
-        body: dict[str, Any],
-        arrays: Sequence[Array] = (),
-        *,
-        timeout_s: float | None = None,
-    ) -> Reply:
-        """Call a method of the coordinator as this worker."""
-        return self.servers.coordinator(method, self._signed(body), arrays, timeout_s=timeout_s)
-
-    def _signed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The body with who calls, and the call's number. One thread makes all these calls."""
-        call = next(self._call_numbers)
-        return {**body, "worker": self.worker, "incarnation": self.incarnation, "call": call}
-
-    def agree(self, fact: str, value: str) -> None:
-        """Fix a fact of the job. Raises SchemaMismatch if it has another value."""
-        self.coordinate("coord.agree", {"fact": fact, "value": value})
-
-    def gather(
-        self,
-        body: dict[str, Any],
-        arrays: Sequence[Array],
-        *,
-        purpose: str = "barrier",
-        timeout_s: float | None = None,
-        patient: bool = False,
-    ) -> list[tuple[dict[str, Any], list[Array]]]:
-        """Meet all workers; returns what each of them contributed, in the order of the workers.
-
-        Args:
-            timeout_s: how long to wait for the others; default the client's.
-            patient: wait up to PATIENCE times as long while all workers send heartbeats: they may
-                have more to do than this one.
-
-        Raises:
-            BadRequest: another worker came to this meeting for another purpose. DeadlineExceeded:
-                workers did not come; the message says which. ResourceExhausted: a predecessor
-                attended, and the answers are not kept any more.
-        """
-        place = {"pass": self.script.number, "name": self.script.next_meeting()}
-        message = self._signed({**place, "purpose": purpose, "body": body})
-        for patience in reversed(range(PATIENCE if patient else 1)):
-            try:
-                reply = self.servers.coordinator(
-                    "coord.gather", message, arrays, timeout_s=timeout_s
-                )
-                break
-            except DeadlineExceeded as error:
-                if patience == 0 or self.silent_workers():
-                    raise
-                log.warning("still waiting, all workers are alive: %s", error)
-        rest = iter(reply.arrays)
-        return [(one, [next(rest) for _ in range(num)]) for one, num in reply.body["bodies"]]
-
-    def silent_workers(self) -> list[int]:
-        """Workers without a heartbeat at server 0 for the client's timeout, or that have ended."""
-        call = Call(
-            self.servers.endpoints[0], "server.attendance", {"within_s": float(self.timeout_s)}, []
-        )
-        silent: list[int] = self.servers.call_all([call], self.timeout_s)[0].body["silent"]
-        return silent
-
-    def say_goodbye(self, body: dict[str, Any]) -> None:
-        """End the script of this worker, for successors too. body: of `server.goodbye`."""
-        end = self.coordinate("coord.end", {"run": self.script.run})
-        body = {**body, "members": end.body.get("members")}
-        goodbyes = [Call(server, "server.goodbye", body, []) for server in self.servers.endpoints]
-        self.servers.call_all(goodbyes, self.timeout_s)

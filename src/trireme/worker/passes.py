@@ -18,7 +18,8 @@ from trireme.errors import (
 )
 from trireme.protocol.membership import LeasedStream
 from trireme.rpc.rpc_client import NOTICE_S
-from trireme.worker.client import PATIENCE, StreamPosition, WorkerClient
+from trireme.worker.client import StreamPosition, WorkerClient
+from trireme.worker.coordinator_calls import PATIENCE
 from trireme.worker.servers import RETRY_S
 
 POLL_S = 2.0
@@ -63,7 +64,7 @@ def begin_pass(
         client.script.number = number
         return EnteredPass(note, is_over=True)
     body = {"pass": number, "together": together, "note": note.to_wire()}
-    reply = client.coordinate("coord.begin_pass", body).body
+    reply = client.coordinator.call("coord.begin_pass", body).body
     client.script.number = number
     entered = EnteredPass(note if reply["note"] is None else PassNote(*reply["note"]))
     if not together:
@@ -76,7 +77,7 @@ def begin_pass(
 
 def leave(client: WorkerClient, step: int, *, staged: bool = True) -> None:
     """Leave the pass: this stream contributes to the steps before `step` only."""
-    group = client.coordinate("coord.leave", {"step": step}).body["group"]
+    group = client.coordinator.call("coord.leave", {"step": step}).body["group"]
     client.servers.everywhere_current("ps.group", {**group, "staged": staged})
 
 
@@ -92,7 +93,7 @@ def enter(client: WorkerClient, num_steps: int) -> EnteredPass:
     positions = client.stream_positions(range(client.num_streams))
     sequences = [position.sequence for position in positions]
     body = {"pass": number, "num_steps": num_steps, "sequences": sequences}
-    reply = client.coordinate("coord.enter", body).body
+    reply = client.coordinator.call("coord.enter", body).body
     client.script.number = number
     begun_at, members = sum(reply["begun_at"]), max(1, int(reply["members"]))
     made = (sum(sequences) - begun_at) // members
@@ -117,7 +118,7 @@ def take(
     while not has_to_stop():
         try:
             timeout_s = min(client.timeout_s, POLL_S)
-            reply = client.coordinate("coord.take", body, timeout_s=timeout_s).body
+            reply = client.coordinator.call("coord.take", body, timeout_s=timeout_s).body
             break
         except (DeadlineExceeded, Unavailable, ResourceExhausted) as error:
             patience.wait(error)
@@ -160,4 +161,4 @@ def give_back(client: WorkerClient, *, parts: bool) -> None:
     """Stop in the middle of a pass, after all pushes have been applied; other workers take the
     stream. parts: this worker leaves the job alone; meetings do not wait for it.
     """
-    client.coordinate("coord.give_back", {"parts": parts})
+    client.coordinator.call("coord.give_back", {"parts": parts})

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme import _core
-from trireme.protocol.gradients import KeysByClass
 from trireme.protocol.membership import Stop
 from trireme.protocol.routing import BucketMap, Floats, Split
 from trireme.rpc import Call, Reply
 from trireme.table import RowClassId
+from trireme.worker.gradients import KeysByClass
 
 
 @dataclass(frozen=True)

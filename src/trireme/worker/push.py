@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from trireme import _core
-from trireme.protocol.gradients import DenseGradient, TableGradient
 from trireme.protocol.routing import BucketMap, Split
 from trireme.protocol.wire import BlocksPush, TablePush
 from trireme.table import RowClassId
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import DenseGradient, TableGradient
 
 
 def split_tables(

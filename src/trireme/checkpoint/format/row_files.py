@@ -16,10 +16,10 @@ import pyarrow as pa
 from trireme import _core
 from trireme.checkpoint.format.manifest import RowFiles
 from trireme.errors import Corruption, SchemaMismatch
-from trireme.protocol.core_table import make_core_table
 from trireme.protocol.routing import buckets_of
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array
+from trireme.rows.core_table import make_core_table
+from trireme.rows.wide_rows import RowLayout
 from trireme.storage.storage import Storage
 from trireme.table import TableSchema
 

@@ -87,7 +87,7 @@ class CheckpointHandlers:
             since=need_version(body, "since"),
             removed_since=need_version(body, "removed_since"),
             prefix=prefix,
-            rows=RowsToSave.from_wire(body, self._server.index),
+            rows=RowsToSave.from_wire(body, self._server.assignment.index),
         )
         with writing(f"checkpoint: cannot write {storage.name}"):
             return save_shard(self._server, storage, plan, progress)

@@ -26,10 +26,11 @@ from trireme.checkpoint.server_side.operations import OperationProgress, in_para
 from trireme.checkpoint.server_side.settle import gains_of, settles
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.core_table import make_core_table
 from trireme.protocol.routing import NUM_BUCKETS
 from trireme.protocol.wire import Array
-from trireme.server.state import ServedTable, ServerState
+from trireme.rows.core_table import make_core_table
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 from trireme.storage.checked_file import check_file
 from trireme.storage.storage import Storage
 
@@ -61,7 +62,7 @@ class CheckpointLoad:
         self.manifest, self.plan = manifest, plan
         self._staged: dict[str, _core.Table] = {}
         self._owned = np.zeros(NUM_BUCKETS, bool)
-        self._owned[server.owned_buckets()] = True
+        self._owned[server.assignment.owned_buckets()] = True
 
     # ---- checking ----
 
@@ -95,17 +96,18 @@ class CheckpointLoad:
                 f"{self._where}: expected tables {sorted(missing)}, found {sorted(saved)}"
             )
         for name in self._tables():
-            self._server.check_schema(saved[name].schema)
+            self._server.tables.check_schema(saved[name].schema)
         if self.manifest.mode != "delta":
             return
         if absent := set(self._tables()) - served.keys():
             raise SchemaMismatch(
                 f"{self._where}: expected the tables of its delta, found no {sorted(absent)}"
             )
-        if self._server.pushes_at_load != self._server.num_pushes:
+        if not self._server.streams.is_as_loaded:
             raise BadRequest(
                 f"load: expected no training between a checkpoint and the delta"
-                f" {self._storage.name} on top of it, found server {self._server.index} changed"
+                f" {self._storage.name} on top of it, found server"
+                f" {self._server.assignment.index} changed"
             )
 
     def _check_rows(self, name: str, files: RowFiles, progress: OperationProgress) -> None:
@@ -141,9 +143,8 @@ class CheckpointLoad:
             for name, of_table in marks.items():
                 self._set_marks(self._server.tables[name], of_table)
         self._load_blocks()
-        self._server.raise_version(manifest.version + 1)
-        self._server.reset_streams(dict(manifest.streams) if resumes else {})
-        self._server.note_load()
+        streams = dict(manifest.streams) if resumes else {}
+        self._server.finish_load(manifest.version + 1, streams)
 
     def _load_rows(
         self, name: str, files: RowFiles, marks: dict[int, Array], progress: OperationProgress

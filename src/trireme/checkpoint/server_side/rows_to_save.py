@@ -26,9 +26,10 @@ from trireme.checkpoint.format.row_writer import ChooseRows
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.errors import BadRequest
 from trireme.policy import ScorePolicy, policy_of
-from trireme.protocol.row_statistics import faded, unseen_days
 from trireme.protocol.wire import Array, need
-from trireme.server.state import ServedTable, ServerState
+from trireme.rows.row_statistics import faded, scores, unseen_days
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 
 LOW_BITS = 12
 BUCKETS_PER_CALL = 16
@@ -99,8 +100,8 @@ def exported(
 
     Source: Save() of Paddle's CtrCommonAccessor.
     """
-    show, click = faded(policy, statistics, time, day_over=mode == "base")
-    chosen: npt.NDArray[np.bool_] = policy.score(show, click) >= policy.base_threshold
+    shows, clicks = faded(policy, statistics, time, day_over=mode == "base")
+    chosen: npt.NDArray[np.bool_] = scores(policy, shows, clicks) >= policy.base_threshold
     chosen &= statistics["delta_score"] >= (policy.delta_threshold if mode == "delta" else 0.0)
     if policy.delta_keep_days is not None:
         chosen &= unseen_days(statistics, time) <= policy.delta_keep_days
@@ -127,7 +128,7 @@ def bins_of(statistics: Array, newest: int) -> Bins:
 
 def count_bins(server: ServerState, progress: OperationProgress) -> dict[str, Any]:
     """Table -> [bins that have rows, number of rows in each]."""
-    owned = server.owned_buckets()
+    owned = server.assignment.owned_buckets()
     counts: dict[str, Counter[int]] = {}
     lock = threading.Lock()
 

@@ -19,7 +19,9 @@ from trireme.checkpoint.server_side.operations import OperationProgress, in_para
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.wire import Array
-from trireme.server.state import ServedTable, ServerState, consecutive
+from trireme.server.assignment import consecutive
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 from trireme.storage.checked_file import FILE_THREADS, written
 from trireme.storage.storage import Storage
 
@@ -71,7 +73,7 @@ def write_shard(
     """Write this server's rows, by the plan of each table, and its blocks; returns them as the
     manifest has them.
     """
-    owned = server.owned_buckets()
+    owned = server.assignment.owned_buckets()
     tables: dict[str, Any] = {}
     blocks: list[dict[str, Any]] = []
     tasks: list[Callable[[], None]] = [lambda: blocks.extend(_save_blocks(server, storage, prefix))]
@@ -145,7 +147,7 @@ def _save_blocks(server: ServerState, storage: Storage, prefix: str) -> list[dic
             for spec, block_tensors, _ in group
             for name, tensor in block_tensors.items()
         }
-        path = f"{prefix}blocks/server-{server.index}-{number}.safetensors"
+        path = f"{prefix}blocks/server-{server.assignment.index}-{number}.safetensors"
         with written(storage, path) as (file, entry):
             write_tensors(file, tensors)
         specs = [

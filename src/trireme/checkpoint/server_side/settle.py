@@ -9,7 +9,8 @@ from trireme.checkpoint.format.manifest import CheckpointManifest, RowFiles
 from trireme.checkpoint.format.row_files import RowColumns, read_rows
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.protocol.wire import Array
-from trireme.server.state import ServedTable, ServerState
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 from trireme.storage.storage import Storage
 from trireme.table import TableSchema
 
@@ -20,7 +21,7 @@ def settle(
     """Subtract what the saved rows had gained from this server's rows; what pushes have added
     since stays.
     """
-    owned = set(server.owned_buckets().tolist())
+    owned = set(server.assignment.owned_buckets().tolist())
     tasks = []
     for name, saved in manifest.tables.items():
         table = server.tables.get(name)

@@ -12,7 +12,7 @@ from trireme.inference.gathering import gather_lookups
 from trireme.inference.input_batch import batch_of
 from trireme.job.cluster import Cluster
 from trireme.nn.planner import Planner
-from trireme.protocol.frozen_rows import encode
+from trireme.rows.frozen_rows import encode
 from trireme.train.loop.scoring import outputs_by_name
 
 

@@ -32,7 +32,7 @@ from trireme.inference.export_manifest import (
     read_manifest,
 )
 from trireme.nn.lookup import LookupSpec
-from trireme.protocol.frozen_rows import DTYPES
+from trireme.rows.frozen_rows import DTYPES
 from trireme.storage.atomic_folder import new_folder
 from trireme.storage.checked_file import written_for_mapping
 from trireme.table import Table
@@ -94,7 +94,7 @@ def export_model(
     exported = optimizer.model if model is None else model
     optimizer.flush()
     cluster = optimizer.cluster
-    cluster.client.gather({}, [], purpose="export_model")
+    cluster.client.coordinator.gather({}, [], purpose="export_model")
     optimizer.refresh()
 
     def act() -> dict[str, Any]:

@@ -23,10 +23,10 @@ from trireme import _core
 from trireme.errors import BadRequest
 from trireme.interchange.formats.fleet_state import Betas, PartState, head_and_tail
 from trireme.policy import ScorePolicy, policy_of
-from trireme.protocol.core_table import make_core_table
-from trireme.protocol.row_statistics import DAY_S, faded, unseen_days
-from trireme.protocol.wide_rows import RowLayout, WideRows
 from trireme.protocol.wire import Array, need_list
+from trireme.rows.core_table import make_core_table
+from trireme.rows.row_statistics import DAY_S, faded, unseen_days
+from trireme.rows.wide_rows import RowLayout, WideRows
 from trireme.table import TableSchema
 
 ACCESSORS = ("SparseAccessor", "CtrCommonAccessor", "CtrDoubleAccessor")

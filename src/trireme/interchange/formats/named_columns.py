@@ -15,8 +15,8 @@ import numpy.typing as npt
 from trireme.errors import BadRequest
 from trireme.interchange.formats.fleet_rows import RowError, Stamp
 from trireme.interchange.formats.fleet_state import WITH_POWERS, WITHOUT_POWERS, head_and_tail
-from trireme.protocol.wide_rows import SCORE, RowLayout, WideRows
 from trireme.protocol.wire import Array
+from trireme.rows.wide_rows import SCORE, RowLayout, WideRows
 from trireme.table import TableSchema
 
 STATISTICS: Mapping[str, type] = {

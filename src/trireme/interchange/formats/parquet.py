@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from trireme.errors import DataError
 from trireme.interchange.formats.named_columns import RANK2, STATISTICS, checked
-from trireme.protocol.wide_rows import RowLayout, WideRows
 from trireme.protocol.wire import Array
+from trireme.rows.wide_rows import RowLayout, WideRows
 
 BATCH_ROWS = 1 << 16
 

@@ -22,11 +22,12 @@ from trireme.errors import BadRequest, writing
 from trireme.interchange.formats.fleet_rows import FleetText, need_betas
 from trireme.interchange.formats.parquet import arrow_schema, record_batch
 from trireme.interchange.server_side.staged_rows import KeyedRows
-from trireme.protocol.wide_rows import RowLayout
 from trireme.protocol.wire import Array, need
+from trireme.rows.wide_rows import RowLayout
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import resolve_local_path, resolve_path, storage_errors
-from trireme.server.state import ServedTable, ServerState
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -60,7 +61,7 @@ class ExportHandlers:
 
     def _bucket_runs(self, table: ServedTable) -> list[list[int]]:
         """The buckets of this server, in runs of about ROWS_PER_GROUP rows."""
-        owned: list[int] = self._server.owned_buckets().tolist()
+        owned: list[int] = self._server.assignment.owned_buckets().tolist()
         at_once = max(1, ROWS_PER_GROUP * len(owned) // max(table.rows.rows, 1))
         return [owned[i : i + at_once] for i in range(0, len(owned), at_once)]
 
@@ -78,9 +79,9 @@ class ExportHandlers:
         with writing(f"export: cannot write {folder}"), storage_errors(folder):
             for number in range(SHARDS_MAX):
                 group = next(groups, None)
-                if group is None and (number or self._server.index):
+                if group is None and (number or self._server.assignment.index):
                     break  # an empty table still has one file
-                name = f"part-{self._server.index:03d}-{number:05d}.parquet"
+                name = f"part-{self._server.assignment.index:03d}-{number:05d}.parquet"
                 created = _create(folder, name, options)
                 with created as file, pq.ParquetWriter(file, arrow) as writer:
                     while group is not None:
@@ -111,7 +112,7 @@ class ExportHandlers:
             for count, fragments in _in_order(lines, runs, self._server.pool.threads):
                 num_rows += count
                 for shard, fragment in fragments.items():
-                    with (folder / f"{shard}.{self._server.index}").open("ab") as file:
+                    with (folder / f"{shard}.{self._server.assignment.index}").open("ab") as file:
                         file.write(fragment.data)
         return Reply({"rows": num_rows})
 
@@ -119,9 +120,9 @@ class ExportHandlers:
         """Make Fleet's files of every num_servers-th shard, beginning with this server's number."""
         folder, num_shards = self._folder(request), _num_shards(request)
         compress = need(request.body, "gzip", bool)
-        num_servers = len(self._server.map().servers)
+        num_servers = len(self._server.assignment.map().servers)
         with writing(f"export: cannot write {folder}"):
-            for shard in range(self._server.index, num_shards, num_servers):
+            for shard in range(self._server.assignment.index, num_shards, num_servers):
                 path = folder / f"part-000-{shard:05d}{'.gz' if compress else ''}"
                 with path.open("xb") as plain:
                     file: Any = gzip.GzipFile(fileobj=plain, mode="wb") if compress else plain

@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import BadRequest, DataError
-from trireme.protocol.core_table import make_core_table
 from trireme.protocol.routing import NUM_BUCKETS, Keys, buckets_of
-from trireme.protocol.wide_rows import RowLayout, WideRows
-from trireme.server.state import ServedTable, ServerState
+from trireme.rows.core_table import make_core_table
+from trireme.rows.wide_rows import RowLayout, WideRows
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
 KeyedRows = tuple[Keys, npt.NDArray[np.uint8], WideRows]  # keys, row classes, wide rows
@@ -44,7 +45,7 @@ class StagedRows:
     @classmethod
     def of(cls, server: ServerState, table: ServedTable) -> StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
-        wanted[server.owned_buckets()] = 1
+        wanted[server.assignment.owned_buckets()] = 1
         return cls(table.schema, make_core_table(table.schema), wanted)
 
     @property

@@ -118,7 +118,7 @@ class DurableJournal(Journal):
 
     def _snapshot(self) -> None:
         """Requires: `_writing` is held."""
-        if not self._server.is_in_a_job:
+        if not self._server.assignment.is_in_a_job:
             return
         self._next_at = self._log.num_bytes + self._log_bytes  # when to try again, if this fails
         with self._changes.exclusive():

@@ -1,7 +1,6 @@
 """What a log holds besides rows and the content of blocks, and how its records are replayed."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +13,9 @@ from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Array, Push
 from trireme.rpc import Request
 from trireme.server.attendance import Attendance
-from trireme.server.expiry import shrink_slice
 from trireme.server.log.segment import Record
 from trireme.server.requests import RequestHandlers
-from trireme.server.state import ServerState, StreamState
+from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
 STATE = "log.state"
@@ -25,24 +23,21 @@ STATE = "log.state"
 
 def state_records(server: ServerState, attendance: Attendance) -> Iterator[Record]:
     """The first records of a segment that belongs to a snapshot. Nothing may change meanwhile."""
-    streams = [
-        [number, stream.last, stream.incarnation, list(stream.position)]
-        for number, stream in server.streams.items()
-    ]
+    assignment, tables, streams = server.assignment, server.tables, server.streams
     state = {
-        "job": server.job,
-        "map": server.map().to_wire(),
-        "index": server.index,
-        "tables": [table.schema.to_wire() for table in server.tables.values()],
+        "job": assignment.job,
+        "map": assignment.map().to_wire(),
+        "index": assignment.index,
+        "tables": [table.schema.to_wire() for table in tables.values()],
         "blocks": server.blocks.declaration(),
-        "streams": streams,
+        "streams": streams.state(),
         "staging": server.staging.state(),
         "paces": server.pacing.state(),
-        "version": server.version,
-        "pushes": server.num_pushes,
-        "pushes_at_load": server.pushes_at_load,
-        "settled": list(server.settled),
-        "staleness": list(server.staleness.items()),
+        "version": tables.version,
+        "pushes": streams.num_pushes,
+        "pushes_at_load": streams.pushes_at_load,
+        "settled": list(tables.settled),
+        "staleness": list(streams.staleness.items()),
     }
     yield STATE, {"shard": state, "attendance": attendance.gone()}, ()
     for push in server.staging.staged():
@@ -52,8 +47,7 @@ def state_records(server: ServerState, attendance: Attendance) -> Iterator[Recor
 def install_state(server: ServerState, attendance: Attendance, body: Mapping[str, Any]) -> None:
     """Install the first of `state_records` in an empty server. Blocks become zeros."""
     state = body["shard"]
-    server.job = state["job"]
-    server.set_map(BucketMap.from_wire(state["map"]), state["index"])
+    server.assignment.adopt(state["job"], BucketMap.from_wire(state["map"]), state["index"])
     server.raise_version(state["version"])
     for schema in state["tables"]:
         server.create_table(TableSchema.from_wire(schema))
@@ -62,13 +56,10 @@ def install_state(server: ServerState, attendance: Attendance, body: Mapping[str
         blocks = [BlockSpec.from_wire(spec) for spec in specs]
         zeros = np.zeros(sum(spec.size for spec in blocks), np.float32)
         server.blocks.create(optimizer, groups, blocks, zeros, {})
-    for number, last, incarnation, position in state["streams"]:
-        server.streams[number] = StreamState(last, incarnation, tuple(position))
+    server.streams.install(state)
     server.staging.install(state["staging"])
     server.pacing.install(state["paces"])
-    server.num_pushes, server.pushes_at_load = state["pushes"], state["pushes_at_load"]
-    server.settled = (state["settled"][0], list(state["settled"][1]))
-    server.staleness = Counter(dict(state["staleness"]))
+    server.tables.note_settled(state["settled"][0], list(state["settled"][1]))
     attendance.install(body["attendance"])
 
 
@@ -79,7 +70,7 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
     method, body, arrays = record
     if method == "ps.push":
         push = Push.from_wire(body, arrays)
-        stream = server.stream(push.stream)
+        stream = server.streams[push.stream]
         stream.incarnation = max(stream.incarnation, push.incarnation)
         server.stage_or_apply(push)
     elif method == "log.step":
@@ -95,7 +86,7 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
     elif method == "server.alive":
         attendance.take_back(body["worker"])
     elif method == "policy.shrink":
-        shrink_slice(server, body)
+        server.shrink(body)
     elif method != STATE:  # that of a snapshot that was not finished
         _replay_control(server, method, body, arrays)
 

@@ -22,7 +22,8 @@ from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.checkpoint.server_side.save import SavePlan, write_shard
 from trireme.errors import writing
 from trireme.protocol.wire import Array
-from trireme.server.state import ServedTable, ServerState
+from trireme.server.served_tables import ServedTable
+from trireme.server.state import ServerState
 from trireme.storage.atomic_folder import publish_folder
 from trireme.storage.checked_file import check_file
 from trireme.storage.document import Document
@@ -44,7 +45,8 @@ def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgre
         temporary.mkdir()
         try:
             body = write_shard(server, LocalStorage(temporary), "", _plan_of, is_stopping)
-            body["version"] = server.version  # after: keys removed meanwhile count as of this one
+            # Read after the rows: keys removed meanwhile count as of this version.
+            body["version"] = server.tables.version
             Document(temporary / CONTENTS, is_synced=True).write(body)
             publish_folder(temporary, path, syncs_files=False)
         except BaseException:

@@ -157,7 +157,7 @@ def _load_on_servers(
     """
     optimizer.flush()
     cluster = optimizer.cluster
-    cluster.client.gather({}, [], purpose="load")
+    cluster.client.coordinator.gather({}, [], purpose="load")
 
     def load_one(location: Location) -> dict[str, Any]:
         def check(manifest: CheckpointManifest) -> None:

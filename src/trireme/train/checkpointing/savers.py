@@ -164,7 +164,9 @@ class StepSaver(_PeriodicSaver):
         with self._cluster.client.script.section(f"step {self._num_meetings}"):
             if self._cluster.worker == 0 and by_time:
                 body |= {"save": self._left_s() <= 0, "next": self._next_interval()}
-            replies = self._cluster.client.gather(body, [], purpose="step", patient=True)
+            replies = self._cluster.client.coordinator.gather(
+                body, [], purpose="step", patient=True
+            )
             first, _ = replies[0]
             if by_time:
                 self._steps_to_meeting = int(first["next"])

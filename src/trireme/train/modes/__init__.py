@@ -12,5 +12,11 @@ __all__ = ["Async", "Bounded", "Geo", "Hybrid", "Mode", "Sync"]
 
 def mode_of(name: str) -> type[Mode]:
     """The mode that a Strategy names."""
-    modes = {"sync": Sync, "bounded": Bounded, "async": Async, "geo": Geo, "hybrid": Hybrid}
+    modes: dict[str, type[Mode]] = {
+        "sync": Sync,
+        "bounded": Bounded,
+        "async": Async,
+        "geo": Geo,
+        "hybrid": Hybrid,
+    }
     return modes[name]

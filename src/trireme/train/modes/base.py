@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
-from trireme.protocol.gradients import KeysByClass
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
 
@@ -17,7 +17,7 @@ class Mode(Protocol):
     trains_in_threads: ClassVar[bool]  # several threads may each train on batches of their own
     saves_between_steps: ClassVar[bool]  # all workers wait at a step while a checkpoint is written
     num_steps: int  # made by this worker; by the job if all workers make each step together
-    position: StreamPosition  # after the last push; set when a stream that workers share is taken
+    last_push: StreamPosition  # of this worker; set when it takes a stream that workers share
 
     def __init__(self, setup: TrainingSetup) -> None:
         """Raises BadRequest: the mode cannot train this model in this job."""

@@ -1,9 +1,9 @@
 """Mode bounded: as async, and no stream is more than `staleness` steps ahead of the slowest."""
 
-from trireme.protocol.gradients import KeysByClass
 from trireme.protocol.membership import Pace
 from trireme.train.modes.on_servers.numbered_steps import NumberedSteps
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
 

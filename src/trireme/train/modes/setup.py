@@ -10,13 +10,13 @@ from trireme.blocks import Blocks
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.protocol.clipping import Clip
-from trireme.protocol.gradients import TableGradient
 from trireme.strategy import Strategy
 from trireme.table import RowClassId, Table
 from trireme.train.data_time import DataTime
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import TableGradient
 
 TableGradients: TypeAlias = dict[RowClassId, TableGradient]
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 from trireme.errors import BadRequest
 from trireme.protocol.clipping import Clip
-from trireme.protocol.gradients import KeysByClass
 from trireme.train.modes.on_servers.numbered_steps import NumberedSteps
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
-from trireme.train.stopping import is_last_step
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.passes import PassNote
 from trireme.worker.pull import Pulled
 
@@ -33,7 +32,7 @@ class Sync(NumberedSteps):
         self._has_stopped = False
         # num_steps at step 0 of the passes, the same on all workers; their own counts differ after
         # streams of unequal lengths.
-        self._steps_before: int | None = None
+        self._job_steps_before: int | None = None
         # With one worker the sum is its own gradient.
         self._server_clip: Clip | None = None if setup.cluster.num_workers == 1 else setup.clip
 
@@ -49,7 +48,10 @@ class Sync(NumberedSteps):
             clipped=self._server_clip is not None and self._server_clip.kind == "norm",
             time=self.setup.data_time.seconds(),
         )
-        self._has_stopped = is_last_step(pulled, self._last_step, self.cluster)
+        self._has_stopped = False
+        if pulled.stop is not None and pulled.stop.step <= self._last_step:
+            self._has_stopped, request = True, self.cluster.stop_request
+            request.reason = request.reason or pulled.stop.reason
         return pulled
 
     def has_stopped(self, reason: str = "") -> bool:
@@ -70,27 +72,27 @@ class Sync(NumberedSteps):
 
     def begin_step(self) -> None:
         super().begin_step()
-        assert self._steps_before is not None
-        self.num_steps = self._steps_before + self.next_step()
+        assert self._job_steps_before is not None
+        self.num_steps = self._job_steps_before + self.next_step()
 
     def resume(self, steps_before: int | None = None) -> None:
         """Pushes do not count: the steps are the job's."""
         super().resume()
 
     def set_num_steps(self, num_steps: int) -> None:
-        self.num_steps, self._steps_before = num_steps, None
+        self.num_steps, self._job_steps_before = num_steps, None
         if self._first_step is not None:
-            self._steps_before = num_steps - (self.next_step() - 1)
+            self._job_steps_before = num_steps - (self.next_step() - 1)
 
     def _note(self) -> PassNote:
-        return replace(super()._note(), job_steps_before=self._steps_before)
+        return replace(super()._note(), job_steps_before=self._job_steps_before)
 
     def _count_from(self, note: PassNote, progress: PredecessorProgress) -> None:
         assert self._first_step is not None
-        self._steps_before = note.job_steps_before
-        if self._steps_before is None:
-            self._steps_before = note.num_steps - (self._first_step - 1)
-        self.num_steps = self._steps_before + self._last_step
+        self._job_steps_before = note.job_steps_before
+        if self._job_steps_before is None:
+            self._job_steps_before = note.num_steps - (self._first_step - 1)
+        self.num_steps = self._job_steps_before + self._last_step
         if progress.has_left:
             self._staged = self._last_step
 

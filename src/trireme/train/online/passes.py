@@ -130,7 +130,7 @@ class PassLoader:
 
     def _meet(self, this: Pass, body: dict[str, Any]) -> list[dict[str, Any]]:
         purpose = f"data of pass {this.day}/{this.number}"
-        replies = self._cluster.client.gather(body, [], purpose=purpose, patient=True)
+        replies = self._cluster.client.coordinator.gather(body, [], purpose=purpose, patient=True)
         return [reply for reply, _ in replies]
 
     def _wait(self, this: Pass) -> None:

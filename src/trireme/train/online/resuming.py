@@ -18,7 +18,9 @@ def resume(trainer: Trainer, publisher: Publisher) -> StopRecord | None:
     nothing is listed. Raises Corruption: none of the listed checkpoints can be loaded.
     """
     own = _listed(publisher.done_files) if trainer.cluster.worker == 0 else {}
-    replies = trainer.cluster.client.gather(own, [], purpose="resume passes", patient=True)
+    replies = trainer.cluster.client.coordinator.gather(
+        own, [], purpose="resume passes", patient=True
+    )
     listed: dict[str, Any] = replies[0][0]
     failure: Exception | None = None
     for record, is_stop in _candidates(listed):

@@ -230,7 +230,7 @@ class _PassLoop:
             "stops": self._cluster.stop_request.reason,
         }
         purpose = f"begin of pass {this.day}/{this.number}"
-        arrivals = self._cluster.client.gather(body, [], purpose=purpose, patient=True)
+        arrivals = self._cluster.client.coordinator.gather(body, [], purpose=purpose, patient=True)
         replies = [reply for reply, _ in arrivals]
         if reason := first_reason(replies):
             raise Stopped(reason)

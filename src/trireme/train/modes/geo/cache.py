@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 
 from trireme import _core
 from trireme.errors import ResourceExhausted
-from trireme.protocol.gradients import KeysByClass, TableGradient
 from trireme.protocol.routing import Floats, Keys
 from trireme.table import RowClassId, Table
 from trireme.train.modes.geo.rows import CachedKeys, CachedRows
+from trireme.worker.gradients import KeysByClass, TableGradient
 
 WINDOWS_MAX = 1 << 24  # clocks are floats
 

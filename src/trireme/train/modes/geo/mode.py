@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable
 
 from trireme.errors import BadRequest
-from trireme.protocol.gradients import KeysByClass, Step
 from trireme.train.modes.geo.window import Window
 from trireme.train.modes.on_servers.mode import OnServers
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
+from trireme.worker.gradients import KeysByClass, Step
 from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")

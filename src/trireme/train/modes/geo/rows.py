@@ -11,10 +11,10 @@ from trireme.errors import BadRequest
 from trireme.optim import rule_values
 from trireme.policy import Policy
 from trireme.protocol.columns import FORMS, KeyColumns, fleet_scale
-from trireme.protocol.core_table import make_core_table
-from trireme.protocol.gradients import TableGradient
 from trireme.protocol.routing import Floats, Keys
+from trireme.rows.core_table import make_core_table
 from trireme.table import Table, TableSchema
+from trireme.worker.gradients import TableGradient
 
 Slots = npt.NDArray[np.int64]
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from trireme import _core
-from trireme.protocol.dense_optimizers import GroupValues
-from trireme.protocol.gradients import DenseGradient, KeysByClass, TableGradient
+from trireme.dense.optimizers import GroupValues
 from trireme.table import RowClassId, Table
 from trireme.train.modes.geo.cache import RowCache
 from trireme.train.modes.geo.rows import CachedKeys
 from trireme.worker.client import WorkerClient
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import DenseGradient, KeysByClass, TableGradient
 from trireme.worker.pull import Pulled
 
 

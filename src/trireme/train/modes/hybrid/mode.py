@@ -1,8 +1,7 @@
 """Mode hybrid: rows as in async; dense parameters are equal on all workers after every step."""
 
+from trireme.dense.optimizers import needs_whole
 from trireme.errors import BadRequest
-from trireme.protocol.dense_optimizers import needs_whole
-from trireme.protocol.gradients import KeysByClass
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.hybrid.replicated_dense import ReplicatedDense
 from trireme.train.modes.on_servers.mode import OnServers
@@ -10,6 +9,7 @@ from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDen
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
 

@@ -37,18 +37,20 @@ class ReplicatedDense:
         if len(devices) > 1:
             raise BadRequest(f"hybrid: expected all parameters on one device, found {devices}")
         self._device = devices.pop()
-        self._group = WorkerGroup(cluster, self._device) if cluster.num_workers > 1 else None
+        self._workers = WorkerGroup(cluster, self._device) if cluster.num_workers > 1 else None
         self._is_running = False
 
     def begin(self) -> None:
         """Meet all workers before the first step: some need longer until they have data."""
-        if not self._is_running and self._group is not None:
-            self._cluster.client.gather({}, [], purpose="begin hybrid training", patient=True)
+        if not self._is_running and self._workers is not None:
+            self._cluster.client.coordinator.gather(
+                {}, [], purpose="begin hybrid training", patient=True
+            )
         self._is_running = True
 
     def end(self) -> None:
         """Take part in the others' steps, without data, until no worker has any."""
-        if self._is_running and self._group is not None:
+        if self._is_running and self._workers is not None:
             while self._reduce_and_step(0, is_active=False):
                 pass
         self._is_running = False
@@ -58,7 +60,7 @@ class ReplicatedDense:
         this worker has no gradients and no examples in it. Raises BadRequest: no examples.
         DeadlineExceeded, Unavailable: another worker is missing.
         """
-        if self._group is None:
+        if self._workers is None:
             self._step()
             return
         if examples < 1 and not is_skipped:
@@ -77,12 +79,12 @@ class ReplicatedDense:
 
     def _reduce_and_step(self, examples: int, *, is_active: bool) -> bool:
         """Returns whether any worker still had data."""
-        assert self._group is not None
+        assert self._workers is not None
         gradients: Mapping[str, Tensor | None] = self._dense.take_gradients()
         if not is_active:
             gradients = dict.fromkeys(gradients)
         flat = self._flat(gradients, examples, is_active=is_active)
-        self._group.sum(flat)
+        self._workers.sum(flat)
         num_parameters = len(self._parameters)
         present = flat[-num_parameters - 2 : -2].tolist() if num_parameters else []
         total, num_active = flat[-2:].tolist()

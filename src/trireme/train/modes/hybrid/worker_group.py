@@ -27,14 +27,14 @@ class WorkerGroup:
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
         host = own_host(cluster.client.servers.map.servers[0]).strip("[]")
         _check(host, device, cluster)
-        self._group: Any = self._join(host, device)
+        self._backend: Any = self._join(host, device)
 
     def _join(self, host: str, device: torch.device) -> Any:
         rank, size = self._cluster.worker, self._cluster.num_workers
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family) if rank == 0 else None
         place = [host, listener.getsockname()[1]] if listener is not None else []
-        bodies = self._cluster.client.gather(
+        bodies = self._cluster.client.coordinator.gather(
             {"place": place}, [], purpose="all-reduce", patient=True
         )
         master, port = bodies[0][0]["place"]
@@ -58,14 +58,14 @@ class WorkerGroup:
         Unavailable: one has gone.
         """
         try:
-            self._group.allreduce([values], dist.AllreduceOptions()).wait()
+            self._backend.allreduce([values], dist.AllreduceOptions()).wait()
         except RuntimeError as error:
             raise self._error("all-reduce", error) from error
         if values.is_cuda:
             torch.cuda.current_stream(values.device).synchronize()
 
     def _error(self, what: str, error: RuntimeError) -> DeadlineExceeded | Unavailable:
-        silent = self._cluster.client.silent_workers()
+        silent = self._cluster.client.coordinator.silent_workers()
         subject = f"hybrid: {what} of {self._cluster.num_workers} workers"
         state = f"silent: workers {silent}" if silent else "no worker is silent"
         if "imed out" in str(error) or "imeout" in str(error):

@@ -5,8 +5,7 @@ from functools import partial
 from typing import ClassVar
 
 from trireme.blocks import Blocks
-from trireme.protocol.dense_optimizers import GroupValues, group_values, optimizer_spec
-from trireme.protocol.gradients import DenseGradient, KeysByClass, Step
+from trireme.dense.optimizers import GroupValues, group_values, optimizer_spec
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
 from trireme.train.modes.on_servers.pass_state import PassState
@@ -16,6 +15,7 @@ from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.stream_checks import agree_on_model, check_own_stream
 from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import DenseGradient, KeysByClass, Step
 from trireme.worker.passes import PassNote
 from trireme.worker.pull import Pulled
 
@@ -52,13 +52,13 @@ class OnServers(Mode):
         """
         client, optimizer, dense = self.client, self.setup.optimizer, self.setup.replica.dense
         blocks = self.setup.blocks or Blocks()
-        client.agree("strategy", repr(self.setup.strategy))
+        client.coordinator.agree("strategy", repr(self.setup.strategy))
         kind = "no optimizer" if optimizer is None else type(optimizer).__name__
         agree_on_model(self.cluster, self.setup.tables, dense, kind)
         for table in self.setup.tables:
             client.create_table(table.schema)
         if optimizer is not None:
-            client.agree("blocks", repr(blocks))
+            client.coordinator.agree("blocks", repr(blocks))
             names = [block.param for block in dense.specs]
             owners = partial(blocks.owners, names)
             client.create_blocks(optimizer_spec(optimizer), self.group_values(), dense, owners)
@@ -176,11 +176,11 @@ class OnServers(Mode):
     # ---- checkpoints ----
 
     @property
-    def position(self) -> StreamPosition:
+    def last_push(self) -> StreamPosition:
         return StreamPosition(self.stream.sequence, self.stream.position)
 
-    @position.setter
-    def position(self, position: StreamPosition) -> None:
+    @last_push.setter
+    def last_push(self, position: StreamPosition) -> None:
         self.stream.stand_at(position)
 
     def resume(self, steps_before: int | None = None) -> None:

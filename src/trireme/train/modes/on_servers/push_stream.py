@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
-from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.table import RowClassId
 from trireme.train.loop.timing import Stopwatch
 from trireme.train.modes.on_servers.pusher import Pusher
 from trireme.worker.client import StreamPosition
+from trireme.worker.gradients import DenseGradient, Step, TableGradient
 
 
 class PushStream:

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Mapping
 
 from trireme.errors import DeadlineExceeded
-from trireme.protocol.gradients import DenseGradient, Step, TableGradient
 from trireme.table import RowClassId
 from trireme.train.loop.timing import Stopwatch
 from trireme.worker.client import WorkerClient
+from trireme.worker.gradients import DenseGradient, Step, TableGradient
 
 WAITING_MAX = 2
 

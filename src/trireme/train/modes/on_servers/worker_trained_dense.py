@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trireme.dense.optimizers import needs_whole, shapes_made
 from trireme.interchange.worker_side.dense_blocks import (
     SCALARS,
     BlockTensors,
     read_blocks,
     write_blocks,
 )
-from trireme.protocol.dense_optimizers import needs_whole, shapes_made
 from trireme.worker.client import WorkerClient
 from trireme.worker.dense_parameters import DenseParameters
 

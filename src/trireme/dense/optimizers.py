@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest
-from trireme.protocol.adam_d2sum import AdamD2Sum
 from trireme.torch_compiler import step
 
 # Element-wise optimizers: applied block by block they give the bits of the whole tensor.

@@ -15,10 +15,10 @@
 
 namespace trireme {
 
-class Groups {
+class KeysByStripe {
  public:
   // Errors: kBadRequest if there are 2^32 keys or more.
-  Groups(std::span<const std::uint64_t> keys, Pool& pool);
+  KeysByStripe(std::span<const std::uint64_t> keys, Pool& pool);
 
   Group operator[](std::size_t stripe) const noexcept;
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from trireme.dense.optimizers import GroupValues
 from trireme.protocol.clipping import Clip
 from trireme.protocol.columns import KeyColumns
-from trireme.protocol.dense_optimizers import GroupValues
 from trireme.protocol.routing import Floats, Keys
 from trireme.table import RowClassId
 

@@ -1,4 +1,4 @@
-#include "table/groups.h"
+#include "table/keys_by_stripe.h"
 
 #include <algorithm>
 #include <limits>
@@ -67,7 +67,7 @@ bool are_ordered(std::span<const Chunk> chunks) noexcept {
 
 }  // namespace
 
-Groups::Groups(std::span<const std::uint64_t> keys, Pool& pool) : keys_(keys) {
+KeysByStripe::KeysByStripe(std::span<const std::uint64_t> keys, Pool& pool) : keys_(keys) {
   if (keys.size() > std::numeric_limits<std::uint32_t>::max()) {
     throw Error(ErrorCode::kBadRequest, "Table: expected fewer than 2^32 keys in a call, found " +
                                             std::to_string(keys.size()));
@@ -91,7 +91,7 @@ Groups::Groups(std::span<const std::uint64_t> keys, Pool& pool) : keys_(keys) {
            [&](std::size_t c) { place(chunks[c], copied_keys_.get(), positions_.get()); });
 }
 
-Group Groups::operator[](std::size_t stripe) const noexcept {
+Group KeysByStripe::operator[](std::size_t stripe) const noexcept {
   const std::size_t first = starts_[stripe];
   return {.keys = keys_.subspan(first, starts_[stripe + 1] - first),
           .positions = positions_ ? positions_.get() + first : nullptr,

@@ -10,6 +10,8 @@ from trireme.policy import ScorePolicy
 
 DAY_S = 86_400
 
+Numbers = npt.NDArray[np.float64]
+
 
 def unseen_days(statistics: npt.NDArray[Any], time: int) -> npt.NDArray[np.uint32]:
     """(n,) whole days since the last push of each row; 0 where one of the two has no data time."""
@@ -18,7 +20,12 @@ def unseen_days(statistics: npt.NDArray[Any], time: int) -> npt.NDArray[np.uint3
 
 def faded(
     policy: ScorePolicy, statistics: npt.NDArray[Any], time: int, day_over: bool
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+) -> tuple[Numbers, Numbers]:
     """(n,) shows and clicks of each row decayed to a data time, with the same bits as in shrink."""
     decay = _core.decay(policy.decay_rate, unseen_days(statistics, time) + np.uint32(day_over))
     return statistics["show"] * decay, statistics["click"] * decay
+
+
+def scores(policy: ScorePolicy, shows: Numbers, clicks: Numbers) -> Numbers:
+    """(n,) the score of each row's shows and clicks."""
+    return _core.score(shows, clicks, policy.nonclk_coeff, policy.click_coeff)

@@ -3,30 +3,24 @@
 Both are written as one text, `--limits` or TRIREME_LIMITS: "tables_max=8,table_bytes_max=64GiB".
 """
 
+from __future__ import annotations
+
 import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.protocol.block_spec import BlockSpec
 from trireme.rpc import Limits
 
+if TYPE_CHECKING:
+    from trireme.server.block_store import BlockStore  # which loads torch
+
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-
-
-class BlockSet(Protocol):
-    """The dense blocks in memory."""
-
-    def __contains__(self, block_id: str) -> bool: ...
-
-    def __len__(self) -> int: ...
-
-    @property
-    def num_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +56,7 @@ class CapacityLimits:
         if self.table_bytes_max is not None:
             _check("table_bytes_max", sum(table.bytes for table in rows), self.table_bytes_max)
 
-    def check_blocks(self, blocks: BlockSet, specs: Iterable[BlockSpec]) -> None:
+    def check_blocks(self, blocks: BlockStore, specs: Iterable[BlockSpec]) -> None:
         """Raises ResourceExhausted if the new ones among these blocks exceed a limit."""
         new = [spec.size for spec in specs if spec.id not in blocks]
         _check("blocks_max", len(blocks) + len(new), self.blocks_max)

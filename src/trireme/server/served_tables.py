@@ -1,0 +1,121 @@
+"""The tables of one server."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trireme import _core
+from trireme.errors import BadRequest, SchemaMismatch
+from trireme.protocol.columns import check as check_columns
+from trireme.protocol.routing import Floats, Keys
+from trireme.protocol.wire import TablePush
+from trireme.table import TableSchema
+
+Ids = Sequence[tuple[int, int]]
+"""(stream, sequence) of pushes."""
+
+
+@dataclass
+class ServedTable:
+    schema: TableSchema
+    rows: _core.Table
+
+    def read(self, row_class: int, keys_K: Keys, time: int, pool: _core.Pool) -> tuple[Floats, int]:
+        """(K, W) rows of keys as a pull answers them, and how many keys have no row."""
+        rows_KD = np.empty((len(keys_K), self.schema.dim_of(row_class)), dtype=np.float32)
+        num_missing = self.rows.lookup(keys_K, rows_KD, pool, row_class)
+        if self.schema.pulls_statistics:
+            shows_K2 = np.empty((len(keys_K), 2))
+            self.rows.statistics(keys_K, shows_K2, time, False, pool)
+            return np.hstack([shows_K2.astype(np.float32), rows_KD]), num_missing
+        return rows_KD, num_missing
+
+    def check_push(self, push: TablePush) -> None:
+        """Raises BadRequest unless gradients and columns have the form that the schema says."""
+        dim = self.schema.dim_of(push.row_class)
+        if push.gradients.shape[1] != dim:
+            raise BadRequest(
+                f"push: table {push.table!r} has dim {dim},"
+                f" found gradients of shape {push.gradients.shape}"
+            )
+        check_columns(push.table, self.schema.columns, push.columns)
+
+
+class ServedTables(dict[str, ServedTable]):
+    """The tables by name. Changes need the server's lock.
+
+    version: rows that change from now on are stamped with it.
+    settled: the id of the last checkpoint that was settled, and which parts of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = 1
+        self.settled: tuple[str, list[str]] = ("", [])
+
+    def check_schema(self, schema: TableSchema) -> None:
+        """Raises SchemaMismatch if the table exists with another schema; shows both."""
+        existing = self.get(schema.name)
+        if existing is not None and existing.schema != schema:
+            raise SchemaMismatch(
+                f"table {schema.name!r}: it exists as {existing.schema.to_wire()},"
+                f" found {schema.to_wire()}"
+            )
+
+    def add(self, schema: TableSchema, rows: _core.Table, applied: Ids) -> None:
+        """Add a table. applied: the pushes that were applied before it existed."""
+        rows.raise_version(self.version)
+        _mark(rows, applied)
+        self[schema.name] = ServedTable(schema, rows)
+
+    def replace_rows(self, name: str, rows: _core.Table, applied: Ids) -> None:
+        """Replace the rows of a table by imported ones, which have seen all pushes so far."""
+        table = self[name]
+        _mark(rows, applied)
+        rows.raise_version(table.rows.version)
+        # Which keys went with the old rows is not known: a delta since then would lack them.
+        rows.forget_removed(table.rows.version)
+        table.rows = rows
+
+    def adopt_rows(self, name: str, rows: _core.Table) -> None:
+        """Replace the rows of a table without rows by loaded ones, which have their own marks."""
+        rows.raise_version(self.version)
+        self[name].rows = rows
+
+    # ---- versions and age ----
+
+    def raise_version(self, version: int) -> None:
+        self.version = max(self.version, version)
+        for table in self.values():
+            table.rows.raise_version(self.version)
+
+    def forget_removed(self, version: int) -> None:
+        for table in list(self.values()):
+            table.rows.forget_removed(version)
+
+    def settled_parts(self, id: str) -> list[str]:
+        """Parts of this checkpoint that were settled."""
+        last_id, parts = self.settled
+        return parts if last_id == id else []
+
+    def note_settled(self, id: str, parts: list[str]) -> None:
+        self.settled = (id, parts)
+
+    def shrink(
+        self, buckets: Sequence[int], time: int, *, day_over: bool
+    ) -> dict[str, dict[str, int]]:
+        """Remove expired rows from these buckets; returns how many, by table and reason."""
+        counts = {}
+        for name, table in list(self.items()):
+            version = table.rows.version
+            removed = [table.rows.shrink(bucket, time, day_over, version) for bucket in buckets]
+            expired, evicted = (sum(numbers) for numbers in zip((0, 0), *removed, strict=True))
+            counts[name] = {"expired": expired, "evicted": evicted}
+        return counts
+
+
+def _mark(rows: _core.Table, applied: Ids) -> None:
+    """Mark new rows as having seen all pushes that were applied before they existed."""
+    if applied:
+        rows.advance(applied)

@@ -1,0 +1,96 @@
+"""A worker's calls to the coordinator after joining; among them meetings with other workers."""
+
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from trireme.errors import DeadlineExceeded
+from trireme.protocol.wire import Array
+from trireme.rpc import Call, Reply
+from trireme.worker.script import Script
+from trireme.worker.servers import Servers
+
+log = logging.getLogger("trireme.worker")
+
+PATIENCE = 30
+"""Timeouts that a worker waits for others that are alive."""
+
+
+class CoordinatorCalls:
+    """The coordinator as one worker calls it, from one thread. script: names the meetings."""
+
+    def __init__(self, servers: Servers, script: Script, worker: int, incarnation: int) -> None:
+        self._servers, self._script = servers, script
+        self._worker, self._incarnation = worker, incarnation
+        self._numbers = itertools.count(1)
+
+    def call(
+        self,
+        method: str,
+        body: dict[str, Any],
+        arrays: Sequence[Array] = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Call a method of the coordinator as this worker."""
+        return self._servers.coordinator(method, self._signed(body), arrays, timeout_s=timeout_s)
+
+    def _signed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body with the worker that calls, and the call's number."""
+        call = next(self._numbers)
+        return {**body, "worker": self._worker, "incarnation": self._incarnation, "call": call}
+
+    def agree(self, fact: str, value: str) -> None:
+        """Fix a fact of the job. Raises SchemaMismatch if it has another value."""
+        self.call("coord.agree", {"fact": fact, "value": value})
+
+    def gather(
+        self,
+        body: dict[str, Any],
+        arrays: Sequence[Array],
+        *,
+        purpose: str = "barrier",
+        timeout_s: float | None = None,
+        patient: bool = False,
+    ) -> list[tuple[dict[str, Any], list[Array]]]:
+        """Meet all workers; returns what each of them contributed, in the order of the workers.
+
+        Args:
+            timeout_s: how long to wait for the others; default the client's.
+            patient: wait up to PATIENCE times as long while all workers send heartbeats: they may
+                have more to do than this one.
+
+        Raises:
+            BadRequest: another worker came to this meeting for another purpose. DeadlineExceeded:
+                workers did not come; the message says which. ResourceExhausted: a predecessor
+                attended, and the answers are not kept any more.
+        """
+        place = {"pass": self._script.number, "name": self._script.next_meeting()}
+        message = self._signed({**place, "purpose": purpose, "body": body})
+        for patience in reversed(range(PATIENCE if patient else 1)):
+            try:
+                reply = self._servers.coordinator(
+                    "coord.gather", message, arrays, timeout_s=timeout_s
+                )
+                break
+            except DeadlineExceeded as error:
+                if patience == 0 or self.silent_workers():
+                    raise
+                log.warning("still waiting, all workers are alive: %s", error)
+        rest = iter(reply.arrays)
+        return [(one, [next(rest) for _ in range(num)]) for one, num in reply.body["bodies"]]
+
+    def silent_workers(self) -> list[int]:
+        """Workers without a heartbeat at server 0 for the client's timeout, or that have ended."""
+        servers, body = self._servers, {"within_s": float(self._servers.timeout_s)}
+        call = Call(servers.endpoints[0], "server.attendance", body, [])
+        silent: list[int] = servers.call_all([call], servers.timeout_s)[0].body["silent"]
+        return silent
+
+    def say_goodbye(self, body: dict[str, Any]) -> None:
+        """End the script of this worker, for successors too. body: of `server.goodbye`."""
+        end = self.call("coord.end", {"run": self._script.run})
+        servers, body = self._servers, {**body, "members": end.body.get("members")}
+        goodbyes = [Call(server, "server.goodbye", body, []) for server in servers.endpoints]
+        servers.call_all(goodbyes, servers.timeout_s)
