@@ -45,13 +45,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     )
     add("--time", type=int, default=0, metavar="S", help="data time of the save in seconds")
     add("--dense_steps", type=int, default=0, metavar="N", help="steps of Fleet's dense optimizer")
-    add(
-        "--shard_num",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="shards of Fleet's table; default: 1000",
-    )
+    add("--shard_num", type=int, default=1000, metavar="N", help="Fleet's shards; default: 1000")
     add("--gzip", action="store_true", help="compress the files for Fleet")
     add("--state", action="store_true", help="to Parquet: also write the state of the update rules")
     command.set_defaults(run=_convert)

@@ -51,13 +51,7 @@ POLICIES = ["CtrCommonAccessor", "CtrDoubleAccessor", "SparseAccessor", "plain",
 
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add(
-        "--keys",
-        type=count,
-        required=True,
-        metavar="N",
-        help="rows of the table, such as 1000000000 or 1e9",
-    )
+    add("--keys", type=count, required=True, metavar="N", help="rows of the table, such as 1e9")
     add("--dim", type=int, metavar="D", help="weights of a row")
     add(
         "--dims",

@@ -41,11 +41,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--keys", metavar="DIR", help="folder with the keys of an admitted client")
     add("--interval_s", type=seconds, default=2.0, metavar="S", help="seconds per view; default: 2")
     add(
-        "--timeout_s",
-        type=seconds,
-        default=10.0,
-        metavar="S",
-        help="seconds to wait for the servers' answers; default: 10",
+        "--timeout_s", type=seconds, default=10.0, metavar="S", help="seconds per call; default: 10"
     )
     add("--once", action="store_true", help="show one interval and end")
     command.set_defaults(run=_top)
