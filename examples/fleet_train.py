@@ -43,6 +43,8 @@ for batch in tr.prefetch(train, model):
 total = int(fleet.util.all_reduce(examples))
 fleet.barrier_worker()
 fleet.save_persistables(dirname=checkpoint)
-print(f"worker {fleet.worker_index()} of {fleet.worker_num()}: {examples} of {total} examples,"
-      f" training AUC {auc.compute():.4f}")  # fmt: skip
+print(
+    f"worker {fleet.worker_index()} of {fleet.worker_num()}: {examples} of {total} examples,"
+    f" training AUC {auc.compute():.4f}"
+)
 fleet.stop_worker()

@@ -16,15 +16,14 @@ class CTR(nn.Module):
 
 
 tr.init()  # a server process serves here, then exits 0
-train, test = (
-    tr.data.QueueDataset(f"{d}/*.tsv", schema=tr.data.criteo(), batch_size=4096)
-    for d in ("train", "test")
-)
+train = tr.data.QueueDataset("train/*.tsv", schema=tr.data.criteo(), batch_size=4096)
+test = tr.data.QueueDataset("test/*.tsv", schema=tr.data.criteo(), batch_size=4096)
 model = CTR()
+adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+loss = nn.functional.binary_cross_entropy_with_logits
 trainer = tr.Trainer(
-    model, torch.optim.Adam(model.parameters(), 1e-3), strategy=tr.Strategy("async"),
-    loss=nn.functional.binary_cross_entropy_with_logits, metrics=[tr.metrics.AUC()],
-)  # fmt: skip
+    model, adam, loss=loss, metrics=[tr.metrics.AUC()], strategy=tr.Strategy("async")
+)
 trainer.fit(train, epochs=1)
 print(trainer.evaluate(test))
 trainer.save("ckpt/1")

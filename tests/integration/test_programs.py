@@ -63,8 +63,8 @@ def test_other_arguments_run_the_real_python(programs: Template) -> None:
 def test_it_ends_with_the_functions_for_its_exit(programs: Template, tmp_path: Path) -> None:
     """Threads are waited for, then functions of atexit run, then what was printed is written."""
     code = """
-import atexit, threading, time
-atexit.register(print, "at exit")
+import atexit, sys, threading, time
+atexit.register(lambda: print("at exit", sys.last_type.__name__, sys.last_value))
 threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
 raise KeyError("missing")
 """
@@ -73,5 +73,5 @@ raise KeyError("missing")
         [programs.python, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert done.stdout == "thread\nat exit\n"
+    assert done.stdout == "thread\nat exit KeyError 'missing'\n"
     assert done.stderr.endswith("KeyError: 'missing'\n")

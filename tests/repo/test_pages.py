@@ -1,17 +1,19 @@
-"""Every name that a page takes from the package exists."""
+"""What a page or the help of a command names exists: names of the package, options, variables."""
 
+import argparse
 import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import trireme as tr
 from tests.repo import tree
 from trireme import fleet
+from trireme.commands import cli
 from trireme.inference import Predictor
+from trireme.launch import environment
 from trireme.train.modes.geo.mode import Geo
 
 ROOTS = {
@@ -27,13 +29,41 @@ ROOTS = {
 }
 """The beginning of a dotted name, and what it is on every page. A longer one precedes."""
 NAME = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, ROOTS))})((?:\.[A-Za-z_]\w*)*)")
-OTHERS = {"trireme.keys", "trireme.missing"}
-"""Metadata of a Parquet file that Trireme writes."""
+OPTION = re.compile(r"(?<![\w-])--[a-z]\w*")
+VARIABLE = re.compile(r"\bTRIREME_[A-Z_]*[A-Z]")
+OF_OTHERS = {
+    "trireme.keys": "metadata of a Parquet file",
+    "trireme.missing": "metadata of a Parquet file",
+    "--nproc_per_node": "torchrun",
+    "--glob": "hadoop classpath",
+    "--interval": "examples/planted/days.py",
+    "--examples": "examples/planted/days.py",
+    "--epochs": "a script of the user",
+    "TRIREME_TEST_SEED": "the tests",
+}
+"""Names that are not the package's, and whose they are."""
 
 
-def unknown_names(page: str) -> Iterator[str]:
-    for match in NAME.finditer(page):
-        if match[0] not in OTHERS and not exists(ROOTS[match[1]], match[2].split(".")[1:]):
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Each command by name."""
+    (commands,) = (
+        action
+        for action in cli.build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    return dict(commands.choices)
+
+
+OPTIONS = {option for command in parsers().values() for option in command._option_string_actions}
+
+
+def unknown(text: str) -> Iterator[str]:
+    known = {*OPTIONS, *environment.VARIABLES, *OF_OTHERS}
+    for word in (*OPTION.findall(text), *VARIABLE.findall(text)):
+        if word not in known:
+            yield word
+    for match in NAME.finditer(text):
+        if match[0] not in known and not exists(ROOTS[match[1]], match[2].split(".")[1:]):
             yield match[0]
 
 
@@ -49,23 +79,38 @@ def exists(root: object, path: list[str]) -> bool:
     return value is not None
 
 
-def pages() -> list[Path]:
-    """All pages but the results of benchmarks, which name what there was when they were run."""
+def texts() -> dict[str, str]:
+    """All pages but the results of benchmarks, which name what there was then; and all helps."""
     results = tree.ROOT / "benchmarks/results"
-    return [page for page in tree.files(".md") if results not in page.parents]
+    pages = [page for page in tree.files(".md") if results not in page.parents]
+    helps = {f"trireme {name} --help": command for name, command in parsers().items()}
+    return {tree.name(page): page.read_text() for page in pages} | {
+        name: command.format_help() for name, command in helps.items()
+    }
 
 
-def test_every_name_on_a_page_exists() -> None:
-    wrong = [
-        f"{tree.name(page)}: {name}" for page in pages() for name in unknown_names(page.read_text())
-    ]
+def test_every_name_of_a_page_or_a_help_exists() -> None:
+    wrong = [f"{place}: {name}" for place, text in texts().items() for name in unknown(text)]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["tr.Tabel", "tr.data.criteoo", "trireme.fleet.init_server_", "fleet.iniit", "trainer.fitt"],
+    [
+        "tr.Tabel",
+        "tr.data.criteoo",
+        "trireme.fleet.init_servers",
+        "fleet.iniit",
+        "trainer.fitt",
+        "--server_nun",
+        "TRIREME_TIMEOUT",
+    ],
 )
 def test_a_name_that_does_not_exist_is_found(name: str) -> None:
-    page = f"Call `{name}()`, `Trainer.fit()`, `tr.data.criteo()`, `trireme.fleet.init()`."
-    assert list(unknown_names(page)) == [name]
+    page = f"`{name}`, `Trainer.fit()`, `tr.data.criteo()`, `--server_num`, `TRIREME_TIMEOUT_S`."
+    assert list(unknown(page)) == [name]
+
+
+@pytest.mark.parametrize("name", parsers())
+def test_the_help_of_every_command_has_an_example(name: str) -> None:
+    assert f"  trireme {name}" in parsers()[name].format_help().partition("\nexample")[2]

@@ -34,22 +34,30 @@ COMMANDS: Mapping[str, ModuleType] = {m.__name__.rpartition(".")[2]: m for m in 
 _EXAMPLES = """
 examples:
   python train.py
-      alone, with the tables in its own process
+      train in one process, which keeps the tables in its own memory
   trireme run -m config.yaml
-      the same without a script, from a file with PaddleRec's keys
+      train without a script, from a YAML file with PaddleRec's keys
   trireme launch --server_num 2 --worker_num 2 train.py
-      a whole job on this machine
+      start a whole job on this machine
   trireme server --listen 127.0.0.1:6000
   TRIREME_SERVERS=127.0.0.1:6000 torchrun --nproc_per_node 2 train.py
-      a server without a script, and its workers
+      start a server without a script, then its workers
 
-trireme.init() without arguments reads the place of a process from the environment:
+trireme.init() without arguments reads the role of the process from the environment:
   TRIREME_ROLE=worker TRIREME_SERVERS=HOST:PORT,... TRIREME_INDEX=I TRIREME_NUM_WORKERS=N
-  (or TRIREME_JOIN=1 instead of the last two, to join a running job of trireme launch --streams)
-  or Fleet's TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID,
-  POD_IP and PADDLE_PORT; or torchrun's RANK and WORLD_SIZE with TRIREME_SERVERS; without any: alone
+      (TRIREME_JOIN=1 instead of the last two joins a running job of trireme launch --streams)
+  Fleet's TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID,
+      POD_IP and PADDLE_PORT
+  torchrun's RANK and WORLD_SIZE, with TRIREME_SERVERS
+Without any of them the process trains alone.
 
 `trireme COMMAND --help` explains a command, with examples.
+"""
+
+_VERSION_EXAMPLE = """
+example:
+  trireme version
+      the versions of Python, Trireme, torch, NumPy and pyzmq, for a bug report
 """
 
 
@@ -96,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():
         module.add_to(_command(commands, name, module.SUMMARY, module.EXAMPLES))
-    version = _command(commands, "version", "print the versions in use", "")
+    version = _command(commands, "version", "print the versions in use", _VERSION_EXAMPLE)
     version.set_defaults(run=_version)
     return parser
 

@@ -5,24 +5,25 @@ import argparse
 from trireme.commands.options import add_config, picked
 from trireme.errors import BadRequest
 
-SUMMARY = "turn checkpoints, Fleet's folders and Parquet into one another"
+SUMMARY = "convert between checkpoints, Fleet's folders and Parquet"
 EXAMPLES = """
 examples:
   trireme convert fleet_model/20260101 model/0 --to checkpoint -m config.yaml
-      the output of Fleet's save_persistables as a checkpoint of the model of config.yaml; the
-      dense part, too, if it consists of linear layers
+      convert what Fleet's save_persistables wrote to a checkpoint of the model of config.yaml,
+      including the dense part if it consists of linear layers
   trireme convert model/0 fleet_model/20260102 --to fleet -m config.yaml --shard_num 10
-      and back: a folder for Fleet's load_model with shard_num 10
+      convert it back to a folder for Fleet's load_model with shard_num 10
   trireme convert model/0 tables --to parquet
-      a checkpoint's tables as Parquet, for pyarrow, polars, DuckDB; it describes them itself
+      write a checkpoint's tables as Parquet, for pyarrow, polars or DuckDB; no -m is needed
   trireme convert fleet_model/20260101 tables --to parquet \\
       --table embedding --dim 9 --rule SparseAdaGradSGDRule
-      rows of Fleet without a model; dim counts the head and the tail of a row
+      convert Fleet's rows without a model; dim counts the head and the tail of a row
   trireme convert vectors.parquet model/0 --to checkpoint -m config.yaml
-      rows of another system: columns key and weights, others optional
+      import rows of another system: columns key and weights; other columns are optional
 
-The kind of SOURCE is detected: a checkpoint has a manifest, a folder of Fleet 000/part-*. TARGET
-must not exist. This process holds the tables in its memory. docs/interchange.md has the formats.
+SOURCE is a checkpoint if it contains a manifest, and a folder of Fleet if it contains 000/part-*.
+TARGET must not exist. The tables must fit in the memory of this process. docs/interchange.md
+describes the formats.
 """
 
 
@@ -31,28 +32,22 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("source", metavar="SOURCE", help="a checkpoint, a folder of Fleet, or Parquet files")
     add("target", metavar="TARGET", help="a new folder")
     add("--to", required=True, choices=("checkpoint", "fleet", "parquet"), help="TARGET's format")
-    add_config(command, purpose="the model: its tables and its dense part")
-    add("--table", metavar="NAME", help="the table of Parquet files or of Fleet's rows")
-    add("--dim", type=int, metavar="D", help="without -m: floats of a row, head and tail")
-    add("--rule", metavar="RULE", help="without -m: Fleet's name of the rows' rule")
-    add("--accessor", metavar="NAME", help="Fleet's order of fields; default: that of the policy")
+    add_config(command, purpose="which describes the model: its tables and its dense part")
+    add("--table", metavar="NAME", help="name of the table of the Parquet files or Fleet's rows")
+    add("--dim", type=int, metavar="D", help="without -m: weights of a row, head and tail")
+    add("--rule", metavar="RULE", help="without -m: Fleet's name of the update rule")
+    add("--accessor", metavar="NAME", help="Fleet's order of fields; default: the policy's")
     add(
         "--tables",
         type=_table_numbers,
         metavar="NAME=N,...",
-        help="Fleet's number of each table; default: the only one is 0",
+        help="Fleet's number of each table; default: 0, for a single table",
     )
     add("--time", type=int, default=0, metavar="S", help="data time of the save in seconds")
     add("--dense_steps", type=int, default=0, metavar="N", help="steps of Fleet's dense optimizer")
-    add(
-        "--shard_num",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="that of Fleet's table; default: 1000",
-    )
-    add("--gzip", action="store_true", help="compress files for Fleet")
-    add("--state", action="store_true", help="to Parquet: also the state of the update rules")
+    add("--shard_num", type=int, default=1000, metavar="N", help="Fleet's shards; default: 1000")
+    add("--gzip", action="store_true", help="compress the files for Fleet")
+    add("--state", action="store_true", help="to Parquet: also write the state of the update rules")
     command.set_defaults(run=_convert)
 
 

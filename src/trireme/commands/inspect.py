@@ -17,16 +17,16 @@ SUMMARY = "show what a checkpoint or an export contains"
 EXAMPLES = """
 examples:
   trireme inspect ckpt/7
-      tables, rows, bytes; statistics of weights and state; a histogram of scores
+      show tables, rows and bytes, statistics of weights and state, a histogram of scores
   trireme inspect s3://models/ckpt/7 --brief
-      the manifest only: at once, whatever the size
+      show only the manifest; this is fast for any size
   trireme inspect ckpt/7 --table ctr --key 42 --key -1
-      the rows of keys; -1 is 18446744073709551615, as in int64 tensors
+      show the rows of two keys; -1 is 18446744073709551615, as in int64 tensors
   trireme inspect ckpt/7 --diff ckpt/6
-      rows added, removed and changed since ckpt/6, and how far weights moved
+      show the rows added, removed and changed since ckpt/6, and how far their weights moved
 
-Files are read piece by piece: memory stays bounded. Quantiles are at most 1/128 too near to 0.
-`trireme verify PATH` compares checksums.
+Files are read piece by piece, so memory stays bounded. Quantiles are approximate: up to 1/128
+smaller in magnitude. Checksums are not compared; `trireme verify PATH` does that.
 """
 
 
@@ -35,9 +35,9 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add(
         "path",
         metavar="PATH",
-        help="a checkpoint or an export: its folder; of a checkpoint also s3://B/KEY",
+        help="folder of a checkpoint or an export; a checkpoint may also be at s3://B/KEY",
     )
-    add("--table", action="append", metavar="NAME", help="only this table; may be repeated")
+    add("--table", action="append", metavar="NAME", help="show only this table; may be repeated")
     add("--key", action="append", type=_key, metavar="K", help="show this row; may be repeated")
     add("--diff", metavar="OTHER", help="compare with this older checkpoint")
     add("--brief", action="store_true", help="read only the manifest")

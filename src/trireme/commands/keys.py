@@ -11,28 +11,29 @@ EXAMPLES = """
 examples:
   trireme keys keys
   trireme launch --keys keys --server_num 2 --worker_num 2 train.py
-      one folder for a job: its traffic is encrypted, and no other process is admitted
+      make one folder for a whole job: its traffic is encrypted, and no other process is admitted
   trireme keys keys --worker_num 2
-      separate keys: copy keys/server to the machines of servers, keys/worker.0 and keys/worker.1
-      to one worker each; then
+      make separate keys: copy keys/server to the machines of servers, and keys/worker.0 and
+      keys/worker.1 to the machine of one worker each
   trireme server --listen 10.0.0.1:6000 --keys server
   TRIREME_KEYS=worker.0 TRIREME_SERVERS=10.0.0.1:6000 TRIREME_ROLE=worker TRIREME_INDEX=0 \\
       TRIREME_NUM_WORKERS=2 python train.py
-      a server and a worker with these keys
+      start a server and a worker with these keys
   trireme keys keys --add worker.2
-      one more worker; servers that start from now on admit it
+      make keys for one more worker; servers that start from now on admit it
 
-Files: server.key and clients.pub (the admitted public keys, one per line) for servers, client.key
-and server.pub for workers. *.key are secret: mode 600, only on the machines that need them. To
-revoke a key, delete its line from clients.pub. Servers read these files when they start.
+Servers need server.key and clients.pub (the admitted public keys, one per line), workers need
+client.key and server.pub. The *.key files are secret: they have mode 600 and belong only on the
+machines that need them. To revoke a key, delete its line from clients.pub. Servers read these files
+when they start.
 """
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("folder", type=Path, metavar="DIR", help="folder to write to; created if it does not exist")
-    add("--worker_num", type=int, metavar="N", help="write a folder for servers and N for workers")
-    add("--add", metavar="NAME", help="add a worker to the keys in DIR, in the folder DIR/NAME")
+    add("--worker_num", type=int, metavar="N", help="write a folder for servers and one per worker")
+    add("--add", metavar="NAME", help="add a worker to the keys in DIR; its folder is DIR/NAME")
     add("--force", action="store_true", help="replace existing keys")
     command.set_defaults(run=_keys)
 

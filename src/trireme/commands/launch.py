@@ -13,30 +13,34 @@ EXAMPLES = (
     """
 examples:
   trireme launch --server_num 2 --worker_num 2 train.py --epochs 3
-      2 servers and 2 workers on this machine, on free ports; --epochs is an option of train.py
+      start 2 servers and 2 workers on this machine, on free ports; --epochs belongs to train.py
   trireme launch --server_num 1 --worker_num 2 -m config.yaml -o runner.epochs=1
-      a file with PaddleRec's keys instead of a script: see `trireme run --help`
+      train from a YAML file with PaddleRec's keys instead of a script: see `trireme run --help`
   trireme launch --server_num 1 --worker_num 1 --streams 16 train.py
   trireme launch --join 127.0.0.1:40001 --worker_num 2 train.py
       cut the data of each pass into 16 streams, which workers take one after the other; the second
-      command, with the servers that the first one prints, adds two workers while the job runs
+      command adds two workers while the job runs, with the server address that the first prints
   trireme launch --servers 10.0.0.1:6000,10.0.0.2:6000 --workers 10.0.0.1:0,10.0.0.2:0 \\
       --insecure train.py
-      the same command on both machines starts the processes of each machine
+      run this command on both machines; each starts the processes of its own machine
 
 Options go before the script. Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes to
-the console. If a process fails, all are stopped. The exit code is that of the process that failed,
-128 + n if signal n ended it or stopped the job, 2 for a wrong command. With --max_restart a process
-that died is restarted instead. At SIGTERM Trainer.fit ends after its step, with a checkpoint if
-it takes any; the exit code is then 0.
+the console.
 
-Environment of every process that is started:
+If a process fails, all are stopped; with --max_restart it is restarted instead. The exit code is
+that of the failed process, 128 + n if signal n ended it or stopped the job, and 2 for a wrong
+command. On SIGTERM Trainer.fit ends after its step and takes a last checkpoint if it takes any; the
+exit code is then 0.
+
+Environment, for every process of the job; options override it:
   TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_LIMITS, TRIREME_INSECURE=1,
-  TRIREME_DURABILITY, TRIREME_STATE_DIR, TRIREME_LOG_BYTES, TRIREME_STREAMS   as the options,
-                    which win
-  TRIREME_METRICS   as --metrics PORT: server i gets PORT + i, and workers get the ports after the
-                    servers'; with port 0 each process takes a free one and logs it
-  TRIREME_THREADS, OMP_NUM_THREADS   threads of Trireme and of torch; default: a share of the cores
+  TRIREME_DURABILITY, TRIREME_STATE_DIR, TRIREME_LOG_BYTES, TRIREME_STREAMS
+      the same as the options
+  TRIREME_METRICS
+      the same as --metrics PORT: server i gets PORT + i, the workers get the ports after the last
+      server; with port 0 each process chooses a free port and logs it
+  TRIREME_THREADS, OMP_NUM_THREADS
+      threads of Trireme and of torch; default: a share of the cores
 """
     + KEYS
 )
@@ -67,7 +71,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
         type=_addresses,
         default=(),
         metavar="HOST:PORT,...",
-        help="all servers, to name their ports or spread them over machines",
+        help="addresses of all servers, to choose their ports or use several machines",
     )
     add(
         "--workers",
@@ -75,51 +79,51 @@ def add_to(command: argparse.ArgumentParser) -> None:
         type=_addresses,
         default=(),
         metavar="HOST:PORT,...",
-        help="all workers, to spread them over machines; the ports are not used",
+        help="addresses of all workers, to use several machines; the ports are not used",
     )
     add(
         "--log_dir",
         type=Path,
         default=Path("log"),
         metavar="DIR",
-        help="folder for one log file per process; default: log",
+        help="folder for the log files, one per process; default: log",
     )
     add(
         "--grace_s",
         type=seconds,
         default=30.0,
         metavar="S",
-        help="seconds between asking processes to stop and killing them; default: 30",
+        help="processes that do not stop within this many seconds are killed; default: 30",
     )
     add(
         "--max_restart",
         type=int,
         default=0,
         metavar="N",
-        help="how often each server and worker is restarted when it died; a server continues"
-        " from its kept state (--durability, then by default process), a worker from where its"
-        " predecessor was, and the others wait; default: 0",
+        help="restart each server or worker that dies, up to N times, while the others wait; a"
+        " server recovers its state (--durability process becomes the default), a worker continues"
+        " where its predecessor was; default: 0",
     )
     add(
         "--streams",
         type=int,
         metavar="S",
-        help="cut the data of each pass into S streams, which the workers share, in mode async;"
-        " workers may then join later, and continue the streams of one that died; default: each"
-        " worker has a stream of its own",
+        help="in mode async, cut the data of each pass into S streams, which the workers share;"
+        " workers can then join later, and others continue the stream of a worker that died;"
+        " default: one stream per worker",
     )
     add(
         "--join",
         type=_addresses,
         default=(),
         metavar="HOST:PORT,...",
-        help="start workers (--worker_num, default 1) that join a running job of these servers,"
-        " which was started with --streams",
+        help="start workers (--worker_num, default 1) that join the running job of these servers;"
+        " it must have been started with --streams",
     )
     add_common(command)
     add_config(command)
     add_infer(command)
-    add("--stream", action="store_true", help="train on days of data: see trireme stream")
+    add("--stream", action="store_true", help="train on days of data, as trireme stream")
     add("script", nargs="?", metavar="SCRIPT", help="the Python script that every process runs")
     add("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     command.set_defaults(run=_launch)

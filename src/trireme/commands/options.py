@@ -9,8 +9,8 @@ from typing import Any
 from trireme.launch import process_role
 
 KEYS = """
-Keys: a server's folder holds server.key and clients.pub (the admitted public keys, one per line), a
-worker's folder client.key and server.pub. `trireme keys` makes such folders.
+Keys: a server's folder has server.key and clients.pub (the admitted public keys, one per line), a
+worker's folder has client.key and server.pub. `trireme keys` writes them.
 """
 
 
@@ -36,7 +36,7 @@ def add_config(
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="values that win over those of the file",
+        help="values that override those of the file",
     )
 
 
@@ -58,44 +58,39 @@ def add_common(command: argparse.ArgumentParser) -> None:
     add(
         "--root",
         metavar="DIR",
-        help="servers write and read checkpoints only below it; default: the working directory",
+        help="servers use local files only in this folder; default: the working directory",
     )
     add(
         "--limits",
         metavar="NAME=N,...",
-        help="bounds on what peers may make a server hold, as tables_max=8,table_bytes_max=64GiB;"
-        " docs/security.md lists the names",
+        help="limits on what peers can make a server hold, such as"
+        " tables_max=8,table_bytes_max=64GiB; docs/security.md lists the names",
     )
-    add(
-        "--insecure",
-        action="store_const",
-        const=True,
-        help="listen beyond loopback without keys",
-    )
+    add("--insecure", action="store_const", const=True, help="listen beyond loopback without keys")
     add(
         "--metrics",
         metavar="[HOST:]PORT",
-        help="answer /metrics and /healthz there; port 0: a free one; default: nowhere",
+        help="serve /metrics and /healthz at this address; port 0 chooses a free one; default: off",
     )
     add(
         "--durability",
         choices=process_role.DURABILITIES,
-        help="what the acknowledged state of a server survives: nothing (the default), the end of"
-        " its process, or also that of its machine",
+        help="what acknowledged pushes survive: nothing (the default), the end of the server's"
+        " process, or also a power loss of its machine",
     )
     add(
         "--state_dir",
         metavar="DIR",
         type=Path,
-        help="folder for that state; launch makes one folder per server in it, by default in"
-        " LOG_DIR/state",
+        help="folder for the state that --durability keeps; launch creates one folder per server in"
+        " it, by default in LOG_DIR/state",
     )
     add(
         "--log_bytes",
         type=int,
         metavar="N",
-        help="bytes that a server logs before it writes a snapshot, or the size of a snapshot if"
-        " that is more; default: 2 GiB",
+        help="a server writes a snapshot when its log has this many bytes, or as many as the last"
+        " snapshot if that is more; default: 2 GiB",
     )
 
 

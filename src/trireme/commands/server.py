@@ -11,16 +11,18 @@ EXAMPLES = (
     """
 examples:
   trireme server --listen 127.0.0.1:6000
+  trireme server --listen 127.0.0.1:6001
+      start two servers, each in a terminal of its own
   TRIREME_SERVERS=127.0.0.1:6000,127.0.0.1:6001 torchrun --nproc_per_node 2 train.py
-      workers of this server and another one
+      start two workers of these servers
 
-A server needs only its address; workers send the rest, and server 0 of their list hosts the
-coordinator. It ends with code 0 when all workers have ended, or at SIGTERM; with an error when the
-remaining workers are silent for twice the timeout.
+A server needs only its address; the workers send the rest. The first server of their list hosts the
+coordinator. A server ends with code 0 when all workers have ended, or on SIGTERM. It ends with an
+error when the remaining workers are silent for twice the timeout.
 
 Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT,
 TRIREME_LIMITS, TRIREME_METRICS, TRIREME_INSECURE=1, TRIREME_DURABILITY, TRIREME_STATE_DIR and
-TRIREME_LOG_BYTES mean the same as the options, which win.
+TRIREME_LOG_BYTES mean the same as the options. Options override them.
 """
     + KEYS
 )
@@ -28,7 +30,7 @@ TRIREME_LOG_BYTES mean the same as the options, which win.
 
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--listen", metavar="HOST:PORT", help="address to bind; port 0 chooses one")
+    add("--listen", metavar="HOST:PORT", help="address to listen on; port 0 chooses a free one")
     add("--threads", type=int, metavar="N", help="threads for tables; default: one per core")
     add_common(command)
     command.set_defaults(run=_server)

@@ -16,17 +16,17 @@ SUMMARY = "estimate memory and disk of tables"
 EXAMPLES = """
 examples:
   trireme size --keys 1e9 --dim 16 --optimizer adagrad
-      memory and disk of a table with a billion rows, on one server
+      estimate a table with a billion rows on one server
   trireme size --keys 1e9 --dim 9 --optimizer fleet_adam --policy CtrCommonAccessor --server_num 8
-      the same with Fleet's rule and accessor, for each of eight servers
+      estimate one with Fleet's rule and accessor on eight servers
   trireme size --keys 2e8 --dim 16 --count_filter 10 --pending_keys 1e9
-      keys get a row at their tenth occurrence; a billion more keys are being counted
+      count a billion more keys, which get a row at their tenth occurrence
   trireme size --keys 1e9 --dims 32=5 8=95
-      features of several dims, with the per cent of the rows that have each
+      estimate a table with features of dims 32 and 8, with 5 % and 95 % of the rows
   trireme size -m config.yaml --keys 1e8 -o hyper_parameters.sparse_feature_dim=32
-      the tables of a configuration's model, with this number of rows each
+      estimate the tables of a configuration's model, with this number of rows each
 
-Rows live in memory. This version has no tier on SSD and none in GPU memory.
+All rows are in memory. This version keeps no rows on SSD or in GPU memory.
 """
 
 
@@ -51,28 +51,22 @@ POLICIES = ["CtrCommonAccessor", "CtrDoubleAccessor", "SparseAccessor", "plain",
 
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add(
-        "--keys",
-        type=count,
-        required=True,
-        metavar="N",
-        help="rows of the table, as 1000000000 or 1e9",
-    )
+    add("--keys", type=count, required=True, metavar="N", help="rows of the table, such as 1e9")
     add("--dim", type=int, metavar="D", help="weights of a row")
     add(
         "--dims",
         nargs="+",
         type=dim_and_share,
         metavar="D=P",
-        help="instead, for features with dims of their own: per cent of the rows with D weights",
+        help="instead of --dim, for several dims: P per cent of the rows have D weights",
     )
     rules, policies = ", ".join(OPTIMIZERS), ", ".join(POLICIES)
     add("--optimizer", metavar="RULE", help=f"update rule; default: adagrad; one of {rules}")
-    add("--policy", metavar="NAME", help=f"what rows remember; default: plain; one of {policies}")
+    add("--policy", metavar="NAME", help=f"policy of the rows; default: plain; one of {policies}")
     add("--dtype", metavar="TYPE", help="of weights: float32 (default), bfloat16 or float16")
     add("--heads", type=percent, metavar="P", help="per cent of the rows that have a head only")
     add("--count_filter", type=count, metavar="N", help="a key gets a row at its N-th occurrence")
-    add("--sketch_bytes", type=count, metavar="B", help="count occurrences in B bytes")
+    add("--sketch_bytes", type=count, metavar="B", help="count occurrences in a sketch of B bytes")
     add("--pending_keys", type=count, default=0, metavar="N", help="counted keys without a row")
     add("--server_num", type=int, default=1, metavar="N", help="number of servers; default: 1")
     add("--worker_num", type=int, default=1, metavar="N", help="number of workers; default: 1")

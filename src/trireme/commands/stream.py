@@ -8,17 +8,17 @@ SUMMARY = "train on days of data as they arrive"
 EXAMPLES = """
 examples:
   trireme stream -m config_online.yaml
-      train on runner.train_data_dir/DAY/HHMM, pass by pass, from start_day to end_day
+      train on the folders runner.train_data_dir/DAY/HHMM, pass by pass, from start_day to end_day
   trireme launch --server_num 1 --worker_num 2 --stream -m config_online.yaml
-      the same as a job of several processes
+      train as a job of several processes
   trireme stream -m config_online.yaml -o runner.end_day=20190721
-      the same for fewer days; a second call continues after the newest checkpoint
+      stop after this day; the next call continues after the newest checkpoint
 
-A day has passes of split_interval * split_per_pass minutes. The command waits for the data of each
-pass (data_donefile), evaluates it, then trains on it. Below runner.model_save_path it writes a
-checkpoint after every checkpoint_per_pass passes, a delta for inference after every
-save_delta_frequency passes, and a base at the end of a day. Done-files list all of them.
-docs/online.md explains the keys.
+A day is divided into passes of split_interval * split_per_pass minutes. For each pass the command
+waits until its data is complete (data_donefile), evaluates the model on it, then trains on it.
+In runner.model_save_path it writes a checkpoint after every checkpoint_per_pass passes, a delta for
+inference after every save_delta_frequency passes, and a base for inference at the end of a day.
+Done-files list all of them. docs/online.md explains the keys.
 """
 
 

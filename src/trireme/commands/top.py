@@ -17,18 +17,18 @@ EXAMPLES = (
     """
 examples:
   trireme top --servers 127.0.0.1:6000
-      every 2 seconds, until Ctrl-C or until no server answers; one server knows the others
+      refresh every 2 seconds, until Ctrl-C or until no server answers; one address is enough
   trireme top --servers 127.0.0.1:6000 --keys keys/worker
-      a job with keys: those of a client that the servers admit
+      a job with keys: use those of a client that the servers admit
   trireme top --servers 127.0.0.1:6000 --once | grep worker
-      once, for scripts
+      print one interval, for scripts
 
-Rates, times of requests and missing keys are those of the interval; the tables below the first are
-sums over all servers. "full/s": requests that a server refused for now because it had reached a
-limit. "saved ago": the last checkpoint of any mode. What workers report (retries and the depths of
-their queues) is at most 5 seconds old. docs/metrics.md explains the numbers.
+Rates, request times and missing keys are those of the interval. Every table but the first shows
+sums over all servers. "full/s" counts requests that a server refused for now because it had reached
+a limit. "saved ago" is the time since the last checkpoint of any mode. The workers' own numbers
+(retries and queue depths) are at most 5 seconds old. docs/metrics.md explains the numbers.
 
-Environment: TRIREME_SERVERS and TRIREME_KEYS as the options, which win.
+Environment: TRIREME_SERVERS and TRIREME_KEYS mean the same as the options. Options override them.
 """
     + KEYS
 )
@@ -37,15 +37,11 @@ _PIPE_WIDTH = 200
 
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--servers", metavar="HOST:PORT,...", help="a server of the job, server 0 first")
-    add("--keys", metavar="DIR", help="folder with the keys of a client")
-    add("--interval_s", type=seconds, default=2.0, metavar="S", help="default: 2")
+    add("--servers", metavar="HOST:PORT,...", help="servers of the job, the first one first")
+    add("--keys", metavar="DIR", help="folder with the keys of an admitted client")
+    add("--interval_s", type=seconds, default=2.0, metavar="S", help="seconds per view; default: 2")
     add(
-        "--timeout_s",
-        type=seconds,
-        default=10.0,
-        metavar="S",
-        help="seconds to wait for the servers' answers; default: 10",
+        "--timeout_s", type=seconds, default=10.0, metavar="S", help="seconds per call; default: 10"
     )
     add("--once", action="store_true", help="show one interval and end")
     command.set_defaults(run=_top)

@@ -7,14 +7,15 @@ SUMMARY = "check that checkpoints are complete and undamaged"
 EXAMPLES = """
 examples:
   trireme verify ckpt/7
-      read every file of a checkpoint, compare checksums, lengths and the places of keys
+      read every file of a checkpoint; compare checksums, lengths and the places of keys
   trireme verify ckpt s3://models/ctr
-      all checkpoints and exports in these folders, and in folders of days
+      verify all checkpoints and exports in these folders, and in their folders of days
   trireme verify export/1 && cp -r export/1 /srv/model
-      an export for inference, before it is used
+      verify an export for inference before it is used
 
-Prints a line for each: its contents, or what differs and in which file. Needs no server and loads
-no rows. Exit code 1: something is damaged; 2: nothing to verify at a path.
+The command prints a line for each checkpoint or export: its contents, or what differs and in which
+file. It needs no server and loads no rows. Exit code 1 means that something is damaged, 2 that a
+path has nothing to verify.
 """
 
 
@@ -24,9 +25,9 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        help="a checkpoint, an export, or a folder of them; of checkpoints also s3://B/KEY",
+        help="a checkpoint, an export, or a folder of them; checkpoints may also be at s3://B/KEY",
     )
-    add("--quiet", action="store_true", help="print only problems, and no progress")
+    add("--quiet", action="store_true", help="print only problems, without progress")
     command.set_defaults(run=_verify)
 
 
