@@ -7,7 +7,7 @@ import pytest
 
 import trireme as tr
 from tests.jobs import Job
-from tests.tables import T_ROWS, restore
+from tests.tables import T_ROWS, clear, restore
 from trireme import _core
 from trireme.errors import Fenced, NotReady
 from trireme.job.cluster import Cluster
@@ -136,10 +136,10 @@ def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> Non
     for bucket in buckets.tolist():
         content = servers[source].state.tables["t"].rows.snapshot(bucket)
         restore(servers[target].state.tables["t"].rows, bucket, content)
-        servers[source].state.tables["t"].rows.clear_bucket(bucket)
+        clear(servers[source].state.tables["t"].rows, bucket)
     servers[0].coordinator.facts.bucket_map = moved
     for index, server in enumerate(servers):
-        server.state.set_map(moved, index)
+        server.state.assignment.adopt(server.state.assignment.job, moved, index)
 
 
 def test_a_push_planned_with_an_old_map_is_resent_and_counts_once() -> None:

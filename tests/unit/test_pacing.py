@@ -12,7 +12,7 @@ from trireme.server.pacing import Pacing
 
 
 def group(pacing: Pacing, version: int, *ends: int | None, first: int = 1) -> None:
-    pacing.set_group(version, {stream: Member(first, end) for stream, end in enumerate(ends)})
+    pacing.set_members(version, {stream: Member(first, end) for stream, end in enumerate(ends)})
 
 
 def pull(pacing: Pacing, stream: int, step: int, bound: int = 2) -> list[str]:

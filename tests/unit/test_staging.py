@@ -44,7 +44,7 @@ class Applied:
 @pytest.fixture
 def applied() -> Applied:
     made = Applied()
-    made.staging.set_group(1, {0: Member(1, None), 1: Member(1, None)})
+    made.staging.set_members(1, {0: Member(1, None), 1: Member(1, None)})
     return made
 
 
@@ -77,7 +77,7 @@ def test_a_stream_that_leaves_is_not_waited_for_and_its_staged_push_counts(
         staging.stage(push(0, step))
         if step == 1:
             staging.stage(push(1, 1))
-            staging.set_group(2, {0: Member(1, None), 1: Member(1, 2)})
+            staging.set_members(2, {0: Member(1, None), 1: Member(1, 2)})
         staging.declare(0, step)
     assert applied.steps == [[(0, 1), (1, 1)], [(0, 2)]]
 
@@ -106,9 +106,9 @@ def test_all_streams_stop_after_the_step_that_one_names_the_last(applied: Applie
     again = Applied().staging
     again.install(staging.state())
     assert again.stop == Stop(1, "told")
-    staging.set_group(2, {0: Member(1, 2), 1: Member(1, None)})
+    staging.set_members(2, {0: Member(1, 2), 1: Member(1, None)})
     assert staging.stop == Stop(1, "told"), "it is of the pass, which continues"
-    staging.set_group(3, {0: Member(2, None), 1: Member(2, None)})
+    staging.set_members(3, {0: Member(2, None), 1: Member(2, None)})
     assert staging.stop is None
 
 
@@ -122,8 +122,8 @@ def test_a_push_that_is_not_staged_delays_no_step() -> None:
 
 def test_an_older_group_is_ignored(applied: Applied) -> None:
     staging = applied.staging
-    staging.set_group(3, {0: Member(1, None)})
-    staging.set_group(2, {0: Member(1, None), 1: Member(1, None)})
+    staging.set_members(3, {0: Member(1, None)})
+    staging.set_members(2, {0: Member(1, None), 1: Member(1, None)})
     staging.stage(push(0, 1))
     staging.declare(0, 1)
     assert applied.steps == [[(0, 1)]]
@@ -163,7 +163,7 @@ def test_a_step_that_is_clipped_by_its_norm_waits_for_that(applied: Applied) -> 
     # A late request gets the same norm; a late other norm changes nothing.
     assert staging.norm_of(1) == NormReply(None, 0.5, True)
     staging.set_norm(1, 7.0)
-    staging.advance()
+    staging.apply_complete()
     assert len(applied.steps) == 1
     other = Applied().staging
     other.install(staging.state())
@@ -177,7 +177,7 @@ def test_streams_that_leave_are_no_reason_to_apply_a_step_without_its_norm(
     staging = applied.staging
     for stream in (0, 1):
         staging.stage(replace(push(stream, 1), clip=NORM))
-    staging.set_group(2, {0: Member(1, 2), 1: Member(1, 2)})
+    staging.set_members(2, {0: Member(1, 2), 1: Member(1, 2)})
     assert applied.steps == []
     staging.set_norm(1, 3.0)
     staging.declare(1, 1)

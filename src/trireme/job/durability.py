@@ -22,7 +22,7 @@ from trireme.storage.document import Document
 
 log = logging.getLogger("trireme.job")
 
-MODES = ("none", "process", "machine")
+DURABILITIES = ("none", "process", "machine")
 LOG_BYTES = 2 << 30
 
 
@@ -43,8 +43,10 @@ class Durability:
     log_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise BadRequest(f"durability: expected one of {', '.join(MODES)}, found {self.mode!r}")
+        if self.mode not in DURABILITIES:
+            raise BadRequest(
+                f"durability: expected one of {', '.join(DURABILITIES)}, found {self.mode!r}"
+            )
         if self.mode == "none" and (self.folder or self.log_bytes) is not None:
             raise BadRequest(
                 "durability: expected process or machine (--durability, TRIREME_DURABILITY) with"
@@ -110,6 +112,6 @@ def _finish_steps(server: ServerState) -> None:
     """Apply the steps that are complete: the server may have been killed before it applied them."""
     try:
         with server.journal.pushing():
-            server.staging.advance()
+            server.staging.apply_complete()
     except TriremeError as error:  # the next pull that waits for the step raises it again
         log.warning("log: a step cannot be applied: %s", error)

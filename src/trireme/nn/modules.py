@@ -27,7 +27,7 @@ from trireme.table import Table
 from trireme.torch_compiler import not_compiled
 from trireme.worker.lookups import RowLookup
 
-MODES = ("sum", "mean", "sqrt")
+POOLINGS = ("sum", "mean", "sqrt")
 
 
 class TableModule(nn.Module):
@@ -205,8 +205,8 @@ class EmbeddingBag(TableModule):
         padding_key: int | None = None,
     ) -> None:
         super().__init__(table, features, padding_key)
-        if mode not in MODES:
-            raise self._wrong(f"mode to be one of {MODES}", repr(mode))
+        if mode not in POOLINGS:
+            raise self._wrong(f"mode to be one of {POOLINGS}", repr(mode))
         self.mode = mode
         parts = [table.of_feature(name) for name in self.features]
         self.dims = tuple(part.width for part in parts)

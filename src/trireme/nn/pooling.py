@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest
-from trireme.nn.modules import MODES
+from trireme.nn.modules import POOLINGS
 
 
 def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
@@ -28,8 +28,8 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
     Raises:
         BadRequest: an unknown mode, or shapes that do not fit.
     """
-    if mode not in MODES:
-        raise BadRequest(f"sequence_pool: expected mode to be one of {MODES}, found {mode!r}")
+    if mode not in POOLINGS:
+        raise BadRequest(f"sequence_pool: expected mode to be one of {POOLINGS}, found {mode!r}")
     if rows.dim() != 2 or offsets.dim() != 1 or len(offsets) == 0 or offsets.dtype != torch.int64:
         raise BadRequest(
             "sequence_pool: expected rows of shape (N, D) and int64 offsets of shape (B + 1,),"

@@ -46,19 +46,19 @@ Members = Mapping[int, Member]
 
 
 @dataclass(frozen=True)
-class Group:
+class PassMembers:
     """The members of the running pass, from the coordinator."""
 
-    version: int  # a group replaces one of a lower version
+    version: int  # replaces those of a lower version
     members: Members
     staged: bool  # pushes are staged (sync); else applied on arrival (bounded)
 
     @staticmethod
-    def from_wire(body: Mapping[str, Any]) -> Group:
+    def from_wire(body: Mapping[str, Any]) -> PassMembers:
         """Raises BadRequest."""
         staged = need({"staged": True, **body}, "staged", bool)
         members = members_from_wire(need_list(body, "members", list))
-        return Group(need(body, "version", int), members, staged)
+        return PassMembers(need(body, "version", int), members, staged)
 
 
 def members_from_wire(body: Iterable[Any]) -> Members:

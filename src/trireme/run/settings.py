@@ -199,7 +199,7 @@ def _dump(keys: RunnerKeys, *switches: str) -> DumpSettings | None:
 
 
 # The keys of each mode's options, and their names in Strategy.
-MODES: dict[str, dict[str, str]] = {
+MODE_OPTIONS: dict[str, dict[str, str]] = {
     "sync": {},
     "bounded": {"staleness": "staleness"},
     "async": {},
@@ -213,11 +213,11 @@ def _strategy(keys: RunnerKeys) -> Strategy:
     key = "runner.sync_mode"
     fallback = keys.config.get("hyper_parameters.optimizer.strategy", "async")
     mode = keys.config.get(key, fallback)
-    if mode not in MODES:
+    if mode not in MODE_OPTIONS:
         why = f": {LATER_MODES[mode]}" if mode in LATER_MODES else ""
-        raise BadRequest(f"{key}: expected one of {', '.join(MODES)}, found {mode!r}{why}")
+        raise BadRequest(f"{key}: expected one of {', '.join(MODE_OPTIONS)}, found {mode!r}{why}")
     options = {}
-    for name, option in MODES[mode].items():
+    for name, option in MODE_OPTIONS[mode].items():
         value = keys.optional_integer(name)
         if value is not None:
             options[option] = value

@@ -30,8 +30,8 @@ class Pacing:
         # The last pull of each stream and step: a repeated pull replaces the earlier one.
         self._waiters: dict[tuple[int, int], tuple[int, Waiter]] = {}
 
-    def set_group(self, version: int, members: Members) -> None:
-        """Adopt the coordinator's group if it is newer."""
+    def set_members(self, version: int, members: Members) -> None:
+        """Adopt the coordinator's members if they are newer."""
         if self.is_newer(version):
             self._version, self._members = version, dict(members)
             self._release()

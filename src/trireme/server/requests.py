@@ -7,7 +7,7 @@ import numpy as np
 from trireme.errors import BadRequest
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.clipping import norm_from_wire
-from trireme.protocol.membership import Group, Pace
+from trireme.protocol.membership import Pace, PassMembers
 from trireme.protocol.routing import BucketMap, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
@@ -28,7 +28,7 @@ class RequestHandlers:
     def handlers(self) -> dict[str, Handler]:
         return {
             "ps.map": self._on_map,
-            "ps.group": self._on_group,
+            "ps.group": self._on_members,
             "ps.create_table": self._on_create_table,
             "ps.create_blocks": self._on_create_blocks,
             "ps.pull": self._on_pull,
@@ -52,8 +52,8 @@ class RequestHandlers:
         state.adopt_map(job, bucket_map, index, request)
         return state.journal.answered(Reply({"state": state.state_id}))
 
-    def _on_group(self, request: Request) -> Reply | Deferred:
-        self._state.adopt_group(Group.from_wire(request.body), request)
+    def _on_members(self, request: Request) -> Reply | Deferred:
+        self._state.adopt_members(PassMembers.from_wire(request.body), request)
         return self._state.journal.answered(Reply())
 
     def _on_create_table(self, request: Request) -> Reply | Deferred:

@@ -51,9 +51,9 @@ class Staging:
         self._staged: dict[int, dict[int, Push]] = {}
         self._waiters: list[tuple[int, Waiter]] = []
 
-    def set_group(self, version: int, members: Members, *, advance: bool = True) -> None:
-        """Adopt the coordinator's group if it is newer. A stream that has left has staged all its
-        pushes. `advance`: apply the steps that waited for the group.
+    def set_members(self, version: int, members: Members, *, applies: bool = True) -> None:
+        """Adopt the coordinator's members if they are newer. A stream that has left has staged all
+        its pushes. `applies`: apply the steps that waited for them.
         """
         if version <= self._version:
             return
@@ -64,8 +64,8 @@ class Staging:
             self.stop = None  # of an earlier pass
         if firsts and not self._staged:
             self.applied = max(self.applied, min(firsts) - 1)
-        if advance:
-            self.advance()
+        if applies:
+            self.apply_complete()
 
     def check(self, push: Push) -> None:
         """Raises BadRequest if the push may not be staged: its stream is no member of the step, or
@@ -101,7 +101,7 @@ class Staging:
                 f"pull: stream {stream} says that step {step} is staged, it is not here"
             )
         self._declared[stream] = max(self._declared.get(stream, 0), step)
-        self.advance()
+        self.apply_complete()
 
     def when_applied(self, step: int, waiter: Waiter) -> bool:
         """True if `step` has been applied. Otherwise `waiter` is called once when it has."""
@@ -151,7 +151,7 @@ class Staging:
     def _has_declared(self, stream: int, member: Member, step: int) -> bool:
         return self._declared.get(stream, 0) >= step or member.end is not None
 
-    def advance(self) -> None:
+    def apply_complete(self) -> None:
         """Apply the steps that have all they need, and wake waiters."""
         while True:
             step = self.applied + 1

@@ -20,7 +20,7 @@ from trireme import _core
 from trireme.dense.optimizers import GroupValues
 from trireme.errors import BadRequest, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.membership import Group
+from trireme.protocol.membership import PassMembers
 from trireme.protocol.routing import BucketMap, Floats, Keys
 from trireme.protocol.wire import Push, need, need_time
 from trireme.rows.core_table import make_core_table
@@ -71,7 +71,7 @@ class ServerState:
             )
         return table
 
-    # ---- map and group ----
+    # ---- map and members ----
 
     def adopt_map(self, job: str, bucket_map: BucketMap, index: int, request: Request) -> None:
         """Adopt the bucket map of a request if it is newer than the current one. Raises
@@ -86,18 +86,18 @@ class ServerState:
                 self.journal.record(request.method, request.body)
                 self.assignment.adopt(job, bucket_map, index)
 
-    def adopt_group(self, group: Group, request: Request) -> None:
-        """Adopt a newer group than the current one; apply the steps that waited for it."""
+    def adopt_members(self, members: PassMembers, request: Request) -> None:
+        """Adopt the members of a pass if they are newer; apply the steps that waited for them."""
         with self.journal.changing(), self.lock:
-            if self.pacing.is_newer(group.version):
+            if self.pacing.is_newer(members.version):
                 self.journal.record(request.method, request.body)
-                self.set_group(group, advance=True)
+                self.set_members(members, applies=True)
 
-    def set_group(self, group: Group, *, advance: bool) -> None:
-        """Set a group without recording it. `advance`: as in `Staging`."""
-        self.pacing.set_group(group.version, group.members)
-        if group.staged:
-            self.staging.set_group(group.version, group.members, advance=advance)
+    def set_members(self, members: PassMembers, *, applies: bool) -> None:
+        """Adopt members without recording them. `applies`: as in `Staging`."""
+        self.pacing.set_members(members.version, members.members)
+        if members.staged:
+            self.staging.set_members(members.version, members.members, applies=applies)
 
     # ---- tables and blocks ----
 

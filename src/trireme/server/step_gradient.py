@@ -51,7 +51,7 @@ class StepGradient:
         return list(dict.fromkeys(part.table for push in self._pushes for part in push.tables))
 
     def rule_values(self, name: str) -> _core.RuleValues:
-        return rule_values(next(part.values for part, _ in self._parts(name)))
+        return rule_values(next(push.values for push, _ in self._table_pushes(name)))
 
     def of_table(self, schema: TableSchema) -> SummedTable:
         summed = self._sum_table(schema)
@@ -74,25 +74,25 @@ class StepGradient:
             total += squares
         return total
 
-    def _parts(self, name: str) -> Iterator[tuple[TablePush, float]]:
+    def _table_pushes(self, name: str) -> Iterator[tuple[TablePush, float]]:
         for push, weight in zip(self._pushes, self._weights, strict=True):
             for part in push.tables:
                 if part.table == name:
                     yield part, weight
 
     def _sum_table(self, schema: TableSchema) -> SummedTable:
-        parts = list(self._parts(schema.name))
+        pushes = list(self._table_pushes(schema.name))
         classes = range(len(schema.dims))
-        return SummedTable(*join_classes([self._sum_class(schema, c, parts) for c in classes]))
+        return SummedTable(*join_classes([self._sum_class(schema, c, pushes) for c in classes]))
 
     def _sum_class(
-        self, schema: TableSchema, row_class: int, parts: Sequence[tuple[TablePush, float]]
+        self, schema: TableSchema, row_class: int, pushes: Sequence[tuple[TablePush, float]]
     ) -> tuple[Keys, Floats, KeyColumns]:
         """Keys, gradients and columns of one row class, scaled as the table's rule says."""
         own = [
-            (part.keys, part.gradients, part.columns, weight)
-            for part, weight in parts
-            if part.row_class == row_class
+            (push.keys, push.gradients, push.columns, weight)
+            for push, weight in pushes
+            if push.row_class == row_class
         ]
         if not own:
             return empty_push(schema.dims[row_class], schema.columns)
@@ -104,19 +104,19 @@ class StepGradient:
         return keys_K, gradients_KD, columns
 
     def _sum_blocks(self) -> SummedBlocks | None:
-        parts = [
+        pushes = [
             (push.blocks, np.float32(weight))
             for push, weight in zip(self._pushes, self._weights, strict=True)
             if push.blocks is not None
         ]
-        if not parts:
+        if not pushes:
             return None
         # A copy: received arrays are read-only, and torch wants to own what it may write to.
-        gradients = np.multiply(parts[0][0].gradients, parts[0][1])
-        for blocks, weight in parts[1:]:
+        gradients = np.multiply(pushes[0][0].gradients, pushes[0][1])
+        for blocks, weight in pushes[1:]:
             gradients += blocks.gradients * weight
-        absent = set.intersection(*(set(blocks.absent) for blocks, _ in parts))
-        return SummedBlocks(parts[0][0].groups, gradients, absent)
+        absent = set.intersection(*(set(blocks.absent) for blocks, _ in pushes))
+        return SummedBlocks(pushes[0][0].groups, gradients, absent)
 
     def _clipped(self, gradient: Floats) -> Floats:
         return gradient if self._clip is None else self._clip.clipped(gradient, self._norm)

@@ -73,7 +73,7 @@ class LeasedPass:
             if self._has_to_stop():
                 break
         if self._has_to_stop():
-            passes.give_back(cluster.client, parts=cluster.stop_request.is_alone)
+            passes.give_back(cluster.client, leaves_job=cluster.stop_request.is_alone)
             if cluster.stop_request.is_alone:
                 log.info("%s: others continue with its stream", cluster.stop_request.reason)
                 raise Stopped(cluster.stop_request.reason)
@@ -84,7 +84,7 @@ class LeasedPass:
             return
         try:
             self._optimizer.flush()
-            passes.give_back(self._optimizer.cluster.client, parts=False)
+            passes.give_back(self._optimizer.cluster.client, leaves_job=False)
         except TriremeError as error:  # the loop has gone: nobody would catch it
             log.warning("prefetch: others have to wait for the stream of this worker: %s", error)
 

@@ -157,8 +157,8 @@ class _Patience:
             time.sleep(RETRY_S)
 
 
-def give_back(client: WorkerClient, *, parts: bool) -> None:
+def give_back(client: WorkerClient, *, leaves_job: bool) -> None:
     """Stop in the middle of a pass, after all pushes have been applied; other workers take the
-    stream. parts: this worker leaves the job alone; meetings do not wait for it.
+    stream. leaves_job: this worker leaves the job alone; meetings do not wait for it.
     """
-    client.coordinator.call("coord.give_back", {"parts": parts})
+    client.coordinator.call("coord.give_back", {"parts": leaves_job})

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from trireme.checkpoint.format.json_object import JsonObject
-from trireme.checkpoint.format.modes import MODES
+from trireme.checkpoint.format.modes import SAVE_MODES
 from trireme.errors import BadRequest, Corruption
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS
@@ -192,8 +192,8 @@ class CheckpointManifest:
     def from_json(value: Any, where: str) -> CheckpointManifest:
         fields = JsonObject(value, where)
         mode = fields.text("mode")
-        if mode not in MODES:
-            raise fields.wrong(f"one of {', '.join(MODES)}", mode, "mode")
+        if mode not in SAVE_MODES:
+            raise fields.wrong(f"one of {', '.join(SAVE_MODES)}", mode, "mode")
         tables = {
             name: TableFiles.read(table, name) for name, table in fields.object("tables").items()
         }

@@ -4,7 +4,7 @@ are in every one.
 
 from trireme.errors import BadRequest
 
-MODES = ("full", "delta", "base", "batch", "hot")
+SAVE_MODES = ("full", "delta", "base", "batch", "hot")
 FLEET_NUMBERS = {0: "full", 1: "delta", 2: "base", 3: "batch"}
 
 
@@ -20,9 +20,9 @@ def mode_of(mode: str | int) -> str:
     hot: the most shown rows, or the most recently pushed ones of tables without shows.
     """
     name = FLEET_NUMBERS.get(mode) if type(mode) is int else mode
-    if name not in MODES:
+    if name not in SAVE_MODES:
         raise BadRequest(
-            f"save: expected mode {', '.join(MODES)} or one of"
+            f"save: expected mode {', '.join(SAVE_MODES)} or one of"
             f" {', '.join(str(n) for n in FLEET_NUMBERS)}, found {mode!r}"
         )
     return str(name)

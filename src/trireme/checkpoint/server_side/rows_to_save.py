@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
-from trireme.checkpoint.format.modes import MODES
+from trireme.checkpoint.format.modes import SAVE_MODES
 from trireme.checkpoint.format.row_files import RowColumns
 from trireme.checkpoint.format.row_writer import ChooseRows
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
@@ -61,8 +61,8 @@ class RowsToSave:
                     shown = repr(share)[:150]
                     raise BadRequest(f"checkpoint: expected two numbers as a share, found {shown}")
         mode = need(body, "mode", str)
-        if mode not in MODES:
-            raise BadRequest(f"checkpoint: expected a mode of {MODES}, found {mode!r}")
+        if mode not in SAVE_MODES:
+            raise BadRequest(f"checkpoint: expected a mode of {SAVE_MODES}, found {mode!r}")
         return RowsToSave(mode, need(body, "time", int), budgets)
 
     def of(self, table: ServedTable) -> ChooseRows | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from trireme.errors import BadRequest
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.membership import Group
+from trireme.protocol.membership import PassMembers
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Array, Push
 from trireme.rpc import Request
@@ -77,9 +77,9 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         if body["step"] > server.staging.applied:
             server.staging.apply_step(body["step"], body.get("norm"))
     elif method == "ps.group":
-        group = Group.from_wire(body)
-        if server.pacing.is_newer(group.version):
-            server.set_group(group, advance=False)  # steps have records of their own
+        members = PassMembers.from_wire(body)
+        if server.pacing.is_newer(members.version):
+            server.set_members(members, applies=False)  # steps have records of their own
     elif method == "server.goodbye":
         worker, num_workers = body["worker"], body["num_workers"]
         attendance.install([(worker, num_workers, body["incarnation"], body.get("members"))])
