@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-import trireme as tr  # alone, under trireme launch, under torchrun, by hand
+import trireme as tr
 
 
 class CTR(nn.Module):
@@ -15,7 +15,7 @@ class CTR(nn.Module):
         return self.mlp(torch.cat([self.emb(batch).flatten(1), batch["dense"]], 1)).squeeze(1)
 
 
-tr.init()  # a server process serves here, then exits 0
+tr.init()  # a server process stays here until the job ends, then exits
 train = tr.data.QueueDataset("train/*.tsv", schema=tr.data.criteo(), batch_size=4096)
 test = tr.data.QueueDataset("test/*.tsv", schema=tr.data.criteo(), batch_size=4096)
 model = CTR()

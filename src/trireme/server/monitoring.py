@@ -23,8 +23,8 @@ assert STALENESS[-1] == STALENESS_MAX
 USAGE = {
     "trireme_server_queue_bytes": ("num_bytes", "Bytes of requests that are not answered."),
     "trireme_server_connections": ("connections", "Connections that are open."),
-    "trireme_server_received_bytes_total": ("num_bytes_in", "Bytes of the messages that came."),
-    "trireme_server_sent_bytes_total": ("num_bytes_out", "Bytes of the messages that went."),
+    "trireme_server_received_bytes_total": ("num_bytes_in", "Bytes of the messages received."),
+    "trireme_server_sent_bytes_total": ("num_bytes_out", "Bytes of the messages sent."),
     "trireme_server_faults_total": (
         "num_faults",
         "Messages against the protocol, or beyond a connection's credit.",
@@ -40,7 +40,7 @@ class RequestMetrics:
         self._registry = registry
         self._requests = Counter(
             "trireme_server_requests_total",
-            "Requests that were answered, by method and by the name of the error, OK if none.",
+            "Requests answered, by method and by the name of the error, OK if none.",
             ["method", "code"],
         )
         self._seconds = Histogram(
@@ -171,7 +171,7 @@ def _of_server(state: ServerState) -> Gauges:
 def _by_stream(state: ServerState) -> Gauges:
     return {
         "trireme_pushes_total": (
-            "Pushes of a stream that were applied; one that comes again does not count.",
+            "Pushes of a stream that were applied; a repeated push does not count.",
             lambda: state.counts.read("pushes"),
         ),
         "trireme_examples_total": (
@@ -207,14 +207,14 @@ def watch_workers(registry: Registry, attendance: Attendance) -> None:
     _register(
         registry,
         "trireme_worker_silence_seconds",
-        "Time since this server heard a worker that has not said goodbye.",
+        "Time since the last heartbeat of a worker that has not left the job.",
         attendance.silences_s,
         "worker",
     )
     registry.register(
         Gauge(
             "trireme_worker_reported",
-            "What a worker said of itself with its last sign of life, for trireme top.",
+            "What a worker reported with its last heartbeat, for trireme top.",
             lambda: {
                 (str(worker), what): number
                 for worker, report in attendance.reports().items()
