@@ -4,7 +4,7 @@
 // updates ("row", as Paddle's sparse rules count; the last float of state).
 #include "optim/counter.h"
 #include "optim/moments.h"
-#include "optim/rules.h"
+#include "optim/rule_makers.h"
 
 namespace trireme {
 namespace {

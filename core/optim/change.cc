@@ -1,7 +1,7 @@
 // A push may change weights without the table's rule: add to them, or replace them. The state of a
 // row does not change; a new row starts with the rule's initial state.
 #include "optim/kernel.h"
-#include "optim/rules.h"
+#include "optim/rule_makers.h"
 
 namespace trireme {
 namespace {

@@ -1,7 +1,7 @@
 // Counts: every update adds 1 to each weight, independent of its gradient and rates. For tests that
 // every push is applied exactly once.
 #include "optim/kernel.h"
-#include "optim/rules.h"
+#include "optim/rule_makers.h"
 
 namespace trireme {
 namespace {

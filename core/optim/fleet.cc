@@ -18,7 +18,7 @@
 #include "optim/counter.h"
 #include "optim/kernel.h"
 #include "optim/moments.h"
-#include "optim/rules.h"
+#include "optim/rule_makers.h"
 
 namespace trireme {
 namespace {

@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "optim/kernel.h"
-#include "optim/rules.h"
+#include "optim/rule_makers.h"
 
 namespace trireme {
 namespace {

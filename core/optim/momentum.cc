@@ -6,7 +6,7 @@
 // Source: torch.optim.SGD.
 #include "optim/counter.h"
 #include "optim/kernel.h"
-#include "optim/rules.h"
+#include "optim/rule_makers.h"
 
 namespace trireme {
 namespace {

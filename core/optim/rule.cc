@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "optim/rules.h"
+#include "optim/rule_makers.h"
 
 namespace trireme {
 namespace {

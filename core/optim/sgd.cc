@@ -1,7 +1,7 @@
 // Stochastic gradient descent: w -= lr * g. Without state.
 // Source: torch.optim.SGD without momentum.
 #include "optim/kernel.h"
-#include "optim/rules.h"
+#include "optim/rule_makers.h"
 
 namespace trireme {
 namespace {

@@ -10,7 +10,6 @@ from trireme.interchange.server_side.exporting import ExportHandlers
 from trireme.interchange.server_side.importing import ImportHandlers
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, Reply, Request
-from trireme.server.expiry import expiry_handlers
 from trireme.server.frozen_export import frozen_export_handlers
 from trireme.server.requests import RequestHandlers
 from trireme.server.state import ServerState
@@ -53,5 +52,4 @@ def handlers_of(
         **ImportHandlers(server, root).handlers(),
         **ExportHandlers(server, root).handlers(),
         **block_handlers(server),
-        **expiry_handlers(server),
     }

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
-from trireme.errors import BadRequest
 from trireme.protocol.routing import Floats, Keys
 
 KeyColumns = Mapping[str, npt.NDArray[Any]]
@@ -59,37 +58,6 @@ def merge(
             for row, own in values:  # keys of a part are distinct
                 merged[row] += own
     return keys_K, gradients_KD, columns
-
-
-def empty_push(dim: int, names: Sequence[str]) -> tuple[Keys, Floats, KeyColumns]:
-    """A push of no keys, with columns of these names."""
-    columns: KeyColumns = {name: np.empty((0, *FORMS[name][1]), FORMS[name][0]) for name in names}
-    return np.empty(0, np.uint64), np.empty((0, dim), np.float32), columns
-
-
-def join_classes(
-    classes: Sequence[tuple[Keys, Floats, KeyColumns]],
-) -> tuple[Keys, list[Floats], KeyColumns]:
-    """Concatenate the keys and columns of a table's row classes; the gradients stay a list."""
-    keys, _, columns = classes[0]
-    if len(classes) > 1:
-        keys = np.concatenate([keys for keys, _, _ in classes])
-        columns = {name: np.concatenate([own[name] for _, _, own in classes]) for name in columns}
-    return keys, [gradients for _, gradients, _ in classes], columns
-
-
-def check(table: str, expected: Sequence[str], columns: KeyColumns) -> None:
-    """Raises BadRequest unless a push has the table's columns, and finite shows and clicks >= 0."""
-    if tuple(columns) != tuple(expected):
-        raise BadRequest(
-            f"push: table {table!r} has the columns {list(expected)}, found {list(columns)}"
-        )
-    shows = columns.get("show_click")
-    if shows is not None and shows.size and not 0 <= shows.min() <= shows.max() < np.inf:
-        raise BadRequest(
-            f"push: expected finite shows and clicks >= 0 of table {table!r},"
-            f" found {shows.min()} to {shows.max()}"
-        )
 
 
 def fleet_scale(rule: Mapping[str, Any], show_click: npt.NDArray[Any], examples: int) -> Floats:

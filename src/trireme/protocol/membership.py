@@ -102,13 +102,4 @@ class Pace:
         return pace
 
 
-@dataclass(frozen=True)
-class LeasedStream:
-    """A stream that a worker may train on."""
-
-    stream: int
-    lease: int  # how often the stream has been taken: the incarnation of its pushes
-    begun_at: int  # the sequence of its last push before the pass
-
-
 WORKERS_MAX = 4096

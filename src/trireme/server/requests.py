@@ -8,19 +8,21 @@ from trireme.errors import BadRequest
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.clipping import norm_from_wire
 from trireme.protocol.membership import Pace, PassMembers
-from trireme.protocol.routing import BucketMap, Keys
+from trireme.protocol.routing import NUM_BUCKETS, BucketMap, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
+KEY_COUNTERS = ("admitted", "rejected", "expired", "evicted")
+
 RowsWanted = list[tuple[ServedTable, int, Keys]]
 """The tables of a pull: the row class of each, and keys."""
 
 
 class RequestHandlers:
-    """The methods `ps.*` of docs/protocol.md. Threads: any."""
+    """The methods `ps.*` and `policy.*` of docs/protocol.md. Threads: any."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -36,6 +38,8 @@ class RequestHandlers:
             "ps.push": self._on_push,
             "ps.streams": lambda _: self._streams(),
             "ps.stats": lambda _: Reply(self._state.stats()),
+            "policy.shrink": self._on_shrink,
+            "policy.counters": lambda _: self._counters(),
         }
 
     # ---- control ----
@@ -179,3 +183,25 @@ class RequestHandlers:
         with state.lock:
             streams = state.streams.applied()
             return Reply({"streams": streams, "applied_step": state.staging.applied})
+
+    # ---- expired rows ----
+
+    def _on_shrink(self, request: Request) -> Reply | Deferred:
+        """Shrink one of `slices` slices of this server's buckets, in all tables."""
+        state, body = self._state, request.body
+        slices, index = need(body, "slices", int), need(body, "slice", int)
+        if not 0 <= index < slices <= NUM_BUCKETS:
+            raise BadRequest(
+                f"policy.shrink: expected 0 <= slice < slices <= {NUM_BUCKETS}, found {index},"
+                f" {slices}"
+            )
+        need_time(body), need(body, "day_over", bool), state.assignment.map()
+        return state.journal.answered(Reply({"tables": state.shrink(body)}))
+
+    def _counters(self) -> Reply:
+        """What has become of keys, by table."""
+        tables = {}
+        for name, table in list(self._state.tables.items()):
+            counters = table.rows.counters
+            tables[name] = {kind: counters[kind] for kind in KEY_COUNTERS}
+        return Reply({"tables": tables})

@@ -7,7 +7,6 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest, SchemaMismatch
-from trireme.protocol.columns import check as check_columns
 from trireme.protocol.routing import Floats, Keys
 from trireme.protocol.wire import TablePush
 from trireme.table import TableSchema
@@ -32,14 +31,26 @@ class ServedTable:
         return rows_KD, num_missing
 
     def check_push(self, push: TablePush) -> None:
-        """Raises BadRequest unless gradients and columns have the form that the schema says."""
-        dim = self.schema.dim_of(push.row_class)
+        """Raises BadRequest unless the push has gradients of the class's dim, the columns of the
+        schema, and finite shows and clicks >= 0.
+        """
+        name, dim, columns = push.table, self.schema.dim_of(push.row_class), push.columns
         if push.gradients.shape[1] != dim:
             raise BadRequest(
-                f"push: table {push.table!r} has dim {dim},"
-                f" found gradients of shape {push.gradients.shape}"
+                f"push: table {name!r} has dim {dim}, found gradients of shape"
+                f" {push.gradients.shape}"
             )
-        check_columns(push.table, self.schema.columns, push.columns)
+        if tuple(columns) != self.schema.columns:
+            raise BadRequest(
+                f"push: table {name!r} has the columns {list(self.schema.columns)},"
+                f" found {list(columns)}"
+            )
+        shows = columns.get("show_click")
+        if shows is not None and shows.size and not 0 <= shows.min() <= shows.max() < np.inf:
+            raise BadRequest(
+                f"push: expected finite shows and clicks >= 0 of table {name!r},"
+                f" found {shows.min()} to {shows.max()}"
+            )
 
 
 class ServedTables(dict[str, ServedTable]):

@@ -9,7 +9,7 @@ from trireme import _core
 from trireme.dense.optimizers import GroupValues
 from trireme.optim import rule_values
 from trireme.protocol.clipping import square_sum
-from trireme.protocol.columns import KeyColumns, empty_push, fleet_scale, join_classes, merge
+from trireme.protocol.columns import FORMS, KeyColumns, fleet_scale, merge
 from trireme.protocol.routing import Floats, Keys
 from trireme.protocol.wire import Push, TablePush
 from trireme.table import TableSchema
@@ -83,7 +83,7 @@ class StepGradient:
     def _sum_table(self, schema: TableSchema) -> SummedTable:
         pushes = list(self._table_pushes(schema.name))
         classes = range(len(schema.dims))
-        return SummedTable(*join_classes([self._sum_class(schema, c, pushes) for c in classes]))
+        return SummedTable(*_join_classes([self._sum_class(schema, c, pushes) for c in classes]))
 
     def _sum_class(
         self, schema: TableSchema, row_class: int, pushes: Sequence[tuple[TablePush, float]]
@@ -95,7 +95,7 @@ class StepGradient:
             if push.row_class == row_class
         ]
         if not own:
-            return empty_push(schema.dims[row_class], schema.columns)
+            return _empty_push(schema.dims[row_class], schema.columns)
         keys_K, gradients_KD, columns = merge(own, self._pool)
         is_scaled = schema.is_scored and schema.rule.get("scale") == "fleet"
         if is_scaled and self.kind == "gradient":  # a delta comes from a rule that has scaled it
@@ -120,3 +120,20 @@ class StepGradient:
 
     def _clipped(self, gradient: Floats) -> Floats:
         return gradient if self._clip is None else self._clip.clipped(gradient, self._norm)
+
+
+def _empty_push(dim: int, names: Sequence[str]) -> tuple[Keys, Floats, KeyColumns]:
+    """A push of no keys, with columns of these names."""
+    columns: KeyColumns = {name: np.empty((0, *FORMS[name][1]), FORMS[name][0]) for name in names}
+    return np.empty(0, np.uint64), np.empty((0, dim), np.float32), columns
+
+
+def _join_classes(
+    classes: Sequence[tuple[Keys, Floats, KeyColumns]],
+) -> tuple[Keys, list[Floats], KeyColumns]:
+    """Concatenate the keys and columns of a table's row classes; the gradients stay a list."""
+    keys, _, columns = classes[0]
+    if len(classes) > 1:
+        keys = np.concatenate([keys for keys, _, _ in classes])
+        columns = {name: np.concatenate([own[name] for _, _, own in classes]) for name in columns}
+    return keys, [gradients for _, gradients, _ in classes], columns

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from trireme.errors import Stopped, TriremeError
 from trireme.job.cluster import Cluster
-from trireme.protocol.membership import LeasedStream
 from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker_batches
 from trireme.train.stream_checks import check_data
 from trireme.worker import passes
 from trireme.worker.client import StreamPosition
+from trireme.worker.passes import LeasedStream
 
 if TYPE_CHECKING:
     from trireme.train.optimizer import DistributedOptimizer

@@ -16,7 +16,6 @@ from trireme.errors import (
     TriremeError,
     Unavailable,
 )
-from trireme.protocol.membership import LeasedStream
 from trireme.rpc.rpc_client import NOTICE_S
 from trireme.worker.client import StreamPosition, WorkerClient
 from trireme.worker.coordinator_calls import PATIENCE
@@ -50,6 +49,15 @@ class EnteredPass:
     first_step: int = 0  # its number; 0 where streams do not advance together
     end: int | None = None  # a predecessor has left, and contributes to the steps before; None: not
     num_steps: int = 0  # leased streams: about those of a worker there from the beginning
+
+
+@dataclass(frozen=True)
+class LeasedStream:
+    """A stream that a worker may train on."""
+
+    stream: int
+    lease: int  # how often the stream has been taken: the incarnation of its pushes
+    begun_at: int  # the sequence of its last push before the pass
 
 
 def begin_pass(

@@ -1,4 +1,5 @@
-// The list of rules: one function per file, called by make_rule after it has checked the options.
+// The functions that make each rule: one per file. make_rule calls them after it has checked the
+// options.
 #pragma once
 
 #include "optim/rule.h"
