@@ -80,9 +80,9 @@ def exists(root: object, path: list[str]) -> bool:
 
 
 def texts() -> dict[str, str]:
-    """All pages but the results of benchmarks, which name what there was then; and all helps."""
+    """Pages and YAML files, and the helps. Results of benchmarks name what there was then."""
     results = tree.ROOT / "benchmarks/results"
-    pages = [page for page in tree.files(".md") if results not in page.parents]
+    pages = [page for page in tree.files(".md", ".yaml") if results not in page.parents]
     helps = {f"trireme {name} --help": command for name, command in parsers().items()}
     return {tree.name(page): page.read_text() for page in pages} | {
         name: command.format_help() for name, command in helps.items()

@@ -40,7 +40,7 @@ def verify_all(paths: Sequence[str], *, shows: bool) -> Iterator[Verdict]:
         if not folders:
             raise BadRequest(
                 f"verify: expected a checkpoint or an export, or a folder of them, found no"
-                f" {MANIFEST} at {path} and {DEPTH} folders down"
+                f" {MANIFEST} in {path} or {DEPTH} levels below it"
             )
         for folder in folders:
             with display(f"verify {folder.name}", is_quiet=not shows) as shown:
