@@ -277,14 +277,14 @@ def test_workers_prove_their_keys_to_each_other(tmp_path: Path) -> None:
         keys = ClientKeys(own=pairs[1 + worker], server=pairs[0].public)
         with connect([endpoint], worker=worker, num_workers=2, threads=1, keys=keys) as cluster:
             dataset = dataset_of(cluster, examples[worker])
-            gather = cluster.client.gather
+            gather = cluster.client.coordinator.gather
 
             def watch(body: Any, *args: Any, **options: Any) -> Any:
                 if "endpoint" in body:
                     spy(body["endpoint"])
                 return gather(body, *args, **options)
 
-            cluster.client.gather = watch  # type: ignore[method-assign]
+            cluster.client.coordinator.gather = watch  # type: ignore[method-assign]
             dataset.global_shuffle()
             return examples_in(dataset)
 
@@ -377,9 +377,9 @@ def test_a_worker_that_fails_is_an_error_of_the_others(when: str) -> None:
     def work(cluster: Cluster) -> str:
         dataset = dataset_of(cluster, examples[cluster.worker])
         if cluster.worker == 2:
-            cluster.client.gather, gather = fail, cluster.client.gather  # type: ignore[method-assign]
+            cluster.client.coordinator.gather, gather = fail, cluster.client.coordinator.gather  # type: ignore[method-assign]
             if when == "midway":
-                cluster.client.gather = gather  # type: ignore[method-assign]
+                cluster.client.coordinator.gather = gather  # type: ignore[method-assign]
                 dataset._layout.new_store = fail  # type: ignore[method-assign]
         with pytest.raises((MemoryError, DeadlineExceeded, Unavailable)) as caught:
             dataset.global_shuffle()
