@@ -24,7 +24,7 @@ def start_pool(threads: int) -> _core.Pool:
 
 
 @contextmanager
-def settled() -> Iterator[None]:
+def frozen_objects() -> Iterator[None]:
     """While the block runs, the cyclic garbage collector ignores the objects that exist now.
 
     Modules and functions, hundreds of thousands of objects, live until the end. Each search of them

@@ -24,7 +24,7 @@ from trireme.server.state import ServerState
 from trireme.telemetry.endpoint import Endpoint
 from trireme.telemetry.health import STARTING, Health
 from trireme.telemetry.registry import new_registry
-from trireme.threads import settled, start_pool, torch_threads
+from trireme.threads import frozen_objects, start_pool, torch_threads
 
 log = logging.getLogger("trireme.job")
 
@@ -115,7 +115,7 @@ def serve(
             observe=requests.observe,
         )
         # One thread steps the blocks: they are too small to be worth waking others for.
-        with settled(), torch_threads(1), server, _stop_on_signals(attendance):
+        with frozen_objects(), torch_threads(1), server, _stop_on_signals(attendance):
             requests.watch(server)
             health.opened()
             log.info("listening on %s", server.endpoint)

@@ -23,7 +23,7 @@ STREAMS_MAX = 4096
 POSITION_MAX = 16
 REASON_MAX = 200
 VERSION_MAX = (1 << 32) - 2
-PUSH_KINDS = ("gradient", "delta")  # "rows" is reserved
+PUSH_KINDS = GRADIENT, DIFFERENCE = ("gradient", "delta")  # "rows" is reserved
 
 
 def need(body: Any, field: str, kind: type[T]) -> T:
@@ -156,7 +156,7 @@ class Push:
     map_version: int
     tables: list[TablePush]
     blocks: BlocksPush | None
-    kind: str = "gradient"  # "gradient", for the rules; or "delta": differences to add
+    kind: str = GRADIENT  # GRADIENT: for the rules; DIFFERENCE: to add to the weights
     clip: Clip | None = None  # how servers clip the sum of the step; None: they do not
     stops: str = ""  # why all members stop after the step, if it is staged; empty: they do not
 
@@ -193,7 +193,7 @@ class Push:
     def from_wire(body: Mapping[str, Any], arrays: Sequence[Array]) -> Push:
         """Raises BadRequest, naming the field."""
         kind = body.get("kind")
-        if kind not in PUSH_KINDS or (kind == "delta" and body.get("staged") is True):
+        if kind not in PUSH_KINDS or (kind == DIFFERENCE and body.get("staged") is True):
             raise BadRequest(
                 f"push: expected a kind among {PUSH_KINDS}, a delta not staged, found {kind!r}"
             )

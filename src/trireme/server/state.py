@@ -22,7 +22,7 @@ from trireme.errors import BadRequest, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
 from trireme.protocol.routing import BucketMap, Floats, Keys
-from trireme.protocol.wire import Push, need, need_time
+from trireme.protocol.wire import DIFFERENCE, Push, need, need_time
 from trireme.rows.core_table import make_core_table
 from trireme.rpc import Request
 from trireme.server.assignment import Assignment, lost
@@ -213,7 +213,7 @@ class ServerState:
             show_click=columns.get("show_click"),
             features=columns.get("feature"),
             counts=columns.get("count"),
-            change="add" if gradient.kind == "delta" else "rule",
+            change="add" if gradient.kind == DIFFERENCE else "rule",
         )
 
     def _update_blocks(self, gradient: StepGradient) -> None:
@@ -223,7 +223,7 @@ class ServerState:
                 self.blocks.advance(ids)
                 return
             block_ids = self.assignment.owned_blocks()
-            if gradient.kind == "delta":
+            if gradient.kind == DIFFERENCE:
                 self.blocks.add(block_ids, summed.gradients, ids)
             else:
                 self.blocks.apply(summed.groups, block_ids, summed.gradients, ids, summed.absent)

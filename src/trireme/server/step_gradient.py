@@ -11,7 +11,7 @@ from trireme.optim import rule_values
 from trireme.protocol.clipping import square_sum
 from trireme.protocol.columns import FORMS, KeyColumns, fleet_scale, merge
 from trireme.protocol.routing import Floats, Keys
-from trireme.protocol.wire import Push, TablePush
+from trireme.protocol.wire import GRADIENT, Push, TablePush
 from trireme.table import TableSchema
 
 
@@ -98,7 +98,7 @@ class StepGradient:
             return _empty_push(schema.dims[row_class], schema.columns)
         keys_K, gradients_KD, columns = merge(own, self._pool)
         is_scaled = schema.is_scored and schema.rule.get("scale") == "fleet"
-        if is_scaled and self.kind == "gradient":  # a delta comes from a rule that has scaled it
+        if is_scaled and self.kind == GRADIENT:  # a difference comes from a rule that has scaled it
             scale = fleet_scale(schema.rule, columns["show_click"], self._examples)
             gradients_KD = gradients_KD * scale
         return keys_K, gradients_KD, columns

@@ -16,7 +16,7 @@ from trireme import _core
 from trireme.dense.optimizers import GroupValues
 from trireme.protocol.clipping import NormReply, norm_of_step
 from trireme.protocol.membership import Pace
-from trireme.protocol.wire import Push
+from trireme.protocol.wire import GRADIENT, Push
 from trireme.rpc import Call
 from trireme.table import RowClassId, TableSchema
 from trireme.worker.coordinator_calls import CoordinatorCalls
@@ -224,10 +224,10 @@ class WorkerClient:
         dense: DenseGradient | None = None,
         *,
         staged: bool = False,
-        kind: str = "gradient",
+        kind: str = GRADIENT,
     ) -> None:
         """Send one step's gradients to every server; returns when all have applied (or, in sync,
-        staged) them. kind: "delta": differences to add to the weights stand in place of gradients.
+        staged) them. kind: DIFFERENCE: values to add to the weights stand in place of gradients.
 
         Raises:
             Fenced: a successor of this worker has taken over. DeadlineExceeded, Unavailable:

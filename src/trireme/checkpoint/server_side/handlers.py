@@ -115,7 +115,7 @@ class CheckpointHandlers:
                 " another load has begun since, or the server was restarted"
             )
         with self._server.journal.replacing():
-            checked[1].apply(progress)
+            checked[1].install(progress)
         return {}
 
     def _settle(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:

@@ -50,7 +50,7 @@ class LoadPlan:
 
 
 class CheckpointLoad:
-    """One server's load of one checkpoint: `check`, then `apply`, once. Raises Corruption and
+    """One server's load of one checkpoint: `check`, then `install`, once. Raises Corruption and
     SchemaMismatch.
     """
 
@@ -124,7 +124,7 @@ class CheckpointLoad:
 
     # ---- changing ----
 
-    def apply(self, progress: OperationProgress) -> None:
+    def install(self, progress: OperationProgress) -> None:
         """Replace the rows and blocks that this server owns. Requires: `check`, once."""
         manifest, resumes = self.manifest, self.plan.resumes
         for name, rows in self._staged.items():

@@ -14,7 +14,7 @@ from torch import nn
 
 from trireme.errors import DataError
 from trireme.progress import Display, display
-from trireme.threads import settled
+from trireme.threads import frozen_objects
 from trireme.train.checkpointing.savers import Saver
 from trireme.train.dump import DumpFile
 from trireme.train.leased_streams import StreamBatches
@@ -78,7 +78,7 @@ class DataPass:
             report = self._report(shown, progress, training)
             before = staleness(self.optimizer) if report is not None and training else None
             observers = self._observers(shown, progress, report)
-            with _mode(self.model, training=training), settled():
+            with _mode(self.model, training=training), frozen_objects():
                 for stream in self.streams:
                     progress.begin(stream.batches)
                     with self._pipeline(stream, training) as pipeline:

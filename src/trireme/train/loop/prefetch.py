@@ -9,7 +9,7 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
-from trireme.threads import settled
+from trireme.threads import frozen_objects
 from trireme.train.leased_streams import LeasedPass
 from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.worker_batches import EpochPosition, worker_batches
@@ -50,7 +50,7 @@ def prefetch(
             for stream in () if leased.is_over else leased.streams():
                 pipeline = Pipeline(stream.batches, model, training=True, depth=depth, cluster=job)
                 try:
-                    with settled(), pipeline:
+                    with frozen_objects(), pipeline:
                         yield from pipeline
                 except GeneratorExit:
                     leased.give_back()
@@ -66,7 +66,7 @@ def prefetch(
         else:
             batches = _remaining(dataset, job, epoch, num_batches)
             pipeline = Pipeline(batches, model, training=True, depth=depth, cluster=job)
-            with settled(), pipeline:
+            with frozen_objects(), pipeline:
                 yield from pipeline
                 optimizer = newest_optimizer(job)
         if optimizer is not None:

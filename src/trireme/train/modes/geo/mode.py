@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from trireme.errors import BadRequest
+from trireme.protocol.wire import DIFFERENCE
 from trireme.train.modes.geo.window import Window
 from trireme.train.modes.on_servers.mode import OnServers
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
@@ -87,7 +88,7 @@ class Geo(OnServers):
             position=self._position,
             time=self.setup.data_time.seconds(),
         )
-        self.stream.push(step, *window.differences(self.group_values()), kind="delta")
+        self.stream.push(step, *window.differences(self.group_values()), kind=DIFFERENCE)
         window.end()
 
     def flush(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
+from trireme.protocol.wire import GRADIENT
 from trireme.table import RowClassId
 from trireme.train.loop.timing import Stopwatch
 from trireme.train.modes.on_servers.pusher import Pusher
@@ -49,7 +50,7 @@ class PushStream:
         *,
         in_background: bool = False,
         staged: bool = False,
-        kind: str = "gradient",
+        kind: str = GRADIENT,
     ) -> None:
         """Make a push. in_background: return when it is on its way, not when all servers have it; a
         later push or flush then raises its error. staged, kind: see WorkerClient.push.
