@@ -33,7 +33,9 @@ struct ScoreRates {
   double score(double show, double click) const noexcept {
     return (show - click) * nonclk_coeff + click * click_coeff;
   }
-  double score_of(const Score& of) const noexcept { return score(of.show, of.click); }
+  double score_of(const Score& statistics) const noexcept {
+    return score(statistics.show, statistics.click);
+  }
   double decay(std::uint32_t days) const noexcept;
 };
 

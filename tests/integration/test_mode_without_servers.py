@@ -61,6 +61,9 @@ class Alone(Mode):
     def begin_step(self) -> None:
         self.num_steps += 1
 
+    def abandon_step(self) -> None:
+        self.num_steps -= 1
+
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
         return clip_gradients(self.setup.clip, tables, dense.parameters.values())
 
@@ -173,7 +176,7 @@ def test_a_mode_without_servers_equals_sync_of_one_worker(
     def refuse(*_: object, **__: object) -> NoReturn:
         pytest.fail("this mode has no servers")
 
-    monkeypatch.setattr(optimizer_module, "mode_of", lambda _: Alone)
+    monkeypatch.setattr(optimizer_module, "mode_class", lambda _: Alone)
     with embedded() as cluster:
         for name in ("pull", "push", "create_table", "create_blocks", "stream_position"):
             monkeypatch.setattr(WorkerClient, name, refuse)

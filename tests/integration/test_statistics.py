@@ -279,4 +279,4 @@ def test_rows_that_cannot_age_without_data_time_are_warned_about(
     model = EmbeddingBag(table_with(SparseAccessor(show_click=SHOW_CLICK)), features=["2"])
     trainer = tr.Trainer(model, None, loss=lambda x, _: x.sum(), label=None, progress=False)
     trainer.shrink()
-    assert "the data has no time, so that rows of t neither fade nor grow old" in caplog.text
+    assert "the data has no time, so rows of t do not decay or expire" in caplog.text

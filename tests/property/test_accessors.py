@@ -16,7 +16,7 @@ from tests.property.accessor_model import Accessor
 from tests.seeds import SEED, named_in_failure
 from tests.tables import POOL, T_ROWS, buckets_of
 from trireme import _core
-from trireme.checkpoint.format.modes import mode_of
+from trireme.checkpoint.format.modes import save_mode
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.job.cluster import Cluster
 from trireme.optim import rule_values, values_of_group
@@ -75,7 +75,7 @@ class Ours:
         saved: set[int] = set()
         for table in self.tables:
             keys, records = self.records(table)
-            choose = RowsToSave(mode_of(mode), time, {}).of(table)
+            choose = RowsToSave(save_mode(mode), time, {}).of(table)
             mask = np.ones(len(keys), np.bool_) if choose is None else choose(records)
             saved.update(keys[mask].tolist())
             if mode in (1, 2):

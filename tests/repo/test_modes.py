@@ -17,7 +17,7 @@ TRANSLATIONS = {
 }
 """Files that may name modes elsewhere than in Strategy(...), with the reason."""
 
-OPEN = {"mode_of", "TrainingSetup", "WorkerStep"}
+OPEN = {"mode_class", "TrainingSetup", "WorkerStep"}
 """What other folders may import of modes: what they hand to one, and no class of a mode."""
 
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from trireme.coordinator.exports import Exports
 from trireme.coordinator.facts import Facts
 from trireme.coordinator.joining import Joining
 from trireme.coordinator.kept_state import KeptState, State
 from trireme.coordinator.leases import StreamLeases
 from trireme.coordinator.meetings import Meetings
 from trireme.coordinator.passes import Passes
+from trireme.coordinator.saves import SaveVersions
 from trireme.coordinator.workers import Workers
 from trireme.rpc import Deferred, Handler, Reply, Request
 
@@ -40,7 +40,7 @@ class Coordinator:
         self._passes = Passes(
             self._workers, self._meetings, self._leases, self._joining, self._kept
         )
-        self._exports = Exports()
+        self._saves = SaveVersions()
 
     def handlers(self) -> dict[str, Handler]:
         for_workers = {
@@ -59,7 +59,7 @@ class Coordinator:
             "coord.join": self._joining.on_join,
             "coord.map": self.facts.on_map,
             **{name: self._for_worker(handler) for name, handler in for_workers.items()},
-            **self._exports.handlers(),
+            **self._saves.handlers(),
         }
         return {name: self._guarded(handler) for name, handler in handlers.items()}
 
@@ -118,7 +118,7 @@ class Coordinator:
             **self._passes.state(),
             "shared": {"sharing": self._leases.state(), "given_up": sorted(self._workers.given_up)},
             "meetings": self._meetings.state(),
-            "exports": self._exports.state(),
+            "exports": self._saves.state(),
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
@@ -129,4 +129,4 @@ class Coordinator:
         self._joining.install(state["run"])
         self._passes.install(state)
         self._meetings.install(state["meetings"])
-        self._exports.install(state["exports"])
+        self._saves.install(state["exports"])

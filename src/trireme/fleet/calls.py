@@ -9,7 +9,7 @@ from torch import nn
 
 from trireme import interchange
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.format.modes import mode_of
+from trireme.checkpoint.format.modes import save_mode
 from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.distributed_strategy import DistributedStrategy
@@ -290,7 +290,7 @@ class FleetJob:
                 f" found none in {path}"
             )
         else:
-            saved, wanted = read_manifest(open_storage(path, None)).mode, mode_of(mode)
+            saved, wanted = read_manifest(open_storage(path, None)).mode, save_mode(mode)
             if mode != 0 and saved != wanted:
                 raise BadRequest(
                     f"fleet.load_model: expected a checkpoint of mode {mode} ({wanted}),"

@@ -55,7 +55,6 @@ class Cluster:
     ) -> None:
         self.client, self.pool = client, pool
         self.metrics = metrics or WorkerMetrics("embedded" if is_embedded else "worker", None)
-        self.is_embedded = is_embedded
         self.keys, self.insecure = keys, insecure
         self.worker = client.worker  # index among the workers that the job began with
         self.num_workers = client.num_workers

@@ -65,8 +65,8 @@ class Durability:
 def kept(
     durability: Durability, server: ServerState, coordinator: Coordinator, attendance: Attendance
 ) -> Iterator[Callable[[], None]]:
-    """Recover these empty parts of a server from its state folder, and keep what becomes of them
-    while the block runs. It gets a function to call when the job is over and nothing shall be kept.
+    """Recover these empty parts of a server from its state folder, and log their changes during the
+    block. Yields a function that marks the job as over, so that the folder is emptied at the end.
     Raises BadRequest: another process uses the folder. Corruption: a file is missing or damaged.
     """
     if durability.folder is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from trireme.config import Config
 from trireme.errors import BadRequest
 from trireme.run.runner_keys import RunnerKeys
-from trireme.strategy import Strategy
+from trireme.strategy import KNOBS, Strategy
 
 READER_TYPES = {
     "QueueDataset": "QueueDataset",
@@ -198,14 +198,8 @@ def _dump(keys: RunnerKeys, *switches: str) -> DumpSettings | None:
     return DumpSettings(path=path, fields=fields, params=params)
 
 
-# The keys of each mode's options, and their names in Strategy.
-MODE_OPTIONS: dict[str, dict[str, str]] = {
-    "sync": {},
-    "bounded": {"staleness": "staleness"},
-    "async": {},
-    "geo": {"geo_step": "k", "geo_cache_bytes": "cache_bytes"},
-    "hybrid": {},
-}
+# The keys of a Strategy's knobs that have other names here.
+KNOB_KEYS = {"k": "geo_step", "cache_bytes": "geo_cache_bytes"}
 OPTIONAL = ("cache_bytes",)
 
 
@@ -213,19 +207,20 @@ def _strategy(keys: RunnerKeys) -> Strategy:
     key = "runner.sync_mode"
     fallback = keys.config.get("hyper_parameters.optimizer.strategy", "async")
     mode = keys.config.get(key, fallback)
-    if mode not in MODE_OPTIONS:
+    if mode not in KNOBS:
         why = f": {LATER_MODES[mode]}" if mode in LATER_MODES else ""
-        raise BadRequest(f"{key}: expected one of {', '.join(MODE_OPTIONS)}, found {mode!r}{why}")
-    options = {}
-    for name, option in MODE_OPTIONS[mode].items():
+        raise BadRequest(f"{key}: expected one of {', '.join(KNOBS)}, found {mode!r}{why}")
+    knobs = {}
+    for knob in KNOBS[mode]:
+        name = KNOB_KEYS.get(knob, knob)
         value = keys.optional_integer(name)
         if value is not None:
-            options[option] = value
-        elif option not in OPTIONAL:
+            knobs[knob] = value
+        elif knob not in OPTIONAL:
             raise BadRequest(
                 f"runner.{name}: expected an integer with sync_mode {mode}, found none"
             )
-    return Strategy(mode, **options)
+    return Strategy(mode, **knobs)
 
 
 def _reader_type(config: Config) -> str:

@@ -98,8 +98,8 @@ class Journal:
             error = outcome.get(timeout=KEPT_TIMEOUT_S)
         except Empty:
             raise DeadlineExceeded(
-                f"log: expected {self.where} to keep what is recorded within"
-                f" {KEPT_TIMEOUT_S:.0f} s, found that it does not answer: is the disk well?"
+                f"log: expected what is recorded in {self.where} to be written within"
+                f" {KEPT_TIMEOUT_S:.0f} s, found that it is not: check the disk"
             ) from None
         if error is not None:
             raise error

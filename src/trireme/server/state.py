@@ -39,7 +39,8 @@ from trireme.table import TableSchema
 
 
 class ServerState:
-    """The parts of one server, which know no journal, and the changes of them.
+    """Holds the parts of one server, and makes every change to them. Only this class writes to the
+    journal; the parts do not know it.
 
     A method that gets a request, or its body, records it as it arrived.
 

@@ -182,7 +182,7 @@ class Epochs:
 
 
 def stop_if_asked(cluster: Cluster, saver: Saver | None) -> None:
-    """Save if all workers stop here. Raises Stopped: they do."""
+    """Save if all workers stop here. Raises Stopped if they stop."""
     reason = agreed_reason_to_stop(cluster)
     if not reason:
         return

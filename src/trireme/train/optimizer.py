@@ -25,7 +25,7 @@ from trireme.train.data_time import DataTime
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
 from trireme.train.loss_scaling import PendingRows, unscale
-from trireme.train.modes import mode_of
+from trireme.train.modes import mode_class
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.train.param_groups import check_blocks, named_parameters, row_gradients, table_group
 from trireme.train.predecessor import PredecessorProgress
@@ -107,7 +107,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             data_time=self.data_time,
             timing=self.timing,
         )
-        self.mode = mode_of(self.strategy.mode)(setup)
+        self.mode = mode_class(self.strategy.mode)(setup)
         check_blocks(blocks, optimizer)
         if (before := newest_optimizer(self.cluster)) is not None:
             before.finish()  # its pushes come before those of this one, in the same stream
@@ -219,7 +219,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             tables = self.mode.clip(rows, replica.dense)
         except NotFinite:  # no step is made
             replica.dense.take_gradients()
-            self.mode.num_steps -= 1
+            self.mode.abandon_step()
             raise
         step = WorkerStep(
             tables=tables,

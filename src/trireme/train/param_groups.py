@@ -1,5 +1,5 @@
-"""The param groups of a DistributedOptimizer: those of tables with their gradients, dense ones, and
-what is refused of these.
+"""The param groups of a DistributedOptimizer: one per table, and those of the dense parameters.
+Checks the latter.
 """
 
 from collections.abc import Iterable, Mapping

@@ -104,8 +104,8 @@ def remaining_dump(dump: Dump | None, cluster: Cluster, num_passes: int) -> Dump
     if dump is not None and cluster.num_streams:
         raise BadRequest(
             f"Dump: expected workers that each train on one stream, found {cluster.num_streams}"
-            " streams that they share out, of which one may begin what another one ends; dump what"
-            " the trained model makes of the data: evaluate(dump=)"
+            " streams that they share, and a stream may change its worker in the middle; use"
+            " evaluate(dump=...) after training"
         )
     if dump is None or not script.is_successor:
         return dump

@@ -36,8 +36,7 @@ def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> expiry_calls.K
     time = optimizer.data_time.seconds()
     if time == 0 and (fading := [t.name for t in optimizer.tables if _fades(t.policy)]):
         log.warning(
-            "shrink: the data has no time, so that rows of %s neither fade nor grow old;"
-            " set_time says it",
+            "shrink: the data has no time, so rows of %s do not decay or expire; call set_time",
             ", ".join(fading),
         )
     replies = cluster.client.coordinator.gather({"time": time}, [], purpose="shrink", patient=True)

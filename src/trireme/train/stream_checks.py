@@ -35,7 +35,7 @@ def check_own_stream(subject: str, cluster: Cluster) -> None:
 
 
 def check_data(dataset: object, cluster: Cluster) -> None:
-    """Raises BadRequest: data of which not every worker can read every stream."""
+    """Raises BadRequest: some worker cannot read every stream of this data."""
     if not cluster.num_streams:
         return
     has_own_files = getattr(dataset, "own_files", False)

@@ -31,7 +31,7 @@ from trireme.train.loop.scoring import ExampleIds, Loss, Scorer
 from trireme.train.loop.staleness import staleness
 from trireme.train.loop.tally import Tally, check_metrics
 from trireme.train.loop.worker_batches import worker_batches
-from trireme.train.modes import mode_of
+from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import kept_figures, remaining_dump
 from trireme.train.recipe import Recipe
@@ -88,7 +88,7 @@ class Trainer:
         if threads < 1:
             raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
         strategy = Strategy() if strategy is None else strategy
-        if threads > 1 and not mode_of(strategy.mode).trains_in_threads:
+        if threads > 1 and not mode_class(strategy.mode).trains_in_threads:
             raise BadRequest(
                 f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"
                 " after the other; use more workers"

@@ -140,8 +140,8 @@ def take(
 
 
 class _Patience:
-    """Asks for a stream for PATIENCE timeouts while the coordinator answers, for one while it does
-    not.
+    """Decides how long to keep asking for a stream: PATIENCE timeouts while the coordinator
+    answers, one timeout while it does not.
     """
 
     def __init__(self, timeout_s: float) -> None:

@@ -8,7 +8,7 @@ SAVE_MODES = ("full", "delta", "base", "batch", "hot")
 FLEET_NUMBERS = {0: "full", 1: "delta", 2: "base", 3: "batch"}
 
 
-def mode_of(mode: str | int) -> str:
+def save_mode(mode: str | int) -> str:
     """The name of a mode that is given by name or by Fleet's number. Raises BadRequest: any other.
 
     full (0): every row. batch (3): as full, at the end of a day.

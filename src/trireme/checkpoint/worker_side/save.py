@@ -10,7 +10,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from trireme.checkpoint.format.manifest import MANIFEST, CheckpointManifest
-from trireme.checkpoint.format.modes import check_hot, mode_of
+from trireme.checkpoint.format.modes import check_hot, save_mode
 from trireme.checkpoint.worker_side.publication import Draft, open_draft, publish, retain
 from trireme.checkpoint.worker_side.server_operations import ServerOperations, Watch, retry
 from trireme.errors import BadRequest, Corruption
@@ -39,8 +39,8 @@ def save_checkpoint(
     train on, and so may other threads of this one.
 
     path: a folder that all processes share, or a location such as s3://bucket/key.
-    extra: JSON values. tensors: by name, which `saved_tensors` returns.
-    mode: which rows, see `mode_of`. hot: with mode hot, a number of rows of each table, or a share.
+    extra: JSON values. tensors: by name, which `checkpoint_tensors` returns.
+    mode: which rows, see `save_mode`. hot: with mode hot, a number of rows per table, or a share.
     time: data time at which rows are judged.
     keep: keep only so many of the newest checkpoints in the parent folder, and those that they
         need; None: all.
@@ -50,7 +50,7 @@ def save_checkpoint(
     ResourceExhausted: the disk is full; nothing is left. Corruption: a server's files are not
     visible on this worker.
     """
-    name = mode_of(mode)
+    name = save_mode(mode)
     check_hot(name, hot)
     if keep is not None and keep < 1:
         raise BadRequest(f"save: expected keep >= 1, found {keep}")

@@ -10,7 +10,7 @@ from trireme.train.modes.sync import Sync
 __all__ = ["Async", "Bounded", "Geo", "Hybrid", "Mode", "Sync"]
 
 
-def mode_of(name: str) -> type[Mode]:
+def mode_class(name: str) -> type[Mode]:
     """The mode that a Strategy names."""
     modes: dict[str, type[Mode]] = {
         "sync": Sync,

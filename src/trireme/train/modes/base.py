@@ -29,7 +29,7 @@ class Mode(Protocol):
         """Whether to pull for the next batch during this one. steps: one is made of each batch."""
 
     def fetcher(self) -> Callable[[KeysByClass], None] | None:
-        """What a thread does for the keys of the next batch, where `pull` may not be ahead."""
+        """What a thread does for the keys of the next batch if `pull` cannot be ahead, or None."""
 
     def begin_run(self) -> None:
         """Number the batches that come now from 0."""
@@ -42,6 +42,9 @@ class Mode(Protocol):
 
     def begin_step(self) -> None:
         """Count a step. Raises BadRequest: this worker may not make it."""
+
+    def abandon_step(self) -> None:
+        """Take back `begin_step`: no step is made."""
 
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
         """Clip what the worker clips before a step. Raises NotFinite: no step is to be made."""
@@ -80,7 +83,7 @@ class Mode(Protocol):
         """Count on from here, after a load."""
 
     def publish(self) -> None:
-        """Bring what only workers have to where it is saved from; one worker calls it."""
+        """Copy what only workers have to where it is saved from; one worker calls it."""
 
     def adopt(self) -> None:
         """Take over what has been loaded."""

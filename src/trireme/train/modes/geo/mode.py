@@ -21,8 +21,8 @@ class Geo(OnServers):
 
     trains_in_threads = False
     why_not_shared = (
-        "what a worker has not exchanged would be lost with it, for others to train on again"
-        " from other weights"
+        "a worker that leaves would lose its unexchanged steps, and others would repeat those"
+        " batches from different weights"
     )
 
     def __init__(self, setup: TrainingSetup) -> None:

@@ -1,4 +1,4 @@
-"""What the modes share in which servers have the rows, and pushes bring them the steps."""
+"""The base of the modes that keep rows on servers: a step reaches the servers as a push."""
 
 from collections.abc import Callable
 from functools import partial
@@ -99,6 +99,9 @@ class OnServers(Mode):
             check_loop(PredecessorProgress(is_over=True))
         self.stream.check_usable()
         self.num_steps += 1
+
+    def abandon_step(self) -> None:
+        self.num_steps -= 1
 
     def next_step(self) -> int:
         """The number of this worker's next step in the pass; 0 where steps have none."""

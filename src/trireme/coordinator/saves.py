@@ -23,7 +23,7 @@ INFERENCE = "inference:"
 FOLLOWED_MAX = 16
 
 
-class Exports:
+class SaveVersions:
     """The fields are those of the kept state.
 
     chain: id -> version of what the next delta may follow. inference: version of each export, by
