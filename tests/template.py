@@ -33,6 +33,8 @@ import trireme.job.serving
 import trireme.server.log.durable_journal
 
 ORDER_BYTES_MAX = 1 << 17
+# The other end of a socket may be killed at any time, which must not end the template.
+GONE = contextlib.suppress(BrokenPipeError, ConnectionResetError)
 
 
 @dataclass
@@ -47,8 +49,9 @@ class Child:
     is_group: bool
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            (os.killpg if self.is_group else os.kill)(self.pid, signal.SIGKILL)
+        for kill in (os.killpg, os.kill) if self.is_group else (os.kill,):  # no group yet, perhaps
+            with contextlib.suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
 
 
 class Loop:
@@ -80,7 +83,9 @@ class Loop:
                         os.close(done)
                 elif fd == self.door.fileno():
                     connection, _ = self.door.accept()
-                    order, fds, _, _ = socket.recv_fds(connection, ORDER_BYTES_MAX, 8)
+                    order, fds = b"", []
+                    with GONE:
+                        order, fds, _, _ = socket.recv_fds(connection, ORDER_BYTES_MAX, 8)
                     if not order:  # killed before it could ask
                         connection.close()
                         continue
@@ -88,7 +93,8 @@ class Loop:
                         connection.detach()
                         os.setsid()
                         return {**json.loads(order), "executable": self.python}, fds
-                    socket.send_fds(connection, [b"started"], [pidfd])
+                    with GONE:
+                        socket.send_fds(connection, [b"started"], [pidfd])
                     self.poll.register(connection.detach(), 0)  # its end is always reported
                     for done in fds:
                         os.close(done)
@@ -118,8 +124,7 @@ class Loop:
         self.poll.unregister(pidfd)
         child = self.running.pop(pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-        # Nobody may read it any more.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        with GONE:
             os.write(child.status, str(code).encode())
         with contextlib.suppress(KeyError):
             self.poll.unregister(child.status)
