@@ -193,5 +193,5 @@ def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
             """Never."""
 
     monkeypatch.setattr("trireme.server.journal.KEPT_TIMEOUT_S", 0.01)
-    with pytest.raises(DeadlineExceeded, match="expected a folder to keep what is recorded within"):
+    with pytest.raises(DeadlineExceeded, match="what is recorded in a folder to be written within"):
         Stuck().wait_kept()
