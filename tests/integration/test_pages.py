@@ -10,6 +10,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.integration.processes import clean_environment
 from tests.paddlerec import sample
 from tests.programs import Template
@@ -102,6 +104,7 @@ def test_the_page_for_people_from_paddlerec(tmp_path: Path, programs: Template) 
     assert "'examples': 3000" in run(programs, folder, "python train.py")
 
 
+@pytest.mark.timeout(300)  # every command of the page
 def test_the_page_on_online_learning(tmp_path: Path, programs: Template) -> None:
     (tmp_path / "examples").mkdir()
     shutil.copy(tree.ROOT / "examples" / "online.yaml", tmp_path / "examples")

@@ -223,6 +223,7 @@ def test_differences_are_counted(
     assert "plain" not in text
 
 
+@pytest.mark.timeout(300)  # the first to load what traces models
 def test_an_export_is_described(
     home: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
