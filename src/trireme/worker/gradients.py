@@ -19,7 +19,7 @@ KeysByClass = Mapping[RowClassId, Keys]
 class Step:
     """The facts of one push."""
 
-    sequence: int  # number of the batch in its stream, from 1
+    sequence: int  # number of the push in its stream, from 1
     step: int  # of the running pass in sync and bounded; 0 in async
     versions: Sequence[int]  # `Pulled.versions` of the pull that the gradients were computed from
     examples: int  # in the batch; the weight of its gradient in sync
