@@ -1,8 +1,8 @@
 """Pushes beside the training loop: a thread sends them in order, and at most two wait."""
 
-import queue
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 
 from trireme.errors import DeadlineExceeded
 from trireme.table import RowClassId
@@ -23,8 +23,8 @@ class Pusher:
     def __init__(self, client: WorkerClient, watch: Stopwatch) -> None:
         self._client, self._watch = client, watch
         self._patience_s = (WAITING_MAX + 2) * client.timeout_s  # each push ends within timeout_s
-        self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize=WAITING_MAX)
-        self._ended = threading.Condition()
+        self._changed = threading.Condition()
+        self._waiting = deque[_Item]()
         self._num_submitted = self._num_ended = 0
         self._error: BaseException | None = None
         self._is_stopping = False
@@ -37,31 +37,33 @@ class Pusher:
         """Send this push after those before it; waits while two others wait. Raises the error of an
         earlier push. DeadlineExceeded: no push has ended for too long.
         """
-        with self._ended:
-            self._raise_error()
+        self._wait("take another push", lambda: len(self._waiting) < WAITING_MAX)
+        with self._changed:
+            self._waiting.append((step, tables, dense))
             self._num_submitted += 1
-        try:
-            self._queue.put((step, tables, dense), timeout=self._patience_s)
-        except queue.Full:
-            with self._ended:
-                self._num_submitted -= 1
-            message = f"push: the servers took none for {self._patience_s:.0f} s"
-            raise DeadlineExceeded(message) from None
+            self._changed.notify_all()
 
     def depth(self) -> int:
         """Pushes that have not ended."""
-        with self._ended:
-            return self._num_submitted - self._num_ended
+        return self._num_submitted - self._num_ended
 
     def flush(self) -> None:
         """Wait until all pushes submitted so far have ended. Raises the error of a failed one."""
-        with self._ended:
-            last = self._num_submitted
-            has_ended = self._ended.wait_for(lambda: self._num_ended >= last, self._patience_s)
-            self._raise_error()
-            if not has_ended:
-                num, seconds = last - self._num_ended, self._patience_s
-                raise DeadlineExceeded(f"push: {num} pushes unfinished after {seconds:.0f} s")
+        last = self._num_submitted
+        self._wait("end the pushes", lambda: self._num_ended >= last)
+
+    def _wait(self, purpose: str, is_done: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error or self._is_stopping or is_done(), self._patience_s
+            )
+            if self._error is not None:
+                raise self._error
+            if not is_done():
+                raise DeadlineExceeded(
+                    f"push: expected the servers to {purpose} within {self._patience_s:.0f} s,"
+                    f" found {self.depth()} unfinished"
+                )
 
     def close(self) -> None:
         """Flush and end the thread."""
@@ -72,24 +74,28 @@ class Pusher:
 
     def stop(self) -> None:
         """End the thread after the push that it sends; drops those that wait."""
-        self._is_stopping = True
-        self._queue.put(None, timeout=self._patience_s)
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
         self._thread.join(self._patience_s)
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             try:
-                if self._error is None and not self._is_stopping:
-                    step, tables, dense = item
-                    with self._watch.measure("push"):
-                        self._client.push(step, tables, dense)
+                with self._watch.measure("push"):
+                    self._client.push(*item)
             except BaseException as error:  # noqa: BLE001 handed to the training thread
                 self._error = error
             finally:
-                with self._ended:
+                with self._changed:
                     self._num_ended += 1
-                    self._ended.notify_all()
+                    self._changed.notify_all()
+
+    def _next(self) -> _Item | None:
+        """The next push; None: send no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_stopping or self._error)
+            if self._is_stopping or self._error is not None:
+                return None
+            self._changed.notify_all()
+            return self._waiting.popleft()
