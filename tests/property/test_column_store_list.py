@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.example_lists import Example, batch_of, examples_of, random_examples, random_schema
+from tests.long import pick
 from tests.seeds import SEED, named_in_failure
 from trireme import _core
 from trireme.data.column_layout import ColumnLayout
@@ -107,7 +108,7 @@ class Pair:
         return examples_of(self.schema, self.layout.batch(store, 0, store.num_rows, self.pool))
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(pick(short=4, long=12)))
 def test_a_column_store_equals_a_list_of_examples(number: int) -> None:
     pair = Pair(Random(f"{SEED} {number}"))
     with named_in_failure(lambda: pair.doing):

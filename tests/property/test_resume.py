@@ -17,6 +17,7 @@ import pytest
 from torch import Tensor
 
 from tests.criteo_text import random_line
+from tests.long import sampled
 from tests.property.test_text_formats import FORMATS
 from tests.seeds import SEED, named_in_failure
 from trireme.data import Batch, Dense, InsId, Label, QueueDataset, Schema, Sparse, arrow, criteo
@@ -82,6 +83,7 @@ def sizes(random: Random) -> list[int]:
     return [random.choice([1, 3, 40, 150]) for _ in range(5)]
 
 
+@sampled(keep=5)
 @pytest.mark.parametrize("suffixes", [[""], [".gz"], [".zst"], ["", ".gz", ".zst"]], ids=str)
 @pytest.mark.parametrize("kind", TEXTS)
 def test_text_goes_on_from_any_position(kind, suffixes, tmp_path):

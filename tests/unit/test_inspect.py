@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.long import sampled
 from trireme import _core, drawing, optim, policy
 from trireme.commands import cli
 from trireme.data import Bags, Batch
@@ -249,6 +250,7 @@ def test_an_export_is_described(
     assert next(line for line in text.splitlines() if line.startswith("scored")).split()[1] == "0"
 
 
+@sampled(keep=3)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("is_delta", [False, True])
 def test_rows_of_an_export_are_read_whatever_stands_before_them(

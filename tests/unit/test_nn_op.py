@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from tests.long import sampled
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.data import Bags, Batch
@@ -92,6 +93,7 @@ def test_gradients_of_any_layout_are_read_right():
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@sampled(keep=2)
 @pytest.mark.parametrize("is_ragged", [False, True])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_planned_model_compiles_to_one_graph(is_ragged, backend):
