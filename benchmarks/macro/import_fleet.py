@@ -45,7 +45,7 @@ def _measure(num_rows: int, _: int) -> Run:
                 absent="zeros",
                 policy=tr.policy.SparseAccessor(embedx_threshold=None),
             )
-            home.ensure_table(table)
+            home.client.create_table(table.schema)
             started, cpu_started = time.perf_counter(), time.process_time()
             with importing(home.client, [table.name], replace=True):
                 num_read = read_files(
@@ -60,7 +60,11 @@ def _measure(num_rows: int, _: int) -> Run:
             if num_read != num_rows:
                 raise BenchError(f"import_fleet: expected {num_rows} rows, found {num_read}")
             keys = _core.unique(_keys(num_rows)[:1000], home.pool)[0]
-            rows = home.client.pull({RowClassId(table.name): keys}).rows[RowClassId(table.name)]
+            rows = (
+                home.client.pull({RowClassId(table.name): keys})
+                .rows[RowClassId(table.name)]
+                .numpy()
+            )
     digest = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
     detail = {"rows": num_rows, "bytes": num_bytes, "wall_s": round(wall_s, 3)}
     return Run(num_bytes / cpu_s / 1e6, hash=digest, detail=detail)

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import trireme as tr
 from benchmarks.harness import Claim, Contest, Run, Settings
@@ -78,7 +79,7 @@ class _Subject:
     @cached_property
     def _cluster(self) -> Cluster:
         cluster = embedded()
-        cluster.ensure_table(self._table)
+        cluster.client.create_table(self._table.schema)
         for low in range(0, self._num_rows, ROWS_PER_PUSH):
             high = min(low + ROWS_PER_PUSH, self._num_rows)
             self._push(cluster, np.arange(low, high, dtype=np.uint64))
@@ -91,7 +92,7 @@ class _Subject:
     def _push(self, cluster: Cluster, keys: np.ndarray) -> None:
         self._num_pushes += 1
         distinct = _core.unique(keys, cluster.pool)[0]
-        gradients = np.full((len(distinct), DIM), 0.5, np.float32)
+        gradients = torch.full((len(distinct), DIM), 0.5)
         values = values_of_group({**self._table.optimizer.group()}, self._num_pushes)
         step = Step(self._num_pushes, 0, [], len(distinct))
         cluster.client.push(step, {RowClassId("rows"): TableGradient(distinct, gradients, values)})
@@ -131,7 +132,7 @@ class _Subject:
 
     def load_full(self) -> Run:
         with embedded() as cluster:
-            cluster.ensure_table(self._table)
+            cluster.client.create_table(self._table.schema)
             _forget(self._saved)
             _settle(self._bytes_at_hand)
             elapsed_s = _seconds(lambda: load_checkpoint(cluster.client, self._saved))

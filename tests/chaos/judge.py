@@ -90,7 +90,11 @@ def saved(path: Path) -> Counts:
         model = Model()
         make_trainer("async", model, cluster).load(path)
         keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({RowClassId("counted"): keys}).rows[RowClassId("counted")][:, 0]
+        rows = (
+            cluster.client.pull({RowClassId("counted"): keys})
+            .rows[RowClassId("counted")]
+            .numpy()[:, 0]
+        )
         pushes = model.pushes.item()
     if not (np.array_equal(rows, rows.round()) and abs(pushes - round(pushes)) < 0.01):
         raise ValueError(f"judge: expected whole numbers, found {pushes} and {rows}")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import trireme as tr
 from tests.tables import T_ROWS
@@ -26,11 +27,11 @@ def kib(field: str) -> int:
 def main(folder: str) -> None:
     table = tr.Table("t", dim=DIM, optimizer=tr.optim.Adagrad(lr=0.1))
     with embedded(threads=1) as cluster:
-        cluster.ensure_table(table)
+        cluster.client.create_table(table.schema)
         for number, keys in enumerate(np.array_split(np.arange(NUM_ROWS), NUM_PUSHES), 1):
             distinct = _core.unique(keys.astype(np.uint64), cluster.pool)[0]
             values = values_of_group(table.optimizer.group(), number)
-            gradient = TableGradient(distinct, np.ones((len(distinct), DIM), np.float32), values)
+            gradient = TableGradient(distinct, torch.ones(len(distinct), DIM), values)
             cluster.client.push(Step(number, 0, [], 1), {T_ROWS: gradient})
         before = kib("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts over

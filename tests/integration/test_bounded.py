@@ -62,7 +62,7 @@ def fit(cluster: Cluster, strategy: tr.Strategy, data: Delayed, threads: int = 1
     trainer.fit(data, epochs=2)
     keys = np.array([1], np.uint64)
     cluster.client.coordinator.gather({}, [])
-    count = float(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS][0, 0])
+    count = float(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()[0, 0])
     return {"count": count, "staleness": trainer.staleness()}
 
 

@@ -66,7 +66,7 @@ def everything(cluster: Cluster, trainer: tr.Trainer) -> dict[str, np.ndarray]:
     trainer.optimizer.refresh()
     weights = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
     buffers = {name: t.numpy().copy() for name, t in trainer.model.named_buffers()}
-    return {"rows": np.array(pulled.rows[T_ROWS]), **weights, **buffers}
+    return {"rows": pulled.rows[T_ROWS].numpy(), **weights, **buffers}
 
 
 def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
@@ -180,7 +180,7 @@ def test_a_checkpoint_without_a_table_of_the_model_changes_nothing(saved: dict[s
     with embedded() as cluster:
         trainer = make_trainer(cluster)
         extra = tr.Table("extra", dim=2)
-        cluster.ensure_table(extra)
+        cluster.client.create_table(extra.schema)
         trainer.fit(batches(5))
         before = everything(cluster, trainer)
         with pytest.raises(SchemaMismatch, match=r"expected tables \['extra'\], found"):

@@ -43,7 +43,7 @@ class Writer:
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         for table in (PLAIN, SCORED):
-            cluster.ensure_table(table)
+            cluster.client.create_table(table.schema)
         self._job, self._pool, self._number = job, cluster.pool, 0
 
     def update(self, keys: np.ndarray, *, shows: int = 1, day: int = 20_000) -> None:

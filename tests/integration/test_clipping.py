@@ -64,7 +64,7 @@ def train(
 
 def weights_of(cluster: Cluster, model: exact.Model) -> Weights:
     keys = exact.keys_in_bucket_order()
-    rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
+    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
     return {"rows": rows[np.argsort(keys)], **model.dense_weights()}
 
 

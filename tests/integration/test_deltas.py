@@ -65,10 +65,9 @@ def answers(trainer: tr.Trainer) -> torch.Tensor:
     """Of the trained model itself, in evaluation."""
     model = trainer.model.eval()
     plan = tr.nn.Planner(model, pool=trainer.cluster.pool).plan(EXAMPLES)
-    pulled = trainer.cluster.pull({part.table.class_id: part.keys for part in plan.tables})
+    pulled = trainer.cluster.client.pull(plan.keys())
     batch = tr.data.Batch(dict(EXAMPLES))
-    rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
-    plan.attach(batch, rows, train=False)
+    plan.attach(batch, pulled.rows, train=False)
     with torch.no_grad():
         actual: torch.Tensor = model(batch)
     model.train()

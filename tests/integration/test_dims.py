@@ -13,6 +13,7 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.long import sampled
 from trireme.commands import cli
 from trireme.data import Batch, Ragged
 from trireme.inference import Predictor
@@ -100,10 +101,9 @@ def rows_in(cluster: Cluster, model: nn.Module) -> dict[str, torch.Tensor]:
     batch = Batch(dict.fromkeys(DIMS, ids))
     plan = planner.plan(batch, train=False)
     for table in planner.tables:
-        cluster.ensure_table(table)
-    pulled = cluster.pull({part.table.class_id: part.keys for part in plan.tables})
-    rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
-    plan.attach(batch, rows, train=False)
+        cluster.client.create_table(table.schema)
+    pulled = cluster.client.pull(plan.keys())
+    plan.attach(batch, pulled.rows, train=False)
     return {name: module.eval()(batch).clone() for name, module in modules.items()}
 
 
@@ -238,6 +238,7 @@ def test_checkpoints_and_deltas_load_on_other_numbers_of_servers(kind: str, tmp_
             assert actual == [expected]
 
 
+@sampled(keep=2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_predictor_answers_as_the_model(kind: str, dtype: str, tmp_path: Path) -> None:
@@ -278,10 +279,9 @@ def answer_of(trainer: tr.Trainer, batch: Batch) -> torch.Tensor:
     """Of the trained model itself, in evaluation."""
     model = trainer.model.eval()
     plan = tr.nn.Planner(model, pool=trainer.cluster.pool).plan(batch, train=False)
-    pulled = trainer.cluster.pull({part.table.class_id: part.keys for part in plan.tables})
-    rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
+    pulled = trainer.cluster.client.pull(plan.keys())
     with torch.no_grad():
-        lookups = plan.lookups(plan.leaves(rows, train=False))
+        lookups = plan.lookups(plan.leaves(pulled.rows, train=False))
         answer: torch.Tensor = model(Batch(dict(batch.items()), None, lookups))
     return answer
 

@@ -200,7 +200,7 @@ def counts(path: Path) -> dict[int, int]:
         trainer = make_trainer("async", model_of("count"), cluster=cluster)
         trainer.load(path)
         keys = _core.unique(np.arange(1000, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
+        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
         assert np.array_equal(rows, rows[:, :1].repeat(rows.shape[1], 1))
         return {
             key: int(count)

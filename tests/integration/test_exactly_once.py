@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import trireme as tr
 from tests.jobs import Job
@@ -32,13 +33,13 @@ def all_keys(cluster: Cluster) -> np.ndarray:
 
 
 def push(cluster: Cluster, sequence: int, keys: np.ndarray, *, step: int = 0) -> None:
-    gradient = TableGradient(keys, np.zeros((len(keys), 2), dtype=np.float32), VALUES)
+    gradient = TableGradient(keys, torch.zeros(len(keys), 2), VALUES)
     cluster.client.push(Step(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0)
 
 
 def counts(cluster: Cluster) -> dict[int, float]:
     keys = all_keys(cluster)
-    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
+    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
     assert np.array_equal(rows[:, 0], rows[:, 1])
     return dict(zip(keys.tolist(), rows[:, 0].tolist(), strict=True))
 
@@ -54,7 +55,7 @@ def expected(pushed: list[np.ndarray]) -> dict[int, float]:
 @pytest.mark.parametrize("num_servers", [0, 1, 3])
 def test_repeated_pushes_count_once(num_servers: int) -> None:
     def work(cluster: Cluster) -> None:
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         pushed = []
         for sequence in range(1, 21):
             keys = some_keys(cluster, sequence)
@@ -75,7 +76,7 @@ def test_repeated_pushes_count_once(num_servers: int) -> None:
 
 def test_a_gap_in_a_stream_is_refused_and_nothing_is_applied() -> None:
     with embedded(threads=1, timeout_s=0.3) as cluster:
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         push(cluster, 1, some_keys(cluster, 1))
         before = counts(cluster)
         with pytest.raises(tr.errors.DeadlineExceeded, match="expected sequence 2 next, found 3"):
@@ -86,7 +87,7 @@ def test_a_gap_in_a_stream_is_refused_and_nothing_is_applied() -> None:
 def test_a_successor_replays_the_last_batch_and_fences_its_predecessor() -> None:
     with Job(2) as job:
         first = job.join(0, 1)
-        first.ensure_table(TABLE)
+        first.client.create_table(TABLE.schema)
         pushed = [some_keys(first, sequence) for sequence in (1, 2, 3)]
         for sequence, keys in enumerate(pushed, 1):
             push(first, sequence, keys)
@@ -144,7 +145,7 @@ def move_buckets(job: Job, buckets: np.ndarray, source: int, target: int) -> Non
 
 def test_a_push_planned_with_an_old_map_is_resent_and_counts_once() -> None:
     with Job(2) as job, job.join(0, 1) as cluster:
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         generator = np.random.default_rng(5)
         pushed = []
         for sequence in range(1, 31):
@@ -164,7 +165,7 @@ def test_a_push_planned_with_an_old_map_is_resent_and_counts_once() -> None:
 def test_sync_steps_staged_again_by_a_successor_count_once() -> None:
     with Job(2) as job:
         first = job.join(0, 1)
-        first.ensure_table(TABLE)
+        first.client.create_table(TABLE.schema)
         first_step = begin_pass(first.client, PassNote()).first_step
         keys = [some_keys(first, sequence) for sequence in (1, 2)]
         push(first, 1, keys[0], step=first_step)

@@ -80,7 +80,7 @@ def train(
     cluster.client.coordinator.gather({}, [])
     optimizer.refresh()
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
-    rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
+    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
     counted = optimizer.mode.counters()
     cached = {"rows_cached": counted.pop("rows"), **counted}
     return {"rows": rows, "top": model.top.detach().numpy().copy(), **cached}
@@ -88,9 +88,9 @@ def train(
 
 def initial_rows(model: Model) -> np.ndarray:
     with embedded(threads=1) as cluster:
-        cluster.ensure_table(model.table)
-        return np.array(
-            cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
+        cluster.client.create_table(model.table.schema)
+        return (
+            cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS].numpy()
         )
 
 
@@ -169,7 +169,7 @@ def test_rows_that_come_ahead_do_not_undo_a_step_made_meanwhile(
             same = np.array([2], np.uint64)
             geo.touch({T_ROWS: same}, 0)
             values = values_of_group(model.table.optimizer.group(), 1)
-            geo.step({T_ROWS: TableGradient(same, np.ones((1, DIM), np.float32), values)}, 1)
+            geo.step({T_ROWS: TableGradient(same, torch.ones(1, DIM), values)}, 1)
             return pulled
 
         one, two = ({T_ROWS: np.array([key], np.uint64)} for key in (1, 2))
@@ -295,13 +295,13 @@ def test_a_delta_that_comes_twice_is_added_once_everywhere() -> None:
     with Job(2) as job, job.join(0, 1) as cluster:
         model = Model(tr.optim.Adam(lr=0.1))
         dense = torch.optim.Adam(model.parameters(), lr=0.1)
-        cluster.ensure_table(model.table)
+        cluster.client.create_table(model.table.schema)
         parameters = DenseParameters({"top": (model.top, 0)}, None)
         cluster.client.create_blocks("Adam", [{"lr": 0.1}], parameters)
         keys = np.arange(NUM_KEYS, dtype=np.uint64)
-        before = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
+        before = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
         group = model.table.optimizer.group()
-        delta = TableGradient(keys, np.ones((NUM_KEYS, DIM), np.float32), values_of_group(group, 1))
+        delta = TableGradient(keys, torch.ones(NUM_KEYS, DIM), values_of_group(group, 1))
         top = DenseGradient({"top": torch.tensor([1.0, 2.0])}, [{"lr": 0.1}])
         for _ in range(3):
             cluster.client.push(Step(1, 0, [], 1), {T_ROWS: delta}, top, kind="delta")
@@ -369,7 +369,7 @@ def test_one_worker_resumes_from_a_checkpoint_with_the_same_bits(tmp_path: Path)
                 trainer.fit(exact.Batches(batches[:25]))
                 trainer.save(tmp_path / "saved")
             trainer.fit(exact.Batches(batches[25:]))
-            rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
+            rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
             actual.append({"rows": rows, **trainer.model.dense_weights()})
     for part, values in actual[0].items():
         np.testing.assert_array_equal(actual[1][part], values, err_msg=part)

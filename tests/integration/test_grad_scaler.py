@@ -63,7 +63,7 @@ def test_a_scaled_loop_equals_torchs_own(
     actual, scales = train(
         model, tr.DistributedOptimizer(inner, model), breaks=breaks, unscales=unscales
     )
-    rows = default_cluster.client.pull({T_ROWS: np.arange(4, dtype=np.uint64)}).rows[T_ROWS]
+    rows = default_cluster.client.pull({T_ROWS: np.arange(4, dtype=np.uint64)}).rows[T_ROWS].numpy()
     plain = Plain()
     groups = [*groups_of(plain), {"params": plain.rows.parameters(), "lr": 0.2}]
     expected, expected_scales = train(
@@ -96,7 +96,7 @@ def test_a_step_that_is_skipped_is_a_push_that_changes_nothing(
 
     def state() -> list[np.ndarray]:
         keys = {T_ROWS: np.arange(4, dtype=np.uint64)}
-        rows = np.array(default_cluster.client.pull(keys).rows[T_ROWS])
+        rows = default_cluster.client.pull(keys).rows[T_ROWS].numpy()
         return [rows, *(p.detach().numpy().copy() for p in model.top.parameters())]
 
     states = [state()]

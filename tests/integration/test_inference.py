@@ -48,9 +48,8 @@ class Exported:
         model = self.trainer.model.eval()
         planner = tr.nn.Planner(model, pool=self.trainer.cluster.pool)
         plan = planner.plan(batch, train=False)
-        pulled = self.trainer.cluster.pull({part.table.class_id: part.keys for part in plan.tables})
-        rows = {name: torch.from_numpy(rows.copy()) for name, rows in pulled.rows.items()}
-        plan.attach(batch, rows, train=False)
+        pulled = self.trainer.optimizer.pull_rows(plan.keys(), training=False)
+        plan.attach(batch, pulled.rows, train=False)
         with torch.no_grad():
             actual: torch.Tensor = model(batch)
         batch.lookups = {}

@@ -81,7 +81,7 @@ def everything(cluster: Cluster, trainer: tr.Trainer) -> dict[str, np.ndarray]:
     trainer.optimizer.refresh()
     weights = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
     return {
-        "rows": np.array(pulled.rows[T_ROWS]),
+        "rows": pulled.rows[T_ROWS].numpy(),
         "missing": np.array(pulled.missing[T_ROWS]),
         **weights,
     }
@@ -271,7 +271,7 @@ def columns(num_rows: int = 300, seed: int = 1) -> dict[str, np.ndarray]:
 
 def rows_by_key(cluster: Cluster, keys: np.ndarray) -> np.ndarray:
     distinct = _core.unique(keys, cluster.pool)[0]
-    pulled = np.array(cluster.client.pull({T_ROWS: distinct}).rows[T_ROWS])
+    pulled = cluster.client.pull({T_ROWS: distinct}).rows[T_ROWS].numpy()
     order = np.argsort(distinct)
     return pulled[order][np.searchsorted(distinct[order], keys)]
 

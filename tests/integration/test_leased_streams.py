@@ -93,7 +93,7 @@ def assert_each_batch_counted_once(path: Path) -> None:
     with embedded(threads=1) as cluster:
         script.make_trainer(script.Model(), cluster).load(path)
         keys = _core.unique(np.arange(script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
+        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
         actual = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
     assert {key: count for key, count in actual.items() if count} == dict(expected)
 

@@ -134,7 +134,7 @@ def test_a_damaged_snapshot_is_refused_and_named(programs: Template, tmp_path: P
     random = Random(f"{SEED} snapshot")
     with DurableServers(programs, 1, tmp_path, log_bytes=1 << 14) as servers:
         cluster = servers.join(0, 1)
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         num_pushes, deadline = 0, time.monotonic() + 60
         while not list(servers.state_dir(0).glob("snapshot-*")):
             assert time.monotonic() < deadline, "expected a snapshot"
@@ -165,7 +165,7 @@ def test_a_server_with_keys_is_known_again(programs: Template, tmp_path: Path) -
         DurableServers(programs, 1, tmp_path, keys=True) as servers,
         servers.join(0, 1) as cluster,
     ):
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         for sequence in range(1, num_pushes + 1):
             push(cluster, sequence)
             if sequence % 10 == 0:

@@ -111,7 +111,7 @@ def test_every_update_counts_once_whenever_servers_are_killed(
             )
         counts = data[0].counts + data[1].counts
         keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), clusters[0].pool)[0]
-        rows = clusters[0].client.pull({T_ROWS: keys}).rows[T_ROWS]
+        rows = clusters[0].client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
         assert np.array_equal(rows[:, 1], -counts[keys.astype(np.int64)])
         for top in tops:
             assert np.array_equal(top, np.full(2, -counts.sum()))

@@ -1,24 +1,33 @@
-"""A mode without servers: the protocol of a mode is all that the training code asks for."""
+"""A mode without pulls and pushes: the protocol of a mode is all that the training code asks for.
+
+Its worker trains the tables of a server in its own process. So the job saves, loads, shrinks and
+exports them as those of any server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import trireme as tr
+from trireme.dense.optimizers import group_values, optimizer_spec
+from trireme.inference import Predictor
+from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.optim import rule_values
-from trireme.rows.core_table import make_core_table
+from trireme.server.state import ServerState
 from trireme.train import optimizer as optimizer_module
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
+from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.client import StreamPosition, WorkerClient
@@ -28,17 +37,24 @@ from trireme.worker.pull import Pulled
 
 
 class Alone(Mode):
-    """A process that trains on its own tables, with its own dense optimizer."""
+    """A process that trains the tables of its own server, with its own dense optimizer."""
 
     trains_in_threads = False
     saves_between_steps = True
 
-    def __init__(self, setup: TrainingSetup) -> None:
-        self.setup = setup
+    def __init__(self, server: ServerState, setup: TrainingSetup) -> None:
+        self.server, self.tables, self.setup = server, server.tables, setup
         self.num_steps, self.last_push = 0, StreamPosition()
-        self.rows = {t.class_id: make_core_table(t.schema) for t in setup.tables}
+        self.client, dense = setup.cluster.client, setup.replica.dense
+        self.dense = WorkerTrainedDense(self.client, dense, setup.optimizer)
 
-    def open(self) -> None: ...
+    def open(self) -> None:
+        for table in self.setup.tables:
+            self.client.create_table(table.schema)
+        optimizer = self.setup.optimizer
+        assert optimizer is not None
+        groups = [group_values(group, optimizer.defaults) for group in optimizer.param_groups]
+        self.client.create_blocks(optimizer_spec(optimizer), groups, self.setup.replica.dense)
 
     def may_pull_ahead(self, *, steps: bool) -> bool:
         return False
@@ -54,8 +70,9 @@ class Alone(Mode):
     def read(self, keys: KeysByClass) -> Pulled:
         pulled = {}
         for class_id, keys_K in keys.items():
-            pulled[class_id] = np.empty((len(keys_K), self.rows[class_id].dim), np.float32)
-            self.rows[class_id].lookup(keys_K, pulled[class_id], self.setup.cluster.pool)
+            pool = self.setup.cluster.pool
+            rows_KD, _ = self.tables[class_id.table].read(class_id.row_class, keys_K, 0, pool)
+            pulled[class_id] = torch.from_numpy(rows_KD)
         return Pulled(pulled, None, [], dict.fromkeys(keys, 0))
 
     def begin_step(self) -> None:
@@ -70,8 +87,8 @@ class Alone(Mode):
     def step(self, step: WorkerStep) -> None:
         for class_id, part in step.tables.items():
             push, values = [(0, self.num_steps)], rule_values(part.values)
-            pool = self.setup.cluster.pool
-            self.rows[class_id].update(part.keys, part.gradients, push, values, pool)
+            gradients, pool = part.gradients.numpy(), self.setup.cluster.pool
+            self.tables[class_id.table].rows.update(part.keys, gradients, push, values, pool)
         assert self.setup.optimizer is not None
         self.setup.optimizer.step()
         step.dense.take_gradients()
@@ -101,9 +118,13 @@ class Alone(Mode):
     def set_num_steps(self, num_steps: int) -> None:
         self.num_steps = num_steps
 
-    def publish(self) -> None: ...
+    def publish(self) -> None:
+        push = self.last_push
+        self.server.streams.reset({0: (push.sequence, push.position)})
+        self.dense.publish(weights=True)
 
-    def adopt(self) -> None: ...
+    def adopt(self) -> None:
+        self.dense.adopt()
 
 
 class Model(nn.Module):
@@ -146,38 +167,95 @@ def by_plain_loop(trainer: tr.Trainer) -> dict[str, float]:
     return {}
 
 
-def train(cluster: Cluster, loop: Callable[[tr.Trainer], dict[str, float]]) -> list[Any]:
+def make_trainer(cluster: Cluster) -> tr.Trainer:
     set_default(cluster)
     torch.manual_seed(1)
     model = Model()
-    dense = torch.optim.Adam(model.parameters(), lr=0.1)
-    loss = nn.functional.binary_cross_entropy_with_logits
-    strategy = tr.Strategy("sync")
-    trainer = tr.Trainer(
-        model, dense, loss=loss, strategy=strategy, clip_norm=0.5, metrics=[tr.metrics.AUC()]
+    return tr.Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.1),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        strategy=tr.Strategy("sync"),
+        clip_norm=0.5,
+        metrics=[tr.metrics.AUC()],
     )
+
+
+def outputs(trainer: tr.Trainer) -> list[float]:
+    with torch.no_grad():
+        answer: list[float] = trainer.model(batches(1)[0]).tolist()
+    return answer
+
+
+def train(trainer: tr.Trainer, loop: Callable[[tr.Trainer], dict[str, float]]) -> list[Any]:
     trained = loop(trainer)
     trainer.set_time(86400)
     assert trainer.optimizer.num_steps == trainer.optimizer.sequence == 10
     evaluated = trainer.evaluate(batches(5))
-    with torch.no_grad():
-        outputs = model(batches(1)[0]).tolist()
     figures = [{**by_name, "examples_per_s": 0} for by_name in (trained, evaluated)]
-    return [*figures, outputs]
+    return [*figures, outputs(trainer)]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A job of one process whose mode neither pulls nor pushes."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        pytest.fail("this mode does not ask servers for rows")
+
+    servers = list[ServerState]()
+    monkeypatch.setattr(ServerState, "__init__", _noting(servers, ServerState.__init__))
+    with embedded() as cluster:
+        monkeypatch.setattr(optimizer_module, "mode_class", lambda _: partial(Alone, servers[0]))
+        for name in ("pull", "push"):
+            monkeypatch.setattr(WorkerClient, name, refuse)
+        yield cluster
+
+
+def _noting(made: list[ServerState], init: Callable[..., None]) -> Callable[..., None]:
+    def noting(self: ServerState, *arguments: Any) -> None:
+        init(self, *arguments)
+        made.append(self)
+
+    return noting
 
 
 @pytest.mark.parametrize("loop", [by_fit, by_prefetch, by_plain_loop])
-def test_a_mode_without_servers_equals_sync_of_one_worker(
-    loop: Callable[[tr.Trainer], dict[str, float]], monkeypatch: pytest.MonkeyPatch
+def test_it_equals_sync_of_one_worker(
+    loop: Callable[[tr.Trainer], dict[str, float]], request: pytest.FixtureRequest
 ) -> None:
     with embedded() as cluster:
-        expected = [pytest.approx(values, abs=1e-5) for values in train(cluster, loop)]
+        expected = train(make_trainer(cluster), loop)
+    actual = train(make_trainer(request.getfixturevalue("alone")), loop)
+    assert actual == [pytest.approx(values, abs=1e-5) for values in expected]
 
-    def refuse(*_: object, **__: object) -> NoReturn:
-        pytest.fail("this mode has no servers")
 
-    monkeypatch.setattr(optimizer_module, "mode_class", lambda _: Alone)
+def test_its_rows_are_saved_loaded_shrunk_and_exported(tmp_path: Path, alone: Cluster) -> None:
+    trainer = make_trainer(alone)
+    saved = train(trainer, by_fit)[-1]
+    trainer.save(tmp_path / "checkpoint")
+    export_model(trainer, tmp_path / "model", batch=batches(1)[0])
+    trainer.fit(batches(5))
+    assert outputs(trainer) != saved
+    trainer.load(tmp_path / "checkpoint")
+    assert (outputs(trainer), trainer.optimizer.num_steps) == (saved, 10)
+    assert trainer.shrink()["t"] == {"expired": 0, "evicted": 0}
+    predicted = Predictor(tmp_path / "model").predict(batches(1)[0]).outputs["output"]
+    assert predicted.tolist() == pytest.approx(saved, abs=1e-6)
+
+
+def test_sync_continues_from_its_checkpoint(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with embedded() as cluster:
-        for name in ("pull", "push", "create_table", "create_blocks", "stream_position"):
-            monkeypatch.setattr(WorkerClient, name, refuse)
-        assert train(cluster, loop) == expected
+        trainer = make_trainer(cluster)
+        trainer.fit(batches(10))
+        trainer.fit(batches(5))
+        expected = outputs(trainer)
+    trainer = make_trainer(request.getfixturevalue("alone"))
+    trainer.fit(batches(10))
+    trainer.save(tmp_path / "checkpoint")
+    request.getfixturevalue("monkeypatch").undo()
+    with embedded() as cluster:
+        trainer = make_trainer(cluster)
+        trainer.load(tmp_path / "checkpoint")
+        trainer.fit(batches(5))
+        assert outputs(trainer) == pytest.approx(expected, abs=1e-5)

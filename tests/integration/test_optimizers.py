@@ -291,7 +291,11 @@ def test_schedulers_drive_groups_and_tables_as_torchs_own_parameters(
     inner = dense(groups_of(model), **options)
     optimizer = tr.DistributedOptimizer(inner, model)
     actual = fit(model, optimizer, SCHEDULERS[name](optimizer))
-    rows = default_cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
+    rows = (
+        default_cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)})
+        .rows[T_ROWS]
+        .numpy()
+    )
     plain = Plain()
     groups = [*groups_of(plain), {"params": plain.rows.parameters(), "lr": 0.2}]
     optimizer_of_torch = dense(groups, **options)
@@ -315,7 +319,11 @@ def test_values_of_the_dense_optimizer_are_not_those_of_tables(
         momentum=0.9,
     )
     fit(plain, momentum, SCHEDULERS["StepLR"](momentum))
-    rows = default_cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)}).rows[T_ROWS]
+    rows = (
+        default_cluster.client.pull({T_ROWS: np.arange(NUM_KEYS, dtype=np.uint64)})
+        .rows[T_ROWS]
+        .numpy()
+    )
     np.testing.assert_allclose(rows, plain.rows.weight.detach().numpy(), atol=1e-5, rtol=0)
 
 

@@ -24,6 +24,7 @@ from trireme.coordinator import meetings
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
+from trireme.nn.session import session_of
 
 NUM_KEYS, BATCH = 60, 4
 STRATEGIES = {
@@ -78,7 +79,7 @@ def times(num: int, data: list[dict[str, Any]]) -> dict[int, int]:
 
 def counts(cluster: Cluster) -> dict[int, int]:
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS]
+    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
     actual = dict(zip(keys.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
     return {key: count for key, count in actual.items() if count}
 
@@ -140,7 +141,7 @@ def test_a_prefetch_loop_skips_the_batches_already_trained_on(
     with job.join(0, 1) as cluster:
         prefetch_twice(cluster, mode)
         assert counts(cluster) == times(2, batches())
-        assert cluster.row_source.num_steps == 16
+        assert session_of(cluster).row_source().num_steps == 16
 
 
 @pytest.mark.parametrize(
@@ -358,7 +359,7 @@ def test_a_loaded_checkpoint_may_be_deleted(job: Job, tmp_path: Path) -> None:
         with other.join(0, 1) as cluster:
             train(cluster)
             assert counts(cluster) == times(2, batches())
-            assert cluster.row_source.num_steps == 16
+            assert session_of(cluster).row_source().num_steps == 16
 
 
 # ---- workers among others ----

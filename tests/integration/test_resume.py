@@ -69,7 +69,7 @@ def run(
             cluster.abandon()
             return {}
         keys = _core.unique(np.arange(resumed_script.NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
-        rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
+        rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
         model = {name: t.detach().numpy().copy() for name, t in trainer.model.named_parameters()}
         model |= {name: t.numpy().copy() for name, t in trainer.model.named_buffers()}
         random = {"torch": torch.rand(3).numpy()}

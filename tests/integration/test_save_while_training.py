@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 import trireme as tr
 from tests.jobs import InProcessServer, Job, in_threads
@@ -40,7 +41,7 @@ def keys_of(stream: int, sequence: int) -> np.ndarray:
 def push(cluster: Cluster, sequence: int) -> None:
     keys = _core.unique(keys_of(cluster.worker, sequence), cluster.pool)[0]
     values = values_of_group(RULE.group(), sequence)
-    gradient = TableGradient(keys, np.ones((len(keys), DIM), np.float32), values)
+    gradient = TableGradient(keys, torch.ones(len(keys), DIM), values)
     position = (sequence, 10 * sequence)
     cluster.client.push(Step(sequence, 0, [], BATCH, position), {T_ROWS: gradient})
 
@@ -71,7 +72,7 @@ class Expected:
     def __init__(self, lasts: list[int]) -> None:
         key = np.zeros(1, np.uint64)
         with Job(1) as job, job.join(0, 1) as cluster:
-            cluster.ensure_table(TABLE)
+            cluster.client.create_table(TABLE.schema)
             rows, pool = job.servers[0].state.tables["t"].rows, cluster.pool
             one, weights = np.ones((1, DIM), np.float32), np.zeros((1, DIM), np.float32)
             after = [weights.copy()]
@@ -116,7 +117,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[in
     folder, done = tmp_path_factory.mktemp("saved"), threading.Event()
 
     def train(cluster: Cluster) -> int:
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         sequence = 0
         while not done.is_set():
             sequence += 1
@@ -134,7 +135,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[in
     print(f"seed {SEED}")
     with Job(2) as job:
         clusters = [job.join(worker, NUM_WORKERS) for worker in range(NUM_WORKERS)]
-        clusters[0].ensure_table(TABLE)
+        clusters[0].client.create_table(TABLE.schema)
         work: list[Callable[[], int]] = [lambda worker=worker: train(worker) for worker in clusters]
         lasts = in_threads([*work, lambda: save(clusters[0])])[:NUM_WORKERS]
         for cluster in clusters:
@@ -147,7 +148,7 @@ def test_no_checkpoint_is_torn(saved: tuple[list[Path], list[int], Expected]) ->
     owned = owned_keys()
     num_unequal = 0
     with Job(1) as job, job.join(0, 1) as cluster:
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         for path in paths:
             load_checkpoint(cluster.client, path)
             actual = buckets(job.servers[0])
@@ -167,7 +168,7 @@ def test_a_run_resumes_from_each_checkpoint_without_loss_or_repetition(
         with Job(3) as job:
 
             def go_on(cluster: Cluster, path: Path = path) -> None:
-                cluster.ensure_table(TABLE)
+                cluster.client.create_table(TABLE.schema)
                 cluster.client.coordinator.gather({}, [])
                 if cluster.worker == 0:
                     load_checkpoint(cluster.client, path)

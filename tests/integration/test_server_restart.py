@@ -14,6 +14,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 
 import trireme as tr
 from tests.integration import test_sync
@@ -46,7 +47,7 @@ def some_keys(cluster: Cluster, seed: int) -> np.ndarray:
 
 def push(cluster: Cluster, sequence: int, *, step: int = 0) -> np.ndarray:
     keys = some_keys(cluster, 10_000 * cluster.worker + sequence)
-    gradient = TableGradient(keys, np.zeros((len(keys), DIM), dtype=np.float32), VALUES)
+    gradient = TableGradient(keys, torch.zeros(len(keys), DIM), VALUES)
     cluster.client.push(Step(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0)
     return keys
 
@@ -55,7 +56,7 @@ def counts(cluster: Cluster) -> np.ndarray:
     """How often each key was pushed, as the servers have it."""
     keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
     actual = np.zeros(NUM_KEYS)
-    actual[keys.astype(np.int64)] = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS][:, 0]
+    actual[keys.astype(np.int64)] = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()[:, 0]
     return actual
 
 
@@ -98,7 +99,7 @@ def test_every_push_counts_once_whenever_servers_are_killed(
     with DurableServers(programs, 2, tmp_path, durability=durability) as servers:
         clusters = in_threads([lambda w=w: servers.join(w, num_workers) for w in (0, 1)])
         for cluster in clusters:
-            cluster.ensure_table(TABLE)
+            cluster.client.create_table(TABLE.schema)
         expected = [np.zeros(NUM_KEYS) for _ in clusters]
         with killing(servers, random) as is_done:
 
@@ -145,7 +146,7 @@ def test_the_coordinator_is_killed_while_workers_meet(programs: Template, tmp_pa
     with DurableServers(programs, 1, tmp_path) as servers:
         clusters = in_threads([lambda w=w: servers.join(w, num_workers) for w in (0, 1)])
         for cluster in clusters:
-            cluster.ensure_table(TABLE)
+            cluster.client.create_table(TABLE.schema)
 
         def work(cluster: Cluster) -> tuple[list[int], list[list[int]]]:
             steps, meetings, sequence, client = [], [], 0, cluster.client
@@ -186,7 +187,7 @@ def test_a_save_begins_anew_when_a_server_is_killed_amid_it(
     print(f"seed {SEED}")
     with DurableServers(programs, 2, tmp_path) as servers:
         cluster = servers.join(0, 1)
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         sequence, expected = 0, np.zeros(NUM_KEYS)
         with killing(servers, Random(f"{SEED} save")) as is_done:
             while not is_done.is_set():
@@ -196,7 +197,7 @@ def test_a_save_begins_anew_when_a_server_is_killed_amid_it(
                 save_checkpoint(cluster.client, path, extra={}, tensors={}, keep=1)
         cluster.close()
     with Job(1) as job, job.join(0, 1) as other:
-        other.ensure_table(TABLE)
+        other.client.create_table(TABLE.schema)
         load_checkpoint(other.client, path)
         assert np.array_equal(counts(other), expected)
 
@@ -220,7 +221,7 @@ def test_a_server_without_its_old_disk_is_refused(
 ) -> None:
     with DurableServers(programs, 2, tmp_path) as servers:
         cluster = servers.join(0, 1)
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         push(cluster, 1)
         servers.kill(server)
         shutil.rmtree(servers.state_dir(server))
@@ -237,7 +238,7 @@ def test_a_restarted_server_without_durability_is_refused(
 ) -> None:
     with DurableServers(programs, 2, tmp_path, durability="none") as servers:
         cluster = servers.join(0, 1)
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         push(cluster, 1)
         servers.kill(1)
         servers.start(1)
@@ -251,7 +252,7 @@ def test_a_log_that_has_lost_pushes_of_a_living_worker_is_noticed(
 ) -> None:
     with DurableServers(programs, 2, tmp_path, log_bytes=1 << 30) as servers:
         cluster = servers.join(0, 1, timeout_s=4)
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         for sequence in (1, 2, 3):
             push(cluster, sequence)
         [log] = servers.state_dir(1).glob("log-*")
@@ -274,7 +275,7 @@ def test_a_full_disk_refuses_pushes_and_spares_what_was_acknowledged(
         other_file = small_disk / "other"
         other_file.write_bytes(bytes(300_000))
         cluster = servers.join(0, 1)
-        cluster.ensure_table(TABLE)
+        cluster.client.create_table(TABLE.schema)
         expected, sequence = np.zeros(NUM_KEYS), 0
         with contextlib.suppress(ResourceExhausted):
             while True:

@@ -137,7 +137,7 @@ def test_fleets_scale_in_sync_is_that_of_the_union_of_the_batches(
         def work(cluster: Cluster) -> np.ndarray:
             train_on_means(cluster, table, data[cluster.worker])
             cluster.client.coordinator.gather({}, [])
-            return cluster.client.pull({T_ROWS: keys_of(cluster)}).rows[T_ROWS]
+            return cluster.client.pull({T_ROWS: keys_of(cluster)}).rows[T_ROWS].numpy()
 
         with Job(num_servers) as job:
             return job.run(len(data), work)[0]
@@ -175,9 +175,9 @@ def test_a_resent_push_counts_once_and_time_never_decreases() -> None:
     values = values_of_group(table.optimizer.group(), 1)
 
     def work(cluster: Cluster) -> None:
-        cluster.ensure_table(table)
+        cluster.client.create_table(table.schema)
         keys = keys_of(cluster)
-        gradient = np.zeros((NUM_KEYS, 2), np.float32)
+        gradient = torch.zeros(NUM_KEYS, 2)
         shows = np.full((NUM_KEYS, 2), [4, 1], np.float32)
         features = np.full(NUM_KEYS, 7, np.uint32)
         push = TableGradient(keys, gradient, values, {"show_click": shows, "feature": features})

@@ -117,7 +117,7 @@ def train(
     cluster.client.coordinator.gather({}, [])
     optimizer.refresh()
     keys = keys_in_bucket_order()
-    rows = np.array(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS])
+    rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
     return {"rows": rows[np.argsort(keys)], **model.dense_weights()}
 
 

@@ -24,6 +24,7 @@ from tests.jobs import Job, in_threads
 from trireme.errors import BadRequest, DataError, DeadlineExceeded, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
+from trireme.nn.session import session_of
 
 
 @pytest.mark.parametrize(("mode", "threads"), [("sync", 1), ("async", 1), ("async", 3)])
@@ -70,7 +71,7 @@ def test_evaluation_changes_nothing() -> None:
         after = cluster.client.stats()[0]
         assert after["tables"] == before["tables"]
         assert after["pushes"] == before["pushes"]
-        assert cluster.pending.entries == []
+        assert session_of(cluster).pending.entries == []
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
@@ -89,7 +90,7 @@ def test_an_error_in_the_data_reaches_the_training_thread_and_ends_its_threads()
     with embedded() as cluster:
         with pytest.raises(OSError, match="the disk is gone"):
             trainer_for(cluster).fit(broken())
-        assert not cluster.is_prefetching
+        assert not session_of(cluster).is_prefetching
 
 
 def test_an_older_optimizer_is_refused_once_there_is_a_newer_one() -> None:

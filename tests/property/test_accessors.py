@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import trireme as tr
 from tests.jobs import Job
@@ -139,7 +140,7 @@ class Servers(Ours):
     def __init__(
         self, table: tr.Table, cluster: Cluster, states: list[ServerState], sync: bool
     ) -> None:
-        cluster.ensure_table(table)
+        cluster.client.create_table(table.schema)
         super().__init__([state.tables["t"] for state in states])
         self._cluster, self._sync, self._sequence = cluster, sync, 0
         self._values = values_of_group(table.optimizer.group(), 1)
@@ -148,14 +149,14 @@ class Servers(Ours):
 
     def push(self, rows: np.ndarray, slots: np.ndarray, shows: np.ndarray, time: int) -> None:
         self._sequence += 1
-        gradient = np.zeros((len(rows), 3), np.float32)
+        gradient = torch.zeros(len(rows), 3)
         columns = {"show_click": shows, "feature": slots}
         push = TableGradient(KEYS[rows], gradient, self._values, columns)
         number = self._sequence if self._sync else 0
         step = Step(self._sequence, number, [], examples=1, time=time)
         client = self._cluster.client
         client.push(step, {T_ROWS: push}, staged=self._sync)
-        pulled = client.pull({T_ROWS: KEYS}, staged=number, time=time).rows[T_ROWS]
+        pulled = client.pull({T_ROWS: KEYS}, staged=number, time=time).rows[T_ROWS].numpy()
         assert pulled.shape[1] == self.tables[0].schema.width_of(0)
 
     def shrink(self, time: int) -> int:

@@ -48,7 +48,7 @@ def train(home: Cluster, rule: tr.optim.Rule, steps: int) -> np.ndarray:
         loss = (model(BATCH).sum((1, 2)) * BATCH["w"]).mean()
         loss.backward()
         optimizer.step()
-    return home.pull({T_ROWS: KEYS}).rows[T_ROWS]
+    return home.client.pull({T_ROWS: KEYS}).rows[T_ROWS].numpy()
 
 
 # The sum of w over the occurrences of each key: bags of "a" are [3, 3], [5], [], [7], of "b" [3],
@@ -94,7 +94,10 @@ def test_workers_must_agree_on_the_scale():
 def test_absent_keys_answer_zeros_or_initial_weights_by_choice(home):
     for absent, expected in (("zeros", 0.0), ("initial", 0.5)):
         table = tr.Table(absent, dim=2, absent=absent, initializer=tr.initializer.Constant(0.5))
-        home.ensure_table(table)
-        assert (home.pull({RowClassId(absent): KEYS}).rows[RowClassId(absent)] == expected).all()
+        home.client.create_table(table.schema)
+        assert (
+            home.client.pull({RowClassId(absent): KEYS}).rows[RowClassId(absent)].numpy()
+            == expected
+        ).all()
     with pytest.raises(BadRequest, match="expected absent 'initial' or 'zeros', found 'none'"):
         tr.Table("t", dim=1, absent="none")

@@ -16,6 +16,7 @@ from trireme.errors import BadRequest, NotReady, SchemaMismatch
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import Embedding, EmbeddingBag, Planner
+from trireme.nn.session import session_of
 from trireme.table import Table
 
 D = 5
@@ -296,10 +297,10 @@ def test_forward_without_a_plan_pulls_and_remembers_in_training_only(home):
         module(ids)
     out = module.eval()(ids)
     assert not out.requires_grad
-    assert home.pending.take().entries == []
+    assert session_of(home).pending.take().entries == []
     out = module.train()(ids)
     out.sum().backward()
-    [read] = home.pending.take().entries
+    [read] = session_of(home).pending.take().entries
     assert read.table is module.table
     assert (read.scale, read.columns) == (None, {})
     assert read.rows.grad.tolist() == [[{3: 2.0, 8: 1.0}[key]] * D for key in read.keys.tolist()]

@@ -145,7 +145,7 @@ def test_workers_and_servers_agree_on_dims(mode: str) -> None:
         optimizer.finish()
         model.eval()
         plan = Planner(model, pool=home.pool).plan(batches[0])
-        pulled = home.pull({part.table.class_id: part.keys for part in plan.tables})
+        pulled = home.client.pull(plan.keys())
         assert sum(pulled.missing.values()) == 0
         return np.concatenate([rows.ravel() for rows in pulled.rows.values()])
 

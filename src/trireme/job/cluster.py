@@ -6,34 +6,20 @@ import atexit
 import logging
 import os
 import sys
-import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 from trireme import _core, rpc
 from trireme.errors import Stopped, TriremeError
 from trireme.job.heartbeat import Heartbeat, StopRequest
-from trireme.table import Table
 from trireme.worker.client import WorkerClient
-from trireme.worker.gradients import KeysByClass
-from trireme.worker.lookups import PendingLookups
 from trireme.worker.monitoring import WorkerMetrics
-from trireme.worker.pull import Pulled
 from trireme.worker.transport import Transport
 
 log = logging.getLogger("trireme")
 
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()  # those that the end of the process closes
-
-
-class RowSource(Protocol):
-    """What has the rows of a model in training: its optimizer, which asks the mode."""
-
-    def has_table(self, table: Table) -> bool: ...
-
-    def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled: ...
 
 
 class Cluster:
@@ -59,10 +45,6 @@ class Cluster:
         self.worker = client.worker  # index among the workers that the job began with
         self.num_workers = client.num_workers
         self.num_streams = client.num_streams  # that workers share; 0: each has its own
-        self._pending = PendingLookups()
-        self._thread = threading.local()
-        self.row_source: RowSource | None = None  # the newest optimizer
-        self.is_prefetching = False  # a pipeline pulls rows and blocks for the coming steps
         self._closing: list[Callable[[], None]] = []
         self._running: list[Callable[[], None]] = []
         self.is_closed = False
@@ -78,29 +60,6 @@ class Cluster:
     def streams_per_pass(self) -> int:
         """The number of streams that the data of a pass is cut into."""
         return self.num_streams or self.num_workers
-
-    @property
-    def pending(self) -> PendingLookups:
-        """The lookups of the calling thread, whose gradients its next push carries."""
-        pending: PendingLookups = getattr(self._thread, "pending", self._pending)
-        return pending
-
-    def use_pending(self, pending: PendingLookups) -> None:
-        """Let the calling thread, which trains a replica, collect its lookups here."""
-        self._thread.pending = pending
-
-    def ensure_table(self, table: Table) -> None:
-        """Create a table that is not in training where servers lack it. Raises SchemaMismatch: they
-        have another one.
-        """
-        if self.row_source is None or not self.row_source.has_table(table):
-            self.client.create_table(table.schema)
-
-    def pull(self, keys: KeysByClass, *, training: bool = False) -> Pulled:
-        """Fetch the rows of a forward pass; for training, as the mode of the optimizer does."""
-        if self.row_source is None:
-            return self.client.pull(keys)
-        return self.row_source.pull_rows(keys, training=training)
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Run `action` when the cluster is closed, the last one first; not if it is abandoned."""

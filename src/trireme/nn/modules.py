@@ -23,9 +23,9 @@ from trireme.nn.ids import Columns
 from trireme.nn.lookup import Lookup, LookupSpec
 from trireme.nn.op import gather_rows
 from trireme.nn.planner import Planner
+from trireme.nn.session import collect, session_of
 from trireme.table import Table
 from trireme.torch_compiler import not_compiled
-from trireme.worker.lookups import RowLookup
 
 POOLINGS = ("sum", "mean", "sqrt")
 
@@ -77,19 +77,14 @@ class TableModule(nn.Module):
 
     @not_compiled
     def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup], _core.Pool]:
-        home = default()
-        plan = Planner(self, pool=home.pool).plan(as_batch(batch), train=self._is_learning())
-        home.ensure_table(self.table)
-        keys = {part.table.class_id: part.keys for part in plan.tables}
-        pulled = home.pull(keys, training=self._is_learning())
-        rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
-        leaves = plan.leaves(rows, train=self._is_learning())
-        if self._is_learning():
-            for part in plan.tables:
-                leaf = leaves[part.table.class_id]
-                looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
-                home.pending.add(looked_up, plan.num_examples)
-            home.pending.pulled_at(pulled.versions)
+        home, training = default(), self._is_learning()
+        session = session_of(home)
+        plan = Planner(self, pool=home.pool).plan(as_batch(batch), train=training)
+        home.client.create_table(self.table.schema)
+        pulled = session.pull(plan.keys(), training=training)
+        leaves = plan.leaves(pulled.rows, train=training)
+        if training:
+            collect(session.pending, plan, leaves, pulled)
         return plan.num_examples, plan.lookups(leaves), plan.pool
 
     def _is_learning(self) -> bool:

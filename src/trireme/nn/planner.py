@@ -4,9 +4,8 @@ A plan is made once per batch and serves the whole step. Its keys are pulled and
 positions state where each pulled row goes (gather) and where its gradient comes from (scatter).
 
     plan = planner.plan(batch)
-    pulled = client.pull({part.table.class_id: part.keys for part in plan.tables})
-    rows = {name: torch.from_numpy(rows) for name, rows in pulled.rows.items()}
-    leaves = plan.attach(batch, rows, train=True)
+    pulled = client.pull(plan.keys())
+    leaves = plan.attach(batch, pulled.rows, train=True)
     loss(model(batch)).backward()      # leaves[name].grad is the gradient of the table's keys
 
 Shapes: B examples, K rows, W columns.
@@ -63,6 +62,10 @@ class BatchPlan:
     tables: tuple[TablePlan, ...]
     pool: _core.Pool
     _positions: Mapping[str, tuple[RowClassId, tuple[Tensor, ...]]]  # of lookups without rows
+
+    def keys(self) -> dict[RowClassId, np.ndarray[Any, np.dtype[np.uint64]]]:
+        """`TablePlan.keys` by `Table.class_id`."""
+        return {part.table.class_id: part.keys for part in self.tables}
 
     def attach(
         self, batch: Batch, rows: Mapping[RowClassId, Tensor], *, train: bool

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from trireme.errors import BadRequest, NotFinite
 from trireme.protocol.clipping import Clip
-from trireme.protocol.routing import Floats
 from trireme.table import RowClassId, Table
 from trireme.worker.gradients import TableGradient
 
@@ -46,24 +45,25 @@ def clip_gradients(
     if clip is None:
         return tables
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = _norm(tables, gradients) if clip.kind == "norm" else None
-    factor = 1.0 if norm is None else float(clip.factor(norm))
+    factor = float(clip.factor(_norm(tables, gradients))) if clip.kind == "norm" else 1.0
     with torch.no_grad():
-        for gradient in gradients:  # as `Clip.clipped`, in place
-            if clip.kind == "value":
-                gradient.clamp_(-clip.limit, clip.limit)
-            elif factor != 1:
-                gradient.mul_(factor)
+        for gradient in gradients:
+            gradient.copy_(_clipped(gradient, clip, factor))
     return {
-        name: replace(part, gradients=clip.clipped(part.gradients, norm))
+        name: replace(part, gradients=_clipped(part.gradients, clip, factor))
         for name, part in tables.items()
     }
 
 
+def _clipped(gradient: Tensor, clip: Clip, factor: float) -> Tensor:
+    """As `Clip.clipped`."""
+    if clip.kind == "value":
+        return gradient.clamp(-clip.limit, clip.limit)
+    return gradient if factor == 1 else gradient * factor
+
+
 def _norm(tables: Mapping[RowClassId, TableGradient], dense: Iterable[Tensor]) -> float:
-    sums = [_squares(part.gradients) for part in tables.values()]
-    sums += [_squares(gradient.detach().float().cpu().numpy()) for gradient in dense]
-    total = math.fsum(sums)
+    total = math.fsum(map(_squares, [*(part.gradients for part in tables.values()), *dense]))
     if not math.isfinite(total):
         raise NotFinite(
             "DistributedOptimizer.step: expected finite gradients to clip by their norm, found"
@@ -72,5 +72,6 @@ def _norm(tables: Mapping[RowClassId, TableGradient], dense: Iterable[Tensor]) -
     return math.sqrt(total)
 
 
-def _squares(values: Floats) -> float:
+def _squares(gradient: Tensor) -> float:
+    values = gradient.detach().float().cpu().numpy()
     return float(np.square(values.reshape(-1), dtype=np.float64).sum())

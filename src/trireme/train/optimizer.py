@@ -18,8 +18,8 @@ from trireme.errors import BadRequest, NotFinite
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
+from trireme.nn.session import session_of
 from trireme.strategy import Strategy
-from trireme.table import Table
 from trireme.train.clipping import make_clip
 from trireme.train.data_time import DataTime
 from trireme.train.loop.replica import Replica
@@ -76,6 +76,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         cluster: Cluster | None = None,
     ) -> None:
         self.cluster = default() if cluster is None else cluster
+        self._session = session_of(self.cluster)
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
         self.tables = Planner(model, pool=self.cluster.pool).tables
@@ -91,7 +92,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         is_whole = optimizer is not None and needs_whole(optimizer)
         parameters = named_parameters(model, dense_groups)
         dense = DenseParameters(parameters, (blocks or Blocks()).size, shaped=is_whole)
-        self.replica = Replica(model, dense, self.cluster.pending)
+        self.replica = Replica(model, dense, self._session.pending)
         for group in self._table_groups:
             group["params"] = PendingRows(group["table"], lambda: self.replica.pending)
         self.timing = Timing()
@@ -112,7 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if (before := newest_optimizer(self.cluster)) is not None:
             before.finish()  # its pushes come before those of this one, in the same stream
         self.mode.open()
-        self.cluster.row_source = self
+        self._session.train_with(self)
         self.cluster.on_close(self.finish)
 
     # ---- where the worker stands ----
@@ -132,15 +133,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.data_time.source = time
         self.data_time.seconds()
 
-    def has_table(self, table: Table) -> bool:
-        """Whether its rows are in training."""
-        return table in self.tables
-
     def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled:
         """Rows of a forward pass without a pipeline."""
-        if training:
-            return self.mode.pull(keys, blocks=False)
-        return self.mode.read(keys)
+        return self.mode.pull(keys, blocks=False) if training else self.mode.read(keys)
 
     # ---- the pass ----
 
@@ -187,10 +182,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.replica,
             examples=0 if is_skipped else examples,
             position=position,
-            in_background=self.cluster.is_prefetching,
+            in_background=self._session.is_prefetching,
             is_skipped=is_skipped,
         )
-        if not self.cluster.is_prefetching:
+        if not self._session.is_prefetching:
             self.mode.wait_for_step()
 
     def step_of(
@@ -240,7 +235,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             hook(self, (), {})
 
     def _check_newest(self) -> None:
-        if self.cluster.row_source is not self:
+        if self._session.row_source() is not self:
             raise BadRequest(
                 "DistributedOptimizer.step: expected the newest optimizer of this cluster, found an"
                 " older one; a worker has one stream of pushes: train one model at a time, or both"
@@ -286,5 +281,5 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 def newest_optimizer(cluster: Cluster) -> DistributedOptimizer | None:
     """The optimizer that training on this cluster uses; None: there is none yet."""
-    source = cluster.row_source
+    source = session_of(cluster).row_source()
     return source if isinstance(source, DistributedOptimizer) else None

@@ -37,15 +37,23 @@ def row_gradients(
         values = values_of_group(own, num_steps)
         for table in group["table"].parts:
             parts = [
-                (entry.keys, gradients_KD, entry.columns, 1.0)
+                TableGradient(entry.keys, gradients_KD, values, entry.columns)
                 for entry in lookups.entries
                 if entry.table.class_id == table.class_id
                 and (gradients_KD := entry.gradients()) is not None
             ]
             if parts:
-                keys_K, gradients_KD, columns = merge(parts, pool)
-                gradients[table.class_id] = TableGradient(keys_K, gradients_KD, values, columns)
+                gradients[table.class_id] = _sum(parts, pool)
     return gradients
+
+
+def _sum(parts: list[TableGradient], pool: _core.Pool) -> TableGradient:
+    if len(parts) == 1:
+        return parts[0]
+    keys_K, gradients_KD, columns = merge(
+        [(part.keys, part.gradients.numpy(), part.columns, 1.0) for part in parts], pool
+    )
+    return TableGradient(keys_K, torch.from_numpy(gradients_KD), parts[0].values, columns)
 
 
 def check_blocks(blocks: Blocks | None, optimizer: torch.optim.Optimizer | None) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from trireme.dense.optimizers import GroupValues
 from trireme.protocol.clipping import Clip
 from trireme.protocol.columns import KeyColumns
-from trireme.protocol.routing import Floats, Keys
+from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 
 KeysByClass = Mapping[RowClassId, Keys]
@@ -34,7 +34,7 @@ class TableGradient:
     """The gradient of one row class in one step."""
 
     keys: Keys  # (K,) distinct
-    gradients: Floats  # (K, D)
+    gradients: Tensor  # (K, D) float32
     values: dict[str, float | int]  # of the rule
     columns: KeyColumns = field(default_factory=dict)  # that the table's schema declares
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trireme.errors import BadRequest
 from trireme.protocol.columns import KeyColumns
-from trireme.protocol.routing import Floats, Keys
+from trireme.protocol.routing import Keys
 from trireme.table import Table
 
 PENDING_MAX = 1024
@@ -25,13 +25,12 @@ class RowLookup:
     scale: Tensor | None = None  # (K, 1); None: 1
     columns: KeyColumns = field(default_factory=dict)  # see protocol/columns.py
 
-    def gradients(self) -> Floats | None:
+    def gradients(self) -> Tensor | None:
         """(K, D): gradients of the weights alone; None if the loss did not depend on the rows."""
-        if self.rows.grad is None:
+        if (grad_KW := self.rows.grad) is None:
             return None
-        grad_KW = self.rows.grad if self.scale is None else self.rows.grad * self.scale
-        pushed: Floats = grad_KW[:, self.table.width - self.table.dim :].contiguous().numpy()
-        return pushed
+        grad_KW = grad_KW if self.scale is None else grad_KW * self.scale
+        return grad_KW[:, self.table.width - self.table.dim :].contiguous()
 
 
 @dataclass

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from trireme import _core
 from trireme.protocol.membership import Stop
 from trireme.protocol.routing import BucketMap, Floats, Split
@@ -16,7 +19,7 @@ from trireme.worker.gradients import KeysByClass
 class Pulled:
     """Answer of a pull."""
 
-    rows: dict[RowClassId, Floats]  # per table (K, W), W of `TableSchema.width_of`; row i for key i
+    rows: dict[RowClassId, Tensor]  # per table (K, W), W of `TableSchema.width_of`; row i for key i
     blocks: list[tuple[list[str], Floats]] | None  # per server ids and flat weights, if asked for
     versions: list[int]  # per server, its push counter when it answered
     missing: dict[RowClassId, int]  # per table, how many keys have no row yet
@@ -50,7 +53,7 @@ class PullPlan:
     def join(self, replies: Sequence[Reply], *, blocks: bool) -> Pulled:
         """The answers of all servers as one."""
         rows = {
-            class_id: split.join([reply.arrays[i] for reply in replies])
+            class_id: torch.from_numpy(_core.borrow(split.join([r.arrays[i] for r in replies])))
             for i, (class_id, split) in enumerate(self._splits.items())
         }
         missing = {

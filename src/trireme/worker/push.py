@@ -22,7 +22,7 @@ def _split_table(
     class_id: RowClassId, part: TableGradient, bucket_map: BucketMap, pool: _core.Pool
 ) -> list[TablePush]:
     split = Split(part.keys, bucket_map, pool)
-    keys, gradients = split.parts(part.keys), split.parts(part.gradients)
+    keys, gradients = split.parts(part.keys), split.parts(part.gradients.numpy())
     columns = {column: split.parts(values) for column, values in part.columns.items()}
     return [
         TablePush(

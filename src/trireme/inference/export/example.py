@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trireme import _core
 from trireme.data.batch import Batch, Column, Ragged, Strings
 from trireme.inference.gathering import gather_lookups
 from trireme.inference.input_batch import batch_of
 from trireme.job.cluster import Cluster
 from trireme.nn.planner import Planner
+from trireme.nn.session import session_of
 from trireme.rows.frozen_rows import encode
 from trireme.train.loop.scoring import outputs_by_name
 
@@ -29,19 +29,16 @@ class ExampleBatch:
         self._plan = self.planner.plan(self.batch, train=False)
         self.tables = tuple(dict.fromkeys(spec.table for spec in self.planner.specs))
         for table in self.planner.tables:
-            cluster.ensure_table(table)
-        keys = {part.table.class_id: part.keys for part in self._plan.tables}
-        pulled = cluster.pull(keys, training=False)
-        self._rows = {name: _core.borrow(rows) for name, rows in pulled.rows.items()}
+            cluster.client.create_table(table.schema)
+        self._rows = session_of(cluster).pull(self._plan.keys()).rows
 
     def gathered(self, dtype: str = "float32") -> dict[str, Tensor]:
         """What the embedding modules return, from rows that are stored as `dtype`."""
         rows = {}
         for table in self.tables:
-            rows_KW = self._rows[table.class_id].copy()
-            weights = rows_KW[:, table.width - table.dim :]
+            rows_KW = rows[table.class_id] = self._rows[table.class_id].clone()
+            weights = rows_KW[:, table.width - table.dim :].numpy()
             weights[:] = encode(weights, dtype, table.name)[1]
-            rows[table.class_id] = torch.from_numpy(rows_KW)
         return gather_lookups(self.planner.specs, self.batch, self._plan, rows, self._pool)
 
     def outputs(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:

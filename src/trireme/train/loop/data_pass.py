@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trireme.errors import DataError
+from trireme.nn.session import session_of
 from trireme.progress import Display, display
 from trireme.threads import frozen_objects
 from trireme.train.checkpointing.savers import Saver
@@ -159,7 +160,7 @@ class DataPass:
         order = BatchOrder(replicas)
 
         def work(replica: Replica) -> None:
-            optimizer.cluster.use_pending(replica.pending)
+            session_of(optimizer.cluster).use_pending(replica.pending)
             for batch in pipeline.batches(replica):
                 replica.model.zero_grad()
                 with loop.measure("forward"):

@@ -18,10 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
-from trireme import _core
 from trireme.bounded_queue import BoundedQueue
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
@@ -29,13 +27,11 @@ from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import BatchPlan, Planner
-from trireme.protocol.routing import Keys
-from trireme.table import RowClassId
+from trireme.nn.session import collect, session_of
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
 from trireme.train.loop.worker_batches import Closable
 from trireme.train.optimizer import newest_optimizer
-from trireme.worker.lookups import PendingLookups, RowLookup
 from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
@@ -51,9 +47,6 @@ class _Prepared:
     batch: Batch
     plan: BatchPlan
     pulled: Pulled | None = None
-
-    def keys(self) -> dict[RowClassId, Keys]:
-        return {part.table.class_id: part.keys for part in self.plan.tables}
 
 
 class Pipeline:
@@ -92,8 +85,9 @@ class Pipeline:
         self._timing = timing or Timing()
         self._begun = begun
         self._planner = Planner(model, pool=self._cluster.pool)
+        self._session = session_of(self._cluster)
         for table in self._planner.tables:
-            self._cluster.ensure_table(table)
+            self._cluster.client.create_table(table.schema)
         self._optimizer = newest_optimizer(self._cluster)
         self._mode = None if self._optimizer is None else self._optimizer.mode
         self._steps = steps
@@ -106,11 +100,11 @@ class Pipeline:
         self._may_pull = threading.Semaphore(1)
 
     def __enter__(self) -> Pipeline:
-        if self._training and self._cluster.is_prefetching:
+        if self._training and self._session.is_prefetching:
             raise BadRequest("prefetch: another pipeline is training on this cluster already")
         if self._training and self._mode is not None:
             self._mode.begin_run()
-        self._cluster.is_prefetching |= self._training
+        self._session.is_prefetching |= self._training
         self._planned.start("trireme-plan", self._plan())
         if self._pulls_ahead or self._fetch is not None:
             self._ahead.start("trireme-pull", self._pull_ahead())
@@ -125,7 +119,7 @@ class Pipeline:
         for queue in ("planned", "pulled"):
             self._cluster.metrics.queues.pop(queue, None)
         if self._training:
-            self._cluster.is_prefetching = False
+            self._session.is_prefetching = False
 
     def stop(self) -> None:
         """End both threads, each after what it works on, within a deadline."""
@@ -158,11 +152,11 @@ class Pipeline:
                 if self._fetch is None:
                     planned = self._pull(planned)
                 else:
-                    self._fetch(planned.keys())
+                    self._fetch(planned.plan.keys())
             yield planned
 
     def _pull(self, planned: _Prepared) -> _Prepared:
-        keys = planned.keys()
+        keys = planned.plan.keys()
         if self._mode is None:
             pulled = self._cluster.client.pull(keys, blocks=self._training)
         elif self._training:
@@ -195,21 +189,12 @@ class Pipeline:
             assert prepared.pulled is not None
             if self._training and replica is not None:
                 replica.install(prepared.pulled)
-            pending = self._cluster.pending if replica is None else replica.pending
-            self._attach(prepared, prepared.pulled, pending)
+            pending = self._session.pending if replica is None else replica.pending
+            plan, pulled = prepared.plan, prepared.pulled
+            leaves = plan.attach(prepared.batch, pulled.rows, train=self._training)
+            if self._training:
+                collect(pending, plan, leaves, pulled)
             yield prepared.batch
-
-    def _attach(self, prepared: _Prepared, pulled: Pulled, pending: PendingLookups) -> None:
-        """Give the batch its rows; in training the next step pushes their gradients."""
-        plan = prepared.plan
-        rows = {name: torch.from_numpy(_core.borrow(r)) for name, r in pulled.rows.items()}
-        leaves = plan.attach(prepared.batch, rows, train=self._training)
-        if self._training:
-            pending.pulled_at(pulled.versions)
-            for part in plan.tables:
-                leaf = leaves[part.table.class_id]
-                looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
-                pending.add(looked_up, plan.num_examples)
 
 
 def _stop(queue: BoundedQueue[_Prepared], timeout_s: float) -> bool:

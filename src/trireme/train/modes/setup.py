@@ -7,7 +7,6 @@ from typing import TypeAlias
 import torch
 
 from trireme.blocks import Blocks
-from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.protocol.clipping import Clip
 from trireme.strategy import Strategy
@@ -34,15 +33,6 @@ class TrainingSetup:
     blocks: Blocks | None  # as the user gave them
     data_time: DataTime
     timing: Timing
-
-    def refuse_shared_streams(self, reason: str) -> None:
-        """Raises BadRequest: the workers of the job share streams."""
-        if self.cluster.num_streams:
-            raise BadRequest(
-                f"DistributedOptimizer: expected mode 'async' in a job whose workers share out"
-                f" {self.cluster.num_streams} streams, found {self.strategy.mode!r}, in which"
-                f" {reason}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

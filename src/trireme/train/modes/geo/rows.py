@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from trireme import _core
 from trireme.errors import BadRequest
@@ -119,7 +120,7 @@ class CachedRows:
 
     def update(self, gradient: TableGradient, examples: int) -> None:
         """One step of the table's rule on rows that the window has touched."""
-        schema, gradients_KD = self.table.schema, gradient.gradients
+        schema, gradients_KD = self.table.schema, gradient.gradients.numpy()
         if schema.is_scored and schema.rule.get("scale") == "fleet":
             shows_K2 = gradient.columns["show_click"]
             gradients_KD = gradients_KD * fleet_scale(schema.rule, shows_K2, examples)
@@ -137,7 +138,8 @@ class CachedRows:
         keys_K, base_KD, columns = self._window.updated()
         if not len(keys_K):
             return None
-        return TableGradient(keys_K, self.read(keys_K) - base_KD, self.values, columns)
+        change_KD = torch.from_numpy(self.read(keys_K) - base_KD)
+        return TableGradient(keys_K, change_KD, self.values, columns)
 
     def end_window(self) -> Keys:
         """Begin another window; returns the keys that this one has touched."""

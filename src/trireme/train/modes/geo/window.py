@@ -84,7 +84,7 @@ class Window:
         if not self.cache.make_room(cached):
             return False
         pulled = self._pull(cached, time) if fetched is None else fetched.pulled
-        self.cache.touch(cached, pulled.rows)
+        self.cache.touch(cached, {part: rows.numpy() for part, rows in pulled.rows.items()})
         if not self._is_open:
             self._open(pulled)
         self._is_last = self.num_steps + 1 >= self._k
@@ -101,7 +101,9 @@ class Window:
 
     def read(self, keys: KeysByClass) -> Pulled:
         """Rows that the window has touched."""
-        rows = {part: self.cache.tables[part].read(keys_K) for part, keys_K in keys.items()}
+        rows = {
+            c: torch.from_numpy(self.cache.tables[c].read(keys_K)) for c, keys_K in keys.items()
+        }
         return Pulled(rows, None, self.versions, dict.fromkeys(keys, 0))
 
     def _open(self, pulled: Pulled) -> None:

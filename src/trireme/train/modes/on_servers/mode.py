@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from trireme.blocks import Blocks
 from trireme.dense.optimizers import GroupValues, group_values, optimizer_spec
+from trireme.errors import BadRequest
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
 from trireme.train.modes.on_servers.pass_state import PassState
@@ -36,8 +37,11 @@ class OnServers(Mode):
         self.stream = PushStream(self.cluster, setup.timing.background)
         self.passes = PassState(self.client, self.stream)
         self.num_steps = 0
-        if self.why_not_shared:
-            setup.refuse_shared_streams(self.why_not_shared)
+        if self.why_not_shared and (streams := self.cluster.num_streams):
+            raise BadRequest(
+                f"DistributedOptimizer: expected mode 'async' in a job whose workers share out"
+                f" {streams} streams, found {setup.strategy.mode!r}, in which {self.why_not_shared}"
+            )
 
     def open(self) -> None:
         self._create()

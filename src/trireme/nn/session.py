@@ -1,0 +1,77 @@
+"""The model in training on a cluster: what its forward passes, pipelines and optimizer share."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from trireme.job.cluster import Cluster
+from trireme.nn.planner import BatchPlan
+from trireme.table import RowClassId
+from trireme.worker.client import WorkerClient
+from trireme.worker.gradients import KeysByClass
+from trireme.worker.lookups import PendingLookups, RowLookup
+from trireme.worker.pull import Pulled
+
+
+class RowSource(Protocol):
+    """What has the rows of a model in training: its optimizer, which asks the mode."""
+
+    def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled: ...
+
+
+class Session:
+    """`session_of` makes one for each cluster. It does not keep its row source alive."""
+
+    def __init__(self, client: WorkerClient) -> None:
+        self._client = client
+        self._pending = PendingLookups()
+        self._thread = threading.local()
+        self.row_source: Callable[[], RowSource | None] = lambda: None  # the newest optimizer
+        self.is_prefetching = False  # a pipeline pulls rows and blocks for the coming steps
+
+    def train_with(self, source: RowSource) -> None:
+        """Forward passes get their rows from this optimizer from now on."""
+        self.row_source = weakref.ref(source)
+
+    @property
+    def pending(self) -> PendingLookups:
+        """The lookups of the calling thread, whose gradients its next push carries."""
+        pending: PendingLookups = getattr(self._thread, "pending", self._pending)
+        return pending
+
+    def use_pending(self, pending: PendingLookups) -> None:
+        """Let the calling thread, which trains a replica, collect its lookups here."""
+        self._thread.pending = pending
+
+    def pull(self, keys: KeysByClass, *, training: bool = False) -> Pulled:
+        """Fetch the rows of a forward pass; for training, as the mode of the optimizer does."""
+        source = self.row_source()
+        if source is None:
+            return self._client.pull(keys)
+        return source.pull_rows(keys, training=training)
+
+
+_sessions: weakref.WeakKeyDictionary[Cluster, Session] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def session_of(cluster: Cluster) -> Session:
+    """The session of a cluster. Threads may call it."""
+    with _lock:
+        return _sessions.setdefault(cluster, Session(cluster.client))
+
+
+def collect(
+    pending: PendingLookups, plan: BatchPlan, leaves: Mapping[RowClassId, Tensor], pulled: Pulled
+) -> None:
+    """Let the next step push the gradients of the leaves that `plan` made of pulled rows."""
+    for part in plan.tables:
+        leaf = leaves[part.table.class_id]
+        looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
+        pending.add(looked_up, plan.num_examples)
+    pending.pulled_at(pulled.versions)
