@@ -247,6 +247,8 @@ Raises BadRequest, naming the value.)")
       .def_prop_ro("state_planes", &Table::state_planes,
                    "Planes at the beginning of the state: one float per weight each. The rest of "
                    "the state belongs to the row as a whole.")
+      .def_prop_ro("state_counts", &Table::state_counts,
+                   "How many of the last floats of state are 32-bit counts of the row's updates.")
       .def_prop_ro("is_scored", &Table::is_scored, "Whether rows count shows and clicks.")
       .def_prop_ro("row_bytes", &Table::row_bytes,
                    "Bytes of a wide row: weights, state, statistics.")

@@ -30,7 +30,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.table import RowClassId
-from trireme.worker.gradients import Step, TableGradient
+from trireme.worker.gradients import PushHeader, TableGradient
 
 DIM = 16
 CHUNK_BYTES = 8 << 20
@@ -94,7 +94,7 @@ class _Subject:
         distinct = _core.unique(keys, cluster.pool)[0]
         gradients = torch.full((len(distinct), DIM), 0.5)
         values = values_of_group({**self._table.optimizer.group()}, self._num_pushes)
-        step = Step(self._num_pushes, 0, [], len(distinct))
+        step = PushHeader(self._num_pushes, 0, [], len(distinct))
         cluster.client.push(step, {RowClassId("rows"): TableGradient(distinct, gradients, values)})
 
     def _save(self, name: str, mode: str) -> Path:

@@ -157,8 +157,8 @@ FrozenTable::FrozenTable(Layers layers, const FrozenTableConfig& config)
     wrong("0 to " + std::to_string(layers_.front()->dim()) + " initial weights, found " +
           std::to_string(initial_weights_));
   }
-  if (const std::size_t found = layers_.back()->num_buckets(); found != kNumBuckets) {
-    wrong("4096 buckets in the last layer, found " + std::to_string(found));
+  if (const std::size_t buckets = layers_.back()->num_buckets(); buckets != kNumBuckets) {
+    wrong("4096 buckets in the last layer, found " + std::to_string(buckets));
   }
 }
 

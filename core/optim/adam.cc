@@ -47,7 +47,9 @@ struct RowAdam : Adam<kShared> {
 template <bool kShared>
 Rule make(bool by_row) {
   return {
-      .state = {.per_weight = kShared ? 0 : 2, .per_row = (kShared ? 2 : 0) + (by_row ? 1 : 0)},
+      .state = {.per_weight = kShared ? 0 : 2,
+                .per_row = (kShared ? 2 : 0) + (by_row ? 1 : 0),
+                .counts = by_row ? 1 : 0},
       .initial_state = 0,
       .make_step = by_row ? make_step<RowAdam<kShared>> : make_step_of_usual_dims<Adam<kShared>>};
 }

@@ -132,36 +132,36 @@ struct SharedFleetAdam : FleetMoments {
 }  // namespace
 
 Rule make_fleet_sgd(const RuleConfig&) {
-  return {.state = {.per_weight = 0, .per_row = 1},
+  return {.state = {.per_weight = 0, .per_row = 1, .counts = 1},
           .initial_state = 0,
           .make_step = make_step<FleetSgd>};
 }
 
 Rule make_fleet_adagrad(const RuleConfig& config) {
   if (config.shared) {
-    return {.state = {.per_weight = 0, .per_row = 3},
+    return {.state = {.per_weight = 0, .per_row = 3, .counts = 1},
             .initial_state = 0,
             .make_step = make_step<SharedFleetAdagrad>};
   }
-  return {.state = {.per_weight = 1, .per_row = 1},
+  return {.state = {.per_weight = 1, .per_row = 1, .counts = 1},
           .initial_state = 0,
           .make_step = make_step<FleetAdagrad>};
 }
 
 Rule make_fleet_adagrad_v2(const RuleConfig&) {
-  return {.state = {.per_weight = 0, .per_row = 3},
+  return {.state = {.per_weight = 0, .per_row = 3, .counts = 1},
           .initial_state = 0,
           .make_step = make_step<FleetAdagradV2>};
 }
 
 Rule make_fleet_adam(const RuleConfig&) {
-  return {.state = {.per_weight = 2, .per_row = 2},
+  return {.state = {.per_weight = 2, .per_row = 2, .counts = 2},
           .initial_state = 0,
           .make_step = make_step<FleetAdam>};
 }
 
 Rule make_fleet_shared_adam(const RuleConfig&) {
-  return {.state = {.per_weight = 0, .per_row = 6},
+  return {.state = {.per_weight = 0, .per_row = 6, .counts = 2},
           .initial_state = 0,
           .make_step = make_step<SharedFleetAdam>};
 }

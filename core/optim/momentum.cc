@@ -38,7 +38,7 @@ struct Momentum {
 }  // namespace
 
 Rule make_momentum(const RuleConfig& config) {
-  return {.state = {.per_weight = 1, .per_row = 1},
+  return {.state = {.per_weight = 1, .per_row = 1, .counts = 1},
           .initial_state = 0,
           .make_step = config.nesterov ? make_step<Momentum<true>> : make_step<Momentum<false>>};
 }

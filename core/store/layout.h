@@ -41,6 +41,7 @@ static_assert(sizeof(Stamp) == 8 && sizeof(Score) == 24);
 struct StateShape {
   int per_weight;
   int per_row;
+  int counts = 0;  // how many of per_row, the last ones, are 32-bit counts of the row's updates
 
   int floats(int dim) const noexcept { return per_weight * dim + per_row; }
 };
@@ -59,6 +60,7 @@ class RowLayout {
   int wide_dim() const noexcept { return wide_dim_; }
   int wide_state_floats() const noexcept { return state_.floats(wide_dim_); }
   int state_planes() const noexcept { return state_.per_weight; }
+  int state_counts() const noexcept { return state_.counts; }
   Dtype dtype() const noexcept { return dtype_; }
   bool is_scored() const noexcept { return is_scored_; }
 

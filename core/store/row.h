@@ -21,9 +21,6 @@ inline std::uint64_t key_of_row(const std::byte* row) noexcept {
 inline float* weights_of_row(std::byte* row) noexcept {
   return reinterpret_cast<float*>(row + kWeightsOffset);
 }
-inline std::byte* row_of_weights(float* weights) noexcept {
-  return reinterpret_cast<std::byte*>(weights) - kWeightsOffset;
-}
 inline const float* weights_of_row(const std::byte* row) noexcept {
   return reinterpret_cast<const float*>(row + kWeightsOffset);
 }

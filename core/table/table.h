@@ -90,6 +90,7 @@ class Table {
   bool is_scored() const noexcept { return classes_.wide().is_scored(); }
   int state_floats() const noexcept { return classes_.wide().wide_state_floats(); }  // wide
   int state_planes() const noexcept { return classes_.wide().state_planes(); }
+  int state_counts() const noexcept { return classes_.wide().state_counts(); }
   std::size_t row_bytes() const noexcept { return classes_.wide().wide_bytes(); }  // of a wide row
   Isa isa() const noexcept { return isa_; }
   std::size_t num_rows() const;

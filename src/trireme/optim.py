@@ -56,7 +56,8 @@ class Rule:
 
     def group(self) -> dict[str, Any]:
         """The values that are sent with each push, by torch's names: the table's param group."""
-        names = ("lr", "weight_decay", "bounds", "betas", "eps")
+        some = ("betas", "eps", "beta", "initial_g2sum", "l1", "l2")
+        names = ("lr", "weight_decay", "bounds", *some)
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
 
@@ -193,10 +194,6 @@ class FTRL(Rule):
         check_values("FTRL", weight_decay=(decay == 0, "0: l2 regularizes", decay))
         _check_not_negative("FTRL", beta=self.beta, l1=self.l1, l2=self.l2)
 
-    def group(self) -> dict[str, Any]:
-        # Checkpoints and pushes name beta `eps`: see `rule_values`.
-        return {**Rule.group(self), "eps": self.beta, "l1": self.l1, "l2": self.l2}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Count(Rule):
@@ -272,10 +269,6 @@ class FleetAdagrad(FleetRule):
     def fixed(self) -> dict[str, Any]:
         return {**FleetRule.fixed(self), "shared": self.shared}
 
-    def group(self) -> dict[str, Any]:
-        # Checkpoints and pushes name it `eps`: see `rule_values`.
-        return {**Rule.group(self), "eps": self.initial_g2sum}
-
 
 @dataclass(frozen=True, kw_only=True)
 class FleetAdagradV2(FleetRule):
@@ -319,26 +312,6 @@ class FleetSharedAdam(FleetAdam):
     name: ClassVar[str] = "fleet_shared_adam"
 
 
-def num_counts(rule: Mapping[str, Any]) -> int:
-    """How many of the last floats of a row's state are 32-bit integers: counts of its updates.
-
-    rule: `Rule.fixed()`.
-    """
-    if rule["name"] == "adam":
-        return int(rule["bias_correction"] == "row")
-    return _NUM_COUNTS.get(rule["name"], 0)
-
-
-_NUM_COUNTS = {
-    "momentum": 1,
-    "fleet_sgd": 1,
-    "fleet_adagrad": 1,
-    "fleet_adagrad_v2": 1,
-    "fleet_adam": 2,  # of the head, of the tail
-    "fleet_shared_adam": 2,
-}
-
-
 def _check_not_negative(rule: str, **values: float) -> None:
     for name, value in values.items():
         check_values(rule, **{name: (0 <= value < math.inf, ">= 0 and finite", value)})
@@ -357,14 +330,15 @@ def _check_adam(rule: str, betas: tuple[float, float], eps: float) -> None:
 
 def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | int]:
     """The values of a param group as a push carries them (docs/protocol.md, `values`)."""
-    # A push names momentum and dampening `beta1` and `beta2`: see `rule_values`.
+    # For the names that rules share in a push see `rule_values`.
     mixed = group.get("momentum", 0.0), group.get("dampening", 0.0)
     beta1, beta2 = group.get("betas", mixed)
+    eps = group.get("beta", group.get("initial_g2sum", group.get("eps", 0.0)))
     low, high = group["bounds"] or (-math.inf, math.inf)
     return {
         "lr": float(group["lr"]),
         "weight_decay": float(group["weight_decay"]),
-        "eps": float(group.get("eps", 0.0)),
+        "eps": float(eps),
         "beta1": float(beta1),
         "beta2": float(beta2),
         "l1": float(group.get("l1", 0.0)),

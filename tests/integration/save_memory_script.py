@@ -14,7 +14,7 @@ from trireme import _core
 from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
-from trireme.worker.gradients import Step, TableGradient
+from trireme.worker.gradients import PushHeader, TableGradient
 
 DIM, NUM_ROWS, NUM_PUSHES = 16, 1_000_000, 4
 
@@ -32,7 +32,7 @@ def main(folder: str) -> None:
             distinct = _core.unique(keys.astype(np.uint64), cluster.pool)[0]
             values = values_of_group(table.optimizer.group(), number)
             gradient = TableGradient(distinct, torch.ones(len(distinct), DIM), values)
-            cluster.client.push(Step(number, 0, [], 1), {T_ROWS: gradient})
+            cluster.client.push(PushHeader(number, 0, [], 1), {T_ROWS: gradient})
         before = kib("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts over
         save_checkpoint(cluster.client, folder, extra={}, tensors={})

@@ -209,7 +209,7 @@ def test_a_checkpoint_of_parameters_of_another_shape_is_refused(tmp_path: Path) 
 
 def test_fleets_names_for_the_cut_mean_the_same() -> None:
     config = fleet.DistributeTranspilerConfig()
-    assert config.mode() == tr.Strategy("sync")
+    assert config.strategy() == tr.Strategy("sync")
     assert repr(config.blocks()) == "Blocks(8192, place='round_robin')"
     config.min_block_size, config.split_method = 128, fleet.HashName
     assert repr(config.blocks()) == "Blocks(128, place='hash')"
@@ -220,12 +220,12 @@ def test_fleets_names_for_the_cut_mean_the_same() -> None:
     config.slice_var_up, config.split_method, config.geo_sgd_mode = False, fleet.HashName, True
     assert repr(config.blocks()) == "Blocks(None, place='hash')"
     with pytest.raises(BadRequest, match="expected sync_mode False with geo_sgd_mode"):
-        config.mode()
+        config.strategy()
     config.sync_mode, config.geo_sgd_need_push_nums = False, 5
-    assert config.mode() == tr.Strategy("geo", k=5)
+    assert config.strategy() == tr.Strategy("geo", k=5)
     config.geo_sgd_mode = False
     with pytest.raises(BadRequest, match="expected geo_sgd_mode True with geo_sgd_need_push_nums"):
-        config.mode()
+        config.strategy()
     with pytest.raises(BadRequest, match="mode has no place here, found 'nccl2'; a job with serv"):
         config.mode = "nccl2"  # type: ignore[method-assign, assignment]
     wrong: dict[str, Any] = {"slice_var_up": 1, "min_block_size": 0, "split_method": "hash"}

@@ -15,7 +15,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.routing import BucketMap
-from trireme.worker.gradients import Step, TableGradient
+from trireme.worker.gradients import PushHeader, TableGradient
 from trireme.worker.passes import PassNote, begin_pass, leave
 
 TABLE = tr.Table("t", dim=2, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))
@@ -34,7 +34,9 @@ def all_keys(cluster: Cluster) -> np.ndarray:
 
 def push(cluster: Cluster, sequence: int, keys: np.ndarray, *, step: int = 0) -> None:
     gradient = TableGradient(keys, torch.zeros(len(keys), 2), VALUES)
-    cluster.client.push(Step(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0)
+    cluster.client.push(
+        PushHeader(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0
+    )
 
 
 def counts(cluster: Cluster) -> dict[int, float]:

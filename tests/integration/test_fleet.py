@@ -91,17 +91,17 @@ def test_options_that_never_had_an_effect_are_refused_by_name(option: str) -> No
 
 def test_a_strategy_shows_its_mode_and_refuses_unsupported_options() -> None:
     strategy = fleet.DistributedStrategy()
-    assert strategy.mode() == tr.Strategy("async")
+    assert strategy.strategy() == tr.Strategy("async")
     strategy.a_sync = False
-    assert strategy.mode() == tr.Strategy("sync")
+    assert strategy.strategy() == tr.Strategy("sync")
     strategy.a_sync_configs = {"k_steps": 100, "launch_barrier": True, "use_ps_gpu": 0}
     with pytest.raises(BadRequest, match="expected a_sync True with k_steps > 0"):
-        strategy.mode()
+        strategy.strategy()
     strategy.a_sync = True
-    assert strategy.mode() == tr.Strategy("geo", k=100)
+    assert strategy.strategy() == tr.Strategy("geo", k=100)
     for k_steps in (0, -1):
         strategy.a_sync_configs = {"k_steps": k_steps}
-        assert strategy.mode() == tr.Strategy("async")
+        assert strategy.strategy() == tr.Strategy("async")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"k_steps": 1.5}, "expected k_steps as an integer >= -1, found 1.5"),
         ({"k_step": 1}, "found 'k_step'"),

@@ -24,7 +24,7 @@ from trireme.optim import rule_values, values_of_group
 from trireme.strategy import Strategy
 from trireme.train.modes.geo.cache import RowCache
 from trireme.worker.dense_parameters import DenseParameters
-from trireme.worker.gradients import DenseGradient, Step, TableGradient
+from trireme.worker.gradients import DenseGradient, PushHeader, TableGradient
 
 DIM = 3
 NUM_KEYS = 40
@@ -304,7 +304,7 @@ def test_a_delta_that_comes_twice_is_added_once_everywhere() -> None:
         delta = TableGradient(keys, torch.ones(NUM_KEYS, DIM), values_of_group(group, 1))
         top = DenseGradient({"top": torch.tensor([1.0, 2.0])}, [{"lr": 0.1}])
         for _ in range(3):
-            cluster.client.push(Step(1, 0, [], 1), {T_ROWS: delta}, top, kind="delta")
+            cluster.client.push(PushHeader(1, 0, [], 1), {T_ROWS: delta}, top, kind="delta")
         pulled = cluster.client.pull({T_ROWS: keys}, blocks=True)
         np.testing.assert_allclose(pulled.rows[T_ROWS], before + 1)
         assert pulled.blocks is not None

@@ -6,6 +6,7 @@ exports them as those of any server.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,14 @@ from torch import nn
 
 import trireme as tr
 from trireme.dense.optimizers import group_values, optimizer_spec
+from trireme.errors import BadRequest
 from trireme.inference import Predictor
 from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.optim import rule_values
+from trireme.protocol.wire import Push, TablePush
+from trireme.rpc import Request
 from trireme.server.state import ServerState
 from trireme.train import optimizer as optimizer_module
 from trireme.train.clipping import clip_gradients
@@ -34,16 +37,17 @@ from trireme.worker.client import StreamPosition, WorkerClient
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
+from trireme.worker.transport import LOCAL
 
 
 class Alone(Mode):
-    """A process that trains the tables of its own server, with its own dense optimizer."""
+    """A process that pushes to its own server without a call, and has its own dense optimizer."""
 
     trains_in_threads = False
     saves_between_steps = True
 
     def __init__(self, server: ServerState, setup: TrainingSetup) -> None:
-        self.server, self.tables, self.setup = server, server.tables, setup
+        self.server, self.setup = server, setup
         self.num_steps, self.last_push = 0, StreamPosition()
         self.client, dense = setup.cluster.client, setup.replica.dense
         self.dense = WorkerTrainedDense(self.client, dense, setup.optimizer)
@@ -71,28 +75,42 @@ class Alone(Mode):
         pulled = {}
         for class_id, keys_K in keys.items():
             pool = self.setup.cluster.pool
-            rows_KD, _ = self.tables[class_id.table].read(class_id.row_class, keys_K, 0, pool)
+            rows_KD, _ = self.server.tables[class_id.table].read(
+                class_id.row_class, keys_K, 0, pool
+            )
             pulled[class_id] = torch.from_numpy(rows_KD)
         return Pulled(pulled, None, [], dict.fromkeys(keys, 0))
 
-    def begin_step(self) -> None:
-        self.num_steps += 1
-
-    def abandon_step(self) -> None:
-        self.num_steps -= 1
+    def begin_step(self) -> int:
+        return self.num_steps + 1
 
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
         return clip_gradients(self.setup.clip, tables, dense.parameters.values())
 
     def step(self, step: WorkerStep) -> None:
-        for class_id, part in step.tables.items():
-            push, values = [(0, self.num_steps)], rule_values(part.values)
-            gradients, pool = part.gradients.numpy(), self.setup.cluster.pool
-            self.tables[class_id.table].rows.update(part.keys, gradients, push, values, pool)
+        push = Push(
+            stream=0,
+            sequence=self.last_push.sequence + 1,
+            incarnation=self.client.incarnation,
+            step=0,
+            staged=False,
+            computed_at=0,
+            examples=step.examples,
+            position=step.position,
+            time=0,
+            map_version=self.client.servers.map.version,
+            tables=[
+                TablePush(c.table, part.keys, part.gradients.numpy(), part.values, part.columns)
+                for c, part in step.tables.items()
+            ],
+            blocks=None,
+        )
+        body, arrays = push.to_wire()
+        self.server.push(push, Request(0, "ps.push", body, arrays, LOCAL, LOCAL, "", math.inf))
         assert self.setup.optimizer is not None
         self.setup.optimizer.step()
         step.dense.take_gradients()
-        self.last_push = StreamPosition(self.num_steps, step.position)
+        self.last_push = StreamPosition(push.sequence, push.position)
 
     def wait_for_step(self) -> None: ...
 
@@ -113,14 +131,13 @@ class Alone(Mode):
 
     def finish(self) -> None: ...
 
-    def resume(self, steps_before: int | None = None) -> None: ...
+    def resume(self, steps_before: int | None = None) -> None:
+        self.last_push = self.client.stream_position()
 
     def set_num_steps(self, num_steps: int) -> None:
         self.num_steps = num_steps
 
     def publish(self) -> None:
-        push = self.last_push
-        self.server.streams.reset({0: (push.sequence, push.position)})
         self.dense.publish(weights=True)
 
     def adopt(self) -> None:
@@ -259,3 +276,15 @@ def test_sync_continues_from_its_checkpoint(tmp_path: Path, request: pytest.Fixt
         trainer.load(tmp_path / "checkpoint")
         trainer.fit(batches(5))
         assert outputs(trainer) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_delta_follows_its_base_alone(tmp_path: Path, alone: Cluster) -> None:
+    trainer = make_trainer(alone)
+    trainer.fit(batches(3))
+    trainer.save(tmp_path / "base", mode="base")
+    trainer.fit(batches(3))
+    trainer.save(tmp_path / "delta", mode="delta")
+    trainer.load(tmp_path / "base")
+    trainer.fit(batches(1))
+    with pytest.raises(BadRequest, match="delta"):
+        trainer.load(tmp_path / "delta")

@@ -21,6 +21,7 @@ from trireme import fleet
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
+from trireme.optim import values_of_group
 
 PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
 STEPS = 12
@@ -382,3 +383,27 @@ def test_a_trainer_steps_a_scheduler_after_each_batch_by_a_hook(default_cluster:
     trainer.fit(batches())
     per_epoch.step()  # which warns where no step has been made
     assert trainer.optimizer.param_groups[0]["lr"] == 0.1 / 16
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        (tr.optim.FTRL(beta=2.0), "beta"),
+        (tr.optim.FleetAdagrad(initial_g2sum=4.0), "initial_g2sum"),
+    ],
+)
+def test_a_value_of_a_rule_has_its_own_name_beside_that_of_the_dense_optimizer(
+    rule: tr.optim.Rule, name: str, default_cluster: Cluster
+) -> None:
+    model = Model(rule)
+    dense = torch.optim.Adam(model.top.parameters(), lr=0.1, eps=1e-3)
+    optimizer = tr.DistributedOptimizer(dense, model)
+    of_dense, of_table = optimizer.param_groups
+    assert values_of_group(of_table, 1)["eps"] == of_table[name]
+    of_table[name] = 3.0
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][1]["eps"] == 3.0
+    assert name not in saved["param_groups"][1]
+    of_table[name], of_dense["eps"] = 5.0, 0.5
+    optimizer.load_state_dict(saved)
+    assert (of_dense["eps"], of_table[name]) == (1e-3, 3.0)

@@ -24,7 +24,7 @@ from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.job.cluster import Cluster
 from trireme.optim import rule_values, values_of_group
 from trireme.rows.wide_rows import RowLayout
-from trireme.worker.gradients import Step, TableGradient
+from trireme.worker.gradients import PushHeader, TableGradient
 
 NUM_WORKERS, NUM_KEYS, BATCH, DIM = 4, 1500, 150, 3
 NUM_SAVES = pick(short=8, long=200)
@@ -43,7 +43,7 @@ def push(cluster: Cluster, sequence: int) -> None:
     values = values_of_group(RULE.group(), sequence)
     gradient = TableGradient(keys, torch.ones(len(keys), DIM), values)
     position = (sequence, 10 * sequence)
-    cluster.client.push(Step(sequence, 0, [], BATCH, position), {T_ROWS: gradient})
+    cluster.client.push(PushHeader(sequence, 0, [], BATCH, position), {T_ROWS: gradient})
 
 
 class Bucket(NamedTuple):

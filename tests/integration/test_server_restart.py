@@ -30,7 +30,7 @@ from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
-from trireme.worker.gradients import Step, TableGradient
+from trireme.worker.gradients import PushHeader, TableGradient
 from trireme.worker.passes import PassNote, begin_pass, leave
 
 NUM_KEYS, DIM = 400, 2
@@ -48,7 +48,9 @@ def some_keys(cluster: Cluster, seed: int) -> np.ndarray:
 def push(cluster: Cluster, sequence: int, *, step: int = 0) -> np.ndarray:
     keys = some_keys(cluster, 10_000 * cluster.worker + sequence)
     gradient = TableGradient(keys, torch.zeros(len(keys), DIM), VALUES)
-    cluster.client.push(Step(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0)
+    cluster.client.push(
+        PushHeader(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0
+    )
     return keys
 
 

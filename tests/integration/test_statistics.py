@@ -24,7 +24,7 @@ from trireme.policy import CtrCommonAccessor, ScorePolicy, ShowClick, SparseAcce
 from trireme.rows.row_statistics import DAY_S as DAY
 from trireme.rows.wide_rows import RowLayout
 from trireme.server.state import ServerState
-from trireme.worker.gradients import Step, TableGradient
+from trireme.worker.gradients import PushHeader, TableGradient
 
 FEATURES = ["2", "17", "user"]
 NUM_KEYS = 40
@@ -183,7 +183,9 @@ def test_a_resent_push_counts_once_and_time_never_decreases() -> None:
         push = TableGradient(keys, gradient, values, {"show_click": shows, "feature": features})
         for sequence, time in enumerate((2 * DAY, 3 * DAY, 2 * DAY, 0), 1):
             for _ in range(3):
-                cluster.client.push(Step(sequence, 0, [], examples=1, time=time), {T_ROWS: push})
+                cluster.client.push(
+                    PushHeader(sequence, 0, [], examples=1, time=time), {T_ROWS: push}
+                )
 
     with Job(2) as job:
         job.run(1, work)

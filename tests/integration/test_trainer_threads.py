@@ -24,7 +24,7 @@ from trireme.data.batch import Ragged
 from trireme.errors import DeadlineExceeded
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
-from trireme.worker.gradients import Step
+from trireme.worker.gradients import PushHeader
 
 
 @pytest.mark.parametrize(("threads", "oldest"), [(1, 1), (2, 1), (3, 2)])
@@ -51,7 +51,7 @@ def test_threads_train_each_batch_once_and_push_in_the_order_of_the_stream() -> 
         trainer = trainer_for(cluster, threads=4)
         push = cluster.client.push
 
-        def note(step: Step, *args: Any, **options: Any) -> None:
+        def note(step: PushHeader, *args: Any, **options: Any) -> None:
             sequences.append(step.sequence)
             push(step, *args, **options)
 

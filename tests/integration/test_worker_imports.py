@@ -31,7 +31,7 @@ with tr.init(role="worker", servers=servers, index=0, num=1):
         model,
         torch.optim.SGD(model.top.parameters(), lr=0.1),
         loss=torch.nn.functional.mse_loss,
-        strategy=tr.Strategy(mode),
+        strategy=tr.Strategy(mode, k=2 if mode == "geo" else None),
         progress=False,
     )
     batches = [{"a": torch.tensor([1, 2, 3]), "label": torch.ones(3)}] * 2
@@ -47,7 +47,7 @@ def is_of_another_role(module: str) -> bool:
     return parts[0] in ("server", "coordinator") or "server_side" in parts
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", ["async", "geo", "hybrid"])
 def test_a_worker_loads_no_module_of_another_role(tmp_path: Path, mode: str) -> None:
     with Job(1) as job:
         done = subprocess.run(

@@ -17,7 +17,7 @@ from tests.property.accessor_model import Accessor
 from tests.seeds import SEED, named_in_failure
 from tests.tables import POOL, T_ROWS, buckets_of
 from trireme import _core
-from trireme.checkpoint.format.modes import save_mode
+from trireme.checkpoint.format.save_modes import save_mode
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.job.cluster import Cluster
 from trireme.optim import rule_values, values_of_group
@@ -29,7 +29,7 @@ from trireme.rows.wide_rows import RowLayout
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.worker import expiry_calls
-from trireme.worker.gradients import Step, TableGradient
+from trireme.worker.gradients import PushHeader, TableGradient
 from trireme.worker.passes import PassNote, begin_pass
 
 NUM_HISTORIES = 200
@@ -153,7 +153,7 @@ class Servers(Ours):
         columns = {"show_click": shows, "feature": slots}
         push = TableGradient(KEYS[rows], gradient, self._values, columns)
         number = self._sequence if self._sync else 0
-        step = Step(self._sequence, number, [], examples=1, time=time)
+        step = PushHeader(self._sequence, number, [], examples=1, time=time)
         client = self._cluster.client
         client.push(step, {T_ROWS: push}, staged=self._sync)
         pulled = client.pull({T_ROWS: KEYS}, staged=number, time=time).rows[T_ROWS].numpy()

@@ -17,7 +17,7 @@ import trireme as tr
 from tests.tables import INITIALIZERS, POOL, RULES, lookup, make_table, random_keys
 from trireme import _core
 from trireme.errors import BadRequest
-from trireme.optim import num_counts, rule_values, values_of_group
+from trireme.optim import rule_values, values_of_group
 from trireme.rows.core_table import make_core_table
 from trireme.rows.wide_rows import RowLayout
 
@@ -57,8 +57,7 @@ def test_counts_are_in_the_documented_columns(name: str) -> None:
     state = np.concatenate(
         [layout.state(content.rows) for content in snapshots if len(content.keys)]
     )
-    described = {"name": RULES[name]["rule"], "bias_correction": "global", **RULES[name]}
-    at = table.state_floats - num_counts(described)
+    at = table.state_floats - table.state_counts
     assert (np.ascontiguousarray(state[:, at:]).view(np.uint32)[:, :1] == 3).all()
     others = np.abs(state[:, :at])
     assert not ((others > 0) & (others < np.finfo(np.float32).tiny)).any()

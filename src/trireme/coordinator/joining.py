@@ -94,8 +94,7 @@ class Joining:
         if not self._leases.is_in_use:
             raise BadRequest(
                 "coord.join: expected a job with leased streams (--streams, TRIREME_STREAMS), which"
-                " others may join later, found one in which each worker has one of"
-                f" {self._facts.num_workers}"
+                f" others may join later, found one of {self._facts.num_workers} workers without"
             )
         worker = max(max(self._workers.records) + 1, self._facts.num_workers)
         self.check_late("coord.join", worker)

@@ -33,12 +33,10 @@ DROPPED_MAX = 1 << 16
 
 @dataclass(frozen=True)
 class MeetingName:
-    """The number of a pass, 0 before the first, and a path in it, the same in the script of all
-    workers; empty: the meeting that begins the pass.
-    """
+    """Names a meeting in the scripts of all workers."""
 
-    number: int
-    path: str
+    number: int  # of the pass, 0 before the first
+    path: str  # within the pass; empty: the meeting that begins it
 
     def __str__(self) -> str:
         return f"meeting {self.path} of pass {self.number}" if self.path else f"pass {self.number}"

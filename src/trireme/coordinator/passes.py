@@ -17,8 +17,8 @@ NOTE_MAX = 8
 
 
 class Passes:
-    """The group: sequence n of a stream belongs to step n - first_sequence + first of its member.
-    Version and members change together.
+    """The passes that workers are in, and the streams that take part in steps. Every change of
+    these members raises the version.
     """
 
     def __init__(

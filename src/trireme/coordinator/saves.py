@@ -114,8 +114,8 @@ class SaveVersions:
             self.chain[id] = version
 
     def _on_loaded(self, request: Request) -> Reply:
-        """A checkpoint has been loaded, whole: the run continues from it. Or a part: a new one
-        begins, which no delta follows. Returns the version that rows are stamped with from now on.
+        """A checkpoint has been loaded. If whole, the run continues from it; if in part, a new run
+        begins, and no delta follows. Returns the version that rows are stamped with from now on.
         """
         body = request.body
         version = need_version(body, "version")

@@ -9,7 +9,7 @@ from torch import nn
 
 from trireme import interchange
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.format.modes import save_mode
+from trireme.checkpoint.format.save_modes import save_mode
 from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.distributed_strategy import DistributedStrategy
@@ -137,7 +137,7 @@ class FleetJob:
         self._optimizer = DistributedOptimizer(
             optimizer,
             model,
-            strategy=strategy.mode(),
+            strategy=strategy.strategy(),
             blocks=None if optimizer is None else strategy.blocks(),
             clip_norm=None if grad_clip is None else grad_clip.clip_norm,
             clip_value=None if grad_clip is None else grad_clip.clip_value,
@@ -286,8 +286,8 @@ class FleetJob:
             interchange.import_fleet(self._trained(), path, **options)
         elif options:
             raise BadRequest(
-                f"fleet.load_model: expected what Fleet has saved, for which {sorted(options)} are,"
-                f" found none in {path}"
+                f"fleet.load_model: expected a model saved by Fleet, because of the options"
+                f" {sorted(options)}, found none in {path}"
             )
         else:
             saved, wanted = read_manifest(open_storage(path, None)).mode, save_mode(mode)

@@ -93,7 +93,7 @@ class DistributedStrategy:
     def blocks(self) -> None:
         """The default cut into blocks; DistributeTranspilerConfig can set another."""
 
-    def mode(self) -> Strategy:
+    def strategy(self) -> Strategy:
         """The equivalent Strategy. Raises BadRequest: k_steps > 0 without a_sync."""
         k = self._configs.get("k_steps", 0)
         if k > 0 and not self.a_sync:

@@ -86,7 +86,7 @@ class DistributeTranspilerConfig:
         object.__setattr__(self, name, value)
         self._assigned.add(name)
 
-    def mode(self) -> Strategy:
+    def strategy(self) -> Strategy:
         """The equivalent Strategy. Raises BadRequest: geo_sgd_mode with sync_mode, or its number of
         steps without it.
         """

@@ -13,7 +13,6 @@ from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.manifest import TableFiles, read_manifest
 from trireme.checkpoint.format.row_files import RowColumns, read_rows
 from trireme.inspect.saved_model import RowBatch, SavedModel, SavedTable
-from trireme.optim import num_counts
 from trireme.policy import ScorePolicy, policy_of
 from trireme.protocol.wire import Array
 from trireme.rows.core_table import make_core_table
@@ -30,7 +29,6 @@ class CheckpointTable(SavedTable):
         self.num_bytes = sum(
             entry.num_bytes for files in table.files for entry in (files.rows, files.buckets)
         )
-        self._num_updates = num_counts(schema.rule)
         self.class_dims = (*schema.dims, *([] if schema.head_class is None else [1]))
         self.state_planes = self._core_table.state_planes
         policy = policy_of(schema.policy)
@@ -76,7 +74,7 @@ class CheckpointTable(SavedTable):
             if name in batch.schema.names
         }
         state = floats.get("state", np.empty((n, 0), np.float32))
-        num_floats = state.shape[1] - self._num_updates
+        num_floats = state.shape[1] - self._core_table.state_counts
         statistics = np.empty(n, self._layout.statistics_type)
         for name in self._layout.statistics_type.names or ():
             statistics[name] = batch[name].to_numpy()

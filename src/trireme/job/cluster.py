@@ -67,13 +67,15 @@ class Cluster:
 
     def add_running(self, stop: Callable[[], None]) -> None:
         """Call `stop`, which ends what uses the client, before the client closes for any reason;
-        the last one first. `remove_running` takes it back.
+        the last one first.
         """
         self._running.append(stop)
 
-    def remove_running(self, stop: Callable[[], None]) -> None:
-        if stop in self._running:
-            self._running.remove(stop)
+    def take_back(self, action: Callable[[], None]) -> None:
+        """Do not call what `on_close` or `add_running` got."""
+        for actions in (self._closing, self._running):
+            if action in actions:
+                actions.remove(action)
 
     def close(self) -> None:
         """Finish what is in flight, say goodbye to the servers, close the connections. A second

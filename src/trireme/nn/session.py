@@ -74,4 +74,4 @@ def collect(
         leaf = leaves[part.table.class_id]
         looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)
         pending.add(looked_up, plan.num_examples)
-    pending.pulled_at(pulled.versions)
+    pending.pulled_at(pulled.push_counts)

@@ -262,8 +262,8 @@ class ServerState:
             self.tables.forget_removed(version)
 
     def settle(self, table: ServedTable, id: str, part: str, keys: Keys, gained: Floats) -> None:
-        """Subtract, once, the delta_score that rows had when a part of checkpoint `id` was written:
-        that much is exported.
+        """Subtract from rows the delta_score that a part of checkpoint `id` has exported. A
+        repetition does nothing.
         """
         with self.journal.changing_once():
             parts = self.tables.settled_parts(id)

@@ -32,9 +32,9 @@ class StreamBatches:
 class LeasedPass:
     """A pass whose streams this worker leases; `is_over`: nothing is left to do in it.
 
-    resumes: a checkpoint was loaded that was taken within this epoch. is_trainers: positions are
-    those of a Trainer, whose loop ends early when it is asked to stop. Else batches are read again
-    and left out, and the loop runs to its end.
+    resumes: a checkpoint was loaded that was taken within this epoch. is_trainers: a Trainer runs
+    the loop: it seeks, and stops when asked. A plain loop reads again the batches that it leaves
+    out, and runs to its end.
     """
 
     def __init__(

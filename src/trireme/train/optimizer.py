@@ -27,7 +27,14 @@ from trireme.train.loop.timing import Timing
 from trireme.train.loss_scaling import PendingRows, unscale
 from trireme.train.modes import mode_class
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
-from trireme.train.param_groups import check_blocks, named_parameters, row_gradients, table_group
+from trireme.train.param_groups import (
+    check_blocks,
+    named_parameters,
+    row_gradients,
+    saved_values,
+    table_group,
+    values_to_save,
+)
 from trireme.train.predecessor import PredecessorProgress
 from trireme.train.stream_checks import check_own_stream
 from trireme.worker.dense_parameters import DenseParameters
@@ -112,6 +119,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         check_blocks(blocks, optimizer)
         if (before := newest_optimizer(self.cluster)) is not None:
             before.finish()  # its pushes come before those of this one, in the same stream
+            self.cluster.take_back(before.finish)
         self.mode.open()
         self._session.train_with(self)
         self.cluster.on_close(self.finish)
@@ -207,19 +215,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._opt_called = True  # torch's schedulers look for it before their first step
         self._check_newest()
-        self.mode.begin_step()
+        num_steps = self.mode.begin_step()
         lookups = replica.pending.take()
         try:
-            rows = row_gradients(lookups, self._table_groups, self.num_steps, self.cluster.pool)
+            rows = row_gradients(lookups, self._table_groups, num_steps, self.cluster.pool)
             tables = self.mode.clip(rows, replica.dense)
         except NotFinite:  # no step is made
             replica.dense.take_gradients()
-            self.mode.abandon_step()
             raise
+        self.mode.num_steps = num_steps
         step = WorkerStep(
             tables=tables,
             dense=replica.dense,
-            versions=lookups.versions,
+            push_counts=lookups.push_counts,
             examples=lookups.examples if examples is None else examples,
             position=position,
             stops=stops,
@@ -260,10 +268,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Group values and step count. The optimizer's state lives on the servers: save it with a
         checkpoint.
         """
-        groups = [
-            {key: value for key, value in group.items() if key not in ("params", "table")}
-            for group in self.param_groups
-        ]
+        groups = [values_to_save(group) for group in self.param_groups]
         return {"num_steps": self.num_steps, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -276,7 +281,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         self.mode.set_num_steps(int(state_dict["num_steps"]))
         for group, saved in zip(self.param_groups, groups, strict=True):
-            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
+            group.update(saved_values(group, saved))
 
 
 def newest_optimizer(cluster: Cluster) -> DistributedOptimizer | None:

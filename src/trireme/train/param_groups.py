@@ -18,10 +18,28 @@ from trireme.table import RowClassId, Table
 from trireme.worker.gradients import TableGradient
 from trireme.worker.lookups import PendingLookups
 
+_SAVED_AS_EPS = {"beta", "initial_g2sum"}  # of FTRL and FleetAdagrad, which have no eps
+
 
 def table_group(table: Table) -> dict[str, Any]:
     """The param group of a table."""
     return {"params": [], "table": table, **table.optimizer.group()}
+
+
+def values_to_save(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a param group, by the names that checkpoints have for them."""
+    values = {name: value for name, value in group.items() if name not in ("params", "table")}
+    for name in _SAVED_AS_EPS & values.keys():
+        values["eps"] = values.pop(name)  # any other is the dense optimizer's: torch adds it
+    return values
+
+
+def saved_values(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `values_to_save`: the values for this group."""
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
+    for name in _SAVED_AS_EPS & group.keys():
+        values[name] = values.pop("eps")
+    return values
 
 
 def row_gradients(

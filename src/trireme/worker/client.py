@@ -21,7 +21,7 @@ from trireme.rpc import Call
 from trireme.table import RowClassId, TableSchema
 from trireme.worker.coordinator_calls import CoordinatorCalls
 from trireme.worker.dense_parameters import DenseParameters
-from trireme.worker.gradients import DenseGradient, KeysByClass, Step, TableGradient
+from trireme.worker.gradients import DenseGradient, KeysByClass, PushHeader, TableGradient
 from trireme.worker.pull import Pulled, PullPlan
 from trireme.worker.push import split_blocks, split_tables
 from trireme.worker.script import Script
@@ -219,7 +219,7 @@ class WorkerClient:
 
     def push(
         self,
-        step: Step,
+        header: PushHeader,
         tables: Mapping[RowClassId, TableGradient],
         dense: DenseGradient | None = None,
         *,
@@ -231,7 +231,7 @@ class WorkerClient:
 
         Raises:
             Fenced: a successor of this worker has taken over. DeadlineExceeded, Unavailable:
-                unknown whether it was applied; calling again with the same step is safe.
+                unknown whether it was applied; calling again with the same header is safe.
         """
 
         def attempt(left_s: float) -> None:
@@ -242,20 +242,20 @@ class WorkerClient:
             for server, endpoint in enumerate(bucket_map.servers):
                 push = Push(
                     stream=self.stream,
-                    sequence=step.sequence,
+                    sequence=header.sequence,
                     incarnation=self._stream_incarnation,
-                    step=step.step,
+                    step=header.step,
                     staged=staged,
-                    computed_at=step.versions[server] if server < len(step.versions) else 0,
-                    examples=step.examples,
-                    position=step.position,
-                    time=step.time,
+                    computed_at=header.push_counts[server] if header.push_counts else 0,
+                    examples=header.examples,
+                    position=header.position,
+                    time=header.time,
                     map_version=bucket_map.version,
                     tables=table_pushes[server],
                     blocks=blocks_pushes[server],
                     kind=kind,
-                    clip=step.clip,
-                    stops=step.stops,
+                    clip=header.clip,
+                    stops=header.stops,
                 )
                 body, arrays = push.to_wire()
                 calls.append(Call(endpoint, "ps.push", body, arrays))

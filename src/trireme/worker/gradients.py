@@ -16,12 +16,12 @@ KeysByClass = Mapping[RowClassId, Keys]
 
 
 @dataclass(frozen=True)
-class Step:
+class PushHeader:
     """The facts of one push."""
 
     sequence: int  # number of the push in its stream, from 1
     step: int  # of the running pass in sync and bounded; 0 in async
-    versions: Sequence[int]  # `Pulled.versions` of the pull that the gradients were computed from
+    push_counts: Sequence[int]  # of the pull that the gradients were computed from
     examples: int  # in the batch; the weight of its gradient in sync
     position: tuple[int, ...] = ()  # of the stream after the batch
     time: int = 0  # data time in seconds; 0: the data has none

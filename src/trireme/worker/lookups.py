@@ -38,7 +38,7 @@ class PendingLookups:
     """Lookups of the forward passes since the last step, whose gradients the next push carries."""
 
     entries: list[RowLookup] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)  # per server, the oldest pull's push counter
+    push_counts: list[int] = field(default_factory=list)  # per server, of the oldest pull
     examples: int = 0  # of the largest batch
 
     def add(self, looked_up: RowLookup, examples: int = 0) -> None:
@@ -51,15 +51,15 @@ class PendingLookups:
         self.entries.append(looked_up)
         self.examples = max(self.examples, examples)
 
-    def pulled_at(self, versions: Sequence[int]) -> None:
+    def pulled_at(self, push_counts: Sequence[int]) -> None:
         """Note the push counters of the servers at a pull."""
-        if not self.versions:
-            self.versions = list(versions)
+        if not self.push_counts:
+            self.push_counts = list(push_counts)
         else:
-            self.versions = [min(a, b) for a, b in zip(self.versions, versions, strict=True)]
+            self.push_counts = list(map(min, self.push_counts, push_counts))
 
     def take(self) -> PendingLookups:
         """Return all lookups and keep none."""
-        taken = PendingLookups(self.entries, self.versions, self.examples)
-        self.entries, self.versions, self.examples = [], [], 0
+        taken = PendingLookups(self.entries, self.push_counts, self.examples)
+        self.entries, self.push_counts, self.examples = [], [], 0
         return taken

@@ -47,8 +47,8 @@ class EnteredPass:
     note: PassNote = PassNote()  # of the first process of this worker that had begun it
     is_over: bool = False  # predecessors have finished it; nothing is left to do
     first_step: int = 0  # its number; 0 where streams do not advance together
-    end: int | None = None  # a predecessor has left, and contributes to the steps before; None: not
-    num_steps: int = 0  # leased streams: about those of a worker there from the beginning
+    end: int | None = None  # the first step without this stream, which a predecessor has left
+    num_steps: int = 0  # leased streams: about as many as a worker there from the start made
 
 
 @dataclass(frozen=True)

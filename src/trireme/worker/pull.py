@@ -21,7 +21,7 @@ class Pulled:
 
     rows: dict[RowClassId, Tensor]  # per table (K, W), W of `TableSchema.width_of`; row i for key i
     blocks: list[tuple[list[str], Floats]] | None  # per server ids and flat weights, if asked for
-    versions: list[int]  # per server, its push counter when it answered
+    push_counts: list[int]  # per server, the pushes that it had applied when it answered
     missing: dict[RowClassId, int]  # per table, how many keys have no row yet
     stop: Stop | None = None  # the step after which all stop, if a server has applied it
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from trireme.checkpoint.format.json_object import JsonObject
-from trireme.checkpoint.format.modes import SAVE_MODES
+from trireme.checkpoint.format.save_modes import SAVE_MODES
 from trireme.errors import BadRequest, Corruption
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
-from trireme.checkpoint.format.modes import SAVE_MODES
 from trireme.checkpoint.format.row_files import RowColumns
 from trireme.checkpoint.format.row_writer import ChooseRows
+from trireme.checkpoint.format.save_modes import SAVE_MODES
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.errors import BadRequest
 from trireme.policy import ScorePolicy, policy_of

@@ -10,7 +10,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from trireme.checkpoint.format.manifest import MANIFEST, CheckpointManifest
-from trireme.checkpoint.format.modes import check_hot, save_mode
+from trireme.checkpoint.format.save_modes import check_hot, save_mode
 from trireme.checkpoint.worker_side.publication import Draft, open_draft, publish, retain
 from trireme.checkpoint.worker_side.server_operations import ServerOperations, Watch, retry
 from trireme.errors import BadRequest, Corruption

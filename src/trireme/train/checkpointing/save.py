@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.format.modes import check_hot, save_mode
+from trireme.checkpoint.format.save_modes import check_hot, save_mode
 from trireme.checkpoint.worker_side.save import finish_save, save_checkpoint
 from trireme.errors import BadRequest
 from trireme.storage.storage import open_storage

@@ -236,7 +236,7 @@ class BackgroundSaver(_PeriodicSaver):
 
     def close(self) -> None:
         """Give a save under way some time to end."""
-        self._cluster.remove_running(self.close)
+        self._cluster.take_back(self.close)
         if self._thread is None:
             return
         patience_s = self._cluster.client.timeout_s

@@ -115,7 +115,7 @@ class Pipeline:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._cluster.remove_running(self.stop)
+        self._cluster.take_back(self.stop)
         for queue in ("planned", "pulled"):
             self._cluster.metrics.queues.pop(queue, None)
         if self._training:

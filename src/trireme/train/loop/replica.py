@@ -1,8 +1,8 @@
 """Several training threads in one process: each trains a replica of the model on every T-th batch.
 
-On a small batch an operation of torch takes less time than waking torch's threads and waiting for
-the last of them, which competes with the threads that plan, pull and push. A thread per batch does
-not wait for others. With T threads weights are at most T - 1 steps old.
+On a small batch, waking torch's threads costs more than the operation. The woken threads also
+compete with those that plan, pull and push. A thread per batch does not wait for others. With T
+threads weights are at most T - 1 steps old.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ from trireme.worker.pull import Pulled
 
 
 class Mode(Protocol):
-    """One worker's part of a mode. The training thread uses it; others may flush or pull ahead."""
+    """One worker's part of a mode. The training thread calls it, except where a thread is named.
+    All workers call alike, but for rows, steps and flushes, as many as the data of each needs.
+    """
 
     trains_in_threads: ClassVar[bool]  # several threads may each train on batches of their own
     saves_between_steps: ClassVar[bool]  # all workers wait at a step while a checkpoint is written
@@ -25,11 +27,13 @@ class Mode(Protocol):
     def open(self) -> None:
         """Create tables and dense parameters, or find them, and begin with their weights."""
 
+    # ---- rows and dense weights: the training thread, or one that pulls ahead ----
+
     def may_pull_ahead(self, *, steps: bool) -> bool:
         """Whether to pull for the next batch during this one. steps: one is made of each batch."""
 
     def fetcher(self) -> Callable[[KeysByClass], None] | None:
-        """What a thread does for the keys of the next batch if `pull` cannot be ahead, or None."""
+        """What the pull thread calls with the keys of the next batch if `pull` cannot be ahead."""
 
     def begin_run(self) -> None:
         """Number the batches that come now from 0."""
@@ -40,11 +44,10 @@ class Mode(Protocol):
     def read(self, keys: KeysByClass) -> Pulled:
         """Rows as they are now, for a forward pass without gradients."""
 
-    def begin_step(self) -> None:
-        """Count a step. Raises BadRequest: this worker may not make it."""
+    # ---- the step ----
 
-    def abandon_step(self) -> None:
-        """Take back `begin_step`: no step is made."""
+    def begin_step(self) -> int:
+        """The value of `num_steps` after this step. Raises BadRequest: it must not be made."""
 
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
         """Clip what the worker clips before a step. Raises NotFinite: no step is to be made."""
@@ -56,13 +59,15 @@ class Mode(Protocol):
         """Let the next forward pass use the step, in a loop without a pipeline."""
 
     def flush(self) -> None:
-        """Wait until all steps have left this worker. Raises the error of one that failed."""
+        """Wait until all steps have left this worker; any thread. Raises the error of a step."""
 
     def refresh(self) -> None:
         """Flush, and bring the dense parameters up to date."""
 
     def has_stopped(self, reason: str = "") -> bool:
-        """Whether no other step of the pass follows. reason: why the worker was asked to stop."""
+        """Whether this worker stops now. reason: why it was asked to; empty: it was not."""
+
+    # ---- the pass ----
 
     def begin_pass(self) -> PredecessorProgress:
         """Enter the next pass; returns what a predecessor did in it."""
@@ -76,6 +81,8 @@ class Mode(Protocol):
     def finish(self) -> None:
         """Leave what is still open, before the cluster closes or another optimizer begins."""
 
+    # ---- checkpoints ----
+
     def resume(self, steps_before: int | None = None) -> None:
         """Continue where the job stands. steps_before: in a loaded run, before its first push."""
 
@@ -83,7 +90,7 @@ class Mode(Protocol):
         """Count on from here, after a load."""
 
     def publish(self) -> None:
-        """Copy what only workers have to where it is saved from; one worker calls it."""
+        """Copy to the servers what only workers have, before a save. Worker 0 alone calls it."""
 
     def adopt(self) -> None:
         """Take over what has been loaded."""

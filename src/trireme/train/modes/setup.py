@@ -41,7 +41,7 @@ class WorkerStep:
 
     tables: TableGradients
     dense: DenseParameters  # the parameters, with their gradients
-    versions: Sequence[int]  # `Pulled.versions` of the pull that the gradients were computed from
+    push_counts: Sequence[int]  # of the pull that the gradients were computed from
     examples: int  # in the batch
     position: tuple[int, ...]  # of the stream after the batch
     stops: str  # why this worker was asked to stop; empty: it was not

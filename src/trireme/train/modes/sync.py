@@ -70,10 +70,10 @@ class Sync(NumberedSteps):
 
     # ---- the count ----
 
-    def begin_step(self) -> None:
+    def begin_step(self) -> int:
         super().begin_step()
         assert self._job_steps_before is not None
-        self.num_steps = self._job_steps_before + self.next_step()
+        return self._job_steps_before + self.next_step()
 
     def resume(self, steps_before: int | None = None) -> None:
         """Pushes do not count: the steps are the job's."""

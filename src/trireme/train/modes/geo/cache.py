@@ -27,7 +27,7 @@ class RowCache:
         self.window = 1  # its number
         self.num_evicted = 0  # rows that have left
         self.num_lost = 0  # those of them that had optimizer state
-        # (window, part, keys) of the windows that have ended, the oldest first. For a key in
+        # (window, class_id, keys) of the windows that have ended, the oldest first. For a key in
         # several entries the last one counts.
         self._queue: deque[tuple[int, RowClassId, Keys]] = deque()
         self._num_queued = 0
@@ -44,7 +44,7 @@ class RowCache:
 
     def find(self, keys: KeysByClass) -> dict[RowClassId, CachedKeys]:
         """Which of the keys the window has; true until rows are touched or the window ends."""
-        return {part: self.tables[part].find(keys_K, self.window) for part, keys_K in keys.items()}
+        return {c: self.tables[c].find(keys_K, self.window) for c, keys_K in keys.items()}
 
     def make_room(self, cached: Mapping[RowClassId, CachedKeys]) -> bool:
         """Evict rows until all missing ones fit. Returns False: the window must end first. Raises
@@ -65,20 +65,20 @@ class RowCache:
     def touch(
         self, cached: Mapping[RowClassId, CachedKeys], weights: Mapping[RowClassId, Floats]
     ) -> None:
-        """Put these rows into the window. weights: per part, of the rows that were missing."""
-        for part, keys in cached.items():
-            self.tables[part].touch(keys, weights[part], self.window)
+        """Put these rows into the window. weights: per row class, of the rows that were missing."""
+        for class_id, keys in cached.items():
+            self.tables[class_id].touch(keys, weights[class_id], self.window)
 
     def differences(self) -> dict[RowClassId, TableGradient]:
-        """What the window has changed, per part with updated rows."""
-        by_part = {part: rows.differences() for part, rows in self.tables.items()}
-        return {part: gradient for part, gradient in by_part.items() if gradient is not None}
+        """What the window has changed, per row class with updated rows."""
+        by_class = {class_id: rows.differences() for class_id, rows in self.tables.items()}
+        return {c: gradient for c, gradient in by_class.items() if gradient is not None}
 
     def end_window(self) -> None:
         """Begin another window: the differences have been exchanged."""
-        for part, rows in self.tables.items():
+        for class_id, rows in self.tables.items():
             if len(keys := rows.end_window()):
-                self._queue.append((self.window, part, keys))
+                self._queue.append((self.window, class_id, keys))
                 self._num_queued += len(keys)
         self.window += 1
         if self.window == WINDOWS_MAX:
@@ -94,14 +94,14 @@ class RowCache:
 
     def _evict(self, num_bytes: int) -> None:
         """Evict rows of the oldest window that no later window has touched, up to this size."""
-        window, part, keys = self._queue.popleft()
+        window, class_id, keys = self._queue.popleft()
         self._num_queued -= len(keys)
-        rows = self.tables[part]
+        rows = self.tables[class_id]
         keys = keys[rows.touched_at(keys) == window]
         count = -(-num_bytes // rows.row_bytes)
         if count < len(keys):
             rest = keys[count:]
-            self._queue.appendleft((window, part, rest))
+            self._queue.appendleft((window, class_id, rest))
             self._num_queued += len(rest)
         erased = rows.erase(keys[:count])
         self.num_evicted += erased
@@ -110,9 +110,9 @@ class RowCache:
     def _compact(self) -> None:
         """Drop from the queue the keys that later windows have touched."""
         compacted: deque[tuple[int, RowClassId, Keys]] = deque()
-        for window, part, keys in self._queue:
-            kept = keys[self.tables[part].touched_at(keys) == window]
+        for window, class_id, keys in self._queue:
+            kept = keys[self.tables[class_id].touched_at(keys) == window]
             if len(kept):
-                compacted.append((window, part, kept))
+                compacted.append((window, class_id, kept))
         self._queue = compacted
         self._num_queued = sum(len(keys) for _, _, keys in compacted)

@@ -10,7 +10,7 @@ from trireme.train.modes.on_servers.mode import OnServers
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
-from trireme.worker.gradients import KeysByClass, Step
+from trireme.worker.gradients import KeysByClass, PushHeader
 from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
@@ -66,7 +66,7 @@ class Geo(OnServers):
     def step(self, step: WorkerStep) -> None:
         """Train on the cache, and exchange if the window has had all its steps."""
         window = self.window
-        if window.has_ended or not step.versions:  # since the forward passes, or before
+        if window.has_ended or not step.push_counts:  # since the forward passes, or before
             self._touch({name: gradient.keys for name, gradient in step.tables.items()})
         window.step(step.tables, step.examples)
         self._position = step.position
@@ -80,15 +80,15 @@ class Geo(OnServers):
     def _exchange(self) -> None:
         """Push what the window has changed, and begin another one."""
         window = self.window
-        step = Step(
+        header = PushHeader(
             sequence=self.stream.sequence + 1,
             step=0,
-            versions=window.versions,
+            push_counts=window.push_counts,
             examples=window.num_examples,
             position=self._position,
             time=self.setup.data_time.seconds(),
         )
-        self.stream.push(step, *window.differences(self.group_values()), kind=DIFFERENCE)
+        self.stream.push(header, *window.differences(self.group_values()), kind=DIFFERENCE)
         window.end()
 
     def flush(self) -> None:

@@ -26,7 +26,7 @@ class _Fetched(NamedTuple):
 
     def is_of(self, keys: KeysByClass) -> bool:
         return keys.keys() == self.cached.keys() and all(
-            self.cached[part].keys is keys_K for part, keys_K in keys.items()
+            self.cached[class_id].keys is keys_K for class_id, keys_K in keys.items()
         )
 
 
@@ -46,7 +46,7 @@ class Window:
     ) -> None:
         self.cache = RowCache(tables, pool, cache_bytes)
         self.num_steps = self.num_examples = 0  # made in the window
-        self.versions: list[int] = []  # per server, its push counter when the window began
+        self.push_counts: list[int] = []  # per server, when the window began
         self.has_ended = False  # whether a window has ended since the last step was over
         self._client, self._dense, self._optimizer, self._k = client, dense, optimizer, k
         self._base: dict[str, Tensor] = {}  # dense weights when the window began
@@ -63,9 +63,8 @@ class Window:
         return self.num_steps >= self._k
 
     def fetch(self, keys: KeysByClass, time: int) -> None:
-        """Pull what the next `touch`, of these arrays, will lack, while the batch touched last is
-        trained on. Does nothing if the window ends there: rows pulled before the exchange would
-        lack this worker's own differences.
+        """Pull the rows that the next `touch`, of these arrays, will lack. Does nothing if the
+        window ends before it: rows pulled now would lack this worker's own differences.
         """
         version = self._version
         if not self._is_last:
@@ -84,7 +83,7 @@ class Window:
         if not self.cache.make_room(cached):
             return False
         pulled = self._pull(cached, time) if fetched is None else fetched.pulled
-        self.cache.touch(cached, {part: rows.numpy() for part, rows in pulled.rows.items()})
+        self.cache.touch(cached, {c: rows.numpy() for c, rows in pulled.rows.items()})
         if not self._is_open:
             self._open(pulled)
         self._is_last = self.num_steps + 1 >= self._k
@@ -93,7 +92,7 @@ class Window:
 
     def _pull(self, cached: Mapping[RowClassId, CachedKeys], time: int) -> Pulled:
         """The rows that are missing; also the dense weights if the window has no rows yet."""
-        missing = {part: keys.missing for part, keys in cached.items()}
+        missing = {class_id: keys.missing for class_id, keys in cached.items()}
         if self._is_open and not any(map(len, missing.values())):
             return self.read(missing)
         blocks = not self._is_open and len(self._dense) > 0
@@ -104,18 +103,18 @@ class Window:
         rows = {
             c: torch.from_numpy(self.cache.tables[c].read(keys_K)) for c, keys_K in keys.items()
         }
-        return Pulled(rows, None, self.versions, dict.fromkeys(keys, 0))
+        return Pulled(rows, None, self.push_counts, dict.fromkeys(keys, 0))
 
     def _open(self, pulled: Pulled) -> None:
         for block_ids, values in pulled.blocks or []:
             self._dense.install(block_ids, values)
         self._base = self._dense.copies()
-        self.versions, self._is_open = pulled.versions, True
+        self.push_counts, self._is_open = pulled.push_counts, True
 
     def step(self, tables: Mapping[RowClassId, TableGradient], examples: int) -> None:
         """Train the cache on the gradients of touched rows, and the dense parameters on theirs."""
-        for part, gradient in tables.items():
-            self.cache.tables[part].update(gradient, examples)
+        for class_id, gradient in tables.items():
+            self.cache.tables[class_id].update(gradient, examples)
         if self._optimizer is not None:
             self._optimizer.step()
         self._dense.take_gradients()

@@ -16,7 +16,7 @@ from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.stream_checks import agree_on_model, check_own_stream
 from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
-from trireme.worker.gradients import DenseGradient, KeysByClass, Step
+from trireme.worker.gradients import DenseGradient, KeysByClass, PushHeader
 from trireme.worker.passes import PassNote
 from trireme.worker.pull import Pulled
 
@@ -95,17 +95,14 @@ class OnServers(Mode):
 
     # ---- the step ----
 
-    def begin_step(self) -> None:
+    def begin_step(self) -> int:
         self.join_pass()
         if self.passes.entered is None:
             check_own_stream("DistributedOptimizer.step", self.cluster)
         elif self.passes.entered.is_over:
             check_loop(PredecessorProgress(is_over=True))
         self.stream.check_usable()
-        self.num_steps += 1
-
-    def abandon_step(self) -> None:
-        self.num_steps -= 1
+        return self.num_steps + 1
 
     def next_step(self) -> int:
         """The number of this worker's next step in the pass; 0 where steps have none."""
@@ -118,12 +115,12 @@ class OnServers(Mode):
         header, dense = self.header(step), self.dense_gradient(step.dense)
         self.stream.push(header, step.tables, dense, in_background=step.in_background)
 
-    def header(self, step: WorkerStep) -> Step:
+    def header(self, step: WorkerStep) -> PushHeader:
         """The facts of the push of a step."""
-        return Step(
+        return PushHeader(
             sequence=self.stream.sequence + 1,
             step=self.next_step(),
-            versions=step.versions,
+            push_counts=step.push_counts,
             examples=step.examples,
             position=step.position,
             time=self.setup.data_time.seconds(),

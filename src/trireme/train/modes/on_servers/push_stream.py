@@ -9,7 +9,7 @@ from trireme.table import RowClassId
 from trireme.train.loop.timing import Stopwatch
 from trireme.train.modes.on_servers.pusher import Pusher
 from trireme.worker.client import StreamPosition
-from trireme.worker.gradients import DenseGradient, Step, TableGradient
+from trireme.worker.gradients import DenseGradient, PushHeader, TableGradient
 
 
 class PushStream:
@@ -44,7 +44,7 @@ class PushStream:
 
     def push(
         self,
-        step: Step,
+        header: PushHeader,
         tables: Mapping[RowClassId, TableGradient],
         dense: DenseGradient | None,
         *,
@@ -56,15 +56,15 @@ class PushStream:
         later push or flush then raises its error. staged, kind: see WorkerClient.push.
         """
         if in_background:
-            self._running_pusher().submit(step, tables, dense)
+            self._running_pusher().submit(header, tables, dense)
         else:
             self.flush()
             try:
-                self._cluster.client.push(step, tables, dense, staged=staged, kind=kind)
+                self._cluster.client.push(header, tables, dense, staged=staged, kind=kind)
             except BaseException as error:
                 self._error = error
                 raise
-        self.sequence, self.position = step.sequence, step.position
+        self.sequence, self.position = header.sequence, header.position
 
     def _running_pusher(self) -> Pusher:
         if self._pusher is None:
@@ -82,5 +82,5 @@ class PushStream:
         """Flush and end the thread of pushes."""
         if self._pusher is not None:
             self._pusher.close()
-            self._cluster.remove_running(self._pusher.stop)
+            self._cluster.take_back(self._pusher.stop)
             self._pusher = None

@@ -8,11 +8,11 @@ from trireme.errors import DeadlineExceeded
 from trireme.table import RowClassId
 from trireme.train.loop.timing import Stopwatch
 from trireme.worker.client import WorkerClient
-from trireme.worker.gradients import DenseGradient, Step, TableGradient
+from trireme.worker.gradients import DenseGradient, PushHeader, TableGradient
 
 WAITING_MAX = 2
 
-_Item = tuple[Step, Mapping[RowClassId, TableGradient], DenseGradient | None]
+_Item = tuple[PushHeader, Mapping[RowClassId, TableGradient], DenseGradient | None]
 
 
 class Pusher:
@@ -32,14 +32,17 @@ class Pusher:
         self._thread.start()
 
     def submit(
-        self, step: Step, tables: Mapping[RowClassId, TableGradient], dense: DenseGradient | None
+        self,
+        header: PushHeader,
+        tables: Mapping[RowClassId, TableGradient],
+        dense: DenseGradient | None,
     ) -> None:
         """Send this push after those before it; waits while two others wait. Raises the error of an
         earlier push. DeadlineExceeded: no push has ended for too long.
         """
         self._wait("take another push", lambda: len(self._waiting) < WAITING_MAX)
         with self._changed:
-            self._waiting.append((step, tables, dense))
+            self._waiting.append((header, tables, dense))
             self._num_submitted += 1
             self._changed.notify_all()
 
