@@ -387,7 +387,7 @@ def test_fleets_names_for_it(tmp_path):
         assert everything(cluster, trainer)["missing"] == NUM_KEYS - 300
         job.save_persistables(dirname=str(tmp_path / "c"))
         job.load_model(str(tmp_path / "c"))
-        with pytest.raises(BadRequest, match=r"expected what Fleet has saved, .*\['time'\]"):
+        with pytest.raises(BadRequest, match=r"expected a model saved by Fleet, .*\['time'\]"):
             job.load_model(str(tmp_path / "c"), time=5)
         with pytest.raises(
             BadRequest, match="expected format 'trireme' without options, or 'fleet'"

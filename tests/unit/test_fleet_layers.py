@@ -66,7 +66,7 @@ def test_a_model_without_dense_parameters_has_none_to_cut(home: Cluster) -> None
     rows_of = make("a", optimizer=optim.SGD(lr=0.5))
     config = fleet.DistributeTranspilerConfig()
     optimizer = fleet.distributed_optimizer(None, config, model=rows_of)
-    assert optimizer.strategy == config.mode()
+    assert optimizer.strategy == config.strategy()
 
 
 def test_padding_gives_zeros_and_is_not_pushed(home: Cluster) -> None:
