@@ -36,6 +36,8 @@ demo: setup
 
 # Four files at a time, even on two cores: many tests wait for their processes. The files run in the
 # order of their folders; the short ones of unit/ come last, so that all four end at about one time.
+# Threads of torch that wait for work do not take the cores from the other tests.
+test long: export OMP_WAIT_POLICY := PASSIVE
 test: setup
 	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 

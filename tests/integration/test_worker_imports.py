@@ -47,7 +47,7 @@ def is_of_another_role(module: str) -> bool:
     return parts[0] in ("server", "coordinator") or "server_side" in parts
 
 
-@pytest.mark.parametrize("mode", ["async", "geo", "hybrid"])
+@pytest.mark.parametrize("mode", ["geo", "hybrid"])
 def test_a_worker_loads_no_module_of_another_role(tmp_path: Path, mode: str) -> None:
     with Job(1) as job:
         done = subprocess.run(
