@@ -16,7 +16,7 @@ from tests.integration.test_metrics import AT, families, start_server, values, w
 from tests.long import pick
 from tests.programs import Template
 
-SECONDS = pick(short=6.0, long=600.0)
+SECONDS = pick(short=4.0, long=600.0)
 WARM_STEPS = pick(short=150, long=1000)
 PERIOD_S = 0.5
 GROWTH_MAX = 1.05

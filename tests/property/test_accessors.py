@@ -13,6 +13,7 @@ import torch
 
 import trireme as tr
 from tests.jobs import Job
+from tests.long import pick
 from tests.property.accessor_model import Accessor
 from tests.seeds import SEED, named_in_failure
 from tests.tables import POOL, T_ROWS, buckets_of
@@ -32,7 +33,7 @@ from trireme.worker import expiry_calls
 from trireme.worker.gradients import PushHeader, TableGradient
 from trireme.worker.passes import PassNote, begin_pass
 
-NUM_HISTORIES = 200
+NUM_HISTORIES = pick(short=80, long=2000)
 KEYS = _core.unique(np.arange(24, dtype=np.uint64), POOL)[0]
 BUCKETS = sorted(set(buckets_of(KEYS).tolist()))
 

@@ -13,7 +13,7 @@ from tests.property.table_operations import Operations
 from tests.seeds import SEED, named_in_failure
 from tests.tables import RULES, make_table
 
-NUM_OPERATIONS = pick(short=30_000, long=500_000)
+NUM_OPERATIONS = pick(short=20_000, long=500_000)
 FADING = Policy(
     is_scored=True,
     nonclk_coeff=0.2,
