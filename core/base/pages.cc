@@ -16,6 +16,13 @@
 namespace trireme {
 namespace {
 
+// Builds with a sanitizer have a page behind all memory that nothing may touch.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr std::size_t kGuardBytes = kPageBytes;
+#else
+constexpr std::size_t kGuardBytes = 0;
+#endif
+
 [[noreturn]] void fail(std::size_t bytes) {
   const int error = errno;
   throw Error(ErrorCode::kResourceExhausted,
@@ -32,24 +39,28 @@ std::byte* map(std::size_t bytes, int protection) {
 }  // namespace
 
 Pages::Pages(std::size_t bytes) : bytes_(round_up(bytes, kPageBytes)) {
-  if (bytes_ > 0) data_ = map(bytes_, PROT_READ | PROT_WRITE);
+  if (bytes_ == 0) return;
+  data_ = map(bytes_ + kGuardBytes, PROT_READ | PROT_WRITE);
+  if (kGuardBytes > 0) ::mprotect(data_ + bytes_, kGuardBytes, PROT_NONE);
 }
 
 Pages Pages::reserve(std::size_t bytes, std::size_t alignment) {
   Pages pages;
   pages.bytes_ = round_up(bytes, kPageBytes);
   // The system aligns to small pages only. So reserve more, and release both ends.
-  std::byte* raw = map(pages.bytes_ + alignment, PROT_NONE);
+  std::byte* raw = map(pages.bytes_ + kGuardBytes + alignment, PROT_NONE);
   const auto address = reinterpret_cast<std::uintptr_t>(raw);
   const std::size_t head = round_up(address, alignment) - address;
   pages.data_ = raw + head;
   if (head > 0) ::munmap(raw, head);
-  if (head < alignment) ::munmap(pages.data_ + pages.bytes_, alignment - head);
+  if (head < alignment) {
+    ::munmap(pages.data_ + pages.bytes_ + kGuardBytes, alignment - head);
+  }
   return pages;
 }
 
 Pages::~Pages() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (data_ != nullptr) ::munmap(data_, bytes_ + kGuardBytes);
 }
 
 Pages::Pages(Pages&& other) noexcept
@@ -68,9 +79,9 @@ void Pages::resize(std::size_t bytes) {
     *this = Pages(bytes);
     return;
   }
-#if defined(__SANITIZE_THREAD__)
-  // TSan does not know mremap. Without this it would report races between the memory's new owner
-  // and threads that used these addresses before.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  // TSan does not know mremap: it would report races between the memory's new owner and threads that
+  // used these addresses before. And a mapping does not take its guard along.
   Pages moved(bytes);
   std::memcpy(moved.data_, data_, std::min(bytes, bytes_));
   *this = std::move(moved);

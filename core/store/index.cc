@@ -130,9 +130,10 @@ void Index::release(std::uint32_t bucket) noexcept {
 }
 
 void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entry>& scratch) {
-  // Every bucket may grow, and its size is rounded up.
-  const std::uint64_t lines_max = grown(num_lines_of_stripe(stripe)) + lines_for(num_rows) +
-                                  (kGrowthMin + 1) * kBucketsPerStripe;
+  // A bucket grows when it is full, by an eighth of what is full then. So however often it grows, it
+  // ends with at most grown(n) lines, of which n are full, both rounded up.
+  const std::uint64_t lines_max = grown(num_lines_of_stripe(stripe) + lines_for(num_rows)) +
+                                  (kGrowthMin + 2) * kBucketsPerStripe;
   if (lines_max > std::numeric_limits<std::uint32_t>::max()) {
     throw Error(ErrorCode::kResourceExhausted,
                 "Index.prepare: expected fewer than 2^32 lines in a stripe, found " +
@@ -147,7 +148,7 @@ void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entr
   for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
     rows_max = std::max<std::size_t>(rows_max, buckets_[stripe * kBucketsPerStripe + i].num_rows);
   }
-  scratch.reserve(rows_max);
+  scratch.reserve(rows_max + num_rows);
 }
 
 // Gives a bucket more lines, if necessary, and inserts its rows again.
@@ -180,6 +181,8 @@ void Index::lay_out(std::uint32_t bucket, std::uint32_t num_lines) noexcept {
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
   auto* lines = reinterpret_cast<IndexLine*>(memory_[stripe].data());
   const std::size_t all_lines = num_lines_of_stripe(stripe);
+  TRIREME_CHECK((all_lines - buckets_[bucket].num_lines + num_lines) * sizeof(IndexLine) <=
+                memory_[stripe].size());
   std::size_t at = 0;
   for (std::uint32_t i = stripe * kBucketsPerStripe; i < (stripe + 1) * kBucketsPerStripe; ++i) {
     Bucket& b = buckets_[i];
