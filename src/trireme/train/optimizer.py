@@ -120,6 +120,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if (before := newest_optimizer(self.cluster)) is not None:
             before.finish()  # its pushes come before those of this one, in the same stream
             self.cluster.take_back(before.finish)
+            if self.cluster.worker == 0:
+                before.mode.publish()
         self.mode.open()
         self._session.train_with(self)
         self.cluster.on_close(self.finish)

@@ -23,6 +23,7 @@ class Hybrid(OnServers):
     def __init__(self, setup: TrainingSetup) -> None:
         super().__init__(setup)
         _check(setup)
+        self._worker_dense = WorkerTrainedDense(self.client, setup.replica.dense, setup.optimizer)
 
     def open(self) -> None:
         """Begin, and find the other workers."""
@@ -33,10 +34,7 @@ class Hybrid(OnServers):
                 " again and load the newest checkpoint"
             )
         super().open()
-        setup = self.setup
-        parameters = setup.replica.dense
-        self._dense = ReplicatedDense(self.cluster, parameters, setup.optimizer, setup.clip)
-        self._worker_dense = WorkerTrainedDense(self.client, parameters, setup.optimizer)
+        self._dense = ReplicatedDense(self.setup)
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         return super().pull(keys, blocks=False, number=number)

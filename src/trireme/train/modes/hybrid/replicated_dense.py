@@ -12,27 +12,19 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest
-from trireme.job.cluster import Cluster
-from trireme.protocol.clipping import Clip
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.hybrid.worker_group import WorkerGroup
-from trireme.worker.dense_parameters import DenseParameters
+from trireme.train.modes.setup import TrainingSetup
 
 
 class ReplicatedDense:
-    """The dense parameters of one worker, all on one device; `optimizer` steps them. clip: clips
-    gradients by value before the step.
+    """The dense parameters of one worker, all on one device; the setup's optimizer steps them,
+    after its clip has clipped the gradients by value.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        dense: DenseParameters,
-        optimizer: torch.optim.Optimizer | None,
-        clip: Clip | None = None,
-    ) -> None:
-        self._cluster, self._dense, self._optimizer = cluster, dense, optimizer
-        self._clip, self._parameters = clip, dense.parameters
+    def __init__(self, setup: TrainingSetup) -> None:
+        cluster, self._dense, self._optimizer = setup.cluster, setup.replica.dense, setup.optimizer
+        self._cluster, self._clip, self._parameters = cluster, setup.clip, self._dense.parameters
         devices = {p.device for p in self._parameters.values()} or {torch.device("cpu")}
         if len(devices) > 1:
             raise BadRequest(f"hybrid: expected all parameters on one device, found {devices}")

@@ -47,7 +47,7 @@ class OnServers(Mode):
         self._create()
         self.resume()
         self.passes.begin_script()
-        self.setup.replica.install(self.client.pull({}, blocks=True))
+        self.adopt()
 
     def _create(self) -> None:
         """Create the tables and blocks, with worker 0's weights. Every worker calls it. Raises
