@@ -80,8 +80,8 @@ void Pages::resize(std::size_t bytes) {
     return;
   }
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  // TSan does not know mremap: it would report races between the memory's new owner and threads that
-  // used these addresses before. And a mapping does not take its guard along.
+  // TSan does not know mremap: it would report races between the memory's new owner and threads
+  // that used these addresses before. And a mapping does not take its guard along.
   Pages moved(bytes);
   std::memcpy(moved.data_, data_, std::min(bytes, bytes_));
   *this = std::move(moved);

@@ -130,8 +130,8 @@ void Index::release(std::uint32_t bucket) noexcept {
 }
 
 void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entry>& scratch) {
-  // A bucket grows when it is full, by an eighth of what is full then. So however often it grows, it
-  // ends with at most grown(n) lines, of which n are full, both rounded up.
+  // A bucket grows when it is full, by an eighth of what is full then. So however often it grows,
+  // it ends with at most grown(n) lines, of which n are full, both rounded up.
   const std::uint64_t lines_max = grown(num_lines_of_stripe(stripe) + lines_for(num_rows)) +
                                   (kGrowthMin + 2) * kBucketsPerStripe;
   if (lines_max > std::numeric_limits<std::uint32_t>::max()) {
