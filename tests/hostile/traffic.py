@@ -28,6 +28,7 @@ from trireme.server.attendance import Attendance
 from trireme.server.state import ServerState
 from trireme.worker.client import WorkerClient
 from trireme.worker.expiry_calls import counters, shrink
+from trireme.worker.monitoring import WorkerMetrics
 from trireme.worker.transport import LOCAL, LocalTransport
 
 FEATURES = ("a", "b")
@@ -183,7 +184,7 @@ def _cluster(transport: LocalTransport, streams: int) -> Cluster:
         pool=pool,
         timeout_s=JOB_S,
     )
-    return Cluster(client, pool, is_embedded=True)
+    return Cluster(client, pool, metrics=WorkerMetrics("embedded", None))
 
 
 def _trainer(cluster: Cluster, mode: str, model: nn.Module) -> tr.Trainer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 import trireme as tr
+from trireme.data.batch import Batch
 from trireme.dense.optimizers import group_values, optimizer_spec
 from trireme.errors import BadRequest
 from trireme.inference import Predictor
@@ -26,9 +26,9 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.protocol.wire import Push, TablePush
 from trireme.rpc import Request
-from trireme.server.state import ServerState
 from trireme.train import optimizer as optimizer_module
 from trireme.train.clipping import clip_gradients
+from trireme.train.loop.scoring import Compute, Scored
 from trireme.train.modes.base import Mode
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
@@ -46,8 +46,10 @@ class Alone(Mode):
     trains_in_threads = False
     saves_between_steps = True
 
-    def __init__(self, server: ServerState, setup: TrainingSetup) -> None:
-        self.server, self.setup = server, setup
+    def __init__(self, setup: TrainingSetup) -> None:
+        assert setup.cluster.server is not None
+        self.server, self.setup = setup.cluster.server, setup
+        self.num_computed = 0
         self.num_steps, self.last_push = 0, StreamPosition()
         self.client, dense = setup.cluster.client, setup.replica.dense
         self.dense = WorkerTrainedDense(self.client, dense, setup.optimizer)
@@ -80,6 +82,10 @@ class Alone(Mode):
             )
             pulled[class_id] = torch.from_numpy(rows_KD)
         return Pulled(pulled, None, [], dict.fromkeys(keys, 0))
+
+    def compute(self, model: nn.Module, batch: Batch, locally: Compute) -> Scored:
+        self.num_computed += 1
+        return locally(model, batch)
 
     def begin_step(self) -> int:
         return self.num_steps + 1
@@ -220,21 +226,11 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     def refuse(*_: object, **__: object) -> NoReturn:
         pytest.fail("this mode does not ask servers for rows")
 
-    servers = list[ServerState]()
-    monkeypatch.setattr(ServerState, "__init__", _noting(servers, ServerState.__init__))
     with embedded() as cluster:
-        monkeypatch.setattr(optimizer_module, "mode_class", lambda _: partial(Alone, servers[0]))
+        monkeypatch.setattr(optimizer_module, "mode_class", lambda _: Alone)
         for name in ("pull", "push"):
             monkeypatch.setattr(WorkerClient, name, refuse)
         yield cluster
-
-
-def _noting(made: list[ServerState], init: Callable[..., None]) -> Callable[..., None]:
-    def noting(self: ServerState, *arguments: Any) -> None:
-        init(self, *arguments)
-        made.append(self)
-
-    return noting
 
 
 @pytest.mark.parametrize("loop", [by_fit, by_prefetch, by_plain_loop])
@@ -243,8 +239,11 @@ def test_it_equals_sync_of_one_worker(
 ) -> None:
     with embedded() as cluster:
         expected = train(make_trainer(cluster), loop)
-    actual = train(make_trainer(request.getfixturevalue("alone")), loop)
+    trainer = make_trainer(request.getfixturevalue("alone"))
+    actual = train(trainer, loop)
     assert actual == [pytest.approx(values, abs=1e-5) for values in expected]
+    assert isinstance(trainer.optimizer.mode, Alone)
+    assert trainer.optimizer.mode.num_computed == (10 if loop is by_fit else 0)
 
 
 def test_its_rows_are_saved_loaded_shrunk_and_exported(tmp_path: Path, alone: Cluster) -> None:

@@ -9,6 +9,7 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from trireme import _core, rpc
 from trireme.errors import Stopped, TriremeError
@@ -16,6 +17,9 @@ from trireme.job.heartbeat import Heartbeat, StopRequest
 from trireme.worker.client import WorkerClient
 from trireme.worker.monitoring import WorkerMetrics
 from trireme.worker.transport import Transport
+
+if TYPE_CHECKING:
+    from trireme.server.state import ServerState
 
 log = logging.getLogger("trireme")
 
@@ -26,6 +30,7 @@ class Cluster:
     """One process' part in a job.
 
     keys, insecure: how workers talk to each other: with these keys, or beyond loopback without.
+    server: the state of the server that this process hosts.
     """
 
     def __init__(
@@ -33,15 +38,14 @@ class Cluster:
         client: WorkerClient,
         pool: _core.Pool,
         *,
-        is_embedded: bool,
+        metrics: WorkerMetrics,
+        server: ServerState | None = None,
         heartbeat: Transport | None = None,
         keys: rpc.ClientKeys | None = None,
         insecure: bool = False,
-        metrics: WorkerMetrics | None = None,
     ) -> None:
-        self.client, self.pool = client, pool
-        self.metrics = metrics or WorkerMetrics("embedded" if is_embedded else "worker", None)
-        self.keys, self.insecure = keys, insecure
+        self.client, self.pool, self.server = client, pool, server
+        self.metrics, self.keys, self.insecure = metrics, keys, insecure
         self.worker = client.worker  # index among the workers that the job began with
         self.num_workers = client.num_workers
         self.num_streams = client.num_streams  # that workers share; 0: each has its own
@@ -51,8 +55,7 @@ class Cluster:
         self.stop_request = StopRequest()
         self._heartbeat: Heartbeat | None = None
         if heartbeat is not None:
-            report = self.metrics.report
-            self._heartbeat = Heartbeat(client, heartbeat, report, self.stop_request)
+            self._heartbeat = Heartbeat(client, heartbeat, metrics.report, self.stop_request)
         self.metrics.health.opened()
         _open.add(self)
 

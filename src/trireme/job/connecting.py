@@ -71,7 +71,6 @@ def connect(
     return Cluster(
         client,
         pool,
-        is_embedded=False,
         heartbeat=base,
         keys=keys,
         insecure=insecure,

@@ -38,4 +38,4 @@ def embedded(
         pool=pool,
         timeout_s=timeout_s,
     )
-    return Cluster(client, pool, is_embedded=True, metrics=own_metrics)
+    return Cluster(client, pool, metrics=own_metrics, server=server)

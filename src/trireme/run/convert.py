@@ -120,7 +120,11 @@ def _trainer(conversion: Conversion, kind: Kind) -> Trainer:
         return Trainer.from_recipe(recipe)
     if kind != "parquet":
         log.info("convert: a dense part is left out; it needs -m config.yaml with its model")
-    tables = _described(conversion) if kind != "checkpoint" else _saved(conversion.source)
+    if kind == "checkpoint":
+        saved = read_manifest(open_storage(conversion.source, None)).tables.values()
+        tables = [Table.of_schema(part.schema) for part in saved]
+    else:
+        tables = _described(conversion)
     model = _TablesOnly(tables)
     return Trainer(model, None, loss=lambda _, batch: model(batch))
 
@@ -140,11 +144,6 @@ def _described(conversion: Conversion) -> list[Table]:
             policy=policy.SparseAccessor(),
         )
     ]
-
-
-def _saved(source: str) -> list[Table]:
-    manifest = read_manifest(open_storage(source, None))
-    return [Table.of_schema(part.schema) for part in manifest.tables.values()]
 
 
 class _TablesOnly(nn.Module):

@@ -22,7 +22,6 @@ from trireme.errors import BadRequest
 from trireme.inference.export_manifest import ExportManifest
 
 Columns = dict[str, list[str]]
-FORMATS = ("criteo", "csv", "libsvm", "multislot", "parquet")
 _PLAIN: dict[str, Callable[[str], Field]] = {
     "label": Label,
     "weight": Weight,
@@ -38,7 +37,7 @@ _PLAIN: dict[str, Callable[[str], Field]] = {
 class FileOptions:
     """The options that describe files.
 
-    format: one of FORMATS; "parquet": Parquet or Arrow IPC files, by their endings.
+    format: criteo, csv, libsvm, multislot or parquet: Parquet or Arrow IPC files, by their endings.
     fields: as text, see above; None: those that the model reads, if the format has names.
     ins_id: the column with the names of examples, if `fields` is None.
     delimiter, list_separator: of csv. has_header: whether the first line of csv has names.

@@ -77,7 +77,9 @@ def _reports(
         poll_s=online.poll_s,
         timeout_s=online.timeout_s,
         training=partial(_training, settings, trainer),
-        evaluating=partial(_evaluating, settings),
+        evaluating=lambda one: {
+            "dump": runner.dump_of(settings.infer_dump, f"infer-{one.day}-{one.number}")
+        },
     )
 
 
@@ -102,10 +104,6 @@ def _training(settings: Settings, trainer: Trainer, one: Pass) -> dict[str, Any]
         "report": runner.report_of(trainer, settings),
         "dump": runner.dump_of(settings.train_dump, f"{one.day}-{one.number}"),
     }
-
-
-def _evaluating(settings: Settings, one: Pass) -> dict[str, Any]:
-    return {"dump": runner.dump_of(settings.infer_dump, f"infer-{one.day}-{one.number}")}
 
 
 def _log_pass(report: PassReport) -> None:

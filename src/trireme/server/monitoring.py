@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from prometheus_client.core import Metric
 
-from trireme.rpc import Handler, Reply, Request, Server
+from trireme.rpc import Handler, Reply, Server
 from trireme.server.attendance import Attendance
 from trireme.server.state import ServerState
 from trireme.server.streams import STALENESS_MAX
@@ -75,12 +75,9 @@ class RequestMetrics:
             _register(self._registry, name, documentation, _field(server.usage, field))
 
     def handlers(self) -> dict[str, Handler]:
-        return {"server.metrics": self._on_metrics}
-
-    def _on_metrics(self, request: Request) -> Reply:
         """For `trireme top`, which therefore needs no other port than the server's."""
-        del request
-        return Reply({}, [np.frombuffer(text_of(self._registry), np.uint8)])
+        registry = self._registry
+        return {"server.metrics": lambda _: Reply({}, [np.frombuffer(text_of(registry), np.uint8)])}
 
 
 Read = Callable[[], Mapping[Any, float]]

@@ -41,7 +41,7 @@ class CheckpointHandlers:
     def _on_start(self, request: Request) -> Reply:
         body = request.body
         actions: dict[str, Action] = {
-            "count": self._count,
+            "count": lambda _, __, progress: count_bins(self._server, progress),
             "save": self._save,
             "check": self._check,
             "load": self._load,
@@ -73,10 +73,6 @@ class CheckpointHandlers:
         return storage
 
     # ---- actions ----
-
-    def _count(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
-        del storage, body
-        return count_bins(self._server, progress)
 
     def _save(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
         prefix = need(body, "prefix", str)

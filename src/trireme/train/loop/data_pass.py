@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trireme.data.batch import Batch
 from trireme.errors import DataError
 from trireme.nn.session import session_of
 from trireme.progress import Display, display
@@ -153,7 +154,7 @@ class DataPass:
 
     def _train(self, num_read: int, pipeline: Pipeline, observers: list[Observer]) -> None:
         """num_read: batches of the stream before these."""
-        optimizer, loop = self.optimizer, self.optimizer.timing.loop
+        optimizer, loop, compute = self.optimizer, self.optimizer.timing.loop, self._compute
         first = optimizer.replica
         first.pending.take()  # lookups of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
@@ -163,11 +164,7 @@ class DataPass:
             session_of(optimizer.cluster).use_pending(replica.pending)
             for batch in pipeline.batches(replica):
                 replica.model.zero_grad()
-                with loop.measure("forward"):
-                    scored = self._score(replica.model, batch)
-                assert scored.loss is not None
-                with loop.measure("backward"):
-                    scored.loss.backward()  # type: ignore[no-untyped-call]
+                scored = optimizer.mode.compute(replica.model, batch, compute)
                 with order.turn(replica):
                     # First, because a metric refuses outputs that are not numbers, before they
                     # reach the tables.
@@ -194,6 +191,14 @@ class DataPass:
 
         train_replicas(replicas, work, fail)
 
+    def _compute(self, model: nn.Module, batch: Batch) -> Scored:
+        with self.optimizer.timing.loop.measure("forward"):
+            scored = self._score(model, batch)
+        assert scored.loss is not None
+        with self.optimizer.timing.loop.measure("backward"):
+            scored.loss.backward()  # type: ignore[no-untyped-call]
+        return scored
+
     def _evaluate(self, _: int, pipeline: Pipeline, observers: list[Observer]) -> None:
         for batch in pipeline:
             with self.optimizer.timing.loop.measure("forward"):
@@ -202,7 +207,7 @@ class DataPass:
             for observe in observers:
                 observe(self.model, scored)
 
-    def _score(self, model: nn.Module, batch: Any) -> Scored:
+    def _score(self, model: nn.Module, batch: Batch) -> Scored:
         scored = self.score(model, batch)
         if self.options.ids is not None:
             check_finite(scored, self.options.ids)

@@ -18,6 +18,7 @@ SHOWN_MAX = 5
 """How many examples an error names."""
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
+Compute: TypeAlias = "Callable[[nn.Module, Batch], Scored]"
 
 
 @dataclass(frozen=True, eq=False)
