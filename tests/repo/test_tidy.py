@@ -15,9 +15,10 @@ FUNCTION_LINES_MAX = 70
 # File or file:function -> why it is longer.
 LONGER: dict[str, str] = {}
 
-# 95 % of what the package had before its folders were cut by role. A feature raises it by what it
-# needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 44_285
+# 44,285 were 95 % of what the package had before its folders were cut by role. What came since: the
+# promises of docs/failures.md where second faults, full disks and large jobs broke them. A feature
+# raises it by what it needs; everything else finds its lines elsewhere.
+PACKAGE_LINES_MAX = 46_500
 
 CODE = (".py", ".h", ".cc")
 
