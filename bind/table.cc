@@ -281,7 +281,7 @@ Raises BadRequest for another shape.)")
            R"(Apply one step of the rule to each key and raise the marks of all buckets to `ids`.
 
 Absent keys that are admitted get a row first. Keys that are not admitted are skipped, and so are
-keys of buckets that already have all `ids`. Returns the number of keys applied.
+keys of buckets that already have one of `ids`. Returns the number of keys applied.
 
 keys: (K,) uint64, distinct, those of row class 0 first, then those of class 1, and so on. The rule
 is applied twice to a key that occurs twice, in order.

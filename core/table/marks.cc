@@ -65,20 +65,19 @@ Advance::Advance(std::span<const PushId> ids, Marks& marks) {
 }
 
 std::uint64_t Advance::applied(std::uint32_t first_bucket) const noexcept {
-  std::uint64_t all = ~std::uint64_t{0};
+  std::uint64_t reached = 0;
   for (const auto& [marks, sequence] : ids_) {
-    std::uint64_t reached = 0;
     for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
       reached |= std::uint64_t{(*marks)[first_bucket + i] >= sequence} << i;
     }
-    all &= reached;
   }
-  return all;
+  return reached;
 }
 
-void Advance::raise(std::uint32_t first_bucket) const noexcept {
+void Advance::raise(std::uint32_t first_bucket, std::uint64_t passed_over) const noexcept {
   for (const auto& [marks, sequence] : ids_) {
     for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+      if ((passed_over >> i & 1) != 0) continue;
       std::uint64_t& mark = (*marks)[first_bucket + i];
       mark = std::max(mark, sequence);
     }

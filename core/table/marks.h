@@ -52,10 +52,11 @@ class Advance {
   // Errors: kBadRequest without ids, for an unknown stream, or a sequence < 1.
   Advance(std::span<const PushId> ids, Marks& marks);
 
-  // Bit i: bucket first_bucket + i has all of the ids already. Requires: the stripe's lock.
+  // Bit i: bucket first_bucket + i has one of the ids already. Requires: the stripe's lock.
   std::uint64_t applied(std::uint32_t first_bucket) const noexcept;
-  // Raises the marks of the stripe's buckets. Requires: the stripe's lock.
-  void raise(std::uint32_t first_bucket) const noexcept;
+  // Raises the marks of the stripe's buckets but those whose bits are set in `passed_over`.
+  // Requires: the stripe's lock.
+  void raise(std::uint32_t first_bucket, std::uint64_t passed_over = 0) const noexcept;
 
  private:
   std::vector<std::pair<Marks::Array*, std::uint64_t>> ids_;

@@ -103,12 +103,13 @@ class Table {
                      int row_class = 0) const;
 
   // Applies one step of the rule to each key, creates rows for absent keys that are admitted, and
-  // raises the marks of every bucket to `ids`. Keys of buckets that already have all ids are
-  // skipped: the push was applied before. The rule is applied once per occurrence of a key, in
-  // order. keys: (K), those of each row class in turn.  grads: of each class; new rows get that
-  // class, or are heads that will grow to it. A row of another class uses the gradients that fit.
-  // Returns the number of keys applied. Errors: kBadRequest, nothing changed; kResourceExhausted,
-  // some stripes are applied and marked: repeating the call with the same ids finishes it.
+  // raises the marks of every bucket to `ids`, but for buckets that have one of the ids already:
+  // their keys and marks stay, so that the caller can give them the ids that they lack. The rule is
+  // applied once per occurrence of a key, in order. keys: (K), those of each row class in turn.
+  // grads: of each class; new rows get that class, or are heads that will grow to it. A row of
+  // another class uses the gradients that fit. Returns the number of keys applied. Errors:
+  // kBadRequest, nothing changed; kResourceExhausted, some stripes are applied and marked:
+  // repeating the call with the same ids finishes it.
   struct Gradients {
     const float* rows;  // (num_keys, dim of the class)
     std::size_t num_keys;

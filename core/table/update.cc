@@ -165,7 +165,7 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
     }
     num_keys = apply_group(remaining.group(), step);
   }
-  step.advance.raise(first_bucket);
+  step.advance.raise(first_bucket, applied);
   // The push is applied and marked. If an eviction fails, the next push evicts.
   if (max_rows_of_bucket_) {
     for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {

@@ -53,7 +53,7 @@ class DataError(BadRequest):
 
 
 class NotFinite(BadRequest, ArithmeticError):
-    """NaN or infinity in a model's outputs, loss or gradients. The message names the examples, or the
+    """NaN or infinity in a model's outputs, loss or gradients. The message names the examples, the
     table and key, or the parameter; nothing of their batch was pushed or applied.
     """
 

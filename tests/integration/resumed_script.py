@@ -18,6 +18,7 @@ from torch import nn
 
 import trireme as tr
 
+KNOBS: dict[str, dict[str, int]] = {"bounded": {"staleness": 2}}
 EPOCHS, NUM_BATCHES, BATCH, NUM_KEYS, DIM = 2, 20, 16, 300, 3
 
 
@@ -36,7 +37,7 @@ class Model(nn.Module):
             dim=2,
             optimizer=tr.optim.Adagrad(lr=0.05),
             policy=tr.policy.CtrCommonAccessor(),
-            admit=tr.policy.CountFilter(3),
+            admit=None if rule else tr.policy.CountFilter(3),  # counts are of every push
         )
         self.scored = tr.nn.EmbeddingBag(scored, features=["a"])
         width = 2 * DIM + 2 + 2  # a scored row is read with its shows and clicks
@@ -93,7 +94,7 @@ def make_trainer(mode: str, model: Model, **options: Any) -> tr.Trainer:
     return tr.Trainer(
         model,
         torch.optim.Adam(model.parameters(), lr=0.01),
-        strategy=tr.Strategy(mode),
+        strategy=tr.Strategy(mode, **KNOBS.get(mode, {})),
         loss=nn.functional.binary_cross_entropy_with_logits,
         progress=False,
         **options,

@@ -23,6 +23,7 @@ from tests.seeds import SEED
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.embedded import embedded
+from trireme.table import RowClassId
 
 EVERY, NEVER = ("--every_steps", "7"), ("--every_steps", "100000")
 
@@ -61,6 +62,23 @@ def test_async_loses_and_repeats_no_batch(
         jobs.kill_at(kill_at, str(folder), *arguments)
         jobs.run(str(folder), *arguments)
         assert counts(complete(folder)[-1]) == expected_counts(num_workers)
+
+
+@pytest.mark.parametrize("mode", pick(short=["sync"], long=["sync", "bounded", "hybrid"]))
+@pytest.mark.parametrize("before", pick(short=["async"], long=["async", "bounded", "hybrid"]))
+def test_another_mode_continues_without_loss_or_repetition(
+    programs: Template, tmp_path: Path, before: str, mode: str
+) -> None:
+    random = Random(f"{SEED} {before} {mode}")
+    jobs = Jobs(programs, 2, 2, tmp_path)
+    for number in range(pick(short=1, long=5)):
+        folder = tmp_path / str(number)
+        arguments = (str(folder), "--rule", "count", "--every_steps", "1")
+        kill_at = random.randint(2, NUM_BATCHES)
+        print(f"seed {SEED}: killed at step {kill_at}")
+        jobs.kill_at(kill_at, "--mode", before, *arguments)
+        jobs.run("--mode", mode, *arguments)
+        assert shows(complete(folder)[-1]) == expected_shows(2)
 
 
 def stop_at(jobs: Jobs, folder: Path, worker: int, step: int, *arguments: str) -> None:
@@ -207,3 +225,24 @@ def counts(path: Path) -> dict[int, int]:
             for key, count in zip(keys.tolist(), rows[:, 0].tolist(), strict=True)
             if count
         }
+
+
+def expected_shows(num_workers: int) -> dict[int, int]:
+    """How many examples of all batches have each key of feature a."""
+    actual = Counter[int]()
+    for epoch in range(EPOCHS):
+        for worker in range(num_workers):
+            for batch in Unequal().stream(worker, num_workers, epoch=epoch):
+                ids = batch["a"]
+                actual.update(ids.values[ids.offsets[0] : ids.offsets[-1]].tolist())
+    return dict(actual)
+
+
+def shows(path: Path) -> dict[int, int]:
+    """The shows of each row in a checkpoint: every mode adds up those of all pushes."""
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer("async", model_of("count"), cluster=cluster)
+        trainer.load(path)
+        keys = np.arange(1000, dtype=np.uint64)
+        rows = cluster.client.pull({RowClassId("scored"): keys}).rows[RowClassId("scored")].numpy()
+        return {key: int(count) for key, count in enumerate(rows[:, 0].tolist()) if count}

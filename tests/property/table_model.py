@@ -317,9 +317,9 @@ class Model:
         values: Values,
         columns: Columns = NOTHING,
     ) -> int:
-        """Returns how many keys it was applied to: those of buckets that lack one of the ids."""
+        """Returns how many keys it was applied to: those of buckets that have none of the ids."""
         self.life.version = max(self.life.version, columns.version)
-        done = np.logical_and.reduce([self.marks[stream] >= number for stream, number in ids])
+        done = np.logical_or.reduce([self.marks[stream] >= number for stream, number in ids])
         applied = 0
         for i, (key, grad) in enumerate(zip(keys.tolist(), grads, strict=True)):
             if done[bucket_of(key)]:
@@ -333,7 +333,9 @@ class Model:
             self.life.push(key, i, columns)
             self.apply(row[: self.dim], row[self.dim :], grad, values)
             applied += 1
-        self.advance(ids)
+        for stream, number in ids:
+            marks = self.marks[stream]
+            marks[:] = np.where(done, marks, np.maximum(marks, np.uint64(number)))
         if self.life.policy.max_rows is not None:
             for bucket in [bucket for bucket in self._keys_of if not done[bucket]]:
                 self._evict(bucket)

@@ -180,41 +180,43 @@ class BlockStore:
         ids: Sequence[tuple[int, int]],
         absent: Collection[str] = (),
     ) -> int:
-        """Take one optimizer step on the blocks that have not seen these pushes; returns the number
-        of slices updated. The caller has checked sizes with `size_of`.
+        """Take one optimizer step on the blocks that have seen none of these pushes; returns the
+        number of slices updated. The caller has checked sizes with `size_of`.
 
         gradients: (sum of sizes,) float32 in the order of `block_ids`.
         ids: (stream, sequence) of the pushes, which are applied together.
         absent: blocks without a gradient: the optimizer skips them, as torch does.
         """
         num_updated = 0
-        for block_id, live, gradient in self._unseen(block_ids, gradients, ids):
+        unseen = list(self._unseen(block_ids, gradients, ids))
+        for block_id, live, gradient in unseen:
             if block_id not in absent:
                 live.weights.grad = gradient
                 num_updated += 1
         if num_updated:
             self._step(groups)
-        self.advance(ids)
+        _raise_marks((live for _, live, _ in unseen), ids)
         return num_updated
 
     def add(
         self, block_ids: Sequence[str], differences: Floats, ids: Sequence[tuple[int, int]]
     ) -> None:
-        """Add (sum of sizes,) float32 to the blocks that have not seen these pushes, without the
-        optimizer.
+        """Add (sum of sizes,) float32 to the blocks that have seen none of these pushes, without
+        the optimizer.
         """
-        for _, live, difference in self._unseen(block_ids, differences, ids):
+        unseen = list(self._unseen(block_ids, differences, ids))
+        for _, live, difference in unseen:
             live.weights += difference
-        self.advance(ids)
+        _raise_marks((live for _, live, _ in unseen), ids)
 
     def _unseen(
         self, block_ids: Sequence[str], values: Floats, ids: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[str, _LiveSlice, Tensor]]:
-        """(block, slice, its part of `values`) of slices that have not seen all these pushes."""
+        """(block, slice, its part of `values`) of slices that have seen none of these pushes."""
         start = 0
         for block_id in block_ids:
             for live in self._slices[block_id]:
-                if _is_new(live.marks, ids):
+                if all(live.marks.get(stream, 0) < sequence for stream, sequence in ids):
                     begin, size = start + live.start, live.weights.numel()
                     part = torch.from_numpy(values[begin : begin + size])
                     yield block_id, live, part.view_as(live.weights)
@@ -253,9 +255,11 @@ class BlockStore:
 
     def advance(self, ids: Sequence[tuple[int, int]]) -> None:
         """Raise the marks of all blocks."""
-        for live in self._all_slices():
-            for stream, sequence in ids:
-                live.marks[stream] = max(live.marks.get(stream, 0), sequence)
+        _raise_marks(self._all_slices(), ids)
+
+    def newest_mark(self, stream: int) -> int:
+        """The last sequence of a stream that any slice has seen."""
+        return max((live.marks.get(stream, 0) for live in self._all_slices()), default=0)
 
     def marks_of(self, block_id: str) -> dict[int, int]:
         """The last sequence of each stream that the whole block has seen."""
@@ -337,5 +341,7 @@ class BlockStore:
             self._slices[block_id].append(_LiveSlice(start, weights, dict(block_slice.marks)))
 
 
-def _is_new(marks: Mapping[int, int], ids: Iterable[tuple[int, int]]) -> bool:
-    return any(marks.get(stream, 0) < sequence for stream, sequence in ids)
+def _raise_marks(slices: Iterable[_LiveSlice], ids: Iterable[tuple[int, int]]) -> None:
+    for live in slices:
+        for stream, sequence in ids:
+            live.marks[stream] = max(live.marks.get(stream, 0), sequence)

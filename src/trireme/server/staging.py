@@ -48,6 +48,11 @@ class Staging:
         self._version = 0
         self._members: dict[int, Member] = {}
         self._declared: dict[int, int] = {}
+        # Of the next step: its members, those that have not declared it, and for each thing that
+        # pushes must agree on (see `_agreed`) the first push that has it.
+        self._expected: set[int] = set()
+        self._undeclared: set[int] = set()
+        self._first: dict[str, Push] = {}
         self._staged: dict[int, dict[int, Push]] = {}
         self._waiters: list[tuple[int, Waiter]] = []
 
@@ -64,8 +69,19 @@ class Staging:
             self.stop = None  # of an earlier pass
         if firsts and not self._staged:
             self.applied = max(self.applied, min(firsts) - 1)
+        self._expect()
         if applies:
             self.apply_complete()
+            self._wake()
+
+    def _expect(self) -> None:
+        """Note whom the next step waits for."""
+        step = self.applied + 1
+        members = {s: member for s, member in self._members.items() if member.includes(step)}
+        self._expected = set(members)
+        self._undeclared = {
+            s for s, m in members.items() if m.end is None and self._declared.get(s, 0) < step
+        }
 
     def check(self, push: Push) -> None:
         """Raises BadRequest if the push may not be staged: its stream is no member of the step, or
@@ -79,7 +95,8 @@ class Staging:
                 f"push: step {self.applied + 1} is being staged and stream {push.stream} is"
                 f" {member}, found step {push.step}"
             )
-        for other in self._staged.get(push.step, {}).values():
+        firsts = [self._first[what] for what in _agreed(push) if what in self._first]
+        for other in {other.stream: other for other in firsts}.values():
             _check_same_rates(push, other)
 
     def stage(self, push: Push) -> None:
@@ -91,6 +108,8 @@ class Staging:
         held = staged.get(push.stream)
         if held is None or push.map_version > held.map_version:  # re-sent after buckets moved here
             staged[push.stream] = push
+            for what in _agreed(push):
+                self._first.setdefault(what, push)
 
     def declare(self, stream: int, step: int) -> None:
         """`stream` has staged its pushes up to `step` on every server."""
@@ -101,7 +120,12 @@ class Staging:
                 f"pull: stream {stream} says that step {step} is staged, it is not here"
             )
         self._declared[stream] = max(self._declared.get(stream, 0), step)
-        self.apply_complete()
+        if step > self.applied:
+            self._undeclared.discard(stream)
+        # Otherwise nothing has changed: one declaration must not cost as much as there are streams.
+        if not self._undeclared:
+            self.apply_complete()
+            self._wake()
 
     def when_applied(self, step: int, waiter: Waiter) -> bool:
         """True if `step` has been applied. Otherwise `waiter` is called once when it has."""
@@ -121,7 +145,7 @@ class Staging:
         """
         if stream not in self._members:
             raise BadRequest(f"norm: expected a member of the pass, found stream {stream}")
-        if step <= self.applied or (step == self.applied + 1 and self._is_complete(step)):
+        if step <= self.applied or (step == self.applied + 1 and self._is_complete()):
             return True
         self._norm_waiters[stream] = (step, waiter)
         return False
@@ -141,23 +165,14 @@ class Staging:
     def waiting_for(self) -> str:
         """What the next step waits for, as text for errors."""
         step = self.applied + 1
-        missing = [
-            stream
-            for stream, member in self._members.items()
-            if member.includes(step) and not self._has_declared(stream, member, step)
-        ]
+        missing = sorted(self._undeclared)
         return f"step {step} waits for {f'streams {missing}' if missing else 'its norm'}"
 
-    def _has_declared(self, stream: int, member: Member, step: int) -> bool:
-        return self._declared.get(stream, 0) >= step or member.end is not None
-
     def apply_complete(self) -> None:
-        """Apply the steps that have all they need, and wake waiters."""
-        while True:
+        """Apply the steps that have all they need."""
+        while self._is_complete():
             step = self.applied + 1
-            if not self._is_complete(step):
-                break
-            missing = self._members_of(step).keys() - self._staged.get(step, {}).keys()
+            missing = self._expected - self._staged.get(step, {}).keys()
             if missing:
                 raise BadRequest(f"step {step}: streams {sorted(missing)} left without staging it")
             clips = (push.clip for push in self._staged[step].values())
@@ -165,23 +180,16 @@ class Staging:
             if needs_norm and step not in self._norms:
                 break
             self.apply_step(step, self._norms.get(step))
-        self._wake()
 
-    def _members_of(self, step: int) -> dict[int, Member]:
-        return {s: member for s, member in self._members.items() if member.includes(step)}
-
-    def _is_complete(self, step: int) -> bool:
-        """Whether all members of the step have declared it staged everywhere."""
-        members = self._members_of(step)
-        return bool(members) and all(
-            self._has_declared(stream, member, step) for stream, member in members.items()
-        )
+    def _is_complete(self) -> bool:
+        """Whether all members of the next step have declared it staged everywhere."""
+        return bool(self._expected) and not self._undeclared
 
     def _pushes_of(self, step: int) -> list[Push]:
         return [self._staged[step][stream] for stream in sorted(self._staged[step])]
 
     def _wake(self) -> None:
-        complete = self.applied + self._is_complete(self.applied + 1)
+        complete = self.applied + self._is_complete()
         streams = [s for s, (step, _) in self._norm_waiters.items() if step <= complete]
         ready = [waiter for step, waiter in self._waiters if step <= self.applied]
         self._waiters = [(step, waiter) for step, waiter in self._waiters if step > self.applied]
@@ -198,6 +206,8 @@ class Staging:
         self._norms.pop(step, None)
         self._sums.pop(step, None)
         self.applied, self._norm = step, norm
+        self._first = {}
+        self._expect()
 
     def state(self) -> dict[str, Any]:
         """All but the staged pushes, in msgpack's types. Streams repeat what they have declared
@@ -216,10 +226,19 @@ class Staging:
         self._norm = state.get("norm")
         self.stop = Stop.from_wire(state.get("stop"))
         self._members = dict(members_from_wire(state["members"]))
+        self._expect()
 
     def staged(self) -> list[Push]:
         """The pushes that are held."""
         return [push for pushes in self._staged.values() for push in pushes.values()]
+
+
+def _agreed(push: Push) -> list[str]:
+    """What a push must agree on with any other of its step that has it: the values of each table,
+    the groups of the blocks, the clipping.
+    """
+    blocks = [] if push.blocks is None else ["blocks"]
+    return [*(f"table {part.table}" for part in push.tables), *blocks, "clip"]
 
 
 def _check_same_rates(push: Push, other: Push) -> None:

@@ -187,8 +187,37 @@ class ServerState:
         self._apply(pushes, norm)
 
     def _apply(self, pushes: list[Push], norm: float | None = None) -> None:
-        """Apply one push, or the pushes of one sync step as one update."""
-        gradient = StepGradient(pushes, self.pool, norm)
+        """Apply one push, or the pushes of one sync step as one update. What has some of them
+        already, in a checkpoint saved between two pushes, gets the others.
+        """
+        ahead = {push.stream for push in pushes if len(pushes) > 1 and self._is_ahead(push)}
+        self._update(StepGradient(pushes, self.pool, norm))
+        if ahead:
+            parts = [[push] for push in pushes if push.stream in ahead]
+            if level := [push for push in pushes if push.stream not in ahead]:
+                parts.insert(0, level)
+            for part in parts:
+                self._update(StepGradient(part, self.pool, norm, step=pushes))
+        with self.lock:
+            for push in self.streams.record(pushes):
+                self.counts.add_push(push)
+                if push.step and not push.staged:
+                    self.pacing.record(push.stream, push.step)
+
+    def _is_ahead(self, push: Push) -> bool:
+        """Whether a bucket or block has a push that others lack. So it may be after a load; a step
+        makes the marks of its streams equal.
+        """
+        stream = self.streams[push.stream]
+        if not stream.is_level:
+            newest = [int(t.rows.marks(push.stream).max()) for t in list(self.tables.values())]
+            with self.blocks_lock:
+                newest.append(self.blocks.newest_mark(push.stream))
+            stream.is_level = max(newest) < push.sequence
+        return not stream.is_level
+
+    def _update(self, gradient: StepGradient) -> None:
+        """Update what has seen none of the pushes, and raise its marks."""
         names = gradient.table_names()
         for name in names:
             self._update_table(self.tables[name], gradient)
@@ -196,11 +225,6 @@ class ServerState:
             if name not in names:
                 table.rows.advance(gradient.ids)
         self._update_blocks(gradient)
-        with self.lock:
-            for push in self.streams.record(pushes):
-                self.counts.add_push(push)
-                if push.step and not push.staged:
-                    self.pacing.record(push.stream, push.step)
 
     def _update_table(self, table: ServedTable, gradient: StepGradient) -> None:
         keys_K, gradients, columns = gradient.of_table(table.schema)

@@ -34,12 +34,18 @@ class SummedBlocks(NamedTuple):
 class StepGradient:
     """Sums pushes. Each is the gradient of a mean over its stream's examples; it is weighted so
     that the sum is the gradient of the mean over all examples. `norm`: of the whole step; needed
-    if its pushes are clipped by norm.
+    if its pushes are clipped by norm. `step`: all pushes of the step, if these are some of them.
     """
 
-    def __init__(self, pushes: Sequence[Push], pool: _core.Pool, norm: float | None = None) -> None:
+    def __init__(
+        self,
+        pushes: Sequence[Push],
+        pool: _core.Pool,
+        norm: float | None = None,
+        step: Sequence[Push] = (),
+    ) -> None:
         self._pushes, self._pool, self._norm = pushes, pool, norm
-        self._examples = total = sum(push.examples for push in pushes)
+        self._examples = total = sum(push.examples for push in step or pushes)
         self._weights = [push.examples / total if total else 1.0 for push in pushes]
         self.ids = [push.id for push in pushes]
         self.time = max(push.time for push in pushes)

@@ -15,12 +15,14 @@ STALENESS_MAX = 1024
 @dataclass
 class StreamState:
     """The last push of a stream that was applied: its sequence number, and the position of the
-    stream in the data after it. `lock` admits one push of the stream at a time.
+    stream in the data after it. `lock` admits one push of the stream at a time. `is_level`: no
+    bucket or block is known to be ahead of the others.
     """
 
     last: int = 0
     incarnation: int = 0
     position: tuple[int, ...] = ()
+    is_level: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def admit(self, push: Push) -> None:
@@ -83,6 +85,7 @@ class Streams(defaultdict[int, StreamState]):
         for number in {**streams, **self}:
             stream = self[number]
             stream.last, stream.position = streams.get(number, (0, ()))
+            stream.is_level = False
 
     def note_contents(self, *, are_loaded: bool) -> None:
         """Rows and blocks are now those of a checkpoint, until the next push; or imported ones."""
