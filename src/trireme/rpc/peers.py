@@ -46,6 +46,10 @@ _PART_BYTES, _AHEAD_BYTES = 64, 1 << 16
 _ROUTING_ID_BYTES = 5
 # Interval of reading counters. Within it a peer can exceed a limit by what the network carries.
 TICK_S = 0.05
+# Reading the counters of thousands of connections in each interval would take a fifth of a core.
+# What peers send and do not finish is in this process' memory: while that has not grown, only some
+# connections are read, in turn.
+_READ_PER_TICK, _GROWN_BYTES = 128, 1 << 24
 
 _TCP_INFO_BYTES = 136
 _BYTES_ACKED_OFFSET = 120  # struct tcp_info: two u64, tcpi_bytes_acked and tcpi_bytes_received
@@ -133,6 +137,9 @@ class Peers:
         self._by_routing_id: dict[bytes, Peer] = {}
         self._num_open = 0  # neither gone nor dropped
         self._strangers: dict[Peer, None] = {}  # open and not welcome yet, the oldest first
+        self._unfinished: dict[Peer, int] = {}  # bytes of admitted ones at the last check, if any
+        self._next = 0  # of the connections to read in turn
+        self._resident_bytes = 0  # when all were read
         self.monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
     def __len__(self) -> int:
@@ -199,22 +206,42 @@ class Peers:
                 self._accept(descriptor)
 
     def check(self) -> None:
-        """Read the counters of all connections and close those that exceed a limit."""
+        """Read the counters of connections and close those that exceed a limit."""
         now = time.monotonic()
-        unfinished = []
-        for peer in self._by_descriptor.values():
+        for peer in self._due():
             peer.read()
             num_bytes = peer.unfinished_bytes()
+            if peer.is_dropped:
+                continue
             if peer.is_welcome:
                 bytes_max = self._message_bytes_max
-                unfinished.append((num_bytes, peer))
+                self._unfinished[peer] = num_bytes
             else:
                 bytes_max = _STRANGER_BYTES_MAX
                 if now - peer.since > self._limits.handshake_timeout_s:
                     self.drop(peer, f"no handshake in {self._limits.handshake_timeout_s} s")
             if num_bytes > bytes_max:
                 self.drop(peer, f"{num_bytes} bytes without a complete message, may be {bytes_max}")
-        self._check_total(unfinished)
+        self._check_total()
+
+    def _due(self) -> list[Peer]:
+        """The connections to read now: all if there are few or the process has grown, else the
+        strangers, those that have sent part of a message, and some of the others.
+        """
+        peers = list(self._by_descriptor.values())
+        if len(peers) <= _READ_PER_TICK:
+            return peers
+        resident_bytes = _resident_bytes()
+        if resident_bytes > self._resident_bytes + _GROWN_BYTES:
+            self._resident_bytes = resident_bytes
+            return peers
+        self._resident_bytes = min(self._resident_bytes, resident_bytes)
+        self._next = (self._next + _READ_PER_TICK) % len(peers)
+        in_turn = peers[self._next : self._next + _READ_PER_TICK]
+        suspects = [
+            peer for peer, num_bytes in self._unfinished.items() if num_bytes > _AHEAD_BYTES
+        ]
+        return list(dict.fromkeys([*self._strangers, *suspects, *in_turn]))
 
     def close(self) -> None:
         self.monitor.close(linger=0)
@@ -223,6 +250,7 @@ class Peers:
         self._by_descriptor.clear()
         self._by_routing_id.clear()
         self._strangers.clear()
+        self._unfinished.clear()
 
     def _detach(self, peer: Peer) -> None:
         self._by_routing_id.pop(peer.routing_id, None)
@@ -235,6 +263,7 @@ class Peers:
         peer.is_dropped = True
         self._num_open -= 1
         self._strangers.pop(peer, None)
+        self._unfinished.pop(peer, None)
         self._forget(peer)
 
     def _add(self, descriptor: int, peer: Peer) -> None:
@@ -277,13 +306,16 @@ class Peers:
             finally:
                 socket.detach()  # ZeroMQ closes it
 
-    def _check_total(self, unfinished: list[tuple[int, Peer]]) -> None:
-        total = sum(num_bytes for num_bytes, _ in unfinished)
-        unfinished.sort(key=lambda pair: pair[0])
-        while total > self._limits.total_bytes_max:
-            num_bytes, peer = unfinished.pop()
-            total -= num_bytes
+    def _check_total(self) -> None:
+        while sum(self._unfinished.values()) > self._limits.total_bytes_max:
+            peer, num_bytes = max(self._unfinished.items(), key=lambda item: item[1])
             self.drop(peer, f"{num_bytes} bytes unfinished, {self._limits.total_bytes_max} for all")
+
+
+def _resident_bytes() -> int:
+    """Memory of this process."""
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _is_newer(routing_id: bytes, than: bytes) -> bool:

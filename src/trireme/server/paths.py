@@ -16,7 +16,7 @@ from trireme.errors import BadRequest, TriremeError
 
 STORES = (
     *("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss"),
-    *("hdfs", "webhdfs", "memory"),
+    *("hdfs", "webhdfs"),
 )
 PATH_CHARS_MAX = 1024
 HINT = "--root or TRIREME_ROOT of the servers says where files may be"
