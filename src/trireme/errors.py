@@ -3,7 +3,7 @@
     TriremeError
     |-- BadRequest (ValueError)             the call is wrong: fix it
     |   |-- DataError                       a line or file of the data is wrong: fix it or skip it
-    |   `-- NotFinite (ArithmeticError)     a model's outputs or loss are NaN or infinite
+    |   `-- NotFinite (ArithmeticError)     outputs, loss or gradients are NaN or infinite
     |-- WrongMap                            the bucket map changed: refresh it, send again
     |-- UnknownTable (LookupError)          no such table or block: create it first
     |-- SchemaMismatch (ValueError)         another schema of this name: rename one or equal them
@@ -53,8 +53,8 @@ class DataError(BadRequest):
 
 
 class NotFinite(BadRequest, ArithmeticError):
-    """NaN or infinity in a model's outputs or loss, or in gradients that are clipped by norm. The
-    message names the examples; nothing of their batch was pushed or applied.
+    """NaN or infinity in a model's outputs, loss or gradients. The message names the examples, the
+    table and key, or the parameter; nothing of their batch was pushed or applied.
     """
 
 

@@ -15,6 +15,7 @@ import trireme as tr
 from tests.integration.test_checkpoint import assert_equal, batches, everything, make_trainer
 from tests.jobs import Job
 from tests.s3_server import put, s3_server
+from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.worker_side import publication
 from trireme.checkpoint.worker_side.verify import verify_checkpoint
 from trireme.errors import BadRequest, Corruption
@@ -129,6 +130,84 @@ def test_of_two_saves_to_one_place_one_is_complete(
     assert not problems
     assert calls[1:] == [manifest.id]
     assert not any(name.startswith(calls[0]) for name in names(s3, "race/1"))
+
+
+def body_of(s3: Options, path: str) -> Any:
+    """The content of a manifest, as `publish` takes it."""
+    with fsspec.open(f"{path}/manifest.json", **s3) as file:
+        return json.load(file)["manifest"]
+
+
+@pytest.fixture(scope="module")
+def saved(s3: Options) -> Any:
+    """The content of the manifest of a small checkpoint."""
+    with embedded(threads=1) as cluster:
+        make_trainer(cluster).save(f"{ROOT}/model/1", storage_options=s3)
+    return body_of(s3, f"{ROOT}/model/1")
+
+
+def test_of_two_publications_to_one_place_the_second_fails(s3: Options, saved: Any) -> None:
+    """Both drafts have found the place empty, and each reads its manifest before the next."""
+    target = open_storage(f"{ROOT}/twice/1", s3)
+    with publication.open_draft(target) as first, publication.open_draft(target) as second:
+        publication.publish(first, target, saved | {"id": first.id})
+        with pytest.raises(BadRequest, match="saved there at the same time"):
+            publication.publish(second, target, saved | {"id": second.id})
+    assert names(s3, "twice/1") == {"manifest.json", f"{first.id}/saving"}
+    assert read_manifest(target).id == first.id
+
+
+def test_a_failed_read_after_the_upload_removes_nothing(
+    s3: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"{ROOT}/unread/1"
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster)
+        trainer.fit(batches(1))
+        expected = everything(cluster, trainer)
+
+        def fail(_: object) -> None:
+            raise BadRequest("cannot read: connection reset")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(publication, "read_manifest", fail)
+            with pytest.raises(BadRequest, match=r"reset; its files stay in .*trireme verify"):
+                trainer.save(place, storage_options=s3)
+        assert not verify_checkpoint(open_storage(place, s3))[1]
+        trainer.fit(batches(1))
+        trainer.load(place, storage_options=s3)
+        assert_equal(everything(cluster, trainer), expected)
+
+
+@pytest.mark.parametrize("is_uploaded", [True, False])
+def test_an_upload_without_an_answer_is_looked_for(
+    s3: Options, monkeypatch: pytest.MonkeyPatch, *, is_uploaded: bool
+) -> None:
+    place = f"{ROOT}/unanswered/{is_uploaded}"
+    write = publication.write_manifest
+
+    def upload(storage: Any, manifest: Any) -> None:
+        if is_uploaded:
+            write(storage, manifest)
+        raise BadRequest("cannot write: connection reset")
+
+    monkeypatch.setattr(publication, "write_manifest", upload)
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster)
+        if is_uploaded:
+            trainer.save(place, storage_options=s3)
+            assert not verify_checkpoint(open_storage(place, s3))[1]
+        else:  # it may still arrive: the files that it names stay
+            with pytest.raises(BadRequest, match="connection reset; its files stay"):
+                trainer.save(place, storage_options=s3)
+            assert any(name.endswith(".arrow") for name in names(s3, f"unanswered/{is_uploaded}"))
+
+
+def test_memory_is_no_store_of_servers() -> None:
+    """Each process has a memory of its own."""
+    with embedded(threads=1) as cluster, pytest.raises(BadRequest, match=r"found 'memory://x/1'"):
+        make_trainer(cluster).save("memory://x/1")
+    assert fsspec.filesystem("memory").find("") == []
 
 
 def test_old_files_of_a_killed_save_are_removed(s3: Options) -> None:

@@ -146,12 +146,16 @@ def test_a_gradient_without_a_norm_is_not_pushed_or_not_applied() -> None:
         optimizer = tr.DistributedOptimizer(
             dense, model, strategy=tr.Strategy(mode), clip_norm=1.0, cluster=cluster
         )
-        for parameter in model.parameters():
-            parameter.grad = torch.full_like(parameter, math.nan if cluster.worker == 1 else 1.0)
         return model, optimizer
 
+    def set_gradients(model: exact.Model, value: float) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+
     def sync(cluster: Cluster) -> None:
-        optimizer_of(cluster, "sync")[1].step(examples=4)
+        model, optimizer = optimizer_of(cluster, "sync")
+        set_gradients(model, 3e38)
+        optimizer.step(examples=0)  # so that the gradients are added
 
     with Job(2) as job:
         with pytest.raises(NotFinite, match=r"expected finite gradients in step 1, found"):
@@ -164,6 +168,7 @@ def test_a_gradient_without_a_norm_is_not_pushed_or_not_applied() -> None:
 
     def alone(cluster: Cluster) -> None:
         model, optimizer = optimizer_of(cluster, "async")
+        set_gradients(model, math.nan if cluster.worker == 1 else 1.0)
         with pytest.raises(NotFinite) if cluster.worker == 1 else contextlib.nullcontext():
             optimizer.step()
         cluster.client.coordinator.gather({}, [])

@@ -119,8 +119,9 @@ class StepGradient:
             return None
         # A copy: received arrays are read-only, and torch wants to own what it may write to.
         gradients = np.multiply(pushes[0][0].gradients, pushes[0][1])
-        for blocks, weight in pushes[1:]:
-            gradients += blocks.gradients * weight
+        with np.errstate(over="ignore", invalid="ignore"):  # who needs a finite sum checks it
+            for blocks, weight in pushes[1:]:
+                gradients += blocks.gradients * weight
         absent = set.intersection(*(set(blocks.absent) for blocks, _ in pushes))
         return SummedBlocks(pushes[0][0].groups, gradients, absent)
 

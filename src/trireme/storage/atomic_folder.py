@@ -1,7 +1,8 @@
 """Folders that appear complete or not at all.
 
 A local folder is written under another name beside its place, synced and renamed. In a location
-such as s3://bucket/key, which cannot be renamed at once, an empty file _SUCCESS comes last.
+such as s3://bucket/key, which cannot be renamed at once, an empty file _SUCCESS comes last. There
+an empty file _WRITING comes first, so that of two writers one fails before it writes anything.
 """
 
 import os
@@ -17,7 +18,7 @@ import fsspec
 from trireme.errors import BadRequest, writing
 from trireme.storage.local import sync_folder, sync_tree
 
-SUCCESS = "_SUCCESS"
+SUCCESS, CLAIM = "_SUCCESS", "_WRITING"
 
 
 @contextmanager
@@ -75,13 +76,17 @@ def _remote(location: str, options: Mapping[str, Any]) -> Iterator[str]:
         raise BadRequest(f"export: cannot write {location}: {error}") from error
     if filesystem.exists(root):
         raise _occupied(location)
+    filesystem.makedirs(root, exist_ok=True)
+    filesystem.pipe_file(f"{root}/{CLAIM}", b"", mode="create")
     try:
         yield location
         filesystem.pipe_file(f"{root}/{SUCCESS}", b"")
     except BaseException:
-        with suppress(FileNotFoundError):  # nothing was written yet
-            filesystem.rm(root, recursive=True)
+        for path in (f"{root}/{SUCCESS}", root):  # never _SUCCESS beside a part of the files
+            with suppress(FileNotFoundError):
+                filesystem.rm(path, recursive=True)
         raise
+    filesystem.rm(f"{root}/{CLAIM}")
 
 
 def _occupied(path: str | Path) -> BadRequest:

@@ -27,6 +27,17 @@ class LocalStorage:
         full.parent.mkdir(parents=True, exist_ok=True)
         return LocalSink(full)
 
+    def put_new(self, path: str, data: bytes) -> None:
+        """A new file with this content, durable. Raises OSError: there is one already."""
+        sink = self.create(path)
+        try:
+            rest = memoryview(data)
+            while rest:  # a raw file may take less than it is given
+                rest = rest[sink.write(rest) :]
+            sink.sync()
+        finally:
+            sink.abandon()
+
     def open(self, path: str) -> BinaryIO:
         """A file from its beginning; FileNotFoundError where there is none."""
         return (self.folder / path).open("rb", buffering=0)

@@ -38,6 +38,17 @@ class RemoteStorage:
             file = filesystem.open(full, "wb", block_size=_BLOCK_BYTES)
         return RemoteSink(self, path, file)
 
+    def put_new(self, path: str, data: bytes) -> None:
+        """A new object with this content, in one request. Raises BadRequest: there is one already,
+        or it is not known to be written. Of two processes S3, GCS and Azure let one succeed; for
+        other stores fsspec looks before it writes.
+        """
+        filesystem, root = self._filesystem()
+        full = f"{root}/{path}"
+        with self.errors("write", path):
+            filesystem.makedirs(full.rpartition("/")[0], exist_ok=True)
+            filesystem.pipe_file(full, data, mode="create")
+
     def open(self, path: str) -> BinaryIO:
         filesystem, root = self._filesystem()
         options = {"block_size": _BLOCK_BYTES, "cache_type": "readahead"}

@@ -7,6 +7,7 @@ they run the class of the wrapped optimizer, which itself never steps.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from trireme.nn.session import session_of
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
 from trireme.train.data_time import DataTime
+from trireme.train.finite import check_finite_step, drop_step
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
 from trireme.train.loss_scaling import PendingRows, unscale
@@ -58,6 +60,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             together, is at most this.
         clip_value: each element of a gradient is clipped to at most this and at least minus this.
             In sync both are of the sum over the workers, else of a worker's own gradient.
+        skip_not_finite: a step whose gradients have NaN or infinity is skipped, logged and counted
+            (trireme_worker_skipped_steps_total), as one that a GradScaler skips. Otherwise it
+            raises NotFinite.
         cluster: default the one that `trireme.init()` made.
 
     Attributes:
@@ -80,6 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         blocks: Blocks | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        skip_not_finite: bool = False,
         cluster: Cluster | None = None,
     ) -> None:
         self.cluster = default() if cluster is None else cluster
@@ -111,10 +117,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             replica=self.replica,
             optimizer=optimizer,
             clip=clip,
+            drop=partial(drop_step, skips=skip_not_finite, metrics=self.cluster.metrics),
             blocks=blocks,
             data_time=self.data_time,
             timing=self.timing,
         )
+        self._drop = setup.drop
         self.mode = mode_class(self.strategy.mode)(setup)
         check_blocks(blocks, optimizer)
         if (before := newest_optimizer(self.cluster)) is not None:
@@ -182,6 +190,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         In sync it returns when the push is staged on every server. Without `tr.prefetch` or a
         Trainer it then also waits for the servers and refreshes the dense parameters.
 
+        Raises NotFinite: a gradient of this worker has NaN or infinity. Nothing was pushed, the
+        gradients are gone, and the next batch may follow.
+
         A torch.amp.GradScaler may call it. If the scaler found a gradient that is not finite, the
         push has none: nothing changes, and in sync the batch has no weight among the others'.
         """
@@ -221,10 +232,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lookups = replica.pending.take()
         try:
             rows = row_gradients(lookups, self._table_groups, num_steps, self.cluster.pool)
+            check_finite_step(f"gradients in step {num_steps}", rows, replica.dense.gradients())
             tables = self.mode.clip(rows, replica.dense)
-        except NotFinite:  # no step is made
+        except NotFinite as error:
             replica.dense.take_gradients()
-            raise
+            self._drop(error)
+            tables, examples, is_skipped = {}, 0, True
         self.mode.num_steps = num_steps
         step = WorkerStep(
             tables=tables,

@@ -51,6 +51,7 @@ class Trainer:
         strategy: the consistency mode, default async.
         blocks: how dense parameters are cut into blocks and placed on servers.
         clip_norm, clip_value: how gradients are clipped, see DistributedOptimizer.
+        skip_not_finite: skip steps whose gradients are not finite, see DistributedOptimizer.
         loss: (outputs, labels) -> scalar tensor, the mean over the batch's examples. With
             `label=None` it gets the batch in place of the labels.
         metrics: updated with (outputs, labels) while training and evaluating. A metric may name its
@@ -77,6 +78,7 @@ class Trainer:
         blocks: Blocks | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        skip_not_finite: bool = False,
         metrics: Sequence[Metric] = (),
         label: str | None = "label",
         depth: int = 2,
@@ -104,6 +106,7 @@ class Trainer:
             blocks=blocks,
             clip_norm=clip_norm,
             clip_value=clip_value,
+            skip_not_finite=skip_not_finite,
             cluster=self.cluster,
         )
         self._epochs = Epochs(self.optimizer)
@@ -166,7 +169,8 @@ class Trainer:
 
         Raises:
             DataError: there are no examples at all.
-            NotFinite: outputs or a loss that are NaN or infinite; nothing of that batch is pushed.
+            NotFinite: outputs, a loss or gradients that are NaN or infinite; nothing of that batch
+                is pushed.
             ResourceExhausted: no room for a checkpoint or a dump; earlier checkpoints are intact.
             BadRequest: unknown names in `report` or `dump`; a folder that already holds a dump;
                 `resume` without checkpoints, or of a trainer that has trained.

@@ -73,6 +73,9 @@ class DenseParameters:
         """The weights of each parameter as they are now."""
         return {name: p.detach().clone() for name, p in self.parameters.items()}
 
+    def gradients(self) -> dict[str, Tensor | None]:
+        return {name: parameter.grad for name, parameter in self.parameters.items()}
+
     def take_gradients(self) -> dict[str, Tensor | None]:
         """Take the gradient of each parameter away: a push in flight must not see the next one."""
         gradients: dict[str, Tensor | None] = {}

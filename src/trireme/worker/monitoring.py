@@ -16,14 +16,15 @@ class WorkerMetrics:
     """The metrics and the health of a worker process; `calls` counts the calls to servers.
 
     listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint. num_steps,
-    num_examples: of the pushes so far; written by one thread at a time. queues: name of a queue of
-    the training loop -> its length.
+    num_examples: of the pushes so far; written by one thread at a time. num_skipped: how many
+    steps had no gradients, because they were not finite. queues: name of a queue of the training
+    loop -> its length.
     """
 
     def __init__(self, role: str, listen: str | None, name: str = "worker") -> None:
         self.registry, self.health = new_registry(role, name), Health()
         self.calls = CallMetrics(self.registry)
-        self.num_steps = self.num_examples = 0
+        self.num_steps = self.num_examples = self.num_skipped = 0
         self.queues: dict[str, Callable[[], int]] = {}
         for gauge in (
             Gauge(
@@ -35,6 +36,12 @@ class WorkerMetrics:
                 "trireme_worker_examples_total",
                 "Examples of these steps.",
                 lambda: {(): self.num_examples},
+            ),
+            Gauge(
+                "trireme_worker_skipped_steps_total",
+                "Steps that were skipped because their gradients were not finite"
+                " (skip_not_finite).",
+                lambda: {(): self.num_skipped},
             ),
             Gauge(
                 "trireme_worker_queue_depth",

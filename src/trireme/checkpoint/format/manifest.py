@@ -21,7 +21,6 @@ from trireme.errors import BadRequest, Corruption
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS
 from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX
-from trireme.storage.checked_file import written
 from trireme.storage.storage import Storage
 from trireme.table import TableSchema
 
@@ -253,13 +252,13 @@ def _check_distinct(manifest: CheckpointManifest, where: str) -> None:
 
 def write_manifest(storage: Storage, manifest: Mapping[str, Any]) -> None:
     """Write the JSON of a manifest, after all files that it names: a folder with a manifest is
-    complete. Requires: CheckpointManifest.from_json accepts it.
+    complete. Raises BadRequest or OSError: one is there already, or cannot be written. Requires:
+    CheckpointManifest.from_json accepts it.
     """
     body = json.dumps(manifest, ensure_ascii=True, allow_nan=False).encode()
     digest = xxhash.xxh3_128(body).hexdigest()
     head = f'{{"format": {FORMAT}, "xxh3_128": "{digest}", "manifest":\n'.encode()
-    with written(storage, MANIFEST) as (file, _):
-        file.write(head + body + _TAIL)
+    storage.put_new(MANIFEST, head + body + _TAIL)
 
 
 def read_manifest(storage: Storage) -> CheckpointManifest:

@@ -28,9 +28,8 @@ from trireme.checkpoint.format.manifest import (
     read_manifest,
     write_manifest,
 )
-from trireme.errors import BadRequest, Corruption, writing
+from trireme.errors import BadRequest, Corruption, TriremeError, writing
 from trireme.storage.atomic_folder import partial_path, publish_folder
-from trireme.storage.checked_file import written
 from trireme.storage.local import LocalStorage, sync_folder
 from trireme.storage.storage import Storage
 
@@ -42,13 +41,14 @@ _PARTIAL = re.compile(r"\.(.+)\.([0-9a-f]{32})\.partial")
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Draft:
     """A checkpoint being written: where its files go, and the beginning of their paths."""
 
     id: str
     storage: Storage
     prefix: str
+    may_be_published: bool = False  # in an object store: a manifest may name its files
 
 
 @contextmanager
@@ -66,11 +66,11 @@ def open_draft(target: Storage) -> Iterator[Draft]:
 
 def publish(draft: Draft, target: Storage, manifest: Mapping[str, Any]) -> None:
     """Let the checkpoint with this manifest appear; durable when this returns."""
-    write_manifest(draft.storage, manifest)
     if isinstance(draft.storage, LocalStorage) and isinstance(target, LocalStorage):
+        write_manifest(draft.storage, manifest)
         publish_folder(draft.storage.folder, target.folder, syncs_files=False)
-    elif (id := read_manifest(target).id) != draft.id:
-        raise _occupied(target, f"checkpoint {id}, saved there at the same time")
+    else:
+        _publish_remote(draft, target, manifest)
 
 
 def remove_checkpoint(target: Storage) -> None:
@@ -187,15 +187,36 @@ def _remote_draft(target: Storage) -> Iterator[Draft]:
     if target.size(MANIFEST) is not None:
         raise _occupied(target, MANIFEST)
     id = uuid.uuid4().hex
-    with written(target, f"{id}/{MARKER}") as (file, _):
-        file.write(json.dumps({"begun_at": _now().isoformat()}).encode())
-    is_published = False
+    target.put_new(f"{id}/{MARKER}", json.dumps({"begun_at": _now().isoformat()}).encode())
+    draft = Draft(id, target, f"{id}/")
     try:
-        yield Draft(id, target, f"{id}/")
-        is_published = target.size(MANIFEST) is not None and read_manifest(target).id == id
+        yield draft
     finally:
-        if not is_published:
+        if not draft.may_be_published:
             target.remove(id)
+
+
+def _publish_remote(draft: Draft, target: Storage, manifest: Mapping[str, Any]) -> None:
+    """Upload the manifest unless there is one. Once this has begun, the files of the draft stay,
+    unless the manifest of another is there: an upload without an answer may have taken place.
+    """
+    draft.may_be_published = True
+    failure: TriremeError | None = None
+    try:
+        write_manifest(target, manifest)
+    except TriremeError as error:
+        failure = error
+    try:
+        id = read_manifest(target).id
+    except TriremeError as error:
+        raise BadRequest(
+            f"checkpoint: expected {target.name} to show its new manifest, found"
+            f" {failure or error}; its files stay in {target.name}/{draft.id}: if `trireme verify"
+            f" {target.name}` finds it complete it can be loaded, otherwise remove them"
+        ) from (failure or error)
+    if id != draft.id:
+        draft.may_be_published = False
+        raise _occupied(target, f"checkpoint {id}, saved there at the same time")
 
 
 def _unnamed(target: Storage) -> list[str]:

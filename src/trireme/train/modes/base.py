@@ -58,7 +58,7 @@ class Mode(Protocol):
         """The value of `num_steps` after this step. Raises BadRequest: it must not be made."""
 
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
-        """Clip what the worker clips before a step. Raises NotFinite: no step is to be made."""
+        """Clip what the worker clips before a step, whose gradients are finite."""
 
     def step(self, step: WorkerStep) -> None:
         """Make a step of the gradients, and leave none."""

@@ -1,12 +1,13 @@
 """What a mode trains, and the steps that it makes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
 from trireme.blocks import Blocks
+from trireme.errors import NotFinite
 from trireme.job.cluster import Cluster
 from trireme.protocol.clipping import Clip
 from trireme.strategy import Strategy
@@ -30,6 +31,7 @@ class TrainingSetup:
     replica: Replica  # the model and its dense parameters
     optimizer: torch.optim.Optimizer | None  # of the dense parameters; None: there are none
     clip: Clip | None  # what gradients are clipped by
+    drop: Callable[[NotFinite], None]  # counts a step that is not finite, or raises the error
     blocks: Blocks | None  # as the user gave them
     data_time: DataTime
     timing: Timing
@@ -46,4 +48,4 @@ class WorkerStep:
     position: tuple[int, ...]  # of the stream after the batch
     stops: str  # why this worker was asked to stop; empty: it was not
     in_background: bool  # the mode may return when the step is on its way
-    is_skipped: bool  # loss scaling found a gradient that is not finite: there are none
+    is_skipped: bool  # a gradient was not finite: there are none

@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Callable
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, NotFinite
 from trireme.protocol.wire import DIFFERENCE
+from trireme.train.finite import check_finite_step
 from trireme.train.modes.geo.window import Window
 from trireme.train.modes.on_servers.mode import OnServers
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
@@ -78,8 +79,18 @@ class Geo(OnServers):
         """The next forward pass reads the cache."""
 
     def _exchange(self) -> None:
-        """Push what the window has changed, and begin another one."""
+        """Push what the window has changed, and begin another one. Differences that are not finite
+        are not pushed: the worker continues with the servers' weights.
+        """
         window = self.window
+        tables, dense = window.differences(self.group_values())
+        what = f"differences of {window.num_steps} steps"
+        try:
+            check_finite_step(what, tables, {} if dense is None else dense.gradients)
+        except NotFinite as error:
+            window.forget()
+            self.setup.drop(error)
+            return
         header = PushHeader(
             sequence=self.stream.sequence + 1,
             step=0,
@@ -88,7 +99,7 @@ class Geo(OnServers):
             position=self._position,
             time=self.setup.data_time.seconds(),
         )
-        self.stream.push(header, *window.differences(self.group_values()), kind=DIFFERENCE)
+        self.stream.push(header, tables, dense, kind=DIFFERENCE)
         window.end()
 
     def flush(self) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, NotFinite
 from trireme.train.clipping import clip_gradients
+from trireme.train.finite import check_finite_step
 from trireme.train.modes.hybrid.worker_group import WorkerGroup
 from trireme.train.modes.setup import TrainingSetup
 
@@ -24,7 +25,8 @@ class ReplicatedDense:
 
     def __init__(self, setup: TrainingSetup) -> None:
         cluster, self._dense, self._optimizer = setup.cluster, setup.replica.dense, setup.optimizer
-        self._cluster, self._clip, self._parameters = cluster, setup.clip, self._dense.parameters
+        self._clip, self._drop = setup.clip, setup.drop
+        self._cluster, self._parameters = cluster, self._dense.parameters
         devices = {p.device for p in self._parameters.values()} or {torch.device("cpu")}
         if len(devices) > 1:
             raise BadRequest(f"hybrid: expected all parameters on one device, found {devices}")
@@ -69,6 +71,16 @@ class ReplicatedDense:
             self._optimizer.step()
         self._dense.take_gradients()
 
+    def _step_if_finite(self) -> None:
+        """All workers decide alike: they have the same sum, which may be too large for a float."""
+        try:
+            check_finite_step("sums of the workers' gradients", {}, self._dense.gradients())
+        except NotFinite as error:
+            self._dense.take_gradients()
+            self._drop(error)
+        else:
+            self._step()
+
     def _reduce_and_step(self, examples: int, *, is_active: bool) -> bool:
         """Returns whether any worker still had data."""
         assert self._workers is not None
@@ -82,7 +94,7 @@ class ReplicatedDense:
         total, num_active = flat[-2:].tolist()
         if total > 0:
             self._give_gradients(flat / total, present)
-            self._step()
+            self._step_if_finite()
         return bool(num_active > 0)
 
     def _flat(

@@ -1,0 +1,57 @@
+"""The check that what a step changes is finite: gradients before a push, differences in geo, sums
+in hybrid. A step that is not finite is not made.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trireme.errors import NotFinite
+from trireme.table import RowClassId
+from trireme.worker.gradients import TableGradient
+from trireme.worker.monitoring import WorkerMetrics
+
+log = logging.getLogger("trireme.train")
+
+
+def check_finite_step(
+    what: str, tables: Mapping[RowClassId, TableGradient], dense: Mapping[str, Tensor | None]
+) -> None:
+    """Raises NotFinite: NaN or infinity; names the table and the key, or the parameter. what: is
+    checked, for the error. dense: by parameter.
+    """
+    for class_id, part in tables.items():
+        if not _is_finite(part.gradients):
+            row = _position(part.gradients)[0]
+            where = f"key {part.keys[row]} of table {class_id.table!r}"
+            raise _not_finite(what, part.gradients[row], where)
+    for name, values in dense.items():
+        if values is not None and not _is_finite(values):
+            where = f"parameter {name} at {list(_position(values))}"
+            raise _not_finite(what, values, where)
+
+
+def drop_step(error: NotFinite, *, skips: bool, metrics: WorkerMetrics) -> None:
+    """What becomes of a step that is not finite: it is counted and logged, or the error raised."""
+    if not skips:
+        raise error
+    metrics.num_skipped += 1
+    log.warning("%s; skipped", error)
+
+
+def _is_finite(values: Tensor) -> bool:
+    # A finite sum has finite terms, and takes half the time of the exact test.
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
+
+
+def _position(values: Tensor) -> tuple[int, ...]:
+    """Of the first value that is not finite."""
+    return tuple(torch.nonzero(~torch.isfinite(values))[0].tolist())
+
+
+def _not_finite(what: str, values: Tensor, where: str) -> NotFinite:
+    value = values[~torch.isfinite(values)][0].item()
+    return NotFinite(f"expected finite {what}, found {value} for {where}; the step is not made")

@@ -1,0 +1,193 @@
+"""A finite loss whose gradients are not: nothing of the step is applied, and training goes on."""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import trireme as tr
+from tests.jobs import Job
+from tests.tables import T_ROWS
+from trireme.errors import NotFinite
+from trireme.job.cluster import Cluster
+
+STRATEGIES = {
+    "sync": tr.Strategy("sync"),
+    "async": tr.Strategy("async"),
+    "bounded": tr.Strategy("bounded", staleness=2),
+    "geo": tr.Strategy("geo", k=1),
+    "hybrid": tr.Strategy("hybrid"),
+}
+KEYS = torch.arange(12).reshape(4, 3)
+
+
+class Model(nn.Module):
+    """breaks: what gets a gradient that is not finite, though the loss is: rows or dense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = tr.Table("t", dim=4, optimizer=tr.optim.SGD(lr=0.1))
+        self.rows = tr.nn.EmbeddingBag(table, features=["key"])
+        self.top = nn.Linear(4, 1)
+        self.breaks, self.value = "", math.nan
+
+    def forward(self, batch: tr.Batch) -> torch.Tensor:
+        rows = self.rows(batch).flatten(1)
+        if self.breaks == "rows":
+            rows = self._broken(rows)
+        weight = self._broken(self.top.weight) if self.breaks == "dense" else self.top.weight
+        return (rows @ weight.T + self.top.bias).squeeze(1)
+
+    def _broken(self, values: torch.Tensor) -> torch.Tensor:
+        copy = values * 1
+        copy.register_hook(lambda gradient: torch.full_like(gradient, self.value))
+        return copy
+
+
+def batch(number: int) -> dict[str, torch.Tensor]:
+    return {"key": KEYS + number, "label": torch.ones(4)}
+
+
+def optimizer_of(
+    model: Model, mode: str, cluster: Cluster, skips: bool = False, **clip: float
+) -> tr.DistributedOptimizer:
+    return tr.DistributedOptimizer(
+        torch.optim.SGD(model.top.parameters(), lr=0.1),
+        model,
+        strategy=STRATEGIES[mode],
+        skip_not_finite=skips,
+        cluster=cluster,
+        **clip,
+    )
+
+
+def train(model: Model, optimizer: tr.DistributedOptimizer, number: int, breaks: str = "") -> None:
+    model.breaks = breaks
+    step(model, optimizer, batch(number))
+
+
+def step(model: Model, optimizer: tr.DistributedOptimizer, batch: Any) -> None:
+    nn.functional.mse_loss(model(batch), batch["label"]).backward()
+    optimizer.step(examples=4)
+
+
+def weights(model: Model, cluster: Cluster) -> list[np.ndarray]:
+    rows = cluster.client.pull({T_ROWS: np.arange(20, dtype=np.uint64)}).rows[T_ROWS].numpy()
+    return [rows.copy(), *(p.detach().numpy().copy() for p in model.top.parameters())]
+
+
+def equal(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("clip", [{}, {"clip_norm": 1.0}, {"clip_value": 1.0}], ids=str)
+@pytest.mark.parametrize("breaks", ["rows", "dense"])
+@pytest.mark.parametrize("mode", STRATEGIES)
+def test_nothing_of_a_step_that_is_not_finite_is_applied(
+    default_cluster: Cluster, mode: str, breaks: str, clip: dict[str, float]
+) -> None:
+    if mode == "hybrid" and "clip_norm" in clip:
+        return  # refused
+    model = Model()
+    optimizer = optimizer_of(model, mode, default_cluster, **clip)
+    train(model, optimizer, 0)
+    optimizer.refresh()
+    before = weights(model, default_cluster)
+    where = r"key \d+ of table 't'" if breaks == "rows" else r"parameter top.weight at \[0, 0\]"
+    for model.value in (math.nan, math.inf):
+        expected = f"expected finite gradients in step 2, found {model.value} for {where}"
+        with pytest.raises(NotFinite, match=expected):
+            train(model, optimizer, 1, breaks)
+        optimizer.refresh()
+        assert equal(before, weights(model, default_cluster))
+        assert all(p.grad is None for p in model.top.parameters())
+    assert optimizer.num_steps == 1
+    train(model, optimizer, 1)
+    optimizer.end_pass()
+    after = weights(model, default_cluster)
+    assert not equal(before, after)
+    assert all(np.isfinite(values).all() for values in after)
+
+
+@pytest.mark.parametrize("mode", STRATEGIES)
+def test_such_steps_can_be_skipped(
+    default_cluster: Cluster, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    optimizer = optimizer_of(model, mode, default_cluster, skips=True)
+    for number, breaks in enumerate(["", "rows", "dense", ""]):
+        optimizer.refresh()
+        before = weights(model, default_cluster)
+        with caplog.at_level(logging.WARNING, "trireme.train"):
+            train(model, optimizer, number, breaks)
+        optimizer.refresh()
+        assert equal(before, weights(model, default_cluster)) == bool(breaks)
+    optimizer.end_pass()
+    assert optimizer.num_steps == 4
+    assert default_cluster.metrics.num_skipped == caplog.text.count("; skipped") == 2
+
+
+@pytest.mark.parametrize("mode", STRATEGIES)
+def test_other_workers_go_on(mode: str) -> None:
+    """They do not wait for a worker that skips its step; all end with the same weights."""
+
+    def work(cluster: Cluster) -> list[np.ndarray]:
+        model = Model()
+        optimizer = optimizer_of(model, mode, cluster, skips=True)
+        batches = tr.prefetch([batch(n) for n in range(8)], model, cluster=cluster)
+        for number, ready in enumerate(batches):
+            model.breaks = "rows" if number == 2 and cluster.worker == 1 else ""
+            step(model, optimizer, ready)
+        cluster.client.coordinator.gather({}, [])
+        optimizer.refresh()
+        return weights(model, cluster)
+
+    with Job(2) as job:
+        one, two = job.run(2, work)
+    assert equal(one, two)
+    assert all(np.isfinite(values).all() for values in one)
+
+
+def test_a_sum_of_the_workers_that_is_not_finite_is_a_step_of_none() -> None:
+    """In hybrid: each worker's gradients are finite, and their sum is not."""
+
+    def work(cluster: Cluster) -> None:
+        model = Model()
+        optimizer = optimizer_of(model, "hybrid", cluster)
+        for number, ready in enumerate(
+            tr.prefetch([batch(n) for n in range(6)], model, cluster=cluster)
+        ):
+            before = weights(model, cluster)[1:]
+            model.breaks, model.value = "dense" if number == 1 else "", 1e38
+            expected = "sums of the workers' gradients, found inf for"
+            with pytest.raises(NotFinite, match=expected) if number == 1 else nullcontext():
+                step(model, optimizer, ready)
+            assert equal(before, weights(model, cluster)[1:]) == (number == 1)
+
+    with Job(1) as job:
+        job.run(2, work)
+
+
+def test_differences_that_are_not_finite_are_not_exchanged(default_cluster: Cluster) -> None:
+    """In geo a rate that is too large makes them of finite gradients."""
+    model = Model()
+    optimizer = optimizer_of(model, "geo", default_cluster)
+    train(model, optimizer, 0)
+    before = weights(model, default_cluster)
+    optimizer.param_groups[0]["lr"] = 3e38
+    model.value = 10.0
+    with pytest.raises(NotFinite, match="expected finite differences of 1 steps, found"):
+        train(model, optimizer, 1, "dense")
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.refresh()
+    assert equal(before, weights(model, default_cluster))
+    train(model, optimizer, 1)
+    optimizer.end_pass()
+    assert all(np.isfinite(values).all() for values in weights(model, default_cluster))

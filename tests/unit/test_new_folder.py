@@ -1,0 +1,75 @@
+"""Folders of a store that appear complete or not at all; fsspec's memory stands for a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from trireme.errors import BadRequest
+from trireme.storage.atomic_folder import new_folder
+
+PLACE = "memory://exports/1"
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryFileSystem]:
+    files = fsspec.filesystem("memory")
+    yield files
+    files.rm("/", recursive=True)
+
+
+def names(store: MemoryFileSystem) -> list[str]:
+    return [name.rpartition("/")[2] for name in store.find("/exports/1")]
+
+
+def test_of_two_writers_of_one_folder_the_second_fails_and_removes_nothing(
+    store: MemoryFileSystem,
+) -> None:
+    with new_folder(PLACE) as first:
+        with pytest.raises(BadRequest), new_folder(PLACE):
+            pytest.fail("the folder is being written")
+        store.pipe_file(f"{first}/part", b"rows")
+    assert names(store) == ["_SUCCESS", "part"]
+
+
+def test_of_two_writers_that_both_found_nothing_the_second_fails(
+    store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_folder(PLACE) as first:
+        exists = MemoryFileSystem.exists
+        monkeypatch.setattr(
+            MemoryFileSystem,
+            "exists",
+            lambda self, path: path != "/exports/1" and exists(self, path),
+        )
+        with pytest.raises(BadRequest), new_folder(PLACE):
+            pytest.fail("the folder is being written")
+        store.pipe_file(f"{first}/part", b"rows")
+    assert names(store) == ["_SUCCESS", "part"]
+
+
+def test_a_folder_whose_removal_fails_has_no_mark_of_success(
+    store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, remove = MemoryFileSystem.pipe_file, MemoryFileSystem.rm
+
+    def write_without_answer(files: MemoryFileSystem, path: str, *rest: object, **how: str) -> None:
+        write(files, path, *rest, **how)
+        if path.endswith("_SUCCESS"):
+            raise OSError("no answer")
+
+    def remove_part(files: MemoryFileSystem, path: str, recursive: bool = False) -> None:
+        if path.endswith("/1"):
+            files.rm_file(f"{path}/part")
+            raise OSError("no answer")
+        remove(files, path, recursive=recursive)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "pipe_file", write_without_answer)
+        patch.setattr(MemoryFileSystem, "rm", remove_part)
+        with pytest.raises(BadRequest, match="no answer"), new_folder(PLACE) as folder:
+            store.pipe_file(f"{folder}/part", b"rows")
+    assert "_SUCCESS" not in names(store)
