@@ -206,7 +206,7 @@ def test_a_server_refuses_a_push_that_is_not_finite(
         optimizer = optimizer_of(model, mode, cluster)
         where = r"key \d+ of table 't'" if breaks == "rows" else "element 0 of parameter top.weight"
         batches = tr.prefetch([batch(0), batch(1)], model, cluster=cluster)
-        step(model, optimizer, next(batches))
+        push(model, optimizer, next(batches))
         model.breaks, ready = breaks, next(batches)
         before = weights(model, cluster)[0]
         with pytest.raises(BadRequest, match=f"expected finite gradients, found nan for {where}"):

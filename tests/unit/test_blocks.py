@@ -11,6 +11,7 @@ import torch
 
 from trireme.dense.optimizers import (
     ELEMENTWISE,
+    FIXED,
     KNOWN,
     WHOLE,
     group_values,
@@ -247,6 +248,57 @@ def test_values_of_another_form_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         store.check_groups([{"lr": 0.1, **values}])
     store.check_groups([{"lr": 1, "betas": [0, 0.5], "maximize": True}])
+
+
+def other_values(value: Any) -> list[Any]:
+    """What a param group may be given in mid-run in place of this value."""
+    if isinstance(value, bool):
+        return [not value]
+    numbers = [0.0, 0.5, 0.9, 3e38, 1e39, 1e300]
+    return [[n] * len(value) for n in numbers] if isinstance(value, list) else numbers
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.filterwarnings("ignore")  # torch deprecates some numbers
+def test_values_that_the_state_does_not_allow_are_refused_before_a_step(name: str) -> None:
+    """A push is recorded when its values are checked, so a step must not fail afterwards."""
+    defaults = KNOWN[name]([torch.zeros(1, 1)]).defaults
+    values = group_values(defaults, defaults)
+    spec = BlockSpec("p", 0, 64, 0, (8, 8) if name in WHOLE else ())
+    ones, refused = np.ones(64, dtype=np.float32), set()
+    for key, value in values.items():
+        for other in [] if value is None or key in FIXED else other_values(value):
+            store = BlockStore()
+            store.create(name, [values], [spec], ones, {})
+            store.apply([values], [spec.id], ones.copy(), [(0, 1)])
+            changed = [values | {key: other}]
+            try:
+                store.check_groups(changed)
+            except BadRequest:
+                refused.add(key)
+                continue
+            store.apply(changed, [spec.id], ones.copy(), [(0, 2)])
+    expected = {"Adam": {"amsgrad"}, "AdamW": {"amsgrad"}, "RMSprop": {"momentum", "centered"}}
+    assert expected.get(name, set()) <= refused
+
+
+def test_a_step_that_fails_leaves_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = [BlockStore(), BlockStore()]
+    specs, ones = cut("p", 8, 0, 4), np.ones(8, dtype=np.float32)
+    for store in stores:
+        store.create("SGD", [{"lr": 0.1}], specs, ones, {})
+    ids = [spec.id for spec in specs]
+    with monkeypatch.context() as patched:
+        patched.setattr("trireme.server.block_store.step", fail)
+        with pytest.raises(RuntimeError):
+            stores[0].apply([{"lr": 0.1}], ids, ones.copy(), [(0, 1)])
+    for store in stores:  # the first block has no gradient in this push
+        store.apply([{"lr": 0.1}], ids, ones.copy(), [(0, 1)], absent=ids[:1])
+    assert np.array_equal(stores[0].read(ids), stores[1].read(ids))
+
+
+def fail(_: torch.optim.Optimizer) -> None:
+    raise RuntimeError("no step")
 
 
 @pytest.mark.parametrize(

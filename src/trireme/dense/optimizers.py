@@ -44,6 +44,8 @@ REFUSED = {
 # Values of Muon that choose its function, so they are fixed when blocks are made.
 FIXED = ("ns_coefficients", "ns_steps", "adjust_lr_fn")
 NS_STEPS_MAX = 99
+# Steps are tried with a late step count too, because some values fail only then; exact in float32.
+_LATE_STEP = 1 << 24
 # Classes with a fused CPU kernel: one pass over memory instead of one per operation.
 FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
 # The server chooses the kernel: these change the speed, never the formula.
@@ -110,15 +112,46 @@ def check_group(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> None
     if not (isinstance(ns_steps, int) and 1 <= ns_steps <= NS_STEPS_MAX):
         raise BadRequest(f"blocks: expected 1 <= ns_steps <= {NS_STEPS_MAX}, found {ns_steps!r}")
     try:
-        make(cls, some, **arguments_of(cls, group))
+        optimizer = make(cls, some, **arguments_of(cls, group))
     except (TypeError, ValueError) as error:
         raise BadRequest(f"blocks: {cls.__name__} does not take {group!r}: {error}") from error
+    check_step(optimizer, 0, group, {})
 
 
 def check_change(key: str, known: Any, value: Any) -> None:
     """Raises BadRequest unless a push may replace the current value by this one."""
     if not have_one_form(known, value) or (key in FIXED and known != value):
         raise BadRequest(f"blocks: expected {key} like {known!r}, found {value!r}")
+
+
+def check_step(
+    optimizer: torch.optim.Optimizer, group: int, values: GroupValues, state: Mapping[str, Any]
+) -> None:
+    """Raises BadRequest unless a group of the optimizer can step with these values on weights with
+    this state. One element is tried: whether torch raises does not depend on the others.
+    """
+    tried = {name: _one_element(value) for name, value in state.items()}
+    weights = tried.pop("weights", torch.zeros(1, 1))
+    weights.grad = torch.zeros_like(weights)
+    known = {name: optimizer.param_groups[group][name] for name in optimizer.defaults}
+    like = make(type(optimizer), [{"params": [weights], **known, **values}])
+    like.state[weights].update(tried)
+    try:
+        step(like)
+        if isinstance(count := like.state[weights].get("step"), Tensor):
+            count.fill_(_LATE_STEP)
+        step(like)
+    except Exception as error:  # torch raises a KeyError for state that is missing, and others
+        what = f"the state {sorted(tried)}" if tried else "no state"
+        raise BadRequest(
+            f"blocks: {type(optimizer).__name__} cannot step with {values!r} where weights have"
+            f" {what}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _one_element(value: Any) -> Any:
+    """A copy of the first element of a tensor with as many dimensions; other values as they are."""
+    return value[(slice(1),) * value.ndim].clone() if isinstance(value, Tensor) else value
 
 
 def have_one_form(known: Any, value: Any) -> bool:

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 STREAMS_MAX = 4096
 POSITION_MAX = 16
+SHOWS_MAX = 2.0**115  # of a key in a push: those of all streams sum to less than float32 can hold
 REASON_MAX = 200
 VERSION_MAX = (1 << 32) - 2
 PUSH_KINDS = GRADIENT, DIFFERENCE = ("gradient", "delta")  # "rows" is reserved

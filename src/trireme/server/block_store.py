@@ -22,6 +22,7 @@ from trireme.dense.optimizers import (
     as_group,
     check_change,
     check_group,
+    check_step,
     group_values,
     make,
     shapes_made,
@@ -52,6 +53,7 @@ class BlockStore:
         self._weights: dict[str, Tensor] = {}
         self._slices: dict[str, list[_LiveSlice]] = {}
         self._is_stale = False  # whether the optimizer lacks some of the slices
+        self._tried: list[GroupValues] | None = None  # the last values that were tried on the state
 
     def __contains__(self, block_id: str) -> bool:
         return block_id in self._weights
@@ -154,6 +156,7 @@ class BlockStore:
         if self._optimizer is not None:
             optimizer.state.update(self._optimizer.state)
         self.class_name, self._optimizer, self._is_stale = class_name, optimizer, False
+        self._tried = None
 
     # ---- pull and push ----
 
@@ -239,7 +242,8 @@ class BlockStore:
 
     def check_groups(self, groups: Sequence[GroupValues]) -> None:
         """Raises BadRequest if `apply` could not use these values: another number of groups, a name
-        that the optimizer does not know, or a value of another form than the current one.
+        that the optimizer does not know, a value of another form than the current one, or one that
+        needs state that the blocks do not have.
         """
         known = [] if self._optimizer is None else self._optimizer.param_groups
         if len(groups) != len(known):
@@ -249,6 +253,21 @@ class BlockStore:
                 if key not in group:
                     raise BadRequest(f"blocks: {self.class_name} knows no {key}, found {value!r}")
                 check_change(key, group[key], value)
+        self._try_groups([_tried_as(as_group(values)) for values in groups])
+
+    def _try_groups(self, groups: list[GroupValues]) -> None:
+        """Try these values on each kind of state that slices have, unless they were tried last."""
+        if self._optimizer is None or groups == self._tried:
+            return
+        kinds: dict[Any, tuple[int, dict[str, Any]]] = {}
+        for block_id, slices in self._slices.items():
+            group = self._specs[block_id].group
+            for live in slices:
+                state = {"weights": live.weights, **self._optimizer.state.get(live.weights, {})}
+                kinds.setdefault((group, *state), (group, state))
+        for group, state in kinds.values():
+            check_step(self._optimizer, group, groups[group], state)
+        self._tried = groups
 
     def _step(self, groups: Sequence[GroupValues]) -> None:
         """Requires: `check_groups`."""
@@ -259,8 +278,10 @@ class BlockStore:
         assert optimizer is not None
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             group.update(as_group(values))
-        step(optimizer)
-        optimizer.zero_grad(set_to_none=True)
+        try:
+            step(optimizer)
+        finally:  # a gradient that stayed would be applied with the next push
+            optimizer.zero_grad(set_to_none=True)
 
     # ---- marks ----
 
@@ -343,6 +364,7 @@ class BlockStore:
             )
         for live in self._slices[block_id]:
             optimizer.state.pop(live.weights, None)
+        self._tried = None
         self._is_stale |= not len(merged) == len(self._slices[block_id]) == 1
         whole, flat = self._weights[block_id], self._weights[block_id].view(-1)
         self._slices[block_id] = []
@@ -354,6 +376,13 @@ class BlockStore:
             del state["weights"]
             optimizer.state[weights] = state
             self._slices[block_id].append(_LiveSlice(start, weights, dict(block_slice.marks)))
+
+
+def _tried_as(group: GroupValues) -> GroupValues:
+    """The values that are tried for these: a rate up to 1 as 1, for schedules change it in every
+    step and a lower one cannot fail where a higher one does not.
+    """
+    return {**group, "lr": 1.0} if 0 <= group.get("lr", 2.0) <= 1 else group
 
 
 def _raise_marks(slices: Iterable[_LiveSlice], ids: Iterable[tuple[int, int]]) -> None:

@@ -46,6 +46,12 @@ class Journal:
         """
         return _NOTHING
 
+    def in_order(self) -> AbstractContextManager[Any]:
+        """Guards a change from its record until it is made, within `pushing`: replay makes changes
+        in the order of their records, and sums, admission and eviction depend on the order.
+        """
+        return _NOTHING
+
     def changing(self) -> AbstractContextManager[None]:
         """Guards a change that runs alone, and that replay may repeat after later changes."""
         return _NOTHING

@@ -8,7 +8,7 @@ import numpy as np
 from trireme import _core
 from trireme.errors import BadRequest, NotFinite, SchemaMismatch
 from trireme.protocol.routing import Floats, Keys
-from trireme.protocol.wire import TablePush
+from trireme.protocol.wire import SHOWS_MAX, TablePush
 from trireme.table import TableSchema
 
 Ids = Sequence[tuple[int, int]]
@@ -32,7 +32,7 @@ class ServedTable:
 
     def check_push(self, push: TablePush) -> None:
         """Raises BadRequest unless the push has gradients of the class's dim, the columns of the
-        schema, and finite shows and clicks >= 0. NotFinite: a gradient is not.
+        schema, and shows and clicks in [0, SHOWS_MAX]. NotFinite: a gradient is not.
         """
         name, dim, columns = push.table, self.schema.dim_of(push.row_class), push.columns
         if push.gradients.shape[1] != dim:
@@ -53,9 +53,9 @@ class ServedTable:
                 " nothing of the push is applied here"
             )
         shows = columns.get("show_click")
-        if shows is not None and shows.size and not 0 <= shows.min() <= shows.max() < np.inf:
+        if shows is not None and shows.size and not 0 <= shows.min() <= shows.max() <= SHOWS_MAX:
             raise BadRequest(
-                f"push: expected finite shows and clicks >= 0 of table {name!r},"
+                f"push: expected shows and clicks of table {name!r} in [0, {SHOWS_MAX:g}],"
                 f" found {shows.min()} to {shows.max()}"
             )
 

@@ -3,8 +3,9 @@
 Invariants:
 - A push is applied to a bucket or block at most once: each keeps the last sequence applied per
 stream (its mark).
-- A stream's pushes are applied in order. A change is checked, then recorded in the journal, then
-made, so it does not fail halfway. Nothing else records changes of tables, blocks and streams.
+- A stream's pushes are applied in order, and all pushes in the order of their records. A change is
+checked, then recorded in the journal, then made, so it does not fail halfway. Nothing else records
+changes of tables, blocks and streams.
 
 Threads: any. `lock` guards the parts, `blocks_lock` the blocks; tables lock by stripe inside the
 core.
@@ -146,7 +147,7 @@ class ServerState:
 
     def push(self, push: Push, request: Request) -> int:
         """Stage or apply a push; returns how many pushes and steps have been applied here."""
-        with self.journal.pushing():
+        with self.journal.pushing(), self.journal.in_order():
             self._check_push(push)
             with self.lock:
                 stream = self.streams[push.stream]
@@ -174,7 +175,8 @@ class ServerState:
                     f" found {len(push.blocks.gradients)}"
                 )
             self.blocks.check_finite(block_ids, push.blocks.gradients)
-            self.blocks.check_groups(push.blocks.groups)
+            with self.blocks_lock:
+                self.blocks.check_groups(push.blocks.groups)
 
     def stage_or_apply(self, push: Push) -> None:
         """Stage or apply a push that has been checked and recorded."""

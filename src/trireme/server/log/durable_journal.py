@@ -26,8 +26,8 @@ class DurableJournal(Journal):
     """Durability "process" or, if the log is synced, "machine". Threads: any.
 
     Locks, in this order: `_writing` (held while a snapshot is written), `_changes` (pushes share
-    it), then the server's. A snapshot is due when the log has grown by `log_bytes`, or by the size
-    of the last snapshot if that is larger.
+    it), `_order` (held by one push at a time), then the server's. A snapshot is due when the log
+    has grown by `log_bytes`, or by the size of the last snapshot if that is larger.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class DurableJournal(Journal):
         self._folder, self._log = folder, log
         self._server, self._attendance = server, attendance
         self._changes = SharedLock()
+        self._order = threading.Lock()
         self._writing = threading.Lock()
         self._log_bytes = log_bytes
         self._next_at = log_bytes
@@ -58,6 +59,9 @@ class DurableJournal(Journal):
 
     def pushing(self) -> AbstractContextManager[None]:
         return self._changes.shared()
+
+    def in_order(self) -> AbstractContextManager[Any]:
+        return self._order
 
     def changing(self) -> AbstractContextManager[None]:
         return self._changes.exclusive()
