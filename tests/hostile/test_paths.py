@@ -78,6 +78,21 @@ def refused(client: WorkerClient, method: str, body: dict[str, Any]) -> None:
     assert SECRET not in str(error.value)
 
 
+def test_a_loop_of_links_is_refused_by_name(cluster: Cluster, root: Path) -> None:
+    (root / "loop").symlink_to(root / "loop")
+    common = {"table": "t", "time": 0, "storage_options": {}}
+    cluster.client.servers.everywhere("import.begin", {"table": "t"})
+    for path in ("loop", "loop/x"):
+        with pytest.raises(BadRequest, match="loop"):
+            cluster.client.servers.everywhere(
+                "import.parquet", {**common, "files": [path], "columns": {}}
+            )
+        with pytest.raises(BadRequest, match="loop"):
+            cluster.client.servers.everywhere(
+                "export.parquet", {**common, "state": False, "folder": path}
+            )
+
+
 def test_an_import_reads_nothing_outside(cluster: Cluster, root: Path, outside: Path) -> None:
     client = cluster.client
     client.servers.everywhere("import.begin", {"table": "t"})

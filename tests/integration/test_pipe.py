@@ -140,6 +140,18 @@ def test_the_command_waits_for_its_reader(file: DataFile) -> None:
     assert buffer[: sizes[-1]].tobytes().strip(b"y\n") == b""
 
 
+@pytest.mark.parametrize("clears", ["", "env -i "])
+def test_a_session_of_its_own_ends_with_the_command(
+    clears: str, tmp_path: Path, file: DataFile
+) -> None:
+    """Its parent ends first, so that nobody knows whose child it was."""
+    daemon = f"setsid {clears}sh -c 'echo $$ > {tmp_path}/pid; exec sleep 1000' &"
+    command = f"({daemon}) > /dev/null 2>&1; until [ -s {tmp_path}/pid ]; do sleep 0.01; done; cat"
+    assert through(command, file) == TEXT
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
 def test_children_of_a_command_end_with_it(file: DataFile) -> None:
     assert set(through("yes & sleep 0.05", file)) == {"y", "\n"}
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.criteo_text import Example, examples_of, random_line, read_text
 from trireme.data import Batch, Dense, Label, QueueDataset, Schema, criteo
-from trireme.data.sources import natural_key
+from trireme.data.sources import find_files, natural_key
 from trireme.errors import BadRequest, DataError
 
 
@@ -251,6 +251,23 @@ def test_arguments_out_of_range_are_refused(folder):
 def test_a_path_with_pattern_characters_is_a_path_when_it_exists(tmp_path):
     (tmp_path / "[1]").write_bytes(random_line(Random(1)))
     assert len(flat(QueueDataset(tmp_path / "[1]", schema=criteo(), batch_size=2))) == 1
+
+
+def test_a_pattern_reads_each_folder_once_wherever_links_lead(tmp_path):
+    real, linked, elsewhere = (tmp_path / name for name in ("real", "data/linked", "data/b"))
+    for folder in (real / "deep", elsewhere):
+        folder.mkdir(parents=True)
+    linked.symlink_to(real)
+    for name in ("one", "two"):  # two links: the paths through them would be 2 ** 40
+        (real / "deep" / name).symlink_to(tmp_path / "data")
+    (elsewhere / "again").symlink_to(real / "deep")
+    for number, folder in enumerate((real, real / "deep", elsewhere, tmp_path / "data")):
+        (folder / f"part-{number}").write_bytes(random_line(Random(number)) + b"\n")
+    files = QueueDataset(f"{tmp_path}/data/**/part-*", schema=criteo(), batch_size=64).files
+    assert sorted(os.path.basename(file.path) for file in files) == [f"part-{n}" for n in range(4)]
+    assert [os.path.basename(file.path) for file in find_files(f"{tmp_path}/data/**/b/*-2")] == [
+        "part-2"
+    ]
 
 
 def test_a_list_keeps_its_order(folder):

@@ -7,7 +7,10 @@ keeper_program.py run PARENT COMMAND...   the kernel kills this process with PAR
 keeper_program.py keep FD                 start and end commands on orders from the socket FD
 
 The kernel's signal is sent when the thread ends that started a child. Threads come and go, so one
-keeper process serves all threads. It also kills the processes that the commands have started.
+keeper process serves all threads. It also kills the processes that the commands have started: their
+groups, and those that have left them (setsid), which become the keeper's children when their
+parents have ended. TRIREME_COMMAND in their environment says to which command they belong; those
+without it are killed when no command is left.
 """
 
 import contextlib
@@ -19,6 +22,7 @@ import socket
 import sys
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h; kept across exec
+PR_SET_CHILD_SUBREAPER = 36
 
 # An order is this byte, sent with the descriptors stdin, stdout, stderr, handle and optionally
 # offer; then HEADER_BYTES with the length of the text; then the text.
@@ -38,11 +42,15 @@ def main() -> None:
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when the parent ends."""
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 class StartedCommand:
@@ -67,11 +75,6 @@ class StartedCommand:
     def kill(self) -> None:
         os.killpg(self.pid, signal.SIGKILL)
 
-    def reap(self) -> None:
-        os.waitpid(self.pid, 0)
-        os.close(self.pidfd)
-        self.handle.close()
-
 
 class Keeper:
     """Serves a socket of orders, each of which starts a command.
@@ -84,6 +87,7 @@ class Keeper:
     def __init__(self, orders: socket.socket) -> None:
         orders.set_inheritable(False)
         self._orders = orders
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._poll = select.poll()
         self._poll.register(orders, select.POLLIN)
         self._commands: dict[int, StartedCommand] = {}  # by pidfd and by handle, while polled
@@ -98,7 +102,9 @@ class Keeper:
                     self._advance(fd)
         for command in set(self._commands.values()):
             command.kill()
-            command.reap()
+            for fd in (command.pidfd, command.handle.fileno()):
+                self._commands.pop(fd, None)
+            self._reap(command)
 
     def _take_order(self) -> bool:
         """Start the command of the next order. False at the end of the socket."""
@@ -137,7 +143,53 @@ class Keeper:
             command.is_closed = True
             command.kill()
         if command.has_ended and command.is_closed:
-            command.reap()
+            self._reap(command)
+
+    def _reap(self, command: StartedCommand) -> None:
+        """Reap an ended command, end what it has left, and tell the other side."""
+        os.waitpid(command.pid, 0)
+        os.close(command.pidfd)
+        self._end_orphans(command.pid)
+        command.handle.close()
+
+    def _end_orphans(self, ended: int) -> None:
+        """Kill what a command has left behind, and reap it. Killed orphans may have children, which
+        are orphans then.
+        """
+        running = {command.pid for command in self._commands.values()}
+        has_killed = True
+        while has_killed:
+            has_killed = False
+            for pid in _children() - running:
+                if os.waitpid(pid, os.WNOHANG)[0] or not (not running or _is_of(pid, ended)):
+                    continue
+                with contextlib.suppress(PermissionError):  # it has become another user's
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    has_killed = True
+
+
+def _children() -> set[int]:
+    """The children of this process, which has one thread."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
+            return set(map(int, children.read().split()))
+    except FileNotFoundError:
+        os.write(
+            2,
+            b"keeper: this kernel does not list children (CONFIG_PROC_CHILDREN): what a"
+            b" command has put into a session of its own may outlive it\n",
+        )
+        return set()
+
+
+def _is_of(pid: int, command: int) -> bool:
+    """Whether a process descends from a command, by its environment."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            return b"TRIREME_COMMAND=%d" % command in environ.read().split(b"\0")
+    except (PermissionError, ProcessLookupError):  # another user's; or it has just ended
+        return False
 
 
 def _start(text: bytes, fds: list[int]) -> int:
@@ -168,6 +220,7 @@ def _become(text: bytes, fds: list[int], keeper: int) -> None:
     folder, num, *rest = text.split(b"\0")
     command, settings = rest[: int(num)], rest[int(num) :]
     env = dict(setting.split(b"=", 1) for setting in settings)
+    env[b"TRIREME_COMMAND"] = b"%d" % os.getpid()
     os.setpgid(0, 0)
     die_with(keeper)
     for target, fd in enumerate(fds[:3]):

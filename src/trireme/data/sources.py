@@ -16,7 +16,7 @@ import re
 import stat
 import textwrap
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -135,10 +135,42 @@ def _expand(pattern: str) -> list[str]:
         return [pattern]
     if not glob.has_magic(pattern):
         raise DataError(f"QueueDataset: expected a file, found nothing at {pattern!r}")
-    matches = glob.glob(pattern, recursive=True)
+    matches = set(_matches(pattern))
     if not matches:
         raise DataError(f"QueueDataset: expected files, found none that match {pattern!r}")
     return sorted(matches, key=natural_key)
+
+
+def _matches(pattern: str) -> Iterable[str]:
+    """As of glob.glob(recursive=True), except that `**` enters each folder once, whichever links
+    lead to it.
+    """
+    parts = pattern.split("/")
+    if "**" not in parts:
+        return glob.glob(pattern)
+    number = parts.index("**")
+    below = parts[number + 1 :] or ["*"]
+    tops = glob.glob("/".join([*parts[:number], ""])) if number else [""]
+    return [
+        path
+        for folder in _folders(tops)
+        for path in _matches("/".join([glob.escape(folder), *below]).removeprefix("./"))
+    ]
+
+
+def _folders(tops: Iterable[str]) -> Iterator[str]:
+    """The folders at and below these, without hidden ones: real folders before links to them."""
+    waiting, seen = [top.rstrip("/") or ("/" if top else ".") for top in tops], set[str]()
+    for top in waiting:  # which grows by the links within
+        for parent, names, _ in os.walk(top):
+            names[:] = [name for name in names if not name.startswith(".")]
+            if (real := os.path.realpath(parent)) in seen:
+                names.clear()
+                continue
+            seen.add(real)
+            yield parent
+            paths = (os.path.join(parent, name) for name in names)
+            waiting += [path for path in paths if os.path.islink(path)]
 
 
 def _find_remote(pattern: str, storage_options: Mapping[str, Any]) -> list[DataFile]:

@@ -94,7 +94,8 @@ def kept(
     try:
         is_synced = durability.mode == "machine"
         document = Document(folder.path / COORDINATOR, is_synced=is_synced)
-        recovery = Recovery(folder, server, attendance, durability.skips)
+        skips = durability.skips
+        recovery = Recovery(folder, server, attendance, is_synced=is_synced, skips=skips)
         recovery.run()
         state = recovery.state or uuid.UUID(server.state_id).bytes
         _recover_coordinator(coordinator, document, server)

@@ -8,7 +8,7 @@ So protocols are listed; chains, and options that choose another protocol, are r
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,14 @@ def resolve_local_path(root: Path, path: str) -> Path:
     """The absolute path of a path below `root`. Raises BadRequest for anything else."""
     if "://" in path:
         raise BadRequest(f"path: expected a path of the servers, found {path[:200]!r}")
-    joined = (root / check_path(path)).resolve()
+    try:
+        joined = (root / check_path(path)).resolve()  # Python 3.12 and older notice a loop here
+        with suppress(FileNotFoundError, NotADirectoryError):
+            joined.stat()
+    except (OSError, RuntimeError) as error:
+        raise BadRequest(
+            f"path: expected a path of files, found {path[:200]!r}: {error}"
+        ) from error
     if not joined.is_relative_to(root.resolve()):
         raise BadRequest(f"checkpoint: expected a path under {root}, found {path}; {HINT}")
     return joined

@@ -167,12 +167,14 @@ class ServerState:
         for part in push.tables:
             self.table(part.table).check_push(part)
         if push.blocks is not None:
-            expected = self.blocks.size_of(bucket_map.blocks_of(self.assignment.index))
+            block_ids = bucket_map.blocks_of(self.assignment.index)
+            expected = self.blocks.size_of(block_ids)
             if len(push.blocks.gradients) != expected:
                 raise BadRequest(
                     f"push: the blocks of server {self.assignment.index} have {expected} elements,"
                     f" found {len(push.blocks.gradients)}"
                 )
+            self.blocks.check_finite(block_ids, push.blocks.gradients)
             with self.blocks_lock:
                 self.blocks.check_groups(push.blocks.groups)
 

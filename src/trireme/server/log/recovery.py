@@ -1,12 +1,11 @@
 """Recovery of a server that starts again: the newest snapshot, then the records after it."""
 
 import logging
-import os
 import time
 from collections.abc import Collection
 from pathlib import Path
 
-from trireme.errors import Corruption, TriremeError
+from trireme.errors import Corruption, TriremeError, writing
 from trireme.server.attendance import Attendance
 from trireme.server.log.replay import STATE, install_state, leave_out, replay
 from trireme.server.log.segment import Record, SegmentReader
@@ -24,7 +23,8 @@ RecordName = tuple[Path, int]
 
 
 class Recovery:
-    """Fills an empty server and attendance from a state folder.
+    """Fills an empty server and attendance from a state folder. is_synced: what it recovers then
+    survives the machine.
 
     state: 16 bytes, the id of the recovered state; None: the folder is empty.
     next_number: of the next segment to write.
@@ -36,10 +36,12 @@ class Recovery:
         folder: StateFolder,
         server: ServerState,
         attendance: Attendance,
+        *,
+        is_synced: bool,
         skips: Collection[RecordName] = (),
     ) -> None:
         self._folder, self._server, self._attendance = folder, server, attendance
-        self._skips = skips
+        self._is_synced, self._skips = is_synced, skips
         self.skipped: set[RecordName] = set()
         self.state: bytes | None = None
         self.next_number = 1
@@ -95,7 +97,7 @@ class Recovery:
         if snapshot is not None:
             raise Corruption(f"{path}: expected the state that goes with {snapshot}, found none")
         self._num_bytes += reader.end
-        self._truncate(reader, is_last=is_last)
+        self._end_segment(reader, is_last=is_last)
 
     def _execute(self, path: Path, at: int, record: Record, snapshot: Path | None) -> None:
         try:
@@ -129,23 +131,26 @@ class Recovery:
             *(*name, method, what, type(error).__name__, error),
         )
 
-    def _truncate(self, reader: SegmentReader, *, is_last: bool) -> None:
-        """Cut off a record that was not written completely: it was never acknowledged."""
-        if reader.end == reader.size:
-            return
+    def _end_segment(self, reader: SegmentReader, *, is_last: bool) -> None:
+        """Cut off a record that was not written completely: it was never acknowledged. Sync what
+        is left before a later segment relies on it.
+        """
         left = reader.size - reader.end
-        if not is_last:
+        if left and not is_last:
             raise Corruption(
                 f"{reader.path}: expected a whole record at offset {reader.end}, found {left} bytes"
                 " of one, and another segment behind"
             )
-        log.warning(
-            "log: %s: cut off %d bytes at offset %d, which a record that was being written has"
-            " left; nothing of it was acknowledged",
-            *(reader.path, left, reader.end),
-        )
-        os.truncate(reader.path, reader.end)
-        sync_folder(reader.path.parent)
+        if left:
+            log.warning(
+                "log: %s: cut off %d bytes at offset %d, which a record that was being written has"
+                " left; nothing of it was acknowledged",
+                *(reader.path, left, reader.end),
+            )
+        if left or self._is_synced:
+            with writing(f"log: cannot make {reader.path} durable"):
+                reader.make_durable(is_trusted=self._is_synced)
+                sync_folder(reader.path.parent)
 
     def _summary(self) -> str:
         server = self._server
