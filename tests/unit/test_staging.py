@@ -90,12 +90,12 @@ def test_waiters_run_when_their_step_has_been_applied(applied: Applied) -> None:
     woken: list[int] = []
     staging.stage(push(0, 1))
     staging.stage(push(1, 1))
-    assert not staging.when_applied(1, lambda: woken.append(1))
+    assert not staging.when_applied(0, 1, lambda: woken.append(1))
     staging.declare(0, 1)
     assert staging.waiting_for() == "step 1 waits for streams [1]"
     staging.declare(1, 1)
     assert woken == [1]
-    assert staging.when_applied(1, lambda: woken.append(2))
+    assert staging.when_applied(0, 1, lambda: woken.append(2))
 
 
 def test_all_streams_stop_after_the_step_that_one_names_the_last(applied: Applied) -> None:
@@ -158,7 +158,7 @@ def test_a_step_that_is_clipped_by_its_norm_waits_for_that(applied: Applied) -> 
     assert staging.waiting_for() == "step 1 waits for its norm"
     with pytest.raises(BadRequest, match="expected a member of the pass, found stream 7"):
         staging.when_complete(7, 1, reported.clear)
-    assert not staging.when_applied(1, lambda: reported.append("applied"))
+    assert not staging.when_applied(0, 1, lambda: reported.append("applied"))
     staging.set_norm(1, 0.5)
     staging.declare(0, 1)
     assert reported == ["complete", "applied"]
@@ -203,11 +203,26 @@ def test_an_answer_that_fails_does_not_take_the_others_with_it(applied: Applied)
     def broken() -> Reply:
         raise ValueError("a bug")
 
-    for make in (no_memory, broken, Reply):
+    applied.staging.set_members(2, {stream: Member(1, None) for stream in range(3)})
+    for stream, make in enumerate((no_memory, broken, Reply)):
         deferred = Deferred()
         deferred.bind(answers.append)
-        applied.staging.when_applied(1, partial(Journal().answer_when_kept, deferred, make))
-    for stream in (0, 1):
+        waiter = partial(Journal().answer_when_kept, deferred, make)
+        applied.staging.when_applied(stream, 1, waiter)
+    for stream in range(3):
         applied.staging.stage(push(stream, 1))
         applied.staging.declare(stream, 1)
     assert [type(answer) for answer in answers] == [ResourceExhausted, Internal, Reply]
+
+
+def test_a_stream_waits_once_and_a_stranger_not_at_all(applied: Applied) -> None:
+    staging, woken = applied.staging, list[int]()
+    for number in range(3):  # a repeated pull
+        assert not staging.when_applied(0, 1, partial(woken.append, number))
+    assert staging.num_held()["waiting"] == 1
+    with pytest.raises(BadRequest, match="expected a member of the pass, found stream 7"):
+        staging.when_applied(7, 1, lambda: None)
+    for stream in (0, 1):
+        staging.stage(push(stream, 1))
+        staging.declare(stream, 1)
+    assert woken == [2]

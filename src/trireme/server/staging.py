@@ -54,7 +54,7 @@ class Staging:
         self._undeclared: set[int] = set()
         self._first: dict[str, Push] = {}
         self._staged: dict[int, dict[int, Push]] = {}
-        self._waiters: list[tuple[int, Waiter]] = []
+        self._waiters: dict[int, tuple[int, Waiter]] = {}  # by stream
 
     def set_members(self, version: int, members: Members, *, applies: bool = True) -> None:
         """Adopt the coordinator's members if they are newer. A stream that has left has staged all
@@ -127,11 +127,16 @@ class Staging:
             self.apply_complete()
             self._wake()
 
-    def when_applied(self, step: int, waiter: Waiter) -> bool:
-        """True if `step` has been applied. Otherwise `waiter` is called once when it has."""
+    def when_applied(self, stream: int, step: int, waiter: Waiter) -> bool:
+        """True if `step` has been applied. Otherwise `waiter` is called once when it has, instead
+        of an earlier one of the stream. Raises BadRequest: it will not be, since the stream is no
+        member of the pass.
+        """
         if step <= self.applied:
             return True
-        self._waiters.append((step, waiter))
+        if stream not in self._members:
+            raise BadRequest(f"pull: expected a member of the pass, found stream {stream}")
+        self._waiters[stream] = (step, waiter)
         return False
 
     def set_norm(self, step: int, norm: float | None) -> None:
@@ -192,8 +197,8 @@ class Staging:
     def _wake(self) -> None:
         complete = self.applied + self._is_complete()
         streams = [s for s, (step, _) in self._norm_waiters.items() if step <= complete]
-        ready = [waiter for step, waiter in self._waiters if step <= self.applied]
-        self._waiters = [(step, waiter) for step, waiter in self._waiters if step > self.applied]
+        answered = [s for s, (step, _) in self._waiters.items() if step <= self.applied]
+        ready = [self._waiters.pop(stream)[1] for stream in answered]
         for waiter in [self._norm_waiters.pop(stream)[1] for stream in streams] + ready:
             waiter()
 
