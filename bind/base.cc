@@ -1,11 +1,15 @@
-// Errors, the thread pool, the allocator and the bucket of a key.
+// Errors, the thread pool, the allocator, the bucket of a key and the test of finite numbers.
+#include <nanobind/stl/optional.h>
+
 #include <cstdlib>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
 #include <new>
+#include <optional>
 
 #include "base/error.h"
+#include "base/finite.h"
 #include "base/hash.h"
 #include "base/pool.h"
 #include "bind.h"
@@ -86,6 +90,18 @@ void register_base(nb::module_& m) {
 
 keys: (N,) uint64. out: (N,) uint16.
 Raises BadRequest if the sizes differ.)");
+
+  m.def(
+      "first_not_finite",
+      [](Array1<const float> values) -> std::optional<std::size_t> {
+        nb::gil_scoped_release release;
+        const std::size_t first = first_not_finite({values.data(), values.size()});
+        return first < values.size() ? std::optional(first) : std::nullopt;
+      },
+      "values"_a.noconvert(),
+      R"(Return the position of the first value that is NaN or infinite; None if all are finite.
+
+values: (N,) float32.)");
 
   m.def("keep_freed_memory", &keep_freed_memory, "bytes_max"_a,
         R"(Keep freed memory in the process instead of returning it to the system at once.

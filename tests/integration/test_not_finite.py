@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from tests.tables import T_ROWS
-from trireme.errors import NotFinite
+from trireme.errors import BadRequest, NotFinite
 from trireme.job.cluster import Cluster
 
 STRATEGIES = {
@@ -191,3 +191,49 @@ def test_differences_that_are_not_finite_are_not_exchanged(default_cluster: Clus
     train(model, optimizer, 1)
     optimizer.end_pass()
     assert all(np.isfinite(values).all() for values in weights(model, default_cluster))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("breaks", ["rows", "dense"])
+def test_a_server_refuses_a_push_that_is_not_finite(
+    monkeypatch: pytest.MonkeyPatch, mode: str, breaks: str
+) -> None:
+    """Of a client that does not check. Nothing of it is recorded, staged or applied there."""
+    monkeypatch.setattr("trireme.train.optimizer.check_finite_step", lambda *_: None)
+
+    def work(cluster: Cluster) -> None:
+        model = Model()
+        optimizer = optimizer_of(model, mode, cluster)
+        where = r"key \d+ of table 't'" if breaks == "rows" else "element 0 of parameter top.weight"
+        batches = tr.prefetch([batch(0), batch(1)], model, cluster=cluster)
+        push(model, optimizer, next(batches))
+        model.breaks, ready = breaks, next(batches)
+        before = weights(model, cluster)[0]
+        with pytest.raises(BadRequest, match=f"expected finite gradients, found nan for {where}"):
+            push(model, optimizer, ready)
+        assert np.array_equal(before, weights(model, cluster)[0])
+
+    def push(model: Model, optimizer: tr.DistributedOptimizer, ready: Any) -> None:
+        step(model, optimizer, ready)
+        optimizer.flush()
+
+    with Job(1) as job:
+        cluster = job.join(0, 1)
+        work(cluster)
+        with suppress(BadRequest):  # of the push, once more
+            cluster.close()
+
+
+def test_a_step_that_fails_leaves_no_gradients(default_cluster: Cluster) -> None:
+    """The values of a table's param group are wrong: the next step would have both batches."""
+    model = Model()
+    optimizer = optimizer_of(model, "async", default_cluster)
+    optimizer.param_groups[-1]["lr"] = None
+    with pytest.raises(Exception, match="None"):
+        train(model, optimizer, 0)
+    assert all(p.grad is None for p in model.top.parameters())
+    assert optimizer.num_steps == 0
+    optimizer.param_groups[-1]["lr"] = 0.1
+    train(model, optimizer, 1)
+    optimizer.flush()
+    assert optimizer.num_steps == 1

@@ -97,6 +97,13 @@ def test_records_that_were_not_synced_before_a_power_loss_are_cut_off(tmp_path: 
     assert read(tmp_path)[1] == ends[1]
 
 
+def test_a_new_segment_that_was_not_synced_before_a_power_loss_is_empty(tmp_path: Path) -> None:
+    (tmp_path / file_name(1)).write_bytes(bytes(40))
+    reader = SegmentReader(tmp_path / file_name(1))
+    assert reader.head is None
+    assert list(reader.records()) == []
+
+
 def test_damage_in_synced_records_is_an_error(tmp_path: Path) -> None:
     ends = write(tmp_path, is_synced=True, kept=(0, 1, 2))
     path = tmp_path / file_name(1)

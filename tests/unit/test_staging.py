@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, Internal, ResourceExhausted
 from trireme.protocol.clipping import Clip, NormReply
 from trireme.protocol.membership import Member, Stop
 from trireme.protocol.wire import Push
+from trireme.rpc import Deferred, Reply
+from trireme.server.journal import Journal
 from trireme.server.staging import Staging
 
 
@@ -189,3 +192,22 @@ def test_different_clipping_of_workers_is_refused(applied: Applied) -> None:
     for clip in (None, Clip("norm", 2.0), Clip("value", 1.0)):
         with pytest.raises(BadRequest, match=r"clips by Clip.* they must agree"):
             applied.staging.stage(replace(push(1, 1), clip=clip))
+
+
+def test_an_answer_that_fails_does_not_take_the_others_with_it(applied: Applied) -> None:
+    answers: list[object] = []
+
+    def no_memory() -> Reply:
+        raise MemoryError
+
+    def broken() -> Reply:
+        raise ValueError("a bug")
+
+    for make in (no_memory, broken, Reply):
+        deferred = Deferred()
+        deferred.bind(answers.append)
+        applied.staging.when_applied(1, partial(Journal().answer_when_kept, deferred, make))
+    for stream in (0, 1):
+        applied.staging.stage(push(stream, 1))
+        applied.staging.declare(stream, 1)
+    assert [type(answer) for answer in answers] == [ResourceExhausted, Internal, Reply]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trireme import _core
 from trireme.dense.optimizers import (
     FUSED,
     KNOWN,
@@ -26,7 +27,7 @@ from trireme.dense.optimizers import (
     make,
     shapes_made,
 )
-from trireme.errors import BadRequest, SchemaMismatch, UnknownTable
+from trireme.errors import BadRequest, NotFinite, SchemaMismatch, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import Floats
 from trireme.server.block_slice import BlockSlice, Tensors, join, merge_alike
@@ -224,6 +225,20 @@ class BlockStore:
                     part = torch.from_numpy(values[begin : begin + size])
                     yield block_id, live, part.view_as(live.weights)
             start += self._specs[block_id].size
+
+    def check_finite(self, block_ids: Sequence[str], gradients: Floats) -> None:
+        """Raises NotFinite: a gradient of these blocks has NaN or infinity; names the parameter."""
+        if (first := _core.first_not_finite(gradients)) is None:
+            return
+        end = 0
+        for spec in map(self._specs.__getitem__, block_ids):
+            begin, end = end, end + spec.size
+            if first < end:
+                raise NotFinite(
+                    f"push: expected finite gradients, found {gradients[first]} for element"
+                    f" {spec.start + first - begin} of parameter {spec.param}; nothing of the push"
+                    " is applied here"
+                )
 
     def check_groups(self, groups: Sequence[GroupValues]) -> None:
         """Raises BadRequest if `apply` could not use these values: another number of groups, a name

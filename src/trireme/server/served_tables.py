@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trireme import _core
-from trireme.errors import BadRequest, SchemaMismatch
+from trireme.errors import BadRequest, NotFinite, SchemaMismatch
 from trireme.protocol.routing import Floats, Keys
 from trireme.protocol.wire import SHOWS_MAX, TablePush
 from trireme.table import TableSchema
@@ -32,7 +32,7 @@ class ServedTable:
 
     def check_push(self, push: TablePush) -> None:
         """Raises BadRequest unless the push has gradients of the class's dim, the columns of the
-        schema, and shows and clicks in [0, SHOWS_MAX].
+        schema, and shows and clicks in [0, SHOWS_MAX]. NotFinite: a gradient is not.
         """
         name, dim, columns = push.table, self.schema.dim_of(push.row_class), push.columns
         if push.gradients.shape[1] != dim:
@@ -44,6 +44,13 @@ class ServedTable:
             raise BadRequest(
                 f"push: table {name!r} has the columns {list(self.schema.columns)},"
                 f" found {list(columns)}"
+            )
+        first = _core.first_not_finite(push.gradients.reshape(-1))
+        if first is not None:
+            value, key = push.gradients.reshape(-1)[first], push.keys[first // dim]
+            raise NotFinite(
+                f"push: expected finite gradients, found {value} for key {key} of table {name!r};"
+                " nothing of the push is applied here"
             )
         shows = columns.get("show_click")
         if shows is not None and shows.size and not 0 <= shows.min() <= shows.max() <= SHOWS_MAX:

@@ -155,7 +155,7 @@ class Staging:
         if step <= self.applied:
             return NormReply(None, self._norm if step == self.applied else None, True)
         if step not in self._sums:
-            self._sums[step] = self._square_sum(self._pushes_of(step))
+            self._sums[step] = self._square_sum(self.pushes_of(step))
         return NormReply(self._sums[step], None, False)
 
     def num_held(self) -> dict[str, int]:
@@ -185,7 +185,8 @@ class Staging:
         """Whether all members of the next step have declared it staged everywhere."""
         return bool(self._expected) and not self._undeclared
 
-    def _pushes_of(self, step: int) -> list[Push]:
+    def pushes_of(self, step: int) -> list[Push]:
+        """The staged pushes of a step, by stream."""
         return [self._staged[step][stream] for stream in sorted(self._staged[step])]
 
     def _wake(self) -> None:
@@ -199,8 +200,12 @@ class Staging:
     def apply_step(self, step: int, norm: float | None) -> None:
         """Apply the staged pushes of the next step."""
         # Marks make this safe to repeat if it fails halfway (for example, in a full bucket).
-        self._apply(self._pushes_of(step), norm)
-        if reasons := [push.stops for push in self._pushes_of(step) if push.stops]:
+        self._apply(self.pushes_of(step), norm)
+        self.finish_step(step, norm)
+
+    def finish_step(self, step: int, norm: float | None) -> None:
+        """Note that the next step is over."""
+        if reasons := [push.stops for push in self.pushes_of(step) if push.stops]:
             self.stop = Stop(step, reasons[0])
         del self._staged[step]
         self._norms.pop(step, None)

@@ -167,12 +167,14 @@ class ServerState:
         for part in push.tables:
             self.table(part.table).check_push(part)
         if push.blocks is not None:
-            expected = self.blocks.size_of(bucket_map.blocks_of(self.assignment.index))
+            block_ids = bucket_map.blocks_of(self.assignment.index)
+            expected = self.blocks.size_of(block_ids)
             if len(push.blocks.gradients) != expected:
                 raise BadRequest(
                     f"push: the blocks of server {self.assignment.index} have {expected} elements,"
                     f" found {len(push.blocks.gradients)}"
                 )
+            self.blocks.check_finite(block_ids, push.blocks.gradients)
             with self.blocks_lock:
                 self.blocks.check_groups(push.blocks.groups)
 
@@ -200,6 +202,18 @@ class ServerState:
                 parts.insert(0, level)
             for part in parts:
                 self._update(StepGradient(part, self.pool, norm, step=pushes))
+        self._record(pushes)
+
+    def pass_over(self, pushes: list[Push]) -> None:
+        """Count pushes as applied that cannot be."""
+        for push in pushes:
+            for table in list(self.tables.values()):
+                table.rows.advance([push.id])
+            with self.blocks_lock:
+                self.blocks.advance([push.id])
+        self._record(pushes)
+
+    def _record(self, pushes: list[Push]) -> None:
         with self.lock:
             for push in self.streams.record(pushes):
                 self.counts.add_push(push)

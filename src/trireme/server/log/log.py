@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from trireme.errors import ResourceExhausted, TriremeError, writing
@@ -12,6 +13,18 @@ from trireme.storage.local import sync_folder
 log = logging.getLogger("trireme.server")
 
 Kept = Callable[[Exception | None], None]
+
+
+class _SyncFailed(Exception):
+    """What could not be synced, and why."""
+
+
+@contextmanager
+def _syncing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _SyncFailed(f"cannot sync {path}: {error.strerror}") from error
 
 
 class Log:
@@ -36,7 +49,7 @@ class Log:
         with writing(f"log: cannot write in {folder}"):
             self._segment = Segment(folder, number, state, is_synced=is_synced)
             sync_folder(folder)
-        self._syncer = threading.Thread(target=self._sync, name="trireme-log", daemon=True)
+        self._syncer = threading.Thread(target=self._sync_waiting, name="trireme-log", daemon=True)
         if is_synced:
             self._syncer.start()
 
@@ -54,27 +67,38 @@ class Log:
 
     def rotate(self, first: Sequence[Record]) -> int:
         """Start a new segment with these records; returns its number. After an error the old
-        segment is in use as before. Nobody may append meanwhile.
+        segment is in use as before, but a sync that fails ends the log. Nobody may append
+        meanwhile.
         """
+        try:
+            number = self._rotate(first)
+        except _SyncFailed as error:
+            failure = self._end(error)
+            raise failure from error
+        if self.is_synced:
+            self._notify(self.num_bytes, None)
+        return number
+
+    def _rotate(self, first: Sequence[Record]) -> int:
         with self._lock, self._syncing, writing(f"log: cannot write in {self._folder}"):
+            if self._failure is not None:
+                raise self._failure
             old = self._segment
             new = Segment(self._folder, old.number + 1, self._state, is_synced=self.is_synced)
             try:
                 for record in first:
                     new.append(Segment.pack(record), 0)
-                if self.is_synced:
-                    old.sync()
-                    new.sync()
-                sync_folder(self._folder)
+                with _syncing(self._folder):
+                    if self.is_synced:
+                        old.sync()
+                        new.sync()
+                    sync_folder(self._folder)
             except BaseException:
                 new.abandon()
                 raise
             self._segment = new
             self.num_bytes += new.end
-            position = self.num_bytes
             old.close()
-        if self.is_synced:
-            self._notify(position, None)
         return new.number
 
     def when_kept(self, action: Kept) -> None:
@@ -90,7 +114,7 @@ class Log:
                 return
         action(failure)
 
-    def _sync(self) -> None:
+    def _sync_waiting(self) -> None:
         """Sync whenever somebody waits; the thread's function."""
         while True:
             with self._changed:
@@ -98,29 +122,36 @@ class Log:
                     self._changed.wait()
                 if not self._waiting:
                     return
-            failure: TriremeError | None = None
-            with self._syncing:
-                position = self.num_bytes
-                try:
-                    self._segment.sync()
-                except OSError as error:
-                    failure = ResourceExhausted(
-                        f"log: cannot sync {self._segment.path}: {error.strerror}; what was"
-                        " acknowledged is kept, start the server again"
-                    )
-            self._notify(position, failure)
+            try:
+                with self._syncing:
+                    position = self.num_bytes
+                    with _syncing(self._segment.path):
+                        self._segment.sync()
+            except _SyncFailed as error:
+                self._end(error)
+            else:
+                self._notify(position, None)
+
+    def _end(self, error: Exception) -> ResourceExhausted:
+        """Acknowledge nothing any more: what is on the disk is unknown after a failed sync, also if
+        a later one succeeds.
+        """
+        failure = ResourceExhausted(
+            f"log: {error}; what was acknowledged is kept, start the server again"
+        )
+        self._notify(0, failure)
+        return failure
 
     def _notify(self, position: int, failure: TriremeError | None) -> None:
         with self._changed:
-            if failure is None:
+            self._failure = self._failure or failure
+            if (ended := self._failure) is None:
                 self._kept = max(self._kept, position)
-            else:
-                self._failure = failure  # what is on the disk is unknown from now on
-            ready = [a for p, a in self._waiting if failure or p <= self._kept]
-            self._waiting = [] if failure else [(p, a) for p, a in self._waiting if p > self._kept]
+            ready = [a for p, a in self._waiting if ended or p <= self._kept]
+            self._waiting = [] if ended else [(p, a) for p, a in self._waiting if p > self._kept]
         for action in ready:
             try:
-                action(failure)
+                action(ended)
             except Exception:
                 log.exception("log: a reply could not be given")
 

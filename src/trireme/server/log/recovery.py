@@ -1,13 +1,13 @@
 """Recovery of a server that starts again: the newest snapshot, then the records after it."""
 
 import logging
-import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
-from trireme.errors import Corruption, TriremeError
+from trireme.errors import Corruption, TriremeError, writing
 from trireme.server.attendance import Attendance
-from trireme.server.log.replay import STATE, install_state, replay
+from trireme.server.log.replay import STATE, install_state, leave_out, replay
 from trireme.server.log.segment import Record, SegmentReader
 from trireme.server.log.snapshot import read_snapshot
 from trireme.server.log.state_folder import StateFolder
@@ -18,16 +18,31 @@ log = logging.getLogger("trireme.server")
 
 PROGRESS_S = 3.0
 
+RecordName = tuple[Path, int]
+"""Where a record is: the resolved path of its file, and its offset there."""
+
 
 class Recovery:
-    """Fills an empty server and attendance from a state folder.
+    """Fills an empty server and attendance from a state folder. is_synced: what it recovers then
+    survives the machine.
 
     state: 16 bytes, the id of the recovered state; None: the folder is empty.
     next_number: of the next segment to write.
+    skipped: the records among `skips` that could not be replayed; it goes on without them.
     """
 
-    def __init__(self, folder: StateFolder, server: ServerState, attendance: Attendance) -> None:
+    def __init__(
+        self,
+        folder: StateFolder,
+        server: ServerState,
+        attendance: Attendance,
+        *,
+        is_synced: bool,
+        skips: Collection[RecordName] = (),
+    ) -> None:
         self._folder, self._server, self._attendance = folder, server, attendance
+        self._is_synced, self._skips = is_synced, skips
+        self.skipped: set[RecordName] = set()
         self.state: bytes | None = None
         self.next_number = 1
         self._num_bytes = self._num_records = 0
@@ -35,8 +50,8 @@ class Recovery:
 
     def run(self) -> None:
         """Recover, and cut off an unfinished record at the end. Raises Corruption: a file is
-        missing or damaged; or any error of a record that cannot be replayed. All name file and
-        offset.
+        missing or damaged, or a record cannot be replayed (a TriremeError keeps its type). All name
+        file and offset.
         """
         segments = self._folder.segments()
         snapshot = max(self._folder.snapshots(), default=None)
@@ -56,6 +71,11 @@ class Recovery:
             begins = self._folder.snapshot(number) if number == snapshot else None
             self._replay(segments[number], begins, is_last=number == numbers[-1])
             self.next_number = number + 1
+        for path, at in sorted({*self._skips} - self.skipped):
+            log.warning(
+                "log: %s has no record %s:%d that fails: --skip_records leaves out nothing for it",
+                *(self._folder.path, path, at),
+            )
         if self._num_records:
             self._attendance.begin_again()
             log.info("%s", self._summary())
@@ -77,7 +97,7 @@ class Recovery:
         if snapshot is not None:
             raise Corruption(f"{path}: expected the state that goes with {snapshot}, found none")
         self._num_bytes += reader.end
-        self._truncate(reader, is_last=is_last)
+        self._end_segment(reader, is_last=is_last)
 
     def _execute(self, path: Path, at: int, record: Record, snapshot: Path | None) -> None:
         try:
@@ -88,26 +108,49 @@ class Recovery:
                 self._num_bytes += read_snapshot(self._server, snapshot)
             else:
                 raise Corruption(f"expected the state of {snapshot}, found {record[0]!r}")
-        except TriremeError as error:
-            raise type(error)(f"{path}: the record at offset {at}: {error}") from error
+        except Exception as error:  # whatever a record makes fail, its place is named
+            name = (path.resolve(), at)
+            if name in self._skips and snapshot is None:
+                self._skip(name, record, error)
+                return
+            is_known = isinstance(error, TriremeError)
+            kind = type(error) if is_known else Corruption
+            cause = error if is_known else f"{type(error).__name__}: {error}"
+            way = "" if snapshot else f"; --skip_records {path}:{at} starts the server without it"
+            raise kind(f"{path}: the record at offset {at} ({record[0]}): {cause}{way}") from error
 
-    def _truncate(self, reader: SegmentReader, *, is_last: bool) -> None:
-        """Cut off a record that was not written completely: it was never acknowledged."""
-        if reader.end == reader.size:
-            return
+    def _skip(self, name: RecordName, record: Record, error: Exception) -> None:
+        """Go on without a record that fails."""
+        method, body, _ = record
+        leave_out(self._server, record)
+        self.skipped.add(name)
+        what = {key: body[key] for key in ("stream", "sequence", "step") if key in body}
+        log.warning(
+            "log: %s: left out the record at offset %d (%s %s), which fails: %s: %s; what it had"
+            " changed before it failed stays",
+            *(*name, method, what, type(error).__name__, error),
+        )
+
+    def _end_segment(self, reader: SegmentReader, *, is_last: bool) -> None:
+        """Cut off a record that was not written completely: it was never acknowledged. Sync what
+        is left before a later segment relies on it.
+        """
         left = reader.size - reader.end
-        if not is_last:
+        if left and not is_last:
             raise Corruption(
                 f"{reader.path}: expected a whole record at offset {reader.end}, found {left} bytes"
                 " of one, and another segment behind"
             )
-        log.warning(
-            "log: %s: cut off %d bytes at offset %d, which a record that was being written has"
-            " left; nothing of it was acknowledged",
-            *(reader.path, left, reader.end),
-        )
-        os.truncate(reader.path, reader.end)
-        sync_folder(reader.path.parent)
+        if left:
+            log.warning(
+                "log: %s: cut off %d bytes at offset %d, which a record that was being written has"
+                " left; nothing of it was acknowledged",
+                *(reader.path, left, reader.end),
+            )
+        if left or self._is_synced:
+            with writing(f"log: cannot make {reader.path} durable"):
+                reader.make_durable(is_trusted=self._is_synced)
+                sync_folder(reader.path.parent)
 
     def _summary(self) -> str:
         server = self._server

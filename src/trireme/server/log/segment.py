@@ -28,6 +28,7 @@ _PADDING = bytes(8)
 _BUFFERS_MAX = 1024  # of one call, IOV_MAX of Linux
 _PARTS_MAX = 1 << 20
 _SCANNED = 1 << 20  # words at a time
+_REWRITTEN = 1 << 24  # bytes at a time
 _NO_LIMITS = Limits(
     message_bytes_max=1 << 60, header_bytes_max=1 << 40, arrays_max=1 << 30, total_bytes_max=1 << 60
 )
@@ -57,6 +58,8 @@ class Segment:
         head = _HEAD.pack(_MAGIC, FORMAT, flags, number, state, 0)[:-8]
         try:
             self._write([head + struct.pack("<Q", _hash(head))])
+            if is_synced:  # so that a power loss never takes the head of records that it leaves
+                self.sync()
         except BaseException:
             self.abandon()
             raise
@@ -126,13 +129,14 @@ class SegmentHead:
 class SegmentReader:
     """Reads a segment from its beginning.
 
-    head: None if the file ends within its head. end: of the last whole record read so far.
+    head: None if the file ends within its head, or is all zeros: a machine went down when it was
+    new. end: of the last whole record read so far. kept: bytes that this record says were synced.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises Corruption: not a segment, or one of another format or name."""
         self.path = path
-        self.end = 0
+        self.end = self.kept = 0
         with path.open("rb") as file:
             self.size = os.fstat(file.fileno()).st_size
             self._map = (
@@ -143,7 +147,7 @@ class SegmentReader:
         self.head = self._read_head()
 
     def _read_head(self) -> SegmentHead | None:
-        if self.size < _HEAD.size:
+        if self.size < _HEAD.size or not any(self._map[: self.size]):
             return None
         magic, version, flags, number, state, checksum = _HEAD.unpack_from(self._map)
         if magic != _MAGIC:
@@ -164,7 +168,7 @@ class SegmentReader:
         """
         while self.head is not None and self.size - self.end >= _RECORD.size:
             at = self.end
-            num_bytes, checksum, _ = self._head_at(at) or (-1, 0, 0)
+            num_bytes, checksum, kept = self._head_at(at) or (-1, 0, 0)
             if num_bytes > self.size - at - _RECORD.size:
                 break
             body = self._map[at + _RECORD.size : at + _RECORD.size + max(num_bytes, 0)]
@@ -172,8 +176,23 @@ class SegmentReader:
                 self._check_is_tail()
                 break
             record = self._record(body, at)
-            self.end = at + _RECORD.size + num_bytes
+            self.end, self.kept = at + _RECORD.size + num_bytes, kept
             yield at, record
+
+    def make_durable(self, *, is_trusted: bool) -> None:
+        """Cut off what is after `end`, and sync. `is_trusted`: its records, which may not have
+        been synced, will be relied on. Raises OSError.
+
+        After a sync that failed, Linux takes pages for clean that are not on the disk. So what is
+        not known to be there is written again.
+        """
+        with self.path.open("r+b", buffering=0) as file:
+            os.ftruncate(file.fileno(), self.end)
+            at = self.kept if is_trusted else self.end
+            while at < self.end:
+                piece = os.pread(file.fileno(), min(_REWRITTEN, self.end - at), at)
+                at += os.pwrite(file.fileno(), piece, at)
+            os.fsync(file.fileno())
 
     def _head_at(self, at: int) -> tuple[int, int, int] | None:
         """Number of bytes, checksum, and kept bytes; None: no record begins there."""

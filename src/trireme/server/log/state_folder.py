@@ -69,9 +69,10 @@ class StateFolder:
         old = [path for number, path in self.segments().items() if number < first]
         old += [path for number, path in self.snapshots().items() if number < first]
         unfinished = [path for path in self.path.iterdir() if path.name.startswith(".")]
-        for path in (*old, *unfinished):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        sync_folder(self.path)
+        with writing(f"log: cannot remove old files in {self.path}"):
+            for path in (*old, *unfinished):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            sync_folder(self.path)
 
     def empty(self) -> None:
         """Remove all state: the job is over. If interrupted, opening the folder does the rest."""
