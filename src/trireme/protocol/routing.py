@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -82,8 +83,17 @@ class BucketMap:
         """Buckets of a server, ascending."""
         return np.flatnonzero(self.buckets == server)
 
-    def blocks_of(self, server: int) -> list[str]:
-        return [block for block, owner in self.blocks.items() if owner == server]
+    def blocks_of(self, server: int) -> Sequence[str]:
+        """Blocks of a server, in the map's order."""
+        return self._blocks_by_owner.get(server, ())
+
+    @cached_property
+    def _blocks_by_owner(self) -> dict[int, list[str]]:
+        # Each pull and push asks for them: the time of a request must not grow with the model.
+        by_owner: dict[int, list[str]] = {}
+        for block, owner in self.blocks.items():
+            by_owner.setdefault(owner, []).append(block)
+        return by_owner
 
 
 def buckets_of(keys: Keys) -> npt.NDArray[np.uint16]:

@@ -1,5 +1,7 @@
 """Which job a server belongs to, and which buckets and blocks the bucket map gives it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -44,7 +46,7 @@ class Assignment:
         """Buckets of this server, ascending."""
         return self.map().owned_by(self.index)
 
-    def owned_blocks(self) -> list[str]:
+    def owned_blocks(self) -> Sequence[str]:
         """Ids of this server's blocks, in the order of the map."""
         return self.map().blocks_of(self.index)
 

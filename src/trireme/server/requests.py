@@ -1,6 +1,6 @@
 """The requests that read and change a server's state: decode, have it done, answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -131,7 +131,9 @@ class RequestHandlers:
         arrays.end()
         return list(zip(tables, classes, keys, strict=True))
 
-    def _check_reply(self, wanted: RowsWanted, block_ids: list[str], num_bytes_max: int) -> None:
+    def _check_reply(
+        self, wanted: RowsWanted, block_ids: Sequence[str], num_bytes_max: int
+    ) -> None:
         """Raises ResourceExhausted before the rows take memory: the reply could not be sent."""
         num_floats = sum(len(keys_K) * table.schema.width_of(c) for table, c, keys_K in wanted)
         num_bytes = 4 * (num_floats + self._state.blocks.size_of(block_ids))
@@ -141,7 +143,7 @@ class RequestHandlers:
                 f" take as a message, found {num_bytes}"
             )
 
-    def _read(self, wanted: RowsWanted, block_ids: list[str], time: int) -> Reply:
+    def _read(self, wanted: RowsWanted, block_ids: Sequence[str], time: int) -> Reply:
         state, version = self._state, self._state.streams.num_pushes
         arrays: list[Array] = []
         missing = []

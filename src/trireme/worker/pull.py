@@ -20,7 +20,9 @@ class Pulled:
     """Answer of a pull."""
 
     rows: dict[RowClassId, Tensor]  # per table (K, W), W of `TableSchema.width_of`; row i for key i
-    blocks: list[tuple[list[str], Floats]] | None  # per server ids and flat weights, if asked for
+    blocks: (
+        list[tuple[Sequence[str], Floats]] | None
+    )  # per server ids and flat weights, if asked for
     push_counts: list[int]  # per server, the pushes that it had applied when it answered
     missing: dict[RowClassId, int]  # per table, how many keys have no row yet
     stop: Stop | None = None  # the step after which all stop, if a server has applied it
@@ -69,7 +71,7 @@ class PullPlan:
             next(filter(None, stops), None),
         )
 
-    def _blocks(self, replies: Sequence[Reply]) -> list[tuple[list[str], Floats]]:
+    def _blocks(self, replies: Sequence[Reply]) -> list[tuple[Sequence[str], Floats]]:
         """A server without blocks sends no array for them."""
         num_tables = len(self._splits)
         return [
