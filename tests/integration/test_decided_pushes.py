@@ -4,6 +4,7 @@ which they were applied: a server that starts again is what it was.
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 
 import trireme as tr
 from tests.property.test_recovery import GROUPS, Requests, Served
-from trireme.errors import BadRequest
+from tests.tables import snapshot
+from trireme.errors import BadRequest, Corruption
+from trireme.job.durability import Durability, parse_records
 from trireme.optim import values_of_group
 from trireme.protocol.wire import BlocksPush, Push, TablePush
 
@@ -117,4 +120,75 @@ def test_shows_that_sum_to_infinity_in_a_step_are_not_logged(tmp_path: Path) -> 
         server.ask(*push_of(requests, 0, 1, [pushed], staged=True, step=1))
     server.restart()
     assert not server.state.staging.staged()
+    server.close()
+
+
+def rows_of(server: Served) -> dict[str, Any]:
+    """What tables and blocks hold, without marks."""
+    rows: dict[str, Any] = {
+        name: [content[:-1] for content in snapshot(table.rows).values()]
+        for name, table in server.state.tables.items()
+    }
+    blocks = server.state.blocks
+    return rows | {"blocks": blocks.read([spec.id for spec in blocks.specs()]).tolist()}
+
+
+def test_a_record_that_fails_is_named_and_left_out_by_hand_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has a push that fails whenever it is applied, as an earlier version may have left."""
+    server, requests = served(tmp_path, "async")
+    rng = np.random.default_rng(0)
+    server.ask(*push_of(requests, 0, 1, [part_of(EVICTED, np.arange(5), rng)]))
+    before = rows_of(server)
+    bad = push_of(requests, 0, 2, [], blocks=BlocksPush(GROUPS[:1], np.ones(13, np.float32), []))
+    server.state.journal.record(*bad)
+    server.close()
+    with pytest.raises(
+        Corruption, match=r"log-00000001: the record at offset \d+ .*ValueError"
+    ) as e:
+        server.open()
+    name = re.search(r"--skip_records (\S+)", str(e.value))[1]
+    server.skips = parse_records(f"{name},{tmp_path}/log-00000009:64")
+    server.open()
+    assert "left out the record" in caplog.text
+    assert "has no record" in caplog.text
+    assert rows_of(server) == before
+    server.skips = frozenset()
+    server.restart()
+    assert server.state.applied_streams() == [[0, 2, [2]]]
+    server.ask(*push_of(requests, 0, 3, [part_of(EVICTED, np.arange(5), rng)]))
+    server.close()
+    for text in ("log-1", "log-1:", "log-1:-3", ":4"):
+        with pytest.raises(BadRequest, match="expected FILE:OFFSET"):
+            parse_records(text)
+    with pytest.raises(BadRequest, match="with --skip_records, found none"):
+        Durability(skips=parse_records("log-1:4"))
+
+
+def test_a_step_that_is_left_out_is_over(tmp_path: Path) -> None:
+    server, requests = served(tmp_path, "sync")
+    rng = np.random.default_rng(0)
+    before = rows_of(server)
+
+    def push(stream: int, step: int, groups: list[Any]) -> Ask:
+        part = part_of(EVICTED, np.arange(5), rng)
+        blocks = BlocksPush(groups, np.ones(13, np.float32), [])
+        return push_of(requests, stream, step, [part], staged=True, step=step, blocks=blocks)
+
+    for stream in (0, 1):
+        server.state.journal.record(*push(stream, 1, GROUPS[:1]))
+    server.state.journal.record("log.step", {"step": 1, "norm": None}, [])
+    server.close()
+    with pytest.raises(Corruption, match=r"\(log.step\): ValueError") as raised:
+        server.open()
+    server.skips = parse_records(str(raised.value).rpartition("--skip_records ")[2].split()[0])
+    server.open()
+    assert server.state.applied_streams() == [[0, 1, [1]], [1, 1, [1]]]
+    assert rows_of(server)["blocks"] == before["blocks"]
+    for stream in (0, 1):
+        server.ask(*push(stream, 2, GROUPS))
+    for stream in (0, 1):
+        server.state.staging.declare(stream, 2)
+    assert server.state.staging.applied == 2
     server.close()

@@ -46,6 +46,13 @@ class Peer:
         with contextlib.suppress(ConnectionResetError):
             self._stream.read()
 
+    def end(self) -> None:
+        """Let it exit with code 0; returns when it has."""
+        pidfd = os.pidfd_open(int(self.ask("pid")))
+        self.send("exit 0")
+        assert select.select([pidfd], [], [], WAIT_S)[0]
+        os.close(pidfd)
+
     def close(self) -> None:
         self._stream.close()
         self._connection.close()
@@ -195,6 +202,50 @@ def test_launch_passes_on_the_exit_code_and_names_a_killing_signal(tmp_path: Pat
             launcher.close()
         assert actual == code
         assert words in err
+
+
+@pytest.mark.parametrize("options", [[], ["--max_restart", "1"]])
+@pytest.mark.parametrize(("first", "last"), [("worker", "server"), ("server", "worker")])
+def test_a_process_killed_with_nothing_left_to_do_does_not_fail_the_job(
+    launcher: Launcher, first: str, last: str, options: list[str]
+) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", *options, num=2)
+    pid = int(launcher.peers[f"{last} 0"].ask("pid"))
+    launcher.peers[f"{first} 0"].end()
+    os.kill(pid, signal.SIGKILL)
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert f"{last} 0 was killed by SIGKILL" in err
+    assert f"after the {first}s had ended: no loss" in err
+    assert "starting it again" not in err
+
+
+def test_a_server_killed_after_the_workers_comes_back_to_remove_its_state(
+    launcher: Launcher,
+) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--max_restart", "1", num=2)
+    server = launcher.peers["server 0"]
+    pid, folder = int(server.ask("pid")), Path(server.ask("env TRIREME_STATE_DIR"))
+    launcher.peers["worker 0"].end()
+    (launcher.folder / folder).mkdir(parents=True)
+    (launcher.folder / folder / "log-00000001").touch()
+    os.kill(pid, signal.SIGKILL)
+    server.close()
+    launcher.accept(1)
+    launcher.peers["server 0"].send("exit 0")
+    code, _, err = launcher.finish()
+    assert code == 0, err
+
+
+def test_a_worker_that_fails_after_the_servers_have_ended_is_not_restarted(
+    launcher: Launcher,
+) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--max_restart", "1", num=2)
+    launcher.peers["server 0"].end()
+    launcher.peers["worker 0"].send("exit 7")
+    code, _, err = launcher.finish()
+    assert code == 7
+    assert "starting it again" not in err
 
 
 @pytest.mark.parametrize(

@@ -222,3 +222,18 @@ def test_a_server_refuses_a_push_that_is_not_finite(
         work(cluster)
         with suppress(BadRequest):  # of the push, once more
             cluster.close()
+
+
+def test_a_step_that_fails_leaves_no_gradients(default_cluster: Cluster) -> None:
+    """The values of a table's param group are wrong: the next step would have both batches."""
+    model = Model()
+    optimizer = optimizer_of(model, "async", default_cluster)
+    optimizer.param_groups[-1]["lr"] = None
+    with pytest.raises(Exception, match="None"):
+        train(model, optimizer, 0)
+    assert all(p.grad is None for p in model.top.parameters())
+    assert optimizer.num_steps == 0
+    optimizer.param_groups[-1]["lr"] = 0.1
+    train(model, optimizer, 1)
+    optimizer.flush()
+    assert optimizer.num_steps == 1

@@ -27,6 +27,7 @@ from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import BlocksPush, Push, TablePush
 from trireme.rpc import Reply, Request
 from trireme.server.attendance import Attendance
+from trireme.server.log.recovery import RecordName
 from trireme.server.state import ServerState
 
 NUM_KEYS, DAY = 300, 86_400
@@ -52,7 +53,7 @@ class Served:
     """A server without a network; `folder` None: one that keeps nothing."""
 
     def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+        self.folder, self.skips = folder, frozenset[RecordName]()
         self.open()
 
     def open(self) -> None:
@@ -64,7 +65,9 @@ class Served:
         )
         durability = Durability()
         if self.folder is not None:
-            durability = Durability(mode="process", folder=self.folder, log_bytes=1 << 40)
+            durability = Durability(
+                mode="process", folder=self.folder, log_bytes=1 << 40, skips=self.skips
+            )
         self._exit.enter_context(kept(durability, self.state, coordinator, attendance))
         self.handlers = handlers_of(
             self.state, coordinator, attendance.handlers(), self.folder or Path("/")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -23,6 +27,25 @@ def store() -> Iterator[MemoryFileSystem]:
 
 def names(store: MemoryFileSystem) -> list[str]:
     return [name.rpartition("/")[2] for name in store.find("/exports/1")]
+
+
+WRITER = """
+import os, sys
+from trireme.storage.atomic_folder import new_folder
+with new_folder(sys.argv[1]) as folder:
+    open(f"{folder}/part", "w").close()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_folder_of_a_killed_writer_is_removed_by_the_next(tmp_path: Path) -> None:
+    writer = subprocess.run([sys.executable, "-c", WRITER, tmp_path / "killed"], check=False)
+    assert writer.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    with new_folder(tmp_path / "1") as first, new_folder(tmp_path / "2") as second:
+        assert {path.name for path in tmp_path.iterdir()} == {Path(first).name, Path(second).name}
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
+    assert list(tmp_path.glob("*/*")) == []
 
 
 def test_of_two_writers_of_one_folder_the_second_fails_and_removes_nothing(

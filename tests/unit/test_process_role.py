@@ -249,6 +249,9 @@ def test_durability_is_passed_to_servers_and_refused_for_embedded_tables() -> No
     keeping = {"TRIREME_DURABILITY": "machine", "TRIREME_STATE_DIR": "/s", "TRIREME_LOG_BYTES": "9"}
     role = read_role({"TRIREME_ROLE": "server", "TRIREME_LISTEN": "127.0.0.1:0", **keeping})
     assert (role.durability, role.state_dir, role.log_bytes) == ("machine", "/s", 9)
+    skipping = {"TRIREME_SKIP_RECORDS": "/s/log-00000001:64", **keeping}
+    role = read_role({"TRIREME_ROLE": "server", "TRIREME_LISTEN": "127.0.0.1:0", **skipping})
+    assert role.skip_records == "/s/log-00000001:64"
     assert read_role({**OWN_WORKER, **keeping}).role == "worker"
     for env in ({}, {"TRIREME_ROLE": "embedded"}):
         with pytest.raises(BadRequest, match="TRIREME_DURABILITY=machine, found tables embedded"):

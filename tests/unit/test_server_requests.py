@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ import pytest
 
 import trireme as tr
 from trireme import _core
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, ResourceExhausted
 from trireme.optim import values_of_group
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX, BlocksPush, Push, TablePush
-from trireme.rpc import Request
+from trireme.rpc import Reply, Request
 from trireme.server.requests import RequestHandlers
 from trireme.server.state import ServerState
 
@@ -149,3 +150,17 @@ def test_blocks_with_groups_that_are_no_maps_are_refused(served: Served) -> None
     body = {**served.blocks_body(), "groups": [1]}
     with pytest.raises(BadRequest, match="'groups' as a list of dict"):
         served.ask("ps.create_blocks", body, [np.zeros(4, np.float32)])
+
+
+def test_a_pull_whose_reply_would_be_too_large_takes_no_memory(served: Served) -> None:
+    keys = np.arange(1000, dtype=np.uint64)
+    body = {
+        "tables": ["t"], "classes": [0], "blocks": True, "time": 0, "stream": 0, "staged": 0,
+        "map": served.state.assignment.map().version,
+    }  # fmt: skip
+    request = Request(1, "ps.pull", body, [keys], "test", "test", "", time.monotonic() + 10)
+    pull = RequestHandlers(served.state).handlers()["ps.pull"]
+    size = 4 * (2 * 1000 + 4)  # of the rows and the block
+    with pytest.raises(ResourceExhausted, match=f"at most {size - 1} bytes, .* found {size}"):
+        pull(replace(request, reply_bytes_max=size - 1))
+    assert isinstance(pull(replace(request, reply_bytes_max=size)), Reply)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, Internal, ResourceExhausted
 from trireme.protocol.clipping import Clip, NormReply
 from trireme.protocol.membership import Member, Stop
 from trireme.protocol.wire import Push
+from trireme.rpc import Deferred, Reply
+from trireme.server.journal import Journal
 from trireme.server.staging import Staging
 
 
@@ -87,12 +90,12 @@ def test_waiters_run_when_their_step_has_been_applied(applied: Applied) -> None:
     woken: list[int] = []
     staging.stage(push(0, 1))
     staging.stage(push(1, 1))
-    assert not staging.when_applied(1, lambda: woken.append(1))
+    assert not staging.when_applied(0, 1, lambda: woken.append(1))
     staging.declare(0, 1)
     assert staging.waiting_for() == "step 1 waits for streams [1]"
     staging.declare(1, 1)
     assert woken == [1]
-    assert staging.when_applied(1, lambda: woken.append(2))
+    assert staging.when_applied(0, 1, lambda: woken.append(2))
 
 
 def test_all_streams_stop_after_the_step_that_one_names_the_last(applied: Applied) -> None:
@@ -155,7 +158,7 @@ def test_a_step_that_is_clipped_by_its_norm_waits_for_that(applied: Applied) -> 
     assert staging.waiting_for() == "step 1 waits for its norm"
     with pytest.raises(BadRequest, match="expected a member of the pass, found stream 7"):
         staging.when_complete(7, 1, reported.clear)
-    assert not staging.when_applied(1, lambda: reported.append("applied"))
+    assert not staging.when_applied(0, 1, lambda: reported.append("applied"))
     staging.set_norm(1, 0.5)
     staging.declare(0, 1)
     assert reported == ["complete", "applied"]
@@ -189,3 +192,37 @@ def test_different_clipping_of_workers_is_refused(applied: Applied) -> None:
     for clip in (None, Clip("norm", 2.0), Clip("value", 1.0)):
         with pytest.raises(BadRequest, match=r"clips by Clip.* they must agree"):
             applied.staging.stage(replace(push(1, 1), clip=clip))
+
+
+def test_an_answer_that_fails_does_not_take_the_others_with_it(applied: Applied) -> None:
+    answers: list[object] = []
+
+    def no_memory() -> Reply:
+        raise MemoryError
+
+    def broken() -> Reply:
+        raise ValueError("a bug")
+
+    applied.staging.set_members(2, {stream: Member(1, None) for stream in range(3)})
+    for stream, make in enumerate((no_memory, broken, Reply)):
+        deferred = Deferred()
+        deferred.bind(answers.append)
+        waiter = partial(Journal().answer_when_kept, deferred, make)
+        applied.staging.when_applied(stream, 1, waiter)
+    for stream in range(3):
+        applied.staging.stage(push(stream, 1))
+        applied.staging.declare(stream, 1)
+    assert [type(answer) for answer in answers] == [ResourceExhausted, Internal, Reply]
+
+
+def test_a_stream_waits_once_and_a_stranger_not_at_all(applied: Applied) -> None:
+    staging, woken = applied.staging, list[int]()
+    for number in range(3):  # a repeated pull
+        assert not staging.when_applied(0, 1, partial(woken.append, number))
+    assert staging.num_held()["waiting"] == 1
+    with pytest.raises(BadRequest, match="expected a member of the pass, found stream 7"):
+        staging.when_applied(7, 1, lambda: None)
+    for stream in (0, 1):
+        staging.stage(push(stream, 1))
+        staging.declare(stream, 1)
+    assert woken == [2]

@@ -92,6 +92,12 @@ def add_common(command: argparse.ArgumentParser) -> None:
         help="a server writes a snapshot when its log has this many bytes, or as many as the last"
         " snapshot if that is more; default: 2 GiB",
     )
+    add(
+        "--skip_records",
+        metavar="FILE:OFFSET,...",
+        help="leave out these records of a server's log, which a failed start has named, if they"
+        " fail again",
+    )
 
 
 def picked(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trireme.errors import BadRequest, Corruption, TriremeError
 from trireme.server.attendance import Attendance
 from trireme.server.log.durable_journal import DurableJournal
 from trireme.server.log.log import Log
-from trireme.server.log.recovery import Recovery
+from trireme.server.log.recovery import RecordName, Recovery
 from trireme.server.log.state_folder import COORDINATOR, StateFolder
 from trireme.server.state import ServerState
 from trireme.storage.document import Document
@@ -36,16 +36,22 @@ class Durability:
         folder: of this server alone; required unless the mode is "none".
         log_bytes: a snapshot replaces the log when it has grown by this, or by the size of the last
             snapshot if that is more; default LOG_BYTES.
+        skips: records that are left out if they cannot be replayed (`parse_records`).
     """
 
     mode: str = "none"
     folder: Path | None = None
     log_bytes: int | None = None
+    skips: frozenset[RecordName] = frozenset()
 
     def __post_init__(self) -> None:
         if self.mode not in DURABILITIES:
             raise BadRequest(
                 f"durability: expected one of {', '.join(DURABILITIES)}, found {self.mode!r}"
+            )
+        if self.mode == "none" and self.skips:
+            raise BadRequest(
+                "durability: expected process or machine with --skip_records, found none"
             )
         if self.mode == "none" and (self.folder or self.log_bytes) is not None:
             raise BadRequest(
@@ -59,6 +65,17 @@ class Durability:
             )
         if self.log_bytes is not None and self.log_bytes < 1:
             raise BadRequest(f"durability: expected log_bytes >= 1, found {self.log_bytes}")
+
+
+def parse_records(text: str) -> frozenset[RecordName]:
+    """Parse "FILE:OFFSET,FILE:OFFSET", as errors of a recovery name records. Raises BadRequest."""
+    records = set()
+    for entry in filter(None, (entry.strip() for entry in text.split(","))):
+        path, _, offset = entry.rpartition(":")
+        if not path or not (offset.isascii() and offset.isdecimal()):
+            raise BadRequest(f"skip_records: expected FILE:OFFSET,..., found {entry!r}")
+        records.add((Path(path).resolve(), int(offset)))
+    return frozenset(records)
 
 
 @contextmanager
@@ -77,7 +94,8 @@ def kept(
     try:
         is_synced = durability.mode == "machine"
         document = Document(folder.path / COORDINATOR, is_synced=is_synced)
-        recovery = Recovery(folder, server, attendance, is_synced=is_synced)
+        skips = durability.skips
+        recovery = Recovery(folder, server, attendance, is_synced=is_synced, skips=skips)
         recovery.run()
         state = recovery.state or uuid.UUID(server.state_id).bytes
         _recover_coordinator(coordinator, document, server)
@@ -87,6 +105,9 @@ def kept(
         server.journal = attendance.journal = journal
         try:
             _finish_steps(server)
+            if recovery.skipped:
+                with journal.replacing():
+                    pass  # a snapshot without them: later starts do not need the option
             yield is_over.set
         finally:
             journal.close()

@@ -36,6 +36,7 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_DURABILITY": "durability",
     "TRIREME_STATE_DIR": "state_dir",
     "TRIREME_LOG_BYTES": "log_bytes",
+    "TRIREME_SKIP_RECORDS": "skip_records",
     "TRIREME_THREADS": "threads",
     "TRIREME_METRICS": "metrics",
     "TRIREME_LIMITS": "limits",

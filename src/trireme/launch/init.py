@@ -129,7 +129,7 @@ def serve_role(process: ProcessRole) -> int:
 
 
 def _serve(process: ProcessRole) -> None:
-    from trireme.job.durability import Durability
+    from trireme.job.durability import Durability, parse_records
     from trireme.job.serving import serve
     from trireme.server.server_limits import parse_limits
 
@@ -146,6 +146,7 @@ def _serve(process: ProcessRole) -> None:
             mode=process.durability,
             folder=None if process.state_dir is None else Path(process.state_dir),
             log_bytes=process.log_bytes,
+            skips=parse_records(process.skip_records or ""),
         ),
         timeout_s=process.timeout_s,
         name=f"server {process.index}" if process.servers else "server",

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from trireme.errors import BadRequest
 from trireme.launch.launched_process import LaunchedProcess
@@ -27,6 +28,7 @@ from trireme.launch.process_environment import (
     process_environment,
 )
 from trireme.launch.process_role import REFUSED
+from trireme.server.log.state_folder import holds_state
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
@@ -80,6 +82,7 @@ class _LocalJob:
         self._servers: dict[int, LaunchedProcess] = {}
         self._workers: dict[int, LaunchedProcess] = {}
         self._num_restarts: Counter[str] = Counter()  # by name of the process
+        self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
         self._failed: LaunchedProcess | None = None
         self._late: list[LaunchedProcess] = []  # servers that did not end after the workers
         self._threads = ThreadShares(
@@ -166,21 +169,57 @@ class _LocalJob:
         deadline = float("inf")
         while not self._signals:
             self._poll()
+            self._excuse_killed()
             self._restart_dead()
-            states = {process: process.status() for process in self._processes}
+            states = {process: self._state(process) for process in self._processes}
             self._failed = next((p for p, state in states.items() if self._is_lost(p, state)), None)
             unfinished = [process for process, state in states.items() if state != 0]
             if self._failed or not unfinished:
                 return
-            have_workers_ended = len(self._workers) == self._placement.num_workers and not any(
-                process in unfinished for process in self._workers.values()
-            )
-            if not have_workers_ended:
+            if not self._have_workers_ended():
                 continue
             deadline = min(deadline, time.monotonic() + _SERVERS_END_S)
             if time.monotonic() >= deadline:
                 self._late = unfinished
                 return
+
+    def _state(self, process: LaunchedProcess) -> int | None:
+        """Its status; 0 if it was killed when it had nothing left to do."""
+        return 0 if process in self._over else process.status()
+
+    def _have_workers_ended(self) -> bool:
+        """Whether all workers of the job run here and have ended well."""
+        workers = self._workers.values()
+        is_job = len(workers) == self._placement.num_workers
+        return is_job and all(self._state(worker) == 0 for worker in workers)
+
+    def _have_servers_ended(self) -> bool:
+        """Whether all servers of the job run here and have ended, so that no worker can join it."""
+        servers = self._servers.values()
+        is_job = 0 < len(servers) == len(self._placement.servers)
+        return is_job and all(self._state(server) == 0 for server in servers)
+
+    def _excuse_killed(self) -> None:
+        """Note which processes were killed when they had nothing left to do: a server after all
+        workers, unless it has left state; a worker after all servers, which end when it has said
+        goodbye. A successor would wait in vain.
+        """
+        for processes, is_over, others in (
+            (self._servers, self._have_workers_ended, "workers"),
+            (self._workers, self._have_servers_ended, "servers"),
+        ):
+            for index, process in processes.items():
+                state = self._state(process)
+                if state is None or state >= 0 or not is_over():
+                    continue
+                if process.name.startswith("server") and self._has_state(index):
+                    continue
+                say(f"{process.name} {_describe_exit(state)} after the {others} had ended: no loss")
+                self._over.add(process)
+
+    def _has_state(self, server: int) -> bool:
+        folder = durability_variables(self._config, server).get("TRIREME_STATE_DIR")
+        return folder is not None and holds_state(Path(folder))
 
     def _restart_dead(self) -> None:
         """Start processes again that have died, except refused ones: the same would happen."""
@@ -189,8 +228,8 @@ class _LocalJob:
             (self._workers, self._start_worker),
         ):
             for index, process in processes.items():
-                state = process.status()
-                if state in (None, 0) or self._is_lost(process, state):
+                state = self._state(process)
+                if state is None or state == 0 or self._is_lost(process, state):
                     continue
                 self._num_restarts[process.name] += 1
                 number = self._num_restarts[process.name]
@@ -205,7 +244,8 @@ class _LocalJob:
         """Whether it has failed and may not be restarted."""
         has_failed = state not in (None, 0)
         has_restarts = self._num_restarts[process.name] < self._config.max_restart
-        return has_failed and (state == REFUSED or not has_restarts)
+        is_late = process in self._workers.values() and self._have_servers_ended()
+        return has_failed and (state == REFUSED or is_late or not has_restarts)
 
     def _end(self, process: LaunchedProcess) -> None:
         """Kill and reap what is left of a process, and show its last output."""
@@ -249,7 +289,7 @@ class _LocalJob:
         if not self._signals:
             return None
         first = self._signals[0]
-        have_ended_well = all(process.status() == 0 for process in self._processes)
+        have_ended_well = all(self._state(process) == 0 for process in self._processes)
         if first == signal.SIGTERM and have_ended_well:
             return None
         return 128 + first, f"stopped by {first.name}"

@@ -47,6 +47,7 @@ class LaunchConfig:
     durability: str | None = None
     state_dir: Path | None = None
     log_bytes: int | None = None
+    skip_records: str | None = None
     max_restart: int = 0
     streams: int | None = None
     join: tuple[str, ...] = ()

@@ -86,4 +86,6 @@ def durability_variables(config: LaunchConfig, server: int) -> dict[str, str]:
         variables["TRIREME_STATE_DIR"] = str(parent / f"server-{server}")
     if config.log_bytes is not None:
         variables["TRIREME_LOG_BYTES"] = str(config.log_bytes)
+    if config.skip_records is not None:
+        variables["TRIREME_SKIP_RECORDS"] = config.skip_records
     return variables

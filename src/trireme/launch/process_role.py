@@ -50,6 +50,7 @@ class ProcessRole:
     durability: str = "none"
     state_dir: str | None = None
     log_bytes: int | None = None
+    skip_records: str | None = None
     threads: int | None = None
     metrics: str | None = None
     limits: str | None = None
@@ -84,6 +85,7 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
             durability: what survives a server: none, process, machine.
             state_dir: folder of this server alone for that state.
             log_bytes: growth of the log between two snapshots.
+            skip_records: records of the log to leave out if they fail, as FILE:OFFSET,...
             threads: threads of Trireme's own work; default: chosen from the machine.
             limits: bounds on what peers may make a server hold, see trireme.server.server_limits.
 
@@ -132,6 +134,7 @@ def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
         durability=_durability(facts.get("durability")),
         state_dir=_optional_text(facts, "state_dir"),
         log_bytes=_optional_integer(facts, "log_bytes", low=1),
+        skip_records=_optional_text(facts, "skip_records"),
         streams=_optional_integer(facts, "streams", low=1) or 0,
         threads=_optional_integer(facts, "threads", low=1),
         metrics=_metrics_address(facts.get("metrics")),

@@ -43,7 +43,8 @@ class Request:
 
     `arrays` are read-only; large ones are views that keep the received message in memory. `peer` is
     the client's name for itself, `address` its address, `key` its public key or "". `deadline` is a
-    time.monotonic() value after which no caller waits for the answer.
+    time.monotonic() value after which no caller waits for the answer. `reply_bytes_max`: a larger
+    reply would be refused.
     """
 
     id: int
@@ -54,6 +55,7 @@ class Request:
     address: str
     key: str
     deadline: float
+    reply_bytes_max: int = 1 << 60
 
 
 Answer: TypeAlias = "Reply | TriremeError"

@@ -117,7 +117,9 @@ class ServerSocket:
             if header["t"] != frames.CALL:
                 raise BadRequest(f"after its hello a client may only call, found {header['t']!r}")
             request_id = frames.int_field(header, "id", low=1)
-            return ReceivedRequest(peer, _request(request_id, header, arrays, peer), num_bytes)
+            reply_bytes_max = min(peer.message_bytes_max, self._limits.message_bytes_max)
+            request = _request(request_id, header, arrays, peer, reply_bytes_max)
+            return ReceivedRequest(peer, request, num_bytes)
         except TriremeError as error:
             self.fault(peer, request_id, error)
         except Exception as error:  # noqa: BLE001 no message may end the receiving thread
@@ -256,7 +258,11 @@ class ServerSocket:
 
 
 def _request(
-    request_id: int, header: frames.Header, arrays: list[frames.Array], peer: Peer
+    request_id: int,
+    header: frames.Header,
+    arrays: list[frames.Array],
+    peer: Peer,
+    reply_bytes_max: int,
 ) -> Request:
     timeout_ms = frames.int_field(header, "ms", high=frames.TIMEOUT_MS_MAX)
     return Request(
@@ -268,6 +274,7 @@ def _request(
         address=peer.address,
         key=peer.key,
         deadline=time.monotonic() + timeout_ms / 1000,
+        reply_bytes_max=reply_bytes_max,
     )
 
 

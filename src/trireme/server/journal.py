@@ -8,14 +8,17 @@ Two rules for code that changes tables, blocks or streams:
 `Journal` keeps nothing (durability "none"); `trireme.server.log` has the one that writes a log.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from trireme.errors import DeadlineExceeded, TriremeError
+from trireme.errors import DeadlineExceeded, Internal, ResourceExhausted, TriremeError
 from trireme.rpc import Deferred, Reply
 from trireme.rpc.frames import Array
+
+log = logging.getLogger("trireme.server")
 
 KEPT_TIMEOUT_S = 60.0
 _NOTHING = nullcontext()
@@ -78,7 +81,9 @@ class Journal:
         return reply
 
     def answer_when_kept(self, deferred: Deferred, make_reply: Callable[[], Reply]) -> None:
-        """Make and send a deferred reply, or its error, when everything recorded is durable."""
+        """Make and send a deferred reply, or its error, when everything recorded is durable. No
+        error is raised here: others may wait for the same step.
+        """
 
         def answer(error: Exception | None) -> None:
             try:
@@ -87,6 +92,11 @@ class Journal:
                 deferred.reply(make_reply())
             except TriremeError as failure:
                 deferred.fail(failure)
+            except MemoryError:
+                deferred.fail(ResourceExhausted("the server has no memory for this answer"))
+            except Exception as failure:
+                log.exception("a deferred reply failed")
+                deferred.fail(Internal(f"{type(failure).__name__}: {failure}"))
 
         self.when_kept(answer)
 

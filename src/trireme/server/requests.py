@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, ResourceExhausted
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.clipping import norm_from_wire
 from trireme.protocol.membership import Pace, PassMembers
@@ -91,6 +91,7 @@ class RequestHandlers:
 
         def answer() -> Reply:
             block_ids = bucket_map.blocks_of(state.assignment.index) if with_blocks else []
+            self._check_reply(wanted, block_ids, request.reply_bytes_max)
             return self._read(wanted, block_ids, time)
 
         stream, staged = need(body, "stream", int), need(body, "staged", int)
@@ -103,7 +104,7 @@ class RequestHandlers:
                 return state.pacing.when_within(stream, pace, waiter)
             state.staging.set_norm(staged, norm)
             state.staging.declare(stream, staged)
-            return state.staging.when_applied(staged, waiter)
+            return state.staging.when_applied(stream, staged, waiter)
 
         return self._answer_when(is_ready, answer, lambda: self._describe_wait(stream, pace))
 
@@ -129,6 +130,16 @@ class RequestHandlers:
         keys = [arrays.take(f"keys of {t.schema.name}", np.uint64, (None,)) for t in tables]
         arrays.end()
         return list(zip(tables, classes, keys, strict=True))
+
+    def _check_reply(self, wanted: RowsWanted, block_ids: list[str], num_bytes_max: int) -> None:
+        """Raises ResourceExhausted before the rows take memory: the reply could not be sent."""
+        num_floats = sum(len(keys_K) * table.schema.width_of(c) for table, c, keys_K in wanted)
+        num_bytes = 4 * (num_floats + self._state.blocks.size_of(block_ids))
+        if num_bytes > num_bytes_max:
+            raise ResourceExhausted(
+                f"pull: expected rows and blocks of at most {num_bytes_max} bytes, which both sides"
+                f" take as a message, found {num_bytes}"
+            )
 
     def _read(self, wanted: RowsWanted, block_ids: list[str], time: int) -> Reply:
         state, version = self._state, self._state.streams.num_pushes

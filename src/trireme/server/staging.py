@@ -54,7 +54,7 @@ class Staging:
         self._undeclared: set[int] = set()
         self._first: dict[str, Push] = {}
         self._staged: dict[int, dict[int, Push]] = {}
-        self._waiters: list[tuple[int, Waiter]] = []
+        self._waiters: dict[int, tuple[int, Waiter]] = {}  # by stream
 
     def set_members(self, version: int, members: Members, *, applies: bool = True) -> None:
         """Adopt the coordinator's members if they are newer. A stream that has left has staged all
@@ -127,11 +127,16 @@ class Staging:
             self.apply_complete()
             self._wake()
 
-    def when_applied(self, step: int, waiter: Waiter) -> bool:
-        """True if `step` has been applied. Otherwise `waiter` is called once when it has."""
+    def when_applied(self, stream: int, step: int, waiter: Waiter) -> bool:
+        """True if `step` has been applied. Otherwise `waiter` is called once when it has, instead
+        of an earlier one of the stream. Raises BadRequest: it will not be, since the stream is no
+        member of the pass.
+        """
         if step <= self.applied:
             return True
-        self._waiters.append((step, waiter))
+        if stream not in self._members:
+            raise BadRequest(f"pull: expected a member of the pass, found stream {stream}")
+        self._waiters[stream] = (step, waiter)
         return False
 
     def set_norm(self, step: int, norm: float | None) -> None:
@@ -155,7 +160,7 @@ class Staging:
         if step <= self.applied:
             return NormReply(None, self._norm if step == self.applied else None, True)
         if step not in self._sums:
-            self._sums[step] = self._square_sum(self._pushes_of(step))
+            self._sums[step] = self._square_sum(self.pushes_of(step))
         return NormReply(self._sums[step], None, False)
 
     def num_held(self) -> dict[str, int]:
@@ -185,22 +190,27 @@ class Staging:
         """Whether all members of the next step have declared it staged everywhere."""
         return bool(self._expected) and not self._undeclared
 
-    def _pushes_of(self, step: int) -> list[Push]:
+    def pushes_of(self, step: int) -> list[Push]:
+        """The staged pushes of a step, by stream."""
         return [self._staged[step][stream] for stream in sorted(self._staged[step])]
 
     def _wake(self) -> None:
         complete = self.applied + self._is_complete()
         streams = [s for s, (step, _) in self._norm_waiters.items() if step <= complete]
-        ready = [waiter for step, waiter in self._waiters if step <= self.applied]
-        self._waiters = [(step, waiter) for step, waiter in self._waiters if step > self.applied]
+        answered = [s for s, (step, _) in self._waiters.items() if step <= self.applied]
+        ready = [self._waiters.pop(stream)[1] for stream in answered]
         for waiter in [self._norm_waiters.pop(stream)[1] for stream in streams] + ready:
             waiter()
 
     def apply_step(self, step: int, norm: float | None) -> None:
         """Apply the staged pushes of the next step."""
         # Marks make this safe to repeat if it fails halfway (for example, in a full bucket).
-        self._apply(self._pushes_of(step), norm)
-        if reasons := [push.stops for push in self._pushes_of(step) if push.stops]:
+        self._apply(self.pushes_of(step), norm)
+        self.finish_step(step, norm)
+
+    def finish_step(self, step: int, norm: float | None) -> None:
+        """Note that the next step is over."""
+        if reasons := [push.stops for push in self.pushes_of(step) if push.stops]:
             self.stop = Stop(step, reasons[0])
         del self._staged[step]
         self._norms.pop(step, None)

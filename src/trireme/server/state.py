@@ -202,6 +202,18 @@ class ServerState:
                 parts.insert(0, level)
             for part in parts:
                 self._update(StepGradient(part, self.pool, norm, step=pushes))
+        self._record(pushes)
+
+    def pass_over(self, pushes: list[Push]) -> None:
+        """Count pushes as applied that cannot be."""
+        for push in pushes:
+            for table in list(self.tables.values()):
+                table.rows.advance([push.id])
+            with self.blocks_lock:
+                self.blocks.advance([push.id])
+        self._record(pushes)
+
+    def _record(self, pushes: list[Push]) -> None:
         with self.lock:
             for push in self.streams.record(pushes):
                 self.counts.add_push(push)

@@ -1,11 +1,17 @@
 """Folders that appear complete or not at all.
 
-A local folder is written under another name beside its place, synced and renamed. In a location
+A local folder is written under another name beside its place, synced and renamed. A file `saving`
+in it is locked by its writer as long as that lives, so that the next writer can tell what a killed
+one has left. Where there are no locks, it counts as abandoned after ABANDONED_S. In a location
 such as s3://bucket/key, which cannot be renamed at once, an empty file _SUCCESS comes last. There
 an empty file _WRITING comes first, so that of two writers one fails before it writes anything.
 """
 
+import datetime
+import fcntl
+import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -18,6 +24,11 @@ import fsspec
 from trireme.errors import BadRequest, writing
 from trireme.storage.local import sync_folder, sync_tree
 
+log = logging.getLogger("trireme.storage")
+
+MARKER = "saving"
+ABANDONED_S = 6 * 3600.0  # longer than a save may take
+_PARTIAL = re.compile(r"\.(.+)\.([0-9a-f]{32})\.partial")
 SUCCESS, CLAIM = "_SUCCESS", "_WRITING"
 
 
@@ -56,17 +67,62 @@ def publish_folder(partial: Path, path: Path, *, syncs_files: bool) -> None:
     sync_folder(path.parent)
 
 
+def locked_marker(folder: Path) -> int:
+    """A descriptor of the folder's marker, locked as long as its writer lives."""
+    marker = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return marker
+
+
+def remove_partials(parent: Path) -> list[Path]:
+    """Remove and log the folders that killed writers have left in this one."""
+    partials = [path for path in parent.glob(".*.partial") if _PARTIAL.fullmatch(path.name)]
+    removed = [path for path in sorted(partials) if path.is_dir() and _remove_partial(path)]
+    for path in removed:
+        log.warning("removed %s, left behind by a process that was killed", path)
+    return removed
+
+
+def _remove_partial(partial: Path) -> bool:
+    """Remove the folder if no living process writes it."""
+    try:
+        marker = os.open(partial / MARKER, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Its writer was killed before it made the marker, or is about to make it.
+        if not partial.exists() or _now_s() - partial.stat().st_mtime < ABANDONED_S:
+            return False
+        shutil.rmtree(partial)
+        return True
+    try:
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(partial)
+        return True
+    except BlockingIOError:  # the lock's
+        return False
+    finally:
+        os.close(marker)
+
+
+def _now_s() -> float:
+    return datetime.datetime.now(datetime.timezone.utc).timestamp()
+
+
 def _local(path: Path) -> Iterator[str]:
+    remove_partials(path.parent)
     if path.exists():
         raise _occupied(path)
     partial = partial_path(path, uuid.uuid4().hex)
+    partial.mkdir(parents=True)
+    marker = locked_marker(partial)
     try:
-        partial.mkdir(parents=True)
         yield str(partial)
+        (partial / MARKER).unlink()
         publish_folder(partial, path, syncs_files=True)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    finally:
+        os.close(marker)
 
 
 def _remote(location: str, options: Mapping[str, Any]) -> Iterator[str]:

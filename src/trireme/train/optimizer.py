@@ -228,9 +228,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._opt_called = True  # torch's schedulers look for it before their first step
         self._check_newest()
-        num_steps = self.mode.begin_step()
         lookups = replica.pending.take()
         try:
+            num_steps = self.mode.begin_step()
             rows = row_gradients(lookups, self._table_groups, num_steps, self.cluster.pool)
             check_finite_step(f"gradients in step {num_steps}", rows, replica.dense.gradients())
             tables = self.mode.clip(rows, replica.dense)
@@ -238,6 +238,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             replica.dense.take_gradients()
             self._drop(error)
             tables, examples, is_skipped = {}, 0, True
+        except BaseException:
+            replica.dense.take_gradients()  # else the next step would contain them
+            raise
         self.mode.num_steps = num_steps
         step = WorkerStep(
             tables=tables,

@@ -9,7 +9,6 @@ with the writer. Where there are no locks, a draft counts as abandoned ABANDONED
 """
 
 import datetime
-import fcntl
 import json
 import logging
 import os
@@ -29,15 +28,19 @@ from trireme.checkpoint.format.manifest import (
     write_manifest,
 )
 from trireme.errors import BadRequest, Corruption, TriremeError, writing
-from trireme.storage.atomic_folder import partial_path, publish_folder
+from trireme.storage.atomic_folder import (
+    ABANDONED_S,
+    MARKER,
+    locked_marker,
+    partial_path,
+    publish_folder,
+    remove_partials,
+)
 from trireme.storage.local import LocalStorage, sync_folder
 from trireme.storage.storage import Storage
 
 log = logging.getLogger("trireme.checkpoint")
 
-MARKER = "saving"
-ABANDONED_S = 6 * 3600.0  # longer than a save may take
-_PARTIAL = re.compile(r"\.(.+)\.([0-9a-f]{32})\.partial")
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -79,7 +82,7 @@ def remove_checkpoint(target: Storage) -> None:
         target.remove(MANIFEST)
         target.remove("")
         return
-    marker = _locked_marker(target.folder)
+    marker = locked_marker(target.folder)
     try:
         partial = partial_path(target.folder, uuid.uuid4().hex)
         target.folder.rename(partial)
@@ -94,14 +97,11 @@ def remove_abandoned(target: Storage) -> list[str]:
     its parent folder; logs and returns their names.
     """
     if isinstance(target, LocalStorage):
-        parent = target.folder.parent
-        partials = [path for path in parent.glob(".*.partial") if _PARTIAL.fullmatch(path.name)]
-        names = [str(path) for path in sorted(partials) if path.is_dir() and _remove_partial(path)]
-    else:
-        drafts = _unnamed(target)
-        for draft in drafts:
-            target.remove(draft)
-        names = [f"{target.name}/{draft}" for draft in drafts]
+        return [str(path) for path in remove_partials(target.folder.parent)]
+    drafts = _unnamed(target)
+    for draft in drafts:
+        target.remove(draft)
+    names = [f"{target.name}/{draft}" for draft in drafts]
     for name in names:
         log.warning("checkpoint: removed %s, left behind by a save that was cut off", name)
     return names
@@ -127,7 +127,7 @@ def _local_draft(target: LocalStorage) -> Iterator[Draft]:
     id = uuid.uuid4().hex
     partial = partial_path(target.folder, id)
     partial.mkdir(parents=True)
-    marker = _locked_marker(partial)
+    marker = locked_marker(partial)
     try:
         yield Draft(id, LocalStorage(partial), "")
     except BaseException:
@@ -150,33 +150,6 @@ def _discard(partial: Path) -> None:
             shutil.rmtree(partial)
     except OSError as error:
         log.warning("checkpoint: cannot remove %s: %s", partial, error)
-
-
-def _locked_marker(folder: Path) -> int:
-    """A descriptor of the folder's marker, locked as long as its writer lives."""
-    marker = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return marker
-
-
-def _remove_partial(partial: Path) -> bool:
-    """Remove the folder if no living process writes it."""
-    try:
-        marker = os.open(partial / MARKER, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        # Its writer was killed before it made the marker, or is about to make it.
-        if not partial.exists() or _now().timestamp() - partial.stat().st_mtime < ABANDONED_S:
-            return False
-        shutil.rmtree(partial)
-        return True
-    try:
-        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(partial)
-        return True
-    except BlockingIOError:  # the lock's
-        return False
-    finally:
-        os.close(marker)
 
 
 # ---- object stores ----

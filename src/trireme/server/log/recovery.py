@@ -2,11 +2,12 @@
 
 import logging
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from trireme.errors import Corruption, TriremeError, writing
 from trireme.server.attendance import Attendance
-from trireme.server.log.replay import STATE, install_state, replay
+from trireme.server.log.replay import STATE, install_state, leave_out, replay
 from trireme.server.log.segment import Record, SegmentReader
 from trireme.server.log.snapshot import read_snapshot
 from trireme.server.log.state_folder import StateFolder
@@ -17,6 +18,9 @@ log = logging.getLogger("trireme.server")
 
 PROGRESS_S = 3.0
 
+RecordName = tuple[Path, int]
+"""Where a record is: the resolved path of its file, and its offset there."""
+
 
 class Recovery:
     """Fills an empty server and attendance from a state folder. is_synced: what it recovers then
@@ -24,6 +28,7 @@ class Recovery:
 
     state: 16 bytes, the id of the recovered state; None: the folder is empty.
     next_number: of the next segment to write.
+    skipped: the records among `skips` that could not be replayed; it goes on without them.
     """
 
     def __init__(
@@ -33,9 +38,11 @@ class Recovery:
         attendance: Attendance,
         *,
         is_synced: bool,
+        skips: Collection[RecordName] = (),
     ) -> None:
         self._folder, self._server, self._attendance = folder, server, attendance
-        self._is_synced = is_synced
+        self._is_synced, self._skips = is_synced, skips
+        self.skipped: set[RecordName] = set()
         self.state: bytes | None = None
         self.next_number = 1
         self._num_bytes = self._num_records = 0
@@ -43,8 +50,8 @@ class Recovery:
 
     def run(self) -> None:
         """Recover, and cut off an unfinished record at the end. Raises Corruption: a file is
-        missing or damaged; or any error of a record that cannot be replayed. All name file and
-        offset.
+        missing or damaged, or a record cannot be replayed (a TriremeError keeps its type). All name
+        file and offset.
         """
         segments = self._folder.segments()
         snapshot = max(self._folder.snapshots(), default=None)
@@ -64,6 +71,11 @@ class Recovery:
             begins = self._folder.snapshot(number) if number == snapshot else None
             self._replay(segments[number], begins, is_last=number == numbers[-1])
             self.next_number = number + 1
+        for path, at in sorted({*self._skips} - self.skipped):
+            log.warning(
+                "log: %s has no record %s:%d that fails: --skip_records leaves out nothing for it",
+                *(self._folder.path, path, at),
+            )
         if self._num_records:
             self._attendance.begin_again()
             log.info("%s", self._summary())
@@ -96,8 +108,28 @@ class Recovery:
                 self._num_bytes += read_snapshot(self._server, snapshot)
             else:
                 raise Corruption(f"expected the state of {snapshot}, found {record[0]!r}")
-        except TriremeError as error:
-            raise type(error)(f"{path}: the record at offset {at}: {error}") from error
+        except Exception as error:  # whatever a record makes fail, its place is named
+            name = (path.resolve(), at)
+            if name in self._skips and snapshot is None:
+                self._skip(name, record, error)
+                return
+            is_known = isinstance(error, TriremeError)
+            kind = type(error) if is_known else Corruption
+            cause = error if is_known else f"{type(error).__name__}: {error}"
+            way = "" if snapshot else f"; --skip_records {path}:{at} starts the server without it"
+            raise kind(f"{path}: the record at offset {at} ({record[0]}): {cause}{way}") from error
+
+    def _skip(self, name: RecordName, record: Record, error: Exception) -> None:
+        """Go on without a record that fails."""
+        method, body, _ = record
+        leave_out(self._server, record)
+        self.skipped.add(name)
+        what = {key: body[key] for key in ("stream", "sequence", "step") if key in body}
+        log.warning(
+            "log: %s: left out the record at offset %d (%s %s), which fails: %s: %s; what it had"
+            " changed before it failed stays",
+            *(*name, method, what, type(error).__name__, error),
+        )
 
     def _end_segment(self, reader: SegmentReader, *, is_last: bool) -> None:
         """Cut off a record that was not written completely: it was never acknowledged. Sync what

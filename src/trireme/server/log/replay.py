@@ -91,6 +91,23 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         _replay_control(server, method, body, arrays)
 
 
+def leave_out(server: ServerState, record: Record) -> None:
+    """Note that a push or step which cannot be replayed is over: some tables may have it, and its
+    numbers are not used again.
+    """
+    method, body, arrays = record
+    if method == "log.step":
+        server.pass_over(server.staging.pushes_of(body["step"]))
+        server.staging.finish_step(body["step"], body.get("norm"))
+    elif method == "ps.push":
+        try:
+            push = Push.from_wire(body, arrays)
+        except BadRequest:  # then nothing has it
+            return
+        if not push.staged:
+            server.pass_over([push])
+
+
 def _replay_control(
     server: ServerState, method: str, body: dict[str, Any], arrays: Sequence[Array]
 ) -> None:

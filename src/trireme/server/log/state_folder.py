@@ -16,6 +16,17 @@ _SEGMENT = re.compile(r"log-(\d{8})")
 _SNAPSHOT = re.compile(r"snapshot-(\d{8})")
 
 
+def holds_state(path: Path) -> bool:
+    """Whether a server that is started with this folder continues a job."""
+    if (path / _ENDED).exists() or not path.is_dir():
+        return False
+    return (path / COORDINATOR).exists() or any(
+        pattern.fullmatch(entry.name)
+        for entry in path.iterdir()
+        for pattern in (_SEGMENT, _SNAPSHOT)
+    )
+
+
 class StateFolder:
     """A folder that is locked for other processes until `close`. Raises BadRequest: not a folder,
     or another process uses it.
