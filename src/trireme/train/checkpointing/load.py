@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.load import load_checkpoint
-from trireme.errors import BadRequest, Corruption, SchemaMismatch
+from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError
 from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
@@ -155,7 +155,11 @@ def _load_on_servers(
     """Have the servers load what worker 0 chooses; returns its path and JSON values. tables,
     parameters: names; None: all, and the run continues where the checkpoint was taken.
     """
-    optimizer.flush()
+    try:
+        optimizer.flush()
+    except TriremeError as error:  # what is loaded replaces the step; `Mode.resume` forgets it
+        log.warning("load: a step before it has failed: %s", error)
+    optimizer.mode.leave_pass()
     cluster = optimizer.cluster
     cluster.client.coordinator.gather({}, [], purpose="load")
 

@@ -86,6 +86,9 @@ class Mode(Protocol):
     def end_pass(self) -> None:
         """Leave the pass: this worker has no more batches in it."""
 
+    def leave_pass(self) -> None:
+        """Leave a pass that is open, before a load, whatever has failed in it."""
+
     def finish(self) -> None:
         """Leave what is still open, before the cluster closes or another optimizer begins."""
 

@@ -174,6 +174,9 @@ class OnServers(Mode):
         self.passes.entered = None
         self.refresh()
 
+    def leave_pass(self) -> None:
+        """Nothing: nobody waits for the steps of this worker."""
+
     def finish(self) -> None:
         self.stream.close()
 

@@ -48,10 +48,13 @@ class NumberedSteps(OnServers):
 
     def end_pass(self) -> None:
         self.flush()
+        self.leave_pass()
+        super().end_pass()
+
+    def leave_pass(self) -> None:
         if self._first_step is not None:
             passes.leave(self.client, self.next_step(), staged=self.is_staged)
-            self._first_step = None
-        super().end_pass()
+            self._first_step = self.passes.entered = None
 
     def finish(self) -> None:
         if self._first_step is not None:

@@ -28,7 +28,9 @@ class PushStream:
         self.stand_at(StreamPosition() if is_shared else self._cluster.client.stream_position())
 
     def stand_at(self, position: StreamPosition) -> None:
-        """The next push is of the batch after this position."""
+        """The next push is of the batch after this position. Forgets a push that failed."""
+        if self._pusher is not None and self._pusher.has_failed:
+            self._drop_pusher()
         self.sequence = position.sequence  # the number of the last push
         self.position = position.position  # of the stream of data after it
         self._error: BaseException | None = None
@@ -39,7 +41,7 @@ class PushStream:
             raise BadRequest(
                 f"DistributedOptimizer.step: expected push {self.sequence + 1} to be repeated,"
                 " found another batch: some servers may have applied it before it failed; load a"
-                " checkpoint, or start this worker again"
+                " checkpoint (if no other worker is training), or start this worker again"
             ) from self._error
 
     def push(
@@ -82,5 +84,10 @@ class PushStream:
         """Flush and end the thread of pushes."""
         if self._pusher is not None:
             self._pusher.close()
-            self._cluster.take_back(self._pusher.stop)
-            self._pusher = None
+            self._drop_pusher()
+
+    def _drop_pusher(self) -> None:
+        assert self._pusher is not None
+        self._cluster.take_back(self._pusher.stop)
+        self._pusher.stop()
+        self._pusher = None

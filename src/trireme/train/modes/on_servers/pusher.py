@@ -50,6 +50,10 @@ class Pusher:
         """Pushes that have not ended."""
         return self._num_submitted - self._num_ended
 
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
     def flush(self) -> None:
         """Wait until all pushes submitted so far have ended. Raises the error of a failed one."""
         last = self._num_submitted

@@ -1,0 +1,81 @@
+"""A load replaces what a failed push, or a loop that was left, has begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import trireme as tr
+from tests.integration.test_not_finite import STRATEGIES, Model, batch, equal, step
+from tests.integration.test_not_finite import weights as weights_of
+from tests.jobs import Job
+from trireme.errors import Unavailable
+from trireme.job.cluster import Cluster
+
+BATCHES = [batch(number) for number in range(8)]
+
+
+def trainer_of(mode: str, cluster: Cluster) -> tr.Trainer:
+    model = Model()
+    return tr.Trainer(
+        model,
+        torch.optim.SGD(model.top.parameters(), lr=0.1),
+        loss=nn.functional.mse_loss,
+        strategy=STRATEGIES[mode],
+        progress=False,
+        cluster=cluster,
+    )
+
+
+def fail_second_push(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, num_pushes = cluster.client, 0
+    push = client.push
+
+    def failing(*args: Any, **options: Any) -> None:
+        nonlocal num_pushes
+        num_pushes += 1
+        if num_pushes == 2:
+            raise Unavailable("made up")
+        push(*args, **options)
+
+    monkeypatch.setattr(client, "push", failing)
+
+
+@pytest.mark.parametrize("mode", STRATEGIES)
+def test_a_load_after_a_push_that_failed_gives_a_trainer_that_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    with Job(2) as job, job.join(0, 1) as cluster:
+        trainer = trainer_of(mode, cluster)
+        trainer.fit(BATCHES)
+        trainer.save(tmp_path / "saved")
+        before = weights_of(trainer.model, cluster)
+        fail_second_push(cluster, monkeypatch)
+        with pytest.raises(Unavailable, match="made up"):
+            trainer.fit(BATCHES)
+        trainer.load(tmp_path / "saved")
+        assert equal(before, weights_of(trainer.model, cluster))
+        trainer.fit(BATCHES)
+        trainer.optimizer.refresh()
+        assert not equal(before, weights_of(trainer.model, cluster))
+
+
+@pytest.mark.parametrize("mode", STRATEGIES)
+def test_a_load_within_a_loop_lets_it_train_on(
+    default_cluster: Cluster, tmp_path: Path, mode: str
+) -> None:
+    trainer = trainer_of(mode, default_cluster)
+    trainer.fit(BATCHES)
+    trainer.save(tmp_path / "saved")
+    ends = []
+    for _ in range(2):
+        for ready in BATCHES[:3]:
+            step(trainer.model, trainer.optimizer, ready)
+        trainer.optimizer.refresh()
+        ends.append(weights_of(trainer.model, default_cluster))
+        trainer.load(tmp_path / "saved")
+    assert equal(*ends)
