@@ -28,7 +28,6 @@ from trireme.launch.process_environment import (
     process_environment,
 )
 from trireme.launch.process_role import REFUSED
-from trireme.server.log.state_folder import holds_state
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
@@ -218,6 +217,8 @@ class _LocalJob:
                 self._over.add(process)
 
     def _has_state(self, server: int) -> bool:
+        from trireme.server.log.state_folder import holds_state  # which loads pyarrow
+
         folder = durability_variables(self._config, server).get("TRIREME_STATE_DIR")
         return folder is not None and holds_state(Path(folder))
 

@@ -20,9 +20,7 @@ class Pulled:
     """Answer of a pull."""
 
     rows: dict[RowClassId, Tensor]  # per table (K, W), W of `TableSchema.width_of`; row i for key i
-    blocks: (
-        list[tuple[Sequence[str], Floats]] | None
-    )  # per server ids and flat weights, if asked for
+    blocks: list[tuple[Sequence[str], Floats]] | None  # per server: ids, flat weights; if asked for
     push_counts: list[int]  # per server, the pushes that it had applied when it answered
     missing: dict[RowClassId, int]  # per table, how many keys have no row yet
     stop: Stop | None = None  # the step after which all stop, if a server has applied it
