@@ -18,7 +18,7 @@ LONGER: dict[str, str] = {}
 # 44,285 were 95 % of what the package had before its folders were cut by role. What came since: the
 # promises of docs/failures.md where second faults, full disks and large jobs broke them. A feature
 # raises it by what it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 46_500
+PACKAGE_LINES_MAX = 45_100
 
 CODE = (".py", ".h", ".cc")
 
