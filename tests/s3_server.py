@@ -22,6 +22,9 @@ def s3_server() -> Iterator[dict[str, Any]]:
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
     try:
+        # The objects are those of all servers of this process.
+        reset = urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")
+        urllib.request.urlopen(reset, timeout=30).close()
         _put(f"{endpoint}/{BUCKET}", b"")
         yield {"key": "key", "secret": "secret", "endpoint_url": endpoint}
     finally:

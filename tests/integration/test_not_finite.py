@@ -187,7 +187,9 @@ def test_differences_that_are_not_finite_are_not_exchanged(default_cluster: Clus
         train(model, optimizer, 1, "dense")
     optimizer.param_groups[0]["lr"] = 0.1
     optimizer.refresh()
-    assert equal(before, weights(model, default_cluster))
+    for one, two in zip(before, weights(model, default_cluster), strict=True):
+        # Servers add the difference of the first step to its weights, which rounds.
+        np.testing.assert_allclose(one, two, rtol=1e-6)
     train(model, optimizer, 1)
     optimizer.end_pass()
     assert all(np.isfinite(values).all() for values in weights(model, default_cluster))

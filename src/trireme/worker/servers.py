@@ -111,6 +111,10 @@ class Servers:
                 self.adopt(reply[0].body["map"])
             except NotReady as not_ready:
                 error = not_ready
+            except DeadlineExceeded:
+                if error is None:
+                    raise
+                break  # the last attempt had no time left: what kept the others is the reason
             time.sleep(min(RETRY_S, max(0.0, deadline - monotonic())))
         raise DeadlineExceeded(f"{what}: not possible within {timeout_s} s; last: {error}")
 
