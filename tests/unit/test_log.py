@@ -202,3 +202,14 @@ def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("trireme.server.journal.KEPT_TIMEOUT_S", 0.01)
     with pytest.raises(DeadlineExceeded, match="what is recorded in a folder to be written within"):
         Stuck().wait_kept()
+
+
+def test_a_snapshot_leaves_what_the_coordinator_is_writing(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    (tmp_path / ".coordinator").write_bytes(b"half")
+    (tmp_path / file_name(1)).touch()
+    folder.sweep(2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".coordinator", "lock"]
+    folder.remove_unfinished()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    folder.close()

@@ -63,14 +63,22 @@ class StateFolder:
         return self.path / f"snapshot-{number:08d}"
 
     def sweep(self, first: int) -> None:
-        """Remove unfinished files, and all that is older than the snapshot of segment `first`. If
-        interrupted, the next call removes the rest.
+        """Remove all that is older than the snapshot of segment `first`. If interrupted, the next
+        call removes the rest.
         """
         old = [path for number, path in self.segments().items() if number < first]
         old += [path for number, path in self.snapshots().items() if number < first]
-        unfinished = [path for path in self.path.iterdir() if path.name.startswith(".")]
+        self._remove(old)
+
+    def remove_unfinished(self) -> None:
+        """Remove files that an earlier process was writing. This one must not write any yet: the
+        coordinator replaces its file at any time.
+        """
+        self._remove([path for path in self.path.iterdir() if path.name.startswith(".")])
+
+    def _remove(self, paths: list[Path]) -> None:
         with writing(f"log: cannot remove old files in {self.path}"):
-            for path in (*old, *unfinished):
+            for path in paths:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             sync_folder(self.path)
 
