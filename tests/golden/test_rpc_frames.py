@@ -29,15 +29,17 @@ VERSION_1: dict[str, tuple[dict[str, Any], list[np.ndarray], str, list[str]]] = 
             "version_max": 1,
             "name": "worker 0",
             "message_bytes_max": 268435456,
+            "call_bytes_max": 4294967296,
         },
         [],
-        "86"  # a map of 6
+        "87"  # a map of 7
         "a174" "a568656c6c6f"  # "t": "hello"
         "a56d61676963" "a77472697265 6d65"  # "magic": "trireme"
         "ab76657273696f6e5f6d696e" "01"  # "version_min": 1
         "ab76657273696f6e5f6d6178" "01"  # "version_max": 1
         "a46e616d65" "a8776f726b65722030"  # "name": "worker 0"
-        "b16d6573736167655f62797465735f6d6178" "ce10000000",  # "message_bytes_max": 2**28
+        "b16d6573736167655f62797465735f6d6178" "ce10000000"  # "message_bytes_max": 2**28
+        "ae63616c6c5f62797465735f6d6178" "cf0000000100000000",  # "call_bytes_max": 2**32
         [],
     ),
     "welcome": (
@@ -50,9 +52,10 @@ VERSION_1: dict[str, tuple[dict[str, Any], list[np.ndarray], str, list[str]]] = 
             "message_bytes_max": 268435456,
             "header_bytes_max": 1048576,
             "arrays_max": 4096,
+            "call_bytes_max": 4294967296,
         },
         [],
-        "88"
+        "89"
         "a174" "a777656c636f6d65"
         "a776657273696f6e" "01"
         "a46e616d65" "a87365727665722030"
@@ -60,7 +63,8 @@ VERSION_1: dict[str, tuple[dict[str, Any], list[np.ndarray], str, list[str]]] = 
         "b2696e666c696768745f62797465735f6d6178" "ce40000000"
         "b16d6573736167655f62797465735f6d6178" "ce10000000"
         "b06865616465725f62797465735f6d6178" "ce00100000"
-        "aa6172726179735f6d6178" "cd1000",
+        "aa6172726179735f6d6178" "cd1000"
+        "ae63616c6c5f62797465735f6d6178" "cf0000000100000000",
         [],
     ),
     "call": (

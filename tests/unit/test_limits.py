@@ -144,11 +144,11 @@ def test_an_import_stops_at_the_limit() -> None:
         assert reply.body["tables"]["t"]["rows"] == 0
 
 
-def test_a_message_beyond_the_servers_limit_is_refused_by_name() -> None:
-    limits = "message_bytes_max=64KiB,header_bytes_max=16KiB"
+def test_a_call_beyond_the_servers_limit_is_refused_by_name() -> None:
+    limits = "message_bytes_max=64KiB,header_bytes_max=16KiB,total_bytes_max=128KiB"
     with limited(limits) as cluster:
         cluster.client.create_table(tr.Table("t", dim=2).schema)
-        with pytest.raises(ResourceExhausted, match="the server's message_bytes_max is 65536"):
+        with pytest.raises(ResourceExhausted, match="the server's total_bytes_max is 131072"):
             cluster.client.pull({T_ROWS: np.arange(20_000, dtype=np.uint64)})
         assert (
             len(cluster.client.pull({T_ROWS: np.arange(9, dtype=np.uint64)}).rows[T_ROWS].numpy())

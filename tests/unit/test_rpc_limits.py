@@ -114,11 +114,11 @@ def test_a_full_server_holds_no_more_than_its_limit_and_says_so_at_the_deadline(
 
 
 def test_request_beyond_the_servers_limit_is_refused_by_the_client(client: RpcClient) -> None:
-    limits = Limits(message_bytes_max=MIB, header_bytes_max=1024, arrays_max=3)
+    limits = Limits(total_bytes_max=MIB, header_bytes_max=1024, arrays_max=3)
     small = np.zeros(1, np.uint8)
     with Server("127.0.0.1:0", {"echo": echo}, name="s", limits=limits) as server:
         for body, arrays, what in (
-            ({}, [np.zeros(2 * MIB, np.uint8)], "message_bytes_max is 1048576, found 2097"),
+            ({}, [np.zeros(2 * MIB, np.uint8)], "total_bytes_max is 1048576, found 2097"),
             ({"x": "y" * 2000}, [], "header_bytes_max is 1024, found 2"),
             ({}, [small] * 4, "arrays_max is 3, found 4"),
         ):
@@ -128,13 +128,13 @@ def test_request_beyond_the_servers_limit_is_refused_by_the_client(client: RpcCl
 
 
 def test_reply_beyond_the_clients_limit_is_an_error() -> None:
-    limits = Limits(message_bytes_max=MIB)
+    limits = Limits(total_bytes_max=MIB)
     big = {"big": lambda request: Reply({}, [np.zeros(2 * MIB, np.uint8)])}
     with (
         Server("127.0.0.1:0", big | {"echo": echo}, name="s") as server,
         RpcClient(name="w", limits=limits) as client,
     ):
-        with pytest.raises(ResourceExhausted, match="takes messages of 1048576 bytes, found"):
+        with pytest.raises(ResourceExhausted, match="takes replies of 1048576 bytes, found"):
             client.call(server.endpoint, "big", timeout_s=30)
         assert client.call(server.endpoint, "echo", {"a": 1}, timeout_s=30).body == {"a": 1}
 

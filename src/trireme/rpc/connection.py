@@ -33,6 +33,7 @@ from trireme.rpc import frames
 from trireme.rpc.auth import ClientKeys, secure_client
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Call, Reply
+from trireme.rpc.pieces import Assembly, announced_bytes, cut
 from trireme.rpc.sockets import Context, Socket, dealer, has_input, url
 
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.02, 0.5
@@ -124,6 +125,7 @@ class Connection:
         self._sent: dict[int, PendingCall] = {}
         self._num_bytes_sent = 0
         self._credit = limits  # the server's, from its welcome
+        self._assembly: Assembly | None = None  # a reply of which some pieces have arrived
 
     def __str__(self) -> str:
         return f"{self.endpoint} ({self.server_name})" if self.server_name else self.endpoint
@@ -175,6 +177,7 @@ class Connection:
             self._socket.disable_monitor()
             self._monitor.close()
             self._socket.close()
+            self._assembly = None
 
     def _connect(self, now: float) -> None:
         self._socket = dealer(self._context, self._limits)
@@ -195,6 +198,7 @@ class Connection:
         hello: frames.Header = {"t": frames.HELLO, "magic": frames.MAGIC}
         hello |= {"version_min": frames.VERSION, "version_max": frames.VERSION}
         hello |= {"name": self._name, "message_bytes_max": self._limits.message_bytes_max}
+        hello["call_bytes_max"] = self._limits.total_bytes_max
         with contextlib.suppress(zmq.Again):  # it failed already; the monitor will report it
             self._socket.send_multipart(frames.pack(hello, ()), zmq.NOBLOCK)
 
@@ -224,8 +228,7 @@ class Connection:
             if pending.not_before > now:
                 return pending.not_before
             try:
-                parts = pending.pack(now)
-                self._check_size(parts, pending)
+                messages = self._messages(pending, now)
             except TriremeError as error:
                 pending.answer = error
                 self._queue.popleft()
@@ -235,9 +238,10 @@ class Connection:
                 or self._num_bytes_sent + pending.num_bytes > self._credit.inflight_bytes_max
             ):
                 break
-            pending.lend(parts)
             try:
-                self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+                for parts in messages:
+                    pending.lend(parts)
+                    self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
             except zmq.Again:  # the connection was just lost; the monitor will report it
                 break
             self._queue.popleft()
@@ -246,24 +250,44 @@ class Connection:
             self._num_bytes_sent += pending.num_bytes
         return math.inf
 
-    def _check_size(self, parts: list[Any], pending: PendingCall) -> None:
-        limits, num_arrays = self._credit, len(parts) - 1
+    def _messages(self, pending: PendingCall, now: float) -> list[list[Any]]:
+        """The call as one message, or as several if it is larger."""
+        parts, limits = pending.pack(now), self._credit
         for name, size, limit in (
-            ("message_bytes_max", pending.num_bytes, limits.message_bytes_max),
+            ("total_bytes_max", pending.num_bytes, limits.total_bytes_max),
             ("header_bytes_max", len(parts[0]), limits.header_bytes_max),
-            ("arrays_max", num_arrays, limits.arrays_max),
+            ("arrays_max", len(parts) - 1, limits.arrays_max),
         ):
             if size > limit:
                 raise ResourceExhausted(f"the server's {name} is {limit}, found {size}")
+        if pending.num_bytes <= limits.message_bytes_max:
+            return [parts]
+        return list(cut(parts, pending.id, limits.message_bytes_max))
 
     def _receive(self) -> None:
         while self.state is not ConnectionState.CLOSED and has_input(self._socket):
             parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 header, arrays = frames.unpack(parts, self._limits)
-                self._take(header, arrays, sum(map(len, parts)))
-            except BadRequest as error:
+                num_bytes = sum(map(len, parts))
+                if header["t"] == frames.PIECE:
+                    if (whole := self._assembled(header, arrays)) is None:
+                        continue
+                    header, arrays = frames.unpack(whole.parts, self._limits)
+                    num_bytes = whole.num_bytes
+                self._take(header, arrays, num_bytes)
+            except (BadRequest, ResourceExhausted) as error:
                 self._lose(f"the server sent a malformed message: {error}")
+
+    def _assembled(self, header: frames.Header, pieces: list[frames.Array]) -> Assembly | None:
+        """The reply of which this was the last piece."""
+        if self._assembly is None:
+            announced_bytes(header, self._limits)
+            self._assembly = Assembly(header)
+        if not self._assembly.add(header, pieces):
+            return None
+        whole, self._assembly = self._assembly, None
+        return whole
 
     def _take(self, header: frames.Header, arrays: list[frames.Array], num_bytes: int) -> None:
         kind = header["t"]
@@ -293,6 +317,9 @@ class Connection:
 
     def _welcomed(self, header: frames.Header) -> None:
         credit = {name: frames.int_field(header, name, low=1) for name in frames.CREDIT}
+        # A server of before there were pieces takes what fits a message.
+        whole = {"call_bytes_max": credit["message_bytes_max"]} | header
+        credit["total_bytes_max"] = frames.int_field(whole, "call_bytes_max", low=1)
         self._credit = dataclasses.replace(self._limits, **credit)
         self.server_name = frames.str_field(header, "name")
         self.state = ConnectionState.READY

@@ -19,7 +19,8 @@ MAGIC = "trireme"
 VERSION = 1
 
 HELLO, WELCOME, CALL, REPLY, ERROR = "hello", "welcome", "call", "reply", "error"
-KINDS = (HELLO, WELCOME, CALL, REPLY, ERROR)
+PIECE = "piece"
+KINDS = (HELLO, WELCOME, CALL, REPLY, ERROR, PIECE)
 
 # The limits in a server's welcome, which clients obey.
 CREDIT = (

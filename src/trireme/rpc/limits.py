@@ -15,7 +15,7 @@ class Limits:
     """
 
     message_bytes_max: int = 1 << 28
-    """Bytes of one message, all parts together."""
+    """Bytes of one message, all parts together. A larger call or reply travels in several."""
     header_bytes_max: int = 1 << 20
     """Bytes of a message's first part."""
     arrays_max: int = 4096
@@ -27,7 +27,8 @@ class Limits:
     admitted. A server also pauses a connection's requests while more bytes of replies wait for
     it."""
     total_bytes_max: int = 1 << 32
-    """Bytes of requests of all connections; further ones are refused until some are answered."""
+    """Bytes of requests of all connections; further ones are refused until some are answered. One
+    call or reply has at most as many."""
     total_requests_max: int = 1 << 14
     """Requests of all connections; further ones are refused until some are answered."""
     connections_max: int = 1024

@@ -9,6 +9,7 @@ that the peer has acknowledged. A connection is closed if it
   - has not finished the handshake in time,
   - has sent more since its last complete message than a message may have,
   - is the largest when all unfinished messages together exceed `total_bytes_max`,
+  - has not sent the next piece of a call in time,
   - breaks the protocol more than `faults_max` times.
 
 Threads: everything here is guarded by the server's lock.
@@ -33,6 +34,7 @@ import zmq
 
 from trireme.rpc.address_filter import AddressFilter
 from trireme.rpc.limits import Limits
+from trireme.rpc.pieces import Assembly
 from trireme.rpc.rate_limited_log import RateLimitedLog
 from trireme.rpc.sockets import Socket, has_input
 
@@ -50,6 +52,8 @@ TICK_S = 0.05
 # What peers send and do not finish is in this process' memory: while that has not grown, only some
 # connections are read, in turn.
 _READ_PER_TICK, _GROWN_BYTES = 128, 1 << 24
+PIECE_TIMEOUT_S = 60.0
+"""Time from one piece of a call to the next, after which the connection is closed."""
 
 _TCP_INFO_BYTES = 136
 _BYTES_ACKED_OFFSET = 120  # struct tcp_info: two u64, tcpi_bytes_acked and tcpi_bytes_received
@@ -75,6 +79,8 @@ class Peer:
     num_bytes_out: int = 0  # of replies handed to ZeroMQ, with their framing
     num_faults: int = 0
     message_bytes_max: int = 0
+    call_bytes_max: int = 0  # of a reply, in pieces if it is larger than a message
+    refused_id: int = 0  # of a call whose first piece was refused: the others are of no use
     key: str = ""
     _read: int = 0
     _num_bytes_in_before: int = -1
@@ -138,6 +144,7 @@ class Peers:
         self._num_open = 0  # neither gone nor dropped
         self._strangers: dict[Peer, None] = {}  # open and not welcome yet, the oldest first
         self._unfinished: dict[Peer, int] = {}  # bytes of admitted ones at the last check, if any
+        self.assembling: dict[Peer, Assembly] = {}  # their calls of which some pieces have arrived
         self._next = 0  # of the connections to read in turn
         self._resident_bytes = 0  # when all were read
         self.monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
@@ -223,6 +230,9 @@ class Peers:
             if num_bytes > bytes_max:
                 self.drop(peer, f"{num_bytes} bytes without a complete message, may be {bytes_max}")
         self._check_total()
+        for peer, assembly in list(self.assembling.items()):
+            if now > assembly.give_up_at:
+                self.drop(peer, f"no further piece of a call in {PIECE_TIMEOUT_S:g} s")
 
     def _due(self) -> list[Peer]:
         """The connections to read now: all if there are few or the process has grown, else the
@@ -251,6 +261,7 @@ class Peers:
         self._by_routing_id.clear()
         self._strangers.clear()
         self._unfinished.clear()
+        self.assembling.clear()
 
     def _detach(self, peer: Peer) -> None:
         self._by_routing_id.pop(peer.routing_id, None)
@@ -264,6 +275,7 @@ class Peers:
         self._num_open -= 1
         self._strangers.pop(peer, None)
         self._unfinished.pop(peer, None)
+        self.assembling.pop(peer, None)
         self._forget(peer)
 
     def _add(self, descriptor: int, peer: Peer) -> None:

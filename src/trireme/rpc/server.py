@@ -142,7 +142,13 @@ class Server:
         if self._threads or self._is_stopping:
             raise BadRequest(f"Server.start: may be called once, found {self.name} started before")
         self._socket = ServerSocket(
-            self.name, self._bind, self._limits, self._keys, self._listen_fd, self._forget
+            self.name,
+            self._bind,
+            self._limits,
+            self._keys,
+            self._listen_fd,
+            self._forget,
+            self._refusal,
         )
         self._endpoint = self._socket.endpoint
         self._work = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -190,7 +196,7 @@ class Server:
                 queued=self._num_requests - running - deferred,
                 running=running,
                 deferred=deferred,
-                num_bytes=self._num_bytes,
+                num_bytes=self._held_bytes(),
                 connections=len(self._socket.peers),
                 num_bytes_in=self._socket.num_bytes_in,
                 num_bytes_out=self._socket.num_bytes_out,
@@ -336,9 +342,19 @@ class Server:
         limits = self._limits
         if self._num_requests > limits.total_requests_max:
             return f"{self.name} holds {limits.total_requests_max} requests: later"
-        if self._num_bytes > limits.total_bytes_max and self._num_requests > 1:
+        if self._held_bytes() > limits.total_bytes_max and self._num_requests > 1:
             return f"{self.name} holds {limits.total_bytes_max} bytes of requests: later"
         return ""
+
+    def _refusal(self, num_bytes: int) -> str:
+        """Why a call in pieces cannot be taken now; empty: it can. One is always admitted."""
+        held_bytes = self._held_bytes()
+        if not held_bytes or held_bytes + num_bytes <= self._limits.total_bytes_max:
+            return ""
+        return f"{self.name} holds {held_bytes} bytes of requests, no room for {num_bytes}: later"
+
+    def _held_bytes(self) -> int:
+        return self._num_bytes + self._socket.assembling_bytes
 
     def _answer(self, pending: _PendingRequest, answer: Answer, handled: bool = True) -> None:
         if not pending.is_answered:

@@ -23,7 +23,8 @@ from trireme.rpc.address_filter import AddressFilter
 from trireme.rpc.auth import ServerKeys, answer_zap, secure_server
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Answer, Reply, Request
-from trireme.rpc.peers import Peer, Peers
+from trireme.rpc.peers import PIECE_TIMEOUT_S, Peer, Peers
+from trireme.rpc.pieces import Assembly, announced_bytes, cut
 from trireme.rpc.rate_limited_log import RateLimitedLog
 from trireme.rpc.sockets import Socket, has_input, listening, new_context, router, url
 
@@ -40,8 +41,8 @@ class ReceivedRequest(NamedTuple):
 
 class ServerSocket:
     """The ROUTER socket of the server `name`, bound to `address`, and its connections. forget:
-    called once for each peer that is gone or dropped. Raises BadRequest: the address cannot be
-    bound.
+    called once for each peer that is gone or dropped. refusal: why no call of so many bytes can be
+    taken now; empty: it can. Raises BadRequest: the address cannot be bound.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class ServerSocket:
         keys: ServerKeys | None,
         listen_fd: int | None,
         forget: Callable[[Peer], None],
+        refusal: Callable[[int], str],
     ) -> None:
+        self._refusal = refusal
         self._name, self._limits, self._keys = name, limits, keys
         self._is_curve = keys is not None
         self._context = new_context()
@@ -114,10 +117,16 @@ class ServerSocket:
             if not peer.is_welcome:
                 self._welcome(peer, header)
                 return None
+            if header["t"] == frames.PIECE:
+                request_id = frames.int_field(header, "id", low=1)
+                if (whole := self._assembled(peer, request_id, header, arrays)) is None:
+                    return None
+                header, arrays = frames.unpack(whole.parts, self._limits)
+                num_bytes = whole.num_bytes
             if header["t"] != frames.CALL:
                 raise BadRequest(f"after its hello a client may only call, found {header['t']!r}")
             request_id = frames.int_field(header, "id", low=1)
-            reply_bytes_max = min(peer.message_bytes_max, self._limits.message_bytes_max)
+            reply_bytes_max = min(peer.call_bytes_max, self._limits.total_bytes_max)
             request = _request(request_id, header, arrays, peer, reply_bytes_max)
             return ReceivedRequest(peer, request, num_bytes)
         except TriremeError as error:
@@ -201,6 +210,33 @@ class ServerSocket:
             peer.key = str(part.get("User-Id"))
         return peer
 
+    def _assembled(
+        self, peer: Peer, call_id: int, header: frames.Header, pieces: list[frames.Array]
+    ) -> Assembly | None:
+        """The call of which this was the last piece. Its bytes count from the first piece on."""
+        assembling = self.peers.assembling
+        if peer not in assembling:
+            if header.get("at") and call_id == peer.refused_id:
+                return None
+            peer.refused_id = call_id
+            num_bytes = announced_bytes(header, self._limits)
+            if full := self._refusal(num_bytes):
+                self._send(peer, _pack_error(call_id, ResourceExhausted(full), handled=False))
+                return None
+            assembling[peer] = Assembly(header)
+        try:
+            is_complete = assembling[peer].add(header, pieces)
+        except BadRequest:
+            del assembling[peer]
+            raise
+        assembling[peer].give_up_at = time.monotonic() + PIECE_TIMEOUT_S
+        return assembling.pop(peer) if is_complete else None
+
+    @property
+    def assembling_bytes(self) -> int:
+        """Bytes of the calls of which some pieces have arrived."""
+        return sum(assembly.num_bytes for assembly in self.peers.assembling.values())
+
     def _check_size(self, num_parts: int, num_bytes: int) -> None:
         limits = self._limits
         if num_parts > limits.arrays_max + 1 or num_bytes > limits.message_bytes_max:
@@ -221,9 +257,13 @@ class ServerSocket:
             )
         peer.name = frames.str_field(header, "name")
         peer.message_bytes_max = frames.int_field(header, "message_bytes_max", low=1)
+        # A client of before there were pieces takes what fits a message.
+        whole = {"call_bytes_max": peer.message_bytes_max} | header
+        peer.call_bytes_max = frames.int_field(whole, "call_bytes_max", low=1)
         self.peers.welcome(peer)
         welcome = {"t": frames.WELCOME, "version": frames.VERSION, "name": self._name}
         welcome |= {name: getattr(self._limits, name) for name in frames.CREDIT}
+        welcome["call_bytes_max"] = self._limits.total_bytes_max
         self._send(peer, frames.pack(welcome, ()))
 
     def _send_reply(self, peer: Peer, request_id: int, reply: Reply) -> TriremeError | None:
@@ -235,12 +275,18 @@ class ServerSocket:
         except BadRequest as error:  # the fault is the handler's, not the request's
             return Internal(f"the handler's reply: {error}")
         num_bytes = sum(map(len, parts))
-        if num_bytes > peer.message_bytes_max:
+        if num_bytes > peer.call_bytes_max:
             return ResourceExhausted(
-                f"the client takes messages of {peer.message_bytes_max} bytes, "
-                f"found a reply of {num_bytes}"
+                f"the client takes replies of {peer.call_bytes_max} bytes, found one of {num_bytes}"
             )
-        self._send(peer, parts)
+        if num_bytes <= peer.message_bytes_max:
+            self._send(peer, parts)
+            return None
+        try:
+            for message in cut(parts, request_id, peer.message_bytes_max):
+                self._send(peer, message)
+        except ResourceExhausted as error:
+            return error
         return None
 
     def _send(self, peer: Peer, parts: Sequence[Any]) -> None:
