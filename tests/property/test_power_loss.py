@@ -4,17 +4,14 @@ second faults during recovery, in order and once, and the server always starts a
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
 from tests.long import pick
+from tests.property.simulated_disk import Disk
 from tests.seeds import SEED
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
@@ -23,109 +20,10 @@ from trireme.server.log import recovery as recovery_module
 from trireme.server.log.log import Log
 from trireme.server.log.recovery import Recovery
 from trireme.server.log.segment import Record
-from trireme.server.log.state_folder import LOCK, StateFolder
+from trireme.server.log.state_folder import StateFolder
 from trireme.server.state import ServerState
 
-SECTOR = 512
 STATE = bytes(16)
-
-
-class Disk:
-    """What a folder's files would be after a loss of power. The files are the page cache.
-
-    A write reaches the disk when its file is synced; until then each of its sectors may be there or
-    not. A sync that fails leaves them so, but marks them clean, as Linux does: the next sync does
-    not write them. A name lasts when the folder is synced.
-    """
-
-    def __init__(self, folder: Path, random: Random, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self.random = folder, random
-        self.contents: dict[int, bytes] = {}  # by inode
-        self.dirty: dict[int, set[int]] = {}  # sectors that the next sync writes
-        self.unknown: dict[int, set[int]] = {}  # sectors that may be there or not
-        self.names: dict[str, int] = {}
-        self.fails_in = 0  # the number of the next sync that fails; 0: none
-        self.is_off = False
-        self._lock = threading.RLock()
-        self._real = {n: getattr(os, n) for n in ("pwritev", "pwrite", "fsync", "fdatasync")}
-        patch.setattr(os, "pwritev", self._write("pwritev"))
-        patch.setattr(os, "pwrite", self._write("pwrite"))
-        patch.setattr(os, "fsync", self._sync("fsync"))
-        patch.setattr(os, "fdatasync", self._sync("fdatasync"))
-
-    def _is_here(self, fd: int) -> bool:
-        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
-        return self.folder in (path, path.parent)
-
-    def _write(self, name: str) -> Callable[..., int]:
-        def write(fd: int, data: Any, at: int) -> int:
-            with self._lock:
-                if self._is_here(fd) and self.is_off:
-                    raise OSError(errno.EIO, "the process is dead")
-                num_bytes: int = self._real[name](fd, data, at)
-                if self._is_here(fd):
-                    sectors = range(at // SECTOR, (at + num_bytes - 1) // SECTOR + 1)
-                    for kind in (self.dirty, self.unknown):
-                        kind.setdefault(os.fstat(fd).st_ino, set()).update(sectors)
-                return num_bytes
-
-        return write
-
-    def _sync(self, name: str) -> Callable[[int], None]:
-        def sync(fd: int) -> None:
-            with self._lock:
-                if not self._is_here(fd):
-                    self._real[name](fd)
-                    return
-                inode, fails = os.fstat(fd).st_ino, self.fails_in == 1
-                self.fails_in = max(0, self.fails_in - 1)
-                if self.is_off or fails:
-                    self.dirty[inode] = set()
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-                if Path(os.readlink(f"/proc/self/fd/{fd}")) == self.folder:
-                    entries = list(os.scandir(self.folder))
-                    self.names = {e.name: e.inode() for e in entries if e.name != LOCK}
-                    return
-                dirty = self.dirty.pop(inode, set())
-                self.unknown.get(inode, set()).difference_update(dirty)
-                cached = Path(f"/proc/self/fd/{fd}").read_bytes()
-                self.contents[inode] = self._merged(inode, cached, dirty)[: len(cached)]
-
-        return sync
-
-    def _merged(self, inode: int, cached: bytes, sectors: set[int]) -> bytes:
-        """The content on the disk when these sectors have been written."""
-        merged = bytearray(self.contents.get(inode, b""))
-        for sector in sectors:
-            at, piece = sector * SECTOR, cached[sector * SECTOR :][:SECTOR]
-            merged.extend(bytes(max(0, at + len(piece) - len(merged))))
-            merged[at : at + len(piece)] = piece
-        return bytes(merged)
-
-    def lose_power(self) -> None:
-        cached = {e.name: e for e in os.scandir(self.folder) if e.name != LOCK}
-        after: dict[str, bytes] = {}
-        for name in {*self.names, *cached}:
-            entry = cached.get(name)
-            is_durable = self.names.get(name) == (entry and entry.inode())
-            if entry is None or not (is_durable or self.random.random() < 0.5):
-                if entry is None and self.random.random() < 0.5:  # its removal was not synced
-                    after[name] = self.contents.get(self.names[name], b"")
-                continue
-            inode, whole = entry.inode(), Path(entry.path).read_bytes()
-            unknown = sorted(self.unknown.get(inode, ()))
-            after[name] = self._merged(
-                inode, whole, {s for s in unknown if self.random.random() < 0.5}
-            )
-            if self.random.random() < 0.3:  # its size is on the disk, and not what was written
-                after[name] = after[name].ljust(len(whole), b"\0")
-        for name in cached:
-            (self.folder / name).unlink()
-        self.contents, self.dirty, self.unknown, self.names = {}, {}, {}, {}
-        for name, content in after.items():
-            (self.folder / name).write_bytes(content)
-            inode = (self.folder / name).stat().st_ino
-            self.contents[inode], self.names[name] = content, inode
 
 
 class Life:
@@ -165,10 +63,9 @@ class Life:
         assert done.wait(20)
 
     def die(self) -> None:
-        self.disk.is_off = True
+        self.disk.kill()
         self.log.close()
         self.folder.close()
-        self.disk.is_off = False
 
 
 @pytest.fixture
@@ -190,11 +87,16 @@ def run(disk: Disk, random: Random, seen: list[int]) -> None:
     acknowledged, appended = 0, 0
     for faults in [True] * random.randint(1, 5) + [False]:
         seen.clear()
+        disk.restart()
         if faults and random.random() < 0.2:
             disk.fails_in = random.randint(1, 4)  # in recovery
+        if faults and random.random() < 0.4:
+            disk.dies_in = random.randint(1, 40)
         try:
             life = Life(disk, seen)
         except (BadRequest, ResourceExhausted):  # of that sync; the next life tries again
+            assert faults
+            disk.kill()
             if random.random() < 0.5:
                 disk.lose_power()
             continue
@@ -233,4 +135,6 @@ def test_what_was_acknowledged_survives(
         print(f"seed {SEED}: history {number}")
         (folder := tmp_path / str(number)).mkdir()
         with monkeypatch.context() as patch:
-            run(Disk(folder, random, patch), random, seen)
+            disk = Disk(folder, random, patch)
+            run(disk, random, seen)
+            disk.close()

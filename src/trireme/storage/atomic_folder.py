@@ -22,7 +22,7 @@ from typing import Any
 import fsspec
 
 from trireme.errors import BadRequest, writing
-from trireme.storage.local import sync_folder, sync_tree
+from trireme.storage.local import make_folder, sync_folder, sync_tree
 
 log = logging.getLogger("trireme.storage")
 
@@ -112,7 +112,8 @@ def _local(path: Path) -> Iterator[str]:
     if path.exists():
         raise _occupied(path)
     partial = partial_path(path, uuid.uuid4().hex)
-    partial.mkdir(parents=True)
+    make_folder(path.parent)
+    partial.mkdir()
     marker = locked_marker(partial)
     try:
         yield str(partial)

@@ -96,6 +96,17 @@ class LocalSink:
         self._file.close()
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, durably. One that is there may have been made by a process
+    that was killed before it was durable. Raises OSError.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+    if os.access(folder.parent, os.W_OK):  # otherwise its owner has made it
+        sync_folder(folder.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -36,7 +36,7 @@ from trireme.storage.atomic_folder import (
     publish_folder,
     remove_partials,
 )
-from trireme.storage.local import LocalStorage, sync_folder
+from trireme.storage.local import LocalStorage, make_folder, sync_folder
 from trireme.storage.storage import Storage
 
 log = logging.getLogger("trireme.checkpoint")
@@ -126,7 +126,8 @@ def _local_draft(target: LocalStorage) -> Iterator[Draft]:
         raise _occupied(target, "something in it")
     id = uuid.uuid4().hex
     partial = partial_path(target.folder, id)
-    partial.mkdir(parents=True)
+    make_folder(target.folder.parent)
+    partial.mkdir()
     marker = locked_marker(partial)
     try:
         yield Draft(id, LocalStorage(partial), "")

@@ -84,22 +84,34 @@ class Log:
             if self._failure is not None:
                 raise self._failure
             old = self._segment
-            new = Segment(self._folder, old.number + 1, self._state, is_synced=self.is_synced)
+            if self.is_synced:  # first: an unfinished record with a segment behind is a damage
+                with _syncing(old.path):
+                    old.sync()
             try:
-                for record in first:
-                    new.append(Segment.pack(record), 0)
-                with _syncing(self._folder):
-                    if self.is_synced:
-                        old.sync()
-                        new.sync()
-                    sync_folder(self._folder)
+                new = self._begun(old.number + 1, first)
             except BaseException:
-                new.abandon()
+                with _syncing(self._folder):  # or it may come back behind what follows in the old
+                    sync_folder(self._folder)
                 raise
             self._segment = new
             self.num_bytes += new.end
             old.close()
         return new.number
+
+    def _begun(self, number: int, first: Sequence[Record]) -> Segment:
+        """A new segment with these records, kept; after an error it is removed again."""
+        new = Segment(self._folder, number, self._state, is_synced=self.is_synced)
+        try:
+            for record in first:
+                new.append(Segment.pack(record), 0)
+            with _syncing(self._folder):
+                if self.is_synced:
+                    new.sync()
+                sync_folder(self._folder)
+        except BaseException:
+            new.abandon()
+            raise
+        return new
 
     def when_kept(self, action: Kept) -> None:
         """Call `action` when everything appended so far is kept; with the error if that fails."""

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from trireme.errors import BadRequest, writing
-from trireme.storage.local import sync_folder
+from trireme.storage.local import make_folder, sync_folder
 
 LOCK = "lock"
 COORDINATOR = "coordinator"
@@ -35,7 +35,7 @@ class StateFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         with writing(f"log: cannot use {path}"):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path.absolute())
             self._lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
