@@ -37,7 +37,7 @@ class InProcessServer:
     ) -> None:
         limits = limits or ServerLimits()
         self.state = ServerState(_core.Pool(2), limits.capacity)
-        self.coordinator = Coordinator()
+        self.coordinator = Coordinator(held=self.state.held)
         self.attendance = Attendance()
         self.rpc = Server(
             listen,

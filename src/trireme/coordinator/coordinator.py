@@ -19,7 +19,7 @@ from trireme.coordinator.meetings import Meetings
 from trireme.coordinator.passes import Passes
 from trireme.coordinator.saves import SaveVersions
 from trireme.coordinator.workers import Workers
-from trireme.rpc import Deferred, Handler, Reply, Request
+from trireme.rpc import Deferred, Handler, HeldBytes, Reply, Request
 
 READ_ONLY = ("coord.map", "coord.chain")
 POLLED = ("coord.take",)
@@ -27,14 +27,19 @@ POLLED = ("coord.take",)
 
 
 class Coordinator:
-    """Locks, keeps and serves its parts. facts: facts of the job, and its bucket map."""
+    """Locks, keeps and serves its parts. facts: facts of the job, and its bucket map. held: the
+    budget of what peers make it hold.
+    """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, held: HeldBytes | None = None
+    ) -> None:
+        held = held or HeldBytes()
         self._lock = threading.RLock()
         self._kept = KeptState(self._state)
-        self.facts = Facts()
+        self.facts = Facts(held)
         self._workers = Workers(clock)
-        self._meetings = Meetings(self._workers, self._kept)
+        self._meetings = Meetings(self._workers, self._kept, held)
         self._leases = StreamLeases(self._workers, self._meetings, self._kept)
         self._joining = Joining(self.facts, self._workers, self._meetings, self._leases)
         self._passes = Passes(

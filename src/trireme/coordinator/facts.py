@@ -10,7 +10,7 @@ from typing import Any
 from trireme.errors import BadRequest, Corruption, NotReady, SchemaMismatch
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import need_list
-from trireme.rpc import Reply, Request
+from trireme.rpc import HeldBytes, Reply, Request
 
 FACTS_MAX = 64
 _RECOVERED = (
@@ -24,7 +24,8 @@ class Facts:
     joined. server_states: per server a name that changes when it loses its state; empty at first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held: HeldBytes) -> None:
+        self._held = held
         self.job = uuid.uuid4().hex
         self.bucket_map: BucketMap | None = None
         self._facts: dict[str, Any] = {}
@@ -58,6 +59,7 @@ class Facts:
                 raise NotReady(f"coordinator: no worker that takes part has set its {name} yet")
             if len(self._facts) >= FACTS_MAX:
                 raise BadRequest(f"coord.agree: expected at most {FACTS_MAX} facts")
+            self._held.hold(("fact", fact), len(fact) + len(value))
         self.agree(fact, value, worker)
 
     def on_states(self, worker: int, request: Request) -> Reply:
@@ -105,7 +107,9 @@ class Facts:
                         f"coordinator: block {block_id} is on server {known}, found {owner}:"
                         f" workers must place blocks alike{self._hint}"
                     )
-        self.bucket_map = bucket_map.with_blocks(ids, owners)
+        grown = bucket_map.with_blocks(ids, owners)
+        self._held.hold("coordinator's map", grown.num_bytes)
+        self.bucket_map = grown
         return Reply({"map": self.bucket_map.to_wire()})
 
     def _existing_map(self) -> BucketMap:

@@ -9,8 +9,10 @@ from trireme.coordinator.meetings import Meetings
 from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, NotReady, ResourceExhausted
 from trireme.protocol.membership import WORKERS_MAX
-from trireme.protocol.wire import STREAMS_MAX, need
+from trireme.protocol.wire import STREAMS_MAX, need, need_name
 from trireme.rpc import Reply, Request
+
+TOKEN_CHARS_MAX = 64
 
 
 class Joining:
@@ -31,7 +33,8 @@ class Joining:
         """
         body = request.body
         servers = tuple(str(server) for server in need(body, "servers", list))
-        token, is_late = need(body, "token", str), need({"late": False, **body}, "late", bool)
+        token = need_name(body, "token", TOKEN_CHARS_MAX)
+        is_late = need({"late": False, **body}, "late", bool)
         if not servers:
             raise BadRequest("coord.join: expected at least one server, found none")
         worker = self._late_worker(token) if is_late else self._worker(body)

@@ -20,7 +20,7 @@ from trireme.coordinator.kept_state import KeptState
 from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, ResourceExhausted, TriremeError
 from trireme.protocol.wire import Array, need
-from trireme.rpc import Deferred, Reply, Request
+from trireme.rpc import Deferred, HeldBytes, Reply, Request
 
 GATHER_BYTES_MAX = 64 << 20
 NAME_MAX = 1024
@@ -51,6 +51,10 @@ class Contribution:
     body: Any = None
     arrays: Sequence[Array] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        return _num_bytes(self.body, self.arrays)
+
 
 @dataclass
 class Meeting:
@@ -59,7 +63,7 @@ class Meeting:
     purpose: str
     conclude: Callable[[Meeting], Reply]
     contributions: dict[int, Contribution] = field(default_factory=dict)
-    waiting: list[Deferred] = field(default_factory=list)
+    waiting: dict[int, Deferred] = field(default_factory=dict)  # by worker: its last call
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class Outcome:
 
 
 class Meetings:
-    def __init__(self, workers: Workers, kept: KeptState) -> None:
-        self._workers, self._kept = workers, kept
+    def __init__(self, workers: Workers, kept: KeptState, held: HeldBytes) -> None:
+        self._workers, self._kept, self._held = workers, kept, held
         self._open: dict[MeetingName, Meeting] = {}
         self._outcomes: dict[MeetingName, Outcome] = {}
         self._num_bytes = 0  # of the outcomes
@@ -129,13 +133,17 @@ class Meetings:
             return self._outcomes[name].reply
         if name in self._dropped:
             raise _dropped_error(name, contribution.purpose)
+        if name not in self._open:
+            self._held.hold(("meeting", name), len(name.path))
         meeting = self._open.setdefault(name, Meeting(contribution.purpose, conclude))
         if contribution.worker in self._workers.participants:
+            if contribution.worker not in meeting.contributions:
+                self._held.hold(("meeting", name, contribution.worker), contribution.num_bytes)
             meeting.purpose, meeting.conclude = contribution.purpose, conclude
             meeting.contributions.setdefault(contribution.worker, contribution)
         if not meeting.contributions or self._missing(meeting):
             deferred = Deferred(describe=lambda: self._describe(name))
-            meeting.waiting.append(deferred)
+            meeting.waiting[contribution.worker] = deferred
             return deferred
         return self._end(name, meeting)
 
@@ -150,16 +158,24 @@ class Meetings:
         return f"{name} ({meeting.purpose}) waits for workers {sorted(self._missing(meeting))}"
 
     def _end(self, name: MeetingName, meeting: Meeting) -> Reply:
-        del self._open[name]
+        self._close(name)
         try:
             reply = meeting.conclude(meeting)
         except TriremeError as error:
-            for deferred in meeting.waiting:
+            for deferred in meeting.waiting.values():
                 deferred.fail(error)
             raise
-        for deferred in meeting.waiting:
+        for deferred in meeting.waiting.values():
             deferred.reply(reply)
         return reply
+
+    def _close(self, name: MeetingName) -> Meeting:
+        """The meeting, which is open no more."""
+        meeting = self._open.pop(name)
+        self._held.free(("meeting", name))
+        for worker in meeting.contributions:
+            self._held.free(("meeting", name, worker))
+        return meeting
 
     def end_complete(self) -> None:
         """End the meetings that waited only for workers that do not take part any more. What these
@@ -192,14 +208,15 @@ class Meetings:
             f"{name}: workers {sorted(meeting.contributions)} came for {meeting.purpose!r}, worker"
             f" {worker} for {purpose!r}; every worker must do the same in the same order"
         )
-        for deferred in self._open.pop(name).waiting:
+        for deferred in self._close(name).waiting.values():
             deferred.fail(error)
         raise error
 
     # ---- meetings that have ended ----
 
     def _keep_outcome(self, name: MeetingName, purpose: str, reply: Reply) -> None:
-        num_bytes = sum(a.nbytes for a in reply.arrays) + len(msgpack.packb(reply.body))
+        num_bytes = _num_bytes(reply.body, reply.arrays)
+        self._held.note(("outcome", name), num_bytes + len(name.path))
         self._outcomes[name] = Outcome(purpose, reply, num_bytes)
         self._num_bytes += num_bytes
         while (self._num_bytes > KEPT_BYTES_MAX or len(self._outcomes) > KEPT_MAX) and len(
@@ -211,14 +228,20 @@ class Meetings:
         older = itertools.islice(self._outcomes.items(), len(self._outcomes) - KEPT_MIN)
         oldest, _ = min(older, key=lambda item: (item[0].number >= current, -item[1].num_bytes))
         self._num_bytes -= self._outcomes.pop(oldest).num_bytes
+        self._held.free(("outcome", oldest))
+        self._held.note(("dropped", oldest), len(oldest.path))
         self._dropped[oldest] = None
         while len(self._dropped) > DROPPED_MAX:
-            del self._dropped[next(iter(self._dropped))]
+            self._forget(next(iter(self._dropped)))
+
+    def _forget(self, name: MeetingName) -> None:
+        del self._dropped[name]
+        self._held.free(("dropped", name))
 
     def forget_dropped(self, number: int) -> None:
         """Forget names of passes before this one, which no worker or successor enters any more."""
         for name in [name for name in self._dropped if name.number < number]:
-            del self._dropped[name]
+            self._forget(name)
 
     def attended(self, worker: int, number: int) -> list[str]:
         """Paths of the meetings of a pass that the worker, or a predecessor, has come to."""
@@ -244,7 +267,13 @@ class Meetings:
                 for (kind, shape), content in zip(forms, contents, strict=True)
             ]
             self._keep_outcome(MeetingName(number, path), purpose, Reply(body, arrays))
-        self._dropped |= {MeetingName(number, path): None for number, path in state["forgotten"]}
+        for number, path in state["forgotten"]:
+            self._held.note(("dropped", MeetingName(number, path)), len(path))
+            self._dropped[MeetingName(number, path)] = None
+
+
+def _num_bytes(body: Any, arrays: Sequence[Array]) -> int:
+    return sum(array.nbytes for array in arrays) + len(msgpack.packb(body))
 
 
 def _dropped_error(name: MeetingName, purpose: str) -> ResourceExhausted:

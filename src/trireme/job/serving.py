@@ -93,7 +93,7 @@ def serve(
             stack.enter_context(Endpoint(metrics, registry, health))
         limits = limits or ServerLimits()
         state, attendance = ServerState(start_pool(threads), limits.capacity), Attendance()
-        coordinator = Coordinator()
+        coordinator = Coordinator(held=state.held)
         if durability is not None and durability.folder is not None:
             health.hinder(STARTING, f"recovering what {durability.folder} holds")
         # Recovered before it listens: until then workers say that nobody does, and try again.

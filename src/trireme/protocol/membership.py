@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.protocol.wire import need, need_list
+from trireme.protocol.wire import STREAMS_MAX, need, need_list
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,12 @@ class PassMembers:
     def from_wire(body: Mapping[str, Any]) -> PassMembers:
         """Raises BadRequest."""
         staged = need({"staged": True, **body}, "staged", bool)
-        members = members_from_wire(need_list(body, "members", list))
+        members = members_from_wire(need_list(body, "members", list, STREAMS_MAX))
+        if members and not 0 <= min(members) <= max(members) < STREAMS_MAX:
+            raise BadRequest(
+                f"ps.group: expected members from 0 to {STREAMS_MAX - 1}, found"
+                f" {min(members)} to {max(members)}"
+            )
         return PassMembers(need(body, "version", int), members, staged)
 
 

@@ -49,6 +49,11 @@ class BucketMap:
             return self
         return BucketMap(self.version + 1, self.servers, self.buckets, blocks)
 
+    @property
+    def num_bytes(self) -> int:
+        """About what a process needs to hold it."""
+        return self.buckets.nbytes + sum(map(len, self.blocks)) + 256 * len(self.blocks)
+
     def to_wire(self) -> dict[str, Any]:
         return {
             "version": self.version,

@@ -58,6 +58,17 @@ def _is_int64(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
+def need_name(body: Any, field: str, length_max: int) -> str:
+    """body[field], a text of at most so many characters. Raises BadRequest."""
+    name = need(body, field, str)
+    if len(name) > length_max:
+        raise BadRequest(
+            f"message: expected field {field!r} of at most {length_max} characters,"
+            f" found {name[:length_max]!r} of {len(name)}"
+        )
+    return name
+
+
 def need_time(body: Any) -> int:
     """body["time"], data time in seconds; 0, the default: none. Raises BadRequest."""
     time = need({"time": 0, **body}, "time", int)
@@ -164,6 +175,18 @@ class Push:
     @property
     def id(self) -> tuple[int, int]:
         return (self.stream, self.sequence)
+
+    @property
+    def num_bytes(self) -> int:
+        """About what a process needs to hold it: its arrays, and its texts and numbers."""
+        num_bytes = 1024 * len(self.tables)
+        for part in self.tables:
+            num_bytes += part.keys.nbytes + part.gradients.nbytes
+            num_bytes += sum(column.nbytes for column in part.columns.values())
+        if self.blocks is not None:
+            texts = len(repr(self.blocks.groups)) + sum(map(len, self.blocks.absent))
+            num_bytes += self.blocks.gradients.nbytes + texts + 64 * len(self.blocks.absent)
+        return num_bytes
 
     def to_wire(self) -> tuple[dict[str, Any], list[Array]]:
         arrays: list[Array] = []

@@ -9,6 +9,7 @@ from trireme.rpc.auth import (
     read_keys,
     write_keys,
 )
+from trireme.rpc.held_bytes import HeldBytes
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import (
     Call,
@@ -31,6 +32,7 @@ __all__ = [
     "Deferred",
     "Ended",
     "Handler",
+    "HeldBytes",
     "KeyPair",
     "Limits",
     "Reply",

@@ -1,6 +1,6 @@
 """The requests that read and change a server's state: decode, have it done, answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -106,18 +106,38 @@ class RequestHandlers:
             state.staging.declare(stream, staged)
             return state.staging.when_applied(stream, staged, waiter)
 
-        return self._answer_when(is_ready, answer, lambda: self._describe_wait(stream, pace))
+        waits = ("pull", stream, 0 if pace is None else pace.step)
+        num_bytes = sum(array.nbytes for array in request.arrays)
+        return self._answer_when(
+            is_ready, answer, lambda: self._describe_wait(stream, pace), waits, num_bytes
+        )
 
     def _answer_when(
         self,
         is_ready: Callable[[Callable[[], None]], bool],
         answer: Callable[[], Reply],
         describe: Callable[[], str],
+        waits: Hashable,
+        num_bytes: int,
     ) -> Reply | Deferred:
-        """Answer now if `is_ready`, else when it calls the waiter that it was given."""
-        journal, deferred = self._state.journal, Deferred(describe=describe)
+        """Answer now if `is_ready`, else when it calls the waiter that it was given. waits: names
+        the wait; another one of this name replaces it. num_bytes: what it holds, even if its
+        client has gone.
+        """
+        journal, held = self._state.journal, self._state.held
+        deferred = Deferred(describe=describe)
+
+        def wake() -> None:
+            held.free(waits)
+            journal.answer_when_kept(deferred, answer)
+
         with journal.pushing(), self._state.lock:
-            if not is_ready(lambda: journal.answer_when_kept(deferred, answer)):
+            if not is_ready(wake):
+                try:
+                    held.hold(waits, num_bytes)
+                except ResourceExhausted:
+                    is_ready(_nobody)  # it holds nothing
+                    raise
                 return deferred
         return journal.answered(answer())
 
@@ -176,7 +196,10 @@ class RequestHandlers:
             state.staging.declare(stream, step)
             return state.staging.when_complete(stream, step, waiter)
 
-        return self._answer_when(is_ready, answer, lambda: self._describe_wait(stream, None))
+        waits = ("norm", stream)
+        return self._answer_when(
+            is_ready, answer, lambda: self._describe_wait(stream, None), waits, 0
+        )
 
     def _describe_wait(self, stream: int, pace: Pace | None) -> str:
         with self._state.lock:
@@ -218,3 +241,7 @@ class RequestHandlers:
             counters = table.rows.counters
             tables[name] = {kind: counters[kind] for kind in KEY_COUNTERS}
         return Reply({"tables": tables})
+
+
+def _nobody() -> None:
+    """Waits for nothing."""

@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.routing import NUM_BUCKETS
 from trireme.rpc import Limits
 
 if TYPE_CHECKING:
     from trireme.server.block_store import BlockStore  # which loads torch
+
+MARKS_BYTES = 8 * NUM_BUCKETS
+"""Of the marks of one stream in one table."""
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -38,6 +42,8 @@ class CapacityLimits:
     """Dense blocks."""
     block_bytes_max: int | None = None
     """Bytes of the weights of all dense blocks, without the optimizers' state."""
+    held_bytes_max: int | None = None
+    """Bytes that peers make the server hold beyond rows, blocks and requests (`rpc.HeldBytes`)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -51,10 +57,13 @@ class CapacityLimits:
         sketch_bytes = (admission or {}).get("sketch_bytes") or 0
         _check("sketch_bytes_max", sketch_bytes, self.sketch_bytes_max)
 
-    def check_rows(self, rows: Iterable[_core.Table]) -> None:
-        """Raises ResourceExhausted if all rows together exceed the limit."""
+    def check_rows(self, rows: Iterable[_core.Table], num_marks: int = 0) -> None:
+        """Raises ResourceExhausted if all rows together exceed the limit. num_marks: streams that
+        tables have no marks of yet, summed over tables.
+        """
         if self.table_bytes_max is not None:
-            _check("table_bytes_max", sum(table.bytes for table in rows), self.table_bytes_max)
+            num_bytes = sum(table.bytes for table in rows) + num_marks * MARKS_BYTES
+            _check("table_bytes_max", num_bytes, self.table_bytes_max)
 
     def check_blocks(self, blocks: BlockStore, specs: Iterable[BlockSpec]) -> None:
         """Raises ResourceExhausted if the new ones among these blocks exceed a limit."""

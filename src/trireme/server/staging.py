@@ -19,7 +19,8 @@ from typing import Any
 from trireme.errors import BadRequest
 from trireme.protocol.clipping import NormReply
 from trireme.protocol.membership import Member, Members, Stop, members_from_wire, members_to_wire
-from trireme.protocol.wire import Push
+from trireme.protocol.wire import STREAMS_MAX, Push
+from trireme.rpc import HeldBytes
 
 Waiter = Callable[[], None]
 
@@ -31,16 +32,19 @@ class Staging:
     stop: the step after which all stop in the running pass, once it is applied.
     apply: applies the pushes of a step, given its norm if it is clipped by norm.
     square_sum: the exact sum of squares of a step's gradient here; None: not finite.
+    held: counts the staged pushes.
     """
 
     def __init__(
         self,
         apply: Callable[[list[Push], float | None], None],
         square_sum: Callable[[list[Push]], int | None],
+        held: HeldBytes | None = None,
     ) -> None:
         self.applied = 0
         self.stop: Stop | None = None
         self._apply, self._square_sum = apply, square_sum
+        self._held = held or HeldBytes()
         self._norm: float | None = None  # of the last step applied
         self._norms: dict[int, float] = {}  # of later steps
         self._sums: dict[int, int | None] = {}
@@ -99,17 +103,28 @@ class Staging:
         for other in {other.stream: other for other in firsts}.values():
             _check_same_rates(push, other)
 
+    def admit(self, push: Push) -> None:
+        """Check a push that `stage` will hold next, and take its bytes. Raises as `check`, and
+        ResourceExhausted.
+        """
+        self.check(push)
+        if self._is_new(push):
+            self._held.hold(("push", push.stream), push.num_bytes)
+
     def stage(self, push: Push) -> None:
         """Hold a push. Staging it again, or after its step has been applied, changes nothing."""
         self.check(push)
-        if push.step <= self.applied:
-            return
-        staged = self._staged.setdefault(push.step, {})
-        held = staged.get(push.stream)
-        if held is None or push.map_version > held.map_version:  # re-sent after buckets moved here
-            staged[push.stream] = push
+        if self._is_new(push):
+            self._staged.setdefault(push.step, {})[push.stream] = push
+            self._held.note(("push", push.stream), push.num_bytes)
             for what in _agreed(push):
                 self._first.setdefault(what, push)
+
+    def _is_new(self, push: Push) -> bool:
+        """Whether it is to be held: not applied and not staged, or re-sent after buckets moved."""
+        before = self._staged.get(push.step, {}).get(push.stream)
+        is_newer = before is None or push.map_version > before.map_version
+        return push.step > self.applied and is_newer
 
     def declare(self, stream: int, step: int) -> None:
         """`stream` has staged its pushes up to `step` on every server."""
@@ -119,6 +134,8 @@ class Staging:
             raise BadRequest(
                 f"pull: stream {stream} says that step {step} is staged, it is not here"
             )
+        if not 0 <= stream < STREAMS_MAX:
+            raise BadRequest(f"pull: expected 0 <= stream < {STREAMS_MAX}, found {stream}")
         self._declared[stream] = max(self._declared.get(stream, 0), step)
         if step > self.applied:
             self._undeclared.discard(stream)
@@ -212,7 +229,8 @@ class Staging:
         """Note that the next step is over."""
         if reasons := [push.stops for push in self.pushes_of(step) if push.stops]:
             self.stop = Stop(step, reasons[0])
-        del self._staged[step]
+        for stream in self._staged.pop(step).keys() | self._expected:
+            self._held.free(("push", stream))
         self._norms.pop(step, None)
         self._sums.pop(step, None)
         self.applied, self._norm = step, norm

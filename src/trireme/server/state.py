@@ -13,7 +13,7 @@ core.
 
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock, RLock
 from typing import Any
 
@@ -25,7 +25,7 @@ from trireme.protocol.membership import PassMembers
 from trireme.protocol.routing import BucketMap, Floats, Keys
 from trireme.protocol.wire import DIFFERENCE, Push, need, need_time
 from trireme.rows.core_table import make_core_table
-from trireme.rpc import Request
+from trireme.rpc import HeldBytes, Request
 from trireme.server.assignment import Assignment, lost
 from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
@@ -46,19 +46,21 @@ class ServerState:
     A method that gets a request, or its body, records it as it arrived.
 
     journal: makes changes durable.
+    held: the budget of what peers make it hold.
     state_id: random name of the contents; a server that started without them has another one.
     """
 
     def __init__(self, pool: _core.Pool, limits: CapacityLimits | None = None) -> None:
         self.pool = pool
         self.limits = limits or CapacityLimits()
+        self.held = HeldBytes(self.limits.held_bytes_max)
         self.journal = Journal()
         self.state_id = uuid.uuid4().hex
         self.assignment = Assignment()
         self.tables = ServedTables()
         self.blocks = BlockStore()
         self.streams = Streams()
-        self.staging = Staging(self._apply_step, self._square_sum)
+        self.staging = Staging(self._apply_step, self._square_sum, self.held)
         self.pacing = Pacing()
         self.counts = Counts()
         self.lock = RLock()
@@ -85,6 +87,7 @@ class ServerState:
             if need(request.body, "state", str) not in ("", self.state_id):
                 raise lost()
             if self.assignment.is_newer(bucket_map):
+                self.held.hold("map", bucket_map.num_bytes)
                 self.journal.record(request.method, request.body)
                 self.assignment.adopt(job, bucket_map, index)
 
@@ -110,6 +113,7 @@ class ServerState:
             if schema.name in self.tables:
                 return
             self.limits.check_new_table(len(self.tables), schema.admission)
+            self.check_rows(len(self.streams.applied_ids()))
             rows = make_core_table(schema)
             self.journal.record("ps.create_table", {"schema": schema.to_wire()})
             self.tables.add(schema, rows, self.streams.applied_ids())
@@ -152,10 +156,12 @@ class ServerState:
             with self.lock:
                 stream = self.streams[push.stream]
             with stream.lock:
+                if not stream.last:
+                    self.check_rows(len(self.tables))
                 stream.admit(push)
                 if push.staged:
                     with self.lock:
-                        self.staging.check(push)
+                        self.staging.admit(push)
                 self.journal.record(request.method, request.body, request.arrays)
                 self.stage_or_apply(push)
             return self.streams.num_pushes
@@ -163,7 +169,7 @@ class ServerState:
     def _check_push(self, push: Push) -> None:
         """Check everything that could fail, so that applying the push cannot stop halfway."""
         bucket_map = self.assignment.map_of_version(push.map_version)
-        self.limits.check_rows(table.rows for table in list(self.tables.values()))
+        self.check_rows()
         for part in push.tables:
             self.table(part.table).check_push(part)
         if push.blocks is not None:
@@ -177,6 +183,13 @@ class ServerState:
             self.blocks.check_finite(block_ids, push.blocks.gradients)
             with self.blocks_lock:
                 self.blocks.check_groups(push.blocks.groups)
+
+    def check_rows(self, num_marks: int = 0, staged: Iterable[_core.Table] = ()) -> None:
+        """Raises ResourceExhausted as `CapacityLimits.check_rows`. staged: rows of an import or
+        load that are held beside those of the tables.
+        """
+        served = [table.rows for table in list(self.tables.values())]
+        self.limits.check_rows([*served, *staged], num_marks)
 
     def stage_or_apply(self, push: Push) -> None:
         """Stage or apply a push that has been checked and recorded."""

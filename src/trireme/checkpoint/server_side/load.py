@@ -116,6 +116,7 @@ class CheckpointLoad:
         for buckets, batch in read_checked_rows(self._storage, files, self._columns[name].schema):
             if name in self._staged:
                 self._restore(self._staged[name], name, files, buckets, batch)
+                self._server.check_rows(staged=list(self._staged.values()))
 
     def _check_blocks(self, blocks: BlockFile, progress: OperationProgress) -> None:
         check_file(self._storage, *blocks.file, progress.add)

@@ -77,7 +77,7 @@ class ImportHandlers:
         def stage(path: str) -> Iterator[int]:
             num_lines = 0
             for chunk in line_chunks(path, options):
-                self._check_room(staged)
+                self._check_room()
                 num_lines += (count := _stage_lines(chunk, text, stamp, staged, path, num_lines))
                 yield count
 
@@ -154,7 +154,7 @@ class ImportHandlers:
 
         where: the file. before: rows of the file before these; None: errors name the key instead.
         """
-        self._check_room(staged)
+        self._check_room()
         owned = np.flatnonzero(staged.wanted[buckets_of(columns["key"])])
         if len(owned) < len(columns["key"]):
             columns = {name: values[owned] for name, values in columns.items()}
@@ -168,9 +168,8 @@ class ImportHandlers:
             raise BadRequest(f"{where}: {error}") from error
         staged.put(columns["key"], classes, rows)
 
-    def _check_room(self, staged: StagedRows) -> None:
-        served = [table.rows for table in list(self._server.tables.values())]
-        self._server.limits.check_rows([*served, staged.rows])
+    def _check_room(self) -> None:
+        self._server.check_rows(staged=[one.rows for one in list(self._staged.values())])
 
     def _on_end(self, request: Request) -> None:
         staged = self._staged_rows(request)
