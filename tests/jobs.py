@@ -19,7 +19,7 @@ from trireme.job.connecting import connect
 from trireme.job.handlers import handlers_of
 from trireme.rpc import Server
 from trireme.server.attendance import Attendance
-from trireme.server.server_limits import ServerLimits
+from trireme.server.server_limits import ServerLimits, parse_limits
 from trireme.server.state import ServerState
 
 T = TypeVar("T")
@@ -58,8 +58,9 @@ class Job:
         results = job.run(3, train)     # train(cluster) in three worker threads
     """
 
-    def __init__(self, num_servers: int) -> None:
-        self.servers = [InProcessServer() for _ in range(num_servers)]
+    def __init__(self, num_servers: int, limits: str = "") -> None:
+        kept = parse_limits(limits)
+        self.servers = [InProcessServer(limits=kept) for _ in range(num_servers)]
         self._exit = ExitStack()
 
     @property

@@ -55,12 +55,14 @@ class Disk:
     it was at any moment since. A process that has died changes nothing any more: its calls fail.
 
     dies_in: the number of the change or sync at which the process dies; 0: it lives on.
+    renames_left: after so many renames it dies too; 0: it lives on. What is not synced between a
+        rename and the next sync is lost only then.
     fails_in: the number of the sync that fails; 0: none.
     """
 
     def __init__(self, folder: Path, random: Random, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.random = folder, random
-        self.dies_in = self.fails_in = 0
+        self.dies_in = self.renames_left = self.fails_in = 0
         self.is_off = False
         self._lock = threading.RLock()
         self._is_real = False  # the calls of the simulation itself
@@ -95,7 +97,8 @@ class Disk:
 
     def restart(self) -> None:
         """The next process begins."""
-        self.is_off, self.dies_in, self.fails_in = False, 0, 0
+        self.is_off = False
+        self.dies_in = self.renames_left = self.fails_in = 0
 
     # ---- the calls of the process ----
 
@@ -111,7 +114,11 @@ class Disk:
             if not self._is_inside(path, folder):
                 return real(path, *args, **options)
             with self._event():
-                return real(path, *args, **options)
+                result = real(path, *args, **options)
+                if real.__name__ in ("rename", "replace"):
+                    self.is_off = self.is_off or self.renames_left == 1
+                    self.renames_left = max(0, self.renames_left - 1)
+                return result
 
         return change
 

@@ -250,8 +250,10 @@ def run(disk: Disk, random: Random, share: float) -> None:
         patch.setattr(Document, "write", write)
         for has_faults in [True] * random.randint(1, 5) + [False]:
             disk.restart()
-            if has_faults and random.random() < 0.7:
+            if has_faults and random.random() < 0.6:
                 disk.dies_in = random.randint(1, 150)
+            elif has_faults and random.random() < 0.5:
+                disk.renames_left = random.randint(1, 8)
             if has_faults and random.random() < 0.1:
                 disk.fails_in = random.randint(1, 8)  # in recovery
             try:

@@ -60,6 +60,11 @@ def partial_path(path: Path, id: str) -> Path:
     return path.parent / f".{path.name}.{id}.partial"
 
 
+def is_partial(name: str) -> bool:
+    """Whether a folder of this name is being written or removed."""
+    return _PARTIAL.fullmatch(name) is not None
+
+
 def publish_folder(partial: Path, path: Path, *, syncs_files: bool) -> None:
     """Let a folder appear at `path`, durably. syncs_files: False: its files are durable already."""
     sync_tree(partial, files=syncs_files)
@@ -76,7 +81,9 @@ def locked_marker(folder: Path) -> int:
 
 def remove_partials(parent: Path) -> list[Path]:
     """Remove and log the folders that killed writers have left in this one."""
-    partials = [path for path in parent.glob(".*.partial") if _PARTIAL.fullmatch(path.name)]
+    partials = [path for path in parent.glob(".*.partial") if is_partial(path.name)]
+    if partials:  # one was whole until it was renamed, perhaps, and must not come back in part
+        sync_folder(parent)
     removed = [path for path in sorted(partials) if path.is_dir() and _remove_partial(path)]
     for path in removed:
         log.warning("removed %s, left behind by a process that was killed", path)

@@ -31,6 +31,7 @@ from trireme.errors import BadRequest, Corruption, TriremeError, writing
 from trireme.storage.atomic_folder import (
     ABANDONED_S,
     MARKER,
+    is_partial,
     locked_marker,
     partial_path,
     publish_folder,
@@ -76,20 +77,32 @@ def publish(draft: Draft, target: Storage, manifest: Mapping[str, Any]) -> None:
         _publish_remote(draft, target, manifest)
 
 
+def make_published_durable(target: Storage) -> None:
+    """Make a checkpoint durable that a process has published which was killed then. Raises
+    BadRequest: it cannot.
+    """
+    if isinstance(target, LocalStorage):
+        with writing(f"checkpoint: cannot make {target.name} durable"):
+            sync_folder(target.folder.parent)
+
+
 def remove_checkpoint(target: Storage) -> None:
-    """Remove a checkpoint. If the process is killed meanwhile, the rest is not a checkpoint."""
+    """Remove a checkpoint. If the process is killed meanwhile, the rest is not a checkpoint. Raises
+    BadRequest: it cannot be removed.
+    """
     if not isinstance(target, LocalStorage):
         target.remove(MANIFEST)
         target.remove("")
         return
-    marker = locked_marker(target.folder)
-    try:
-        partial = partial_path(target.folder, uuid.uuid4().hex)
-        target.folder.rename(partial)
-        sync_folder(partial.parent)
-        shutil.rmtree(partial)
-    finally:
-        os.close(marker)
+    with writing(f"checkpoint: cannot remove {target.name}"):
+        marker = locked_marker(target.folder)
+        try:
+            partial = partial_path(target.folder, uuid.uuid4().hex)
+            target.folder.rename(partial)
+            sync_folder(partial.parent)
+            shutil.rmtree(partial)
+        finally:
+            os.close(marker)
 
 
 def remove_abandoned(target: Storage) -> list[str]:
@@ -97,7 +110,8 @@ def remove_abandoned(target: Storage) -> list[str]:
     its parent folder; logs and returns their names.
     """
     if isinstance(target, LocalStorage):
-        return [str(path) for path in remove_partials(target.folder.parent)]
+        with writing(f"checkpoint: cannot remove what is left beside {target.name}"):
+            return [str(path) for path in remove_partials(target.folder.parent)]
     drafts = _unnamed(target)
     for draft in drafts:
         target.remove(draft)
@@ -226,6 +240,8 @@ def retain(newest: Storage, keep: int) -> list[str]:
     parent, own = newest.parent()
     manifests: dict[str, CheckpointManifest] = {}
     for name in parent.folders():
+        if is_partial(name):  # it may have a manifest already, or still
+            continue
         try:
             manifests[name] = read_manifest(parent.below(name))
         except (BadRequest, Corruption) as error:

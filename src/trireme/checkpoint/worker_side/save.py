@@ -11,7 +11,13 @@ from torch import Tensor
 
 from trireme.checkpoint.format.manifest import MANIFEST, CheckpointManifest
 from trireme.checkpoint.format.save_modes import check_hot, save_mode
-from trireme.checkpoint.worker_side.publication import Draft, open_draft, publish, retain
+from trireme.checkpoint.worker_side.publication import (
+    Draft,
+    make_published_durable,
+    open_draft,
+    publish,
+    retain,
+)
 from trireme.checkpoint.worker_side.server_operations import ServerOperations, Watch, retry
 from trireme.errors import BadRequest, Corruption
 from trireme.storage.checked_file import written
@@ -97,6 +103,7 @@ def finish_save(
     has been done already has no effect again.
     """
     target = open_storage(path, storage_options)
+    make_published_durable(target)
     _finish(client, target, manifest, ServerOperations(client, target, None), keep)
 
 

@@ -13,7 +13,6 @@ sees half a line.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from typing import Any
 from trireme.data.sources import filesystem
 from trireme.errors import Corruption, writing
 from trireme.storage.atomic_file import replace_file
+from trireme.storage.local import make_folder
 from trireme.train.checkpointing.fit_progress import figures_from_json, figures_to_json
 
 CHECKPOINTS, BASES, DELTAS = "donefile.txt", "base_donefile.txt", "patch_donefile.txt"
@@ -201,5 +201,5 @@ class DoneFiles:
                 files, path = filesystem(location, self._options)
                 files.pipe_file(path, text)
             else:
-                os.makedirs(self._folder, exist_ok=True)
+                make_folder(Path(location).absolute().parent)
                 replace_file(Path(location), text)
