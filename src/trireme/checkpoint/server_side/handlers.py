@@ -58,6 +58,7 @@ class CheckpointHandlers:
         action = actions.get(need(body, "action", str))
         if action is None:
             raise BadRequest(f"checkpoint.start: expected one of {sorted(actions)} as action")
+        self._server.check_settled()
         storage = self._storage(body)
         self._operations.start(
             need_name(body, "job", JOB_CHARS_MAX), lambda progress: action(storage, body, progress)
