@@ -19,8 +19,9 @@ from trireme.job.connecting import connect
 from trireme.job.handlers import handlers_of
 from trireme.rpc import Server
 from trireme.server.attendance import Attendance
-from trireme.server.server_limits import ServerLimits
+from trireme.server.server_limits import ServerLimits, parse_limits
 from trireme.server.state import ServerState
+from trireme.server.store_hosts import StoreHosts
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0
@@ -34,9 +35,10 @@ class InProcessServer:
         root: Path = Path("/"),
         listen: str = "127.0.0.1:0",
         limits: ServerLimits | None = None,
+        store_hosts: StoreHosts = None,
     ) -> None:
         limits = limits or ServerLimits()
-        self.state = ServerState(_core.Pool(2), limits.capacity)
+        self.state = ServerState(_core.Pool(2), limits.capacity, store_hosts)
         self.coordinator = Coordinator(held=self.state.held)
         self.attendance = Attendance()
         self.rpc = Server(
@@ -58,8 +60,9 @@ class Job:
         results = job.run(3, train)     # train(cluster) in three worker threads
     """
 
-    def __init__(self, num_servers: int) -> None:
-        self.servers = [InProcessServer() for _ in range(num_servers)]
+    def __init__(self, num_servers: int, limits: str = "") -> None:
+        kept = parse_limits(limits)
+        self.servers = [InProcessServer(limits=kept) for _ in range(num_servers)]
         self._exit = ExitStack()
 
     @property

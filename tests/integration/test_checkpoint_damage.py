@@ -18,7 +18,7 @@ import xxhash
 
 from tests.integration.test_checkpoint import assert_equal, batches, everything, make_trainer
 from tests.jobs import Job
-from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError
+from trireme.errors import BadRequest, Corruption, ResourceExhausted, SchemaMismatch, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.train import Trainer
 
@@ -220,14 +220,17 @@ def test_manifests_of_other_formats_are_refused(refused: Any) -> None:
 # ---- files that are well checksummed, and wrong ----
 
 
-def rewrite_rows(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
+def rewrite_rows(
+    change: Callable[[pa.Table], pa.Table], compression: str | None = None
+) -> Callable[[Path], None]:
     """Change the rows of a file, and let the manifest say so."""
 
     def damage(path: Path) -> None:
         file = path / f"{TABLE}.arrow"
         rows = pa.ipc.open_file(pa.BufferReader(file.read_bytes())).read_all()
         changed = [change(pa.Table.from_batches([batch])) for batch in rows.to_batches()]
-        with pa.ipc.new_file(file, changed[0].schema) as writer:
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with pa.ipc.new_file(file, changed[0].schema, options=options) as writer:
             for batch in changed:
                 writer.write_table(batch)
         data = file.read_bytes()
@@ -259,6 +262,26 @@ def test_rows_that_are_not_those_of_the_buckets_are_refused(refused: Any) -> Non
         rewrite_rows(lambda rows: with_keys(rows, rows["key"].to_numpy()[::-1].copy()))
     )
     assert "expected keys in the order of their buckets" in str(reversed_keys)
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compressed_rows_are_refused_before_they_are_read(refused: Any, compression: str) -> None:
+    error = refused(rewrite_rows(lambda rows: rows, compression))
+    assert isinstance(error, Corruption), error
+    assert f"{TABLE}.arrow: expected buffers as they are, found compressed ones" in str(error)
+
+
+def test_a_manifest_that_takes_more_than_a_server_may_hold_is_not_read(
+    saved: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "c"
+    shutil.copytree(saved, copy)
+    rewrite(put("extra", value={"x": [[]] * 400_000}))(copy)
+    with Job(1, "held_bytes_max=16MiB") as running, running.join(0, 1) as cluster:
+        trainer = make_trainer(cluster)
+        with pytest.raises(ResourceExhausted, match="held_bytes_max is 16777216"):
+            trainer.load(copy)
+        trainer.load(saved)
 
 
 def test_rows_of_a_class_that_cannot_be_are_refused(refused: Any) -> None:

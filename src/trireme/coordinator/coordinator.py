@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from trireme.coordinator.decisions import Decisions
 from trireme.coordinator.facts import Facts
 from trireme.coordinator.joining import Joining
 from trireme.coordinator.kept_state import KeptState, State
@@ -46,6 +47,7 @@ class Coordinator:
             self._workers, self._meetings, self._leases, self._joining, self._kept
         )
         self._saves = SaveVersions()
+        self._decisions = Decisions()
 
     def handlers(self) -> dict[str, Handler]:
         for_workers = {
@@ -63,6 +65,7 @@ class Coordinator:
         handlers: dict[str, Handler] = {
             "coord.join": self._joining.on_join,
             "coord.map": self.facts.on_map,
+            "coord.decide": self._decisions.on_decide,
             **{name: self._for_worker(handler) for name, handler in for_workers.items()},
             **self._saves.handlers(),
         }
@@ -124,6 +127,7 @@ class Coordinator:
             "shared": {"sharing": self._leases.state(), "given_up": sorted(self._workers.given_up)},
             "meetings": self._meetings.state(),
             "exports": self._saves.state(),
+            "imports": self._decisions.state(),
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
@@ -135,3 +139,4 @@ class Coordinator:
         self._passes.install(state)
         self._meetings.install(state["meetings"])
         self._saves.install(state["exports"])
+        self._decisions.install(state.get("imports", []))  # older files have none

@@ -18,7 +18,12 @@ def on_first_worker(
     """
     optimizer.flush()
     optimizer.cluster.client.coordinator.gather({}, [], purpose=name)
-    return let_first_worker(optimizer.cluster, name, act)
+
+    def settled() -> dict[str, Any]:
+        optimizer.cluster.client.servers.everywhere_current("import.settled", {})
+        return act()
+
+    return let_first_worker(optimizer.cluster, name, settled)
 
 
 def data_time(optimizer: DistributedOptimizer, time: int | None) -> int:

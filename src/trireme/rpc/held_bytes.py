@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 
 from trireme.errors import ResourceExhausted
 
@@ -29,6 +30,15 @@ class HeldBytes:
         held yet. Raises ResourceExhausted: there is no room for it.
         """
         self._set(what, num_bytes, is_new=True)
+
+    @contextmanager
+    def holding(self, what: Hashable, num_bytes: int) -> Iterator[None]:
+        """Hold so many bytes while the block runs. Raises ResourceExhausted."""
+        self.hold(what, num_bytes)
+        try:
+            yield
+        finally:
+            self.free(what)
 
     def note(self, what: Hashable, num_bytes: int) -> None:
         """As `hold`, for what is held already: made of other things, or recovered."""

@@ -85,6 +85,7 @@ class RequestHandlers:
         waits until no other stream is too far behind it.
         """
         state, body = self._state, request.body
+        state.check_settled()
         wanted = self._rows_wanted(request)
         with_blocks, time = need(body, "blocks", bool), need_time(body)
         bucket_map = state.assignment.map_of_version(need(body, "map", int))

@@ -19,7 +19,7 @@ from typing import Any
 
 from trireme import _core
 from trireme.dense.optimizers import GroupValues
-from trireme.errors import BadRequest, UnknownTable
+from trireme.errors import BadRequest, NotReady, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
 from trireme.protocol.routing import BucketMap, Floats, Keys
@@ -31,10 +31,12 @@ from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
 from trireme.server.journal import Journal
 from trireme.server.pacing import Pacing
+from trireme.server.prepared_import import FINISH, PreparedImport, filled_buckets
 from trireme.server.served_tables import ServedTable, ServedTables
 from trireme.server.server_limits import CapacityLimits
 from trireme.server.staging import Staging
 from trireme.server.step_gradient import StepGradient
+from trireme.server.store_hosts import StoreHosts
 from trireme.server.streams import Streams
 from trireme.table import TableSchema
 
@@ -46,13 +48,20 @@ class ServerState:
     A method that gets a request, or its body, records it as it arrived.
 
     journal: makes changes durable.
+    store_hosts: hosts of stores that peers may name.
     held: the budget of what peers make it hold.
     state_id: random name of the contents; a server that started without them has another one.
     """
 
-    def __init__(self, pool: _core.Pool, limits: CapacityLimits | None = None) -> None:
+    def __init__(
+        self,
+        pool: _core.Pool,
+        limits: CapacityLimits | None = None,
+        store_hosts: StoreHosts = None,
+    ) -> None:
         self.pool = pool
         self.limits = limits or CapacityLimits()
+        self.store_hosts = store_hosts
         self.held = HeldBytes(self.limits.held_bytes_max)
         self.journal = Journal()
         self.state_id = uuid.uuid4().hex
@@ -63,6 +72,7 @@ class ServerState:
         self.staging = Staging(self._apply_step, self._square_sum, self.held)
         self.pacing = Pacing()
         self.counts = Counts()
+        self.prepared: PreparedImport | None = None
         self.lock = RLock()
         self.blocks_lock = Lock()
 
@@ -118,8 +128,44 @@ class ServerState:
             self.journal.record("ps.create_table", {"schema": schema.to_wire()})
             self.tables.add(schema, rows, self.streams.applied_ids())
 
-    def replace_rows(self, name: str, rows: _core.Table) -> None:
-        """Replace the rows of a table by imported ones. No push may be running."""
+    def check_settled(self) -> None:
+        """Raises NotReady while an import is prepared: other servers may have its rows already.
+        Whoever is refused asks the coordinator, and brings the decision.
+        """
+        if self.prepared is not None:
+            error = NotReady(
+                f"server {self.assignment.index}: expected the decision about import"
+                f" {self.prepared.id}, which is prepared"
+            )
+            error.details = {"import": self.prepared.id}
+            raise error
+
+    def prepare_import(self, prepared: PreparedImport) -> None:
+        """Record the rows of an import; no table changes yet. Raises as `check_settled`."""
+        with self.journal.changing():
+            self.check_settled()
+            for record in prepared.records():
+                self.journal.record(*record)
+            self.prepared = prepared
+
+    def finish_import(self, id: str, *, commit: bool) -> None:
+        """Put the rows of a prepared import into the tables, or forget them. A repetition does
+        nothing. No push may be running.
+        """
+        with self.journal.changing_once():
+            if self.prepared is None or self.prepared.id != id:
+                return
+            self.journal.record(FINISH, {"id": id, "commit": commit})
+            for name, rows in self.prepared.rows.items() if commit else ():
+                if self.prepared.replace:
+                    self._replace_rows(name, rows)
+                    continue
+                for bucket, content in filled_buckets(rows):
+                    columns = (content.keys, content.classes, content.rows)
+                    self.table(name).rows.apply(bucket, *columns, content.keys[:0])
+            self.prepared = None
+
+    def _replace_rows(self, name: str, rows: _core.Table) -> None:
         with self.lock:
             self.tables.replace_rows(name, rows, self.streams.applied_ids())
             self.streams.note_contents(are_loaded=False)
@@ -152,6 +198,7 @@ class ServerState:
     def push(self, push: Push, request: Request) -> int:
         """Stage or apply a push; returns how many pushes and steps have been applied here."""
         with self.journal.pushing(), self.journal.in_order():
+            self.check_settled()
             self._check_push(push)
             with self.lock:
                 stream = self.streams[push.stream]

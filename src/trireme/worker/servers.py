@@ -91,6 +91,16 @@ class Servers:
         answer: dict[str, Any] = self._aside.call_all([call], self.timeout_s)[0].body
         return answer
 
+    def finish_import(self, id: str, *, commit: bool, timeout_s: float) -> bool:
+        """End an import on all servers as the coordinator has decided, or now decides by `commit`;
+        returns the decision.
+        """
+        ask = Call(self.endpoints[0], "coord.decide", {"id": id, "commit": commit}, [])
+        decision = bool(self.call_all([ask], self.timeout_s)[0].body["commit"])
+        body = {"id": id, "commit": decision}
+        self.everywhere("import.finish", body, timeout_s=timeout_s)
+        return decision
+
     # ---- bucket map ----
 
     def until_current(
@@ -111,6 +121,8 @@ class Servers:
                 self.adopt(reply[0].body["map"])
             except NotReady as not_ready:
                 error = not_ready
+                if (id := (not_ready.details or {}).get("import")) is not None:
+                    self.finish_import(str(id), commit=False, timeout_s=left_s)
             except DeadlineExceeded:
                 if error is None:
                     raise

@@ -27,6 +27,8 @@ from trireme.table import TableSchema
 FORMAT = 2
 MANIFEST = "manifest.json"
 MANIFEST_BYTES_MAX = 1 << 30
+MEMORY_PER_BYTE = 32
+"""Most bytes of memory that Python needs for a byte of JSON, such as one of "[],[],[]"."""
 
 _BYTES_MAX = 1 << 50
 _NUMBER_MAX = (1 << 63) - 1
@@ -261,18 +263,23 @@ def write_manifest(storage: Storage, manifest: Mapping[str, Any]) -> None:
     storage.put_new(MANIFEST, head + body + _TAIL)
 
 
-def read_manifest(storage: Storage) -> CheckpointManifest:
-    """Read the manifest of a checkpoint. Raises BadRequest: there is none. Corruption: it is
-    damaged, or of another format.
-    """
-    where = f"{storage.name}/{MANIFEST}"
-    size = storage.size(MANIFEST)
+def manifest_size(storage: Storage) -> int:
+    """Bytes of a manifest. Raises BadRequest: there is none. Corruption: it is too large."""
+    where, size = f"{storage.name}/{MANIFEST}", storage.size(MANIFEST)
     if size is None:
         raise BadRequest(f"checkpoint: expected {where}, found none: not a complete checkpoint")
     if size > MANIFEST_BYTES_MAX:
         raise Corruption(f"{where}: expected at most {MANIFEST_BYTES_MAX} bytes, found {size}")
+    return size
+
+
+def read_manifest(storage: Storage) -> CheckpointManifest:
+    """Read the manifest of a checkpoint. Raises BadRequest: there is none. Corruption: it is
+    damaged, or of another format.
+    """
+    where, size = f"{storage.name}/{MANIFEST}", manifest_size(storage)
     with storage.open(MANIFEST) as file:
-        data = b"".join(iter(lambda: file.read(1 << 20), b""))
+        data = file.read(size)
     return CheckpointManifest.from_json(_checked_body(data, where), where)
 
 

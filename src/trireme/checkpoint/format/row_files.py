@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trireme import _core
+from trireme.checkpoint.format.arrow_batches import batches_of
 from trireme.checkpoint.format.manifest import RowFiles
 from trireme.errors import Corruption, SchemaMismatch
 from trireme.protocol.routing import buckets_of
@@ -141,8 +142,8 @@ def read_rows(
     ):
         batches = _non_empty(rows, where)
         expected, num_rows = files.low, 0
-        for number in range(lines.num_record_batches):
-            buckets = _bucket_lines(lines.get_batch(number))
+        for line_batch in lines:
+            buckets = _bucket_lines(line_batch)
             count = int(buckets.num_rows.sum(dtype=np.int64))
             if not np.array_equal(
                 buckets.buckets, np.arange(expected, expected + len(buckets.buckets))
@@ -176,7 +177,8 @@ def read_checked_rows(
 
 
 @contextmanager
-def _reader(storage: Storage, path: str, schema: pa.Schema) -> Iterator[Any]:
+def _reader(storage: Storage, path: str, schema: pa.Schema) -> Iterator[Iterator[pa.RecordBatch]]:
+    """The batches of a file."""
     where = f"{storage.name}/{path}"
     try:
         with storage.open_arrow(path) as source, pa.ipc.open_file(source) as reader:
@@ -184,7 +186,7 @@ def _reader(storage: Storage, path: str, schema: pa.Schema) -> Iterator[Any]:
                 raise SchemaMismatch(
                     f"{where}: expected columns {_shown(schema)}, found {_shown(reader.schema)}"
                 )
-            yield reader
+            yield batches_of(source, reader, where)
     except FileNotFoundError as error:
         raise Corruption(f"checkpoint: expected file {where}, found none") from error
     except pa.ArrowInvalid as error:
@@ -195,9 +197,8 @@ def _shown(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
-def _non_empty(reader: Any, where: str) -> Iterator[pa.RecordBatch]:
-    for number in range(reader.num_record_batches):
-        batch = reader.get_batch(number)
+def _non_empty(batches: Iterator[pa.RecordBatch], where: str) -> Iterator[pa.RecordBatch]:
+    for number, batch in enumerate(batches):
         batch.validate()
         if any(column.null_count for column in batch.columns):
             raise Corruption(f"{where}: expected no nulls, found some in batch {number}")

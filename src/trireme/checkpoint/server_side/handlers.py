@@ -1,21 +1,29 @@
 """The methods of a server for checkpoints: operations are started, watched and stopped."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trireme.checkpoint.format.manifest import read_manifest
+from trireme.checkpoint.format.manifest import (
+    MEMORY_PER_BYTE,
+    CheckpointManifest,
+    manifest_size,
+    read_manifest,
+)
 from trireme.checkpoint.server_side.load import CheckpointLoad, LoadPlan
 from trireme.checkpoint.server_side.operations import OperationProgress, Operations
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave, count_bins
 from trireme.checkpoint.server_side.save import SavePlan, save_shard
 from trireme.checkpoint.server_side.settle import settle
 from trireme.errors import BadRequest, Corruption, writing
-from trireme.protocol.wire import need, need_list, need_version
+from trireme.protocol.wire import need, need_list, need_name, need_version
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import check_path, resolve_path
 from trireme.server.state import ServerState
 from trireme.storage.storage import Storage, checked_path, open_storage
+
+JOB_CHARS_MAX = 256
 
 Body = Mapping[str, Any]
 Result = dict[str, Any]
@@ -50,9 +58,10 @@ class CheckpointHandlers:
         action = actions.get(need(body, "action", str))
         if action is None:
             raise BadRequest(f"checkpoint.start: expected one of {sorted(actions)} as action")
+        self._server.check_settled()
         storage = self._storage(body)
         self._operations.start(
-            need(body, "job", str), lambda progress: action(storage, body, progress)
+            need_name(body, "job", JOB_CHARS_MAX), lambda progress: action(storage, body, progress)
         )
         return Reply()
 
@@ -63,13 +72,13 @@ class CheckpointHandlers:
         job = need(request.body, "job", str)
         self._operations.get(job).progress.stop()
         if self._checked is not None and self._checked[0] == job:
-            self._checked = None
+            self._keep(None)
         return Reply()
 
     def _storage(self, body: Body) -> Storage:
         path, options = check_path(need(body, "path", str)), need(body, "options", dict)
         storage = open_storage(path, options)
-        resolve_path(self._root, storage.name, options)
+        resolve_path(self._root, storage.name, options, self._server.store_hosts)
         return storage
 
     # ---- actions ----
@@ -89,21 +98,36 @@ class CheckpointHandlers:
             return save_shard(self._server, storage, plan, progress)
 
     def _check(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
-        self._checked = None  # first: frees its staged rows
-        manifest = read_manifest(storage)
-        if manifest.id != need(body, "id", str):
-            raise Corruption(
-                f"checkpoint {storage.name}: expected {body['id']}, found {manifest.id}: another"
-                " checkpoint is there now, or not all processes see the same storage"
-            )
-        load = CheckpointLoad(self._server, storage, manifest, _load_plan(body))
-        load.check(progress)
-        progress.add(0)  # raises if stopped: no load would follow
-        self._checked = (need(body, "job", str), load)
+        self._keep(None)  # first: frees its staged rows
+        with self._manifest(storage, body) as (manifest, num_bytes):
+            if manifest.id != need(body, "id", str):
+                raise Corruption(
+                    f"checkpoint {storage.name}: expected {body['id']}, found {manifest.id}:"
+                    " another checkpoint is there now, or not all processes see the same storage"
+                )
+            load = CheckpointLoad(self._server, storage, manifest, _load_plan(body))
+            load.check(progress)
+            progress.add(0)  # raises if stopped: no load would follow
+            self._keep((need(body, "job", str), load), num_bytes)
         return {}
 
+    def _keep(self, checked: tuple[str, CheckpointLoad] | None, num_bytes: int = 0) -> None:
+        """Keep a load that was checked until it is installed. num_bytes: of its manifest."""
+        self._checked = checked
+        self._server.held.note("a load that was checked", num_bytes)
+
+    @contextmanager
+    def _manifest(self, storage: Storage, body: Body) -> Iterator[tuple[CheckpointManifest, int]]:
+        """The manifest, and the bytes that it may take, which are held meanwhile. Raises
+        ResourceExhausted before it is read.
+        """
+        num_bytes = MEMORY_PER_BYTE * manifest_size(storage)
+        with self._server.held.holding(("manifest", body["job"]), num_bytes):
+            yield read_manifest(storage), num_bytes
+
     def _load(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
-        checked, self._checked = self._checked, None
+        checked = self._checked
+        self._keep(None)
         expected = (need(body, "id", str), _load_plan(body))
         if checked is None or (checked[1].manifest.id, checked[1].plan) != expected:
             raise BadRequest(
@@ -115,8 +139,8 @@ class CheckpointHandlers:
         return {}
 
     def _settle(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
-        manifest = read_manifest(storage)
-        settle(self._server, storage, manifest, progress)
+        with self._manifest(storage, body) as (manifest, _):
+            settle(self._server, storage, manifest, progress)
         self._server.counts.note_checkpoint(manifest.mode)
         self._server.forget_removed(need_version(body, "forget"))
         self._server.journal.wait_kept()

@@ -120,8 +120,10 @@ class CheckpointLoad:
 
     def _check_blocks(self, blocks: BlockFile, progress: OperationProgress) -> None:
         check_file(self._storage, *blocks.file, progress.add)
-        for _ in read_blocks(self._storage, blocks, self._sources):
-            pass
+        num_bytes = 2 * blocks.file.num_bytes  # read whole, and its tensors
+        with self._server.held.holding(("blocks", self._where, blocks.file.path), num_bytes):
+            for _ in read_blocks(self._storage, blocks, self._sources):
+                pass
 
     # ---- changing ----
 

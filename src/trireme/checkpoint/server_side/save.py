@@ -131,34 +131,47 @@ _SavedBlock = tuple[BlockSpec, Mapping[str, Tensor], Mapping[int, int]]
 
 
 def _save_blocks(server: ServerState, storage: Storage, prefix: str) -> list[dict[str, Any]]:
-    """Write all blocks of this server, of one moment; returns their files for the manifest. A
-    block of which parts have seen different pushes is saved as several blocks.
+    """Write all blocks of this server; returns their files for the manifest. Each block is as of
+    one moment, with the marks of that moment, and copied when its file is written: the copies of a
+    file are all that a save takes. A block of which parts have seen different pushes is saved as
+    several blocks.
     """
-    with server.blocks_lock:
-        blocks: list[_SavedBlock] = [
-            (replace(spec, start=part.start, size=part.size), part.tensors, part.marks)
-            for spec in server.blocks.specs()
-            for part in server.blocks.slices_of(spec.id)
-        ]
     files = []
-    for number, group in enumerate(_file_groups(blocks)):
-        tensors = {
-            f"{spec.id}/{name}": tensor
-            for spec, block_tensors, _ in group
-            for name, tensor in block_tensors.items()
-        }
+    for number, group in enumerate(_file_groups(_blocks_to_save(server))):
         path = f"{prefix}blocks/server-{server.assignment.index}-{number}.safetensors"
-        with written(storage, path) as (file, entry):
-            write_tensors(file, tensors)
-        specs = [
-            {"spec": spec.to_wire(), "marks": [list(pair) for pair in sorted(marks.items())]}
-            for spec, _, marks in group
-        ]
-        files.append({"file": dict(entry), "blocks": specs})
+        files.append(_write_blocks(storage, path, group))
+        group.clear()  # frees them before those of the next file are copied
     return files
 
 
-def _file_groups(blocks: list[_SavedBlock]) -> Iterator[list[_SavedBlock]]:
+def _write_blocks(storage: Storage, path: str, group: list[_SavedBlock]) -> dict[str, Any]:
+    """Write a file of blocks; returns it as the manifest has it."""
+    tensors = {
+        f"{spec.id}/{name}": tensor
+        for spec, block_tensors, _ in group
+        for name, tensor in block_tensors.items()
+    }
+    with written(storage, path) as (file, entry):
+        write_tensors(file, tensors)
+    specs = [
+        {"spec": spec.to_wire(), "marks": [list(pair) for pair in sorted(marks.items())]}
+        for spec, _, marks in group
+    ]
+    return {"file": dict(entry), "blocks": specs}
+
+
+def _blocks_to_save(server: ServerState) -> Iterator[_SavedBlock]:
+    """Copies of the blocks, one after the other. Pushes run between two of them."""
+    with server.blocks_lock:
+        specs = server.blocks.specs()
+    for spec in specs:
+        with server.blocks_lock:
+            parts = server.blocks.slices_of(spec.id)
+        for part in parts:
+            yield replace(spec, start=part.start, size=part.size), part.tensors, part.marks
+
+
+def _file_groups(blocks: Iterator[_SavedBlock]) -> Iterator[list[_SavedBlock]]:
     """The blocks of each file."""
     group: list[_SavedBlock] = []
     num_bytes = 0

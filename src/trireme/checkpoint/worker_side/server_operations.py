@@ -49,7 +49,9 @@ class ServerOperations:
         name = uuid.uuid4().hex
         message = {**self._body, **body, "action": action, "job": name}
         try:
-            self._everywhere("checkpoint.start", message)
+            self._client.servers.until_current(
+                "checkpoint.start", lambda _: self._everywhere("checkpoint.start", message)
+            )
             return self._wait(name)
         except BaseException:
             self._stop(name)

@@ -33,12 +33,13 @@ def _export(server: ServerState) -> Reply:
 
 
 def _import(server: ServerState, blocks: dict[str, dict[str, torch.Tensor]]) -> None:
-    with server.journal.replacing(), server.blocks_lock:
-        store, states = server.blocks, dict[str, dict[str, torch.Tensor]]()
+    store, states = server.blocks, dict[str, dict[str, torch.Tensor]]()
+    with server.blocks_lock:
         for block_id, tensors in blocks.items():
             if block_id not in store:
                 raise BadRequest(f"import.blocks: no block {block_id!r} on this server")
             states[block_id] = store.state_with(block_id, tensors)
+    with server.journal.replacing(), server.blocks_lock:
         for block_id, state in states.items():
             store.restore(block_id, [BlockSlice(0, state, store.marks_of(block_id))])
 

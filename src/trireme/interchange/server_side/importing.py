@@ -3,10 +3,15 @@
     import.begin   rows for a table follow; an unfinished import into it is discarded
     import.fleet   read files of Fleet's text        import.parquet   read Parquet files
     import.rows    take rows of a message
-    import.end     put the rows into the table, replacing all rows or those of the same keys; or
-                   discard them
+    import.discard forget the rows of a table
+    import.prepare record the rows of all tables of the import; from now on the server needs the
+                   coordinator's decision, and is not ready for other calls before it
+    import.finish  put the rows into the tables, replacing all rows or those of the same keys; or
+                   forget them
+    import.settled not ready while an import is prepared
 
-The table does not change before import.end, so an import happens completely or not at all.
+No table changes before the coordinator has decided, when all servers are prepared, so an import
+happens completely or not at all.
 """
 
 import re
@@ -26,8 +31,9 @@ from trireme.interchange.formats.parquet import batches
 from trireme.interchange.server_side.staged_rows import StagedRows
 from trireme.protocol.routing import buckets_of
 from trireme.protocol.wire import Array, Arrays, need, need_list
-from trireme.rpc import Handler, Reply, Request
+from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
+from trireme.server.prepared_import import PreparedImport
 from trireme.server.state import ServerState
 
 
@@ -44,10 +50,14 @@ class ImportHandlers:
             "import.fleet": self._on_fleet,
             "import.parquet": self._on_parquet,
             "import.rows": self._on_rows,
-            "import.end": self._on_end,
+            "import.discard": self._on_discard,
+            "import.prepare": self._on_prepare,
+            "import.finish": self._on_finish,
+            "import.settled": lambda _: self._server.check_settled(),
         }
 
     def _on_begin(self, request: Request) -> None:
+        self._server.check_settled()
         name = need(request.body, "table", str)
         self._staged[name] = StagedRows.of(self._server, self._server.table(name))
 
@@ -66,7 +76,8 @@ class ImportHandlers:
     def _files(self, request: Request) -> list[str]:
         options = need(request.body, "storage_options", dict)
         files = need_list(request.body, "files", str)
-        return [resolve_path(self._root, path, options) for path in files]
+        hosts = self._server.store_hosts
+        return [resolve_path(self._root, path, options, hosts) for path in files]
 
     def _on_fleet(self, request: Request) -> Reply:
         staged, stamp = self._staged_rows(request), self._stamp(request)
@@ -171,18 +182,25 @@ class ImportHandlers:
     def _check_room(self) -> None:
         self._server.check_rows(staged=[one.rows for one in list(self._staged.values())])
 
-    def _on_end(self, request: Request) -> None:
-        staged = self._staged_rows(request)
-        name = need(request.body, "table", str)
-        del self._staged[name]
-        if not need(request.body, "commit", bool):
-            return
-        replace = need(request.body, "replace", bool)
-        with self._server.journal.replacing():
-            if replace:
-                self._server.replace_rows(name, staged.rows)
-            else:
-                staged.merge_into(self._server.table(name))
+    def _on_discard(self, request: Request) -> None:
+        self._staged.pop(need(request.body, "table", str), None)
+
+    def _on_prepare(self, request: Request) -> Reply | Deferred:
+        server, id = self._server, need(request.body, "id", str)
+        if server.prepared is None or server.prepared.id != id:  # else by an earlier call
+            names = need_list(request.body, "tables", str)
+            if missing := [name for name in names if name not in self._staged]:
+                raise BadRequest(f"import: expected rows of tables {missing}, found none")
+            rows = {name: self._staged[name].rows for name in names}
+            server.prepare_import(PreparedImport(id, need(request.body, "replace", bool), rows))
+            for name in names:
+                del self._staged[name]
+        return server.journal.answered(Reply())
+
+    def _on_finish(self, request: Request) -> Reply | Deferred:
+        id, commit = need(request.body, "id", str), need(request.body, "commit", bool)
+        self._server.finish_import(id, commit=commit)
+        return self._server.journal.answered(Reply())
 
 
 def _stage_lines(

@@ -81,10 +81,3 @@ class StagedRows:
                 self.rows.apply(int(buckets[low]), keys[one], classes[one], rows[one], NO_KEYS)
         except BadRequest as error:
             raise DataError(f"import of table {self.schema.name!r}: {error}") from error
-
-    def merge_into(self, table: ServedTable) -> None:
-        """Put all rows into the served table, where they replace rows of the same keys."""
-        for bucket in np.flatnonzero(self.wanted).tolist():
-            content = self.rows.snapshot(bucket)
-            if len(content.keys):
-                table.rows.apply(bucket, content.keys, content.classes, content.rows, NO_KEYS)

@@ -1,6 +1,7 @@
 """Requests that have every server read rows, and put them into its tables."""
 
 import logging
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trireme import _core
-from trireme.errors import BadRequest, Corruption, DataError, TriremeError
+from trireme.errors import BadRequest, Corruption, DataError, TriremeError, Unavailable
 from trireme.interchange.formats.named_columns import checked
 from trireme.protocol.routing import Split
 from trireme.protocol.wire import Array
@@ -33,21 +34,25 @@ def importing(client: WorkerClient, tables: Sequence[str], *, replace: bool) -> 
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     """
     for table in tables:
-        client.servers.everywhere("import.begin", {"table": table}, timeout_s=TIMEOUT_S)
+        client.servers.everywhere_current("import.begin", {"table": table})
+    id = uuid.uuid4().hex
     try:
         yield
+        body = {"id": id, "tables": list(tables), "replace": replace}
+        client.servers.everywhere("import.prepare", body, timeout_s=TIMEOUT_S)
     except BaseException:
-        for table in tables:
-            body = {"table": table, "commit": False, "replace": False}
-            try:
-                client.servers.everywhere("import.end", body)
-            except TriremeError as error:  # the next import discards unfinished rows too
-                message = "import: the servers keep unfinished rows of table %r: %s"
-                log.warning(message, table, error)
+        try:
+            for table in tables:
+                client.servers.everywhere("import.discard", {"table": table})
+            client.servers.finish_import(id, commit=False, timeout_s=client.timeout_s)
+        except TriremeError as error:  # the next import, pull or push does it
+            log.warning("import: the servers keep unfinished rows of %s: %s", tables, error)
         raise
-    for table in tables:
-        body = {"table": table, "commit": True, "replace": replace}
-        client.servers.everywhere("import.end", body, timeout_s=TIMEOUT_S)
+    if not client.servers.finish_import(id, commit=True, timeout_s=TIMEOUT_S):
+        raise Unavailable(
+            f"import into {list(tables)}: another worker has pulled or pushed meanwhile, and ended"
+            " it before it was decided; nothing was imported, import again"
+        )
 
 
 def read_files(

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from trireme.checkpoint.server_side.operations import OperationProgress
-from trireme.errors import TriremeError
+from trireme.errors import ResourceExhausted, TriremeError
 from trireme.rpc import Deferred, Reply
 from trireme.rpc.frames import Array
 from trireme.server.attendance import Attendance
@@ -27,7 +27,9 @@ class DurableJournal(Journal):
 
     Locks, in this order: `_writing` (held while a snapshot is written), `_changes` (pushes share
     it), `_order` (held by one push at a time), then the server's. A snapshot is due when the log
-    has grown by `log_bytes`, or by the size of the last snapshot if that is larger.
+    has grown by `log_bytes`, or by the size of the last snapshot if that is larger. After a change
+    within `replacing` that failed, memory has what the folder lacks: nothing is recorded and no
+    snapshot is made until another one succeeds.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class DurableJournal(Journal):
         self._begun = (0, time.monotonic())  # of the last snapshot: bytes of the log, and when
         self._stopping = OperationProgress()
         self._is_closing = False
+        self._unkept: TriremeError | None = None
         self._due = threading.Event()
         self._writer = threading.Thread(target=self._write, name="trireme-snapshot", daemon=True)
         self._writer.start()
@@ -74,10 +77,20 @@ class DurableJournal(Journal):
     @contextmanager
     def replacing(self) -> Iterator[None]:
         with self._writing:
-            yield
-            self._snapshot()
+            self._unkept = None  # what replaces the rest may be kept
+            try:
+                yield
+                self._snapshot()
+            except BaseException as error:
+                self._unkept = ResourceExhausted(
+                    f"log: {self.where} holds what the server had before a load that was not kept:"
+                    f" {error}; load again, or start the server again"
+                )
+                raise
 
     def record(self, method: str, body: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
+        if self._unkept is not None:
+            raise self._unkept
         self._log.append((method, body, arrays))
         if self._log.num_bytes >= self._next_at:
             self._due.set()
@@ -110,7 +123,7 @@ class DurableJournal(Journal):
                 return
             self._due.clear()
             with self._writing:
-                if self._log.num_bytes < self._next_at:
+                if self._log.num_bytes < self._next_at or self._unkept is not None:
                     continue
                 try:
                     self._snapshot()

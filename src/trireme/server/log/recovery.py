@@ -72,6 +72,8 @@ class Recovery:
             begins = self._folder.snapshot(number) if number == snapshot else None
             self._replay(segments[number], begins, is_last=number == numbers[-1])
             self.next_number = number + 1
+        if self._server.prepared is not None and not self._server.prepared.is_whole:
+            self._server.prepared = None  # killed, or its disk full, while it was recorded
         for path, at in sorted({*self._skips} - self.skipped):
             log.warning(
                 "log: %s has no record %s:%d that fails: --skip_records leaves out nothing for it",

@@ -11,9 +11,11 @@ from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Array, Push
+from trireme.rows.core_table import make_core_table
 from trireme.rpc import Request
 from trireme.server.attendance import Attendance
 from trireme.server.log.segment import Record
+from trireme.server.prepared_import import FINISH, PREPARE, PREPARED, ROWS, PreparedImport
 from trireme.server.requests import RequestHandlers
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
@@ -42,6 +44,8 @@ def state_records(server: ServerState, attendance: Attendance) -> Iterator[Recor
     yield STATE, {"shard": state, "attendance": attendance.gone()}, ()
     for push in server.staging.staged():
         yield "ps.push", *push.to_wire()
+    if server.prepared is not None:
+        yield from server.prepared.records()
 
 
 def install_state(server: ServerState, attendance: Attendance, body: Mapping[str, Any]) -> None:
@@ -87,6 +91,8 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         attendance.take_back(body["worker"])
     elif method == "policy.shrink":
         server.shrink(body)
+    elif method in (PREPARE, ROWS, PREPARED, FINISH):
+        _replay_import(server, method, body, arrays)
     elif method != STATE:  # that of a snapshot that was not finished
         _replay_control(server, method, body, arrays)
 
@@ -106,6 +112,23 @@ def leave_out(server: ServerState, record: Record) -> None:
             return
         if not push.staged:
             server.pass_over([push])
+
+
+def _replay_import(
+    server: ServerState, method: str, body: dict[str, Any], arrays: Sequence[Array]
+) -> None:
+    prepared = server.prepared
+    if method == PREPARE:
+        rows = {name: make_core_table(server.table(name).schema) for name in body["tables"]}
+        server.prepared = PreparedImport(body["id"], body["replace"], rows, is_whole=False)
+    elif method == FINISH:
+        server.finish_import(body["id"], commit=body["commit"])
+    elif prepared is None or prepared.id != body["id"]:
+        raise BadRequest(f"expected {PREPARE} of import {body['id']} before its {method}")
+    elif method == ROWS:
+        prepared.add(body, arrays)
+    else:
+        prepared.is_whole = True
 
 
 def _replay_control(

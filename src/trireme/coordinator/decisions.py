@@ -1,0 +1,31 @@
+"""Whether imports that all servers have prepared take place: the first that asks decides."""
+
+from collections.abc import Iterable
+
+from trireme.protocol.wire import need
+from trireme.rpc import Reply, Request
+
+KEPT_MAX = 256
+
+
+class Decisions:
+    """The newest decisions, by id. A server prepares an import when it has ended the one before, so
+    older ones are of no use.
+    """
+
+    def __init__(self) -> None:
+        self._commits: dict[str, bool] = {}
+
+    def state(self) -> list[list[str | bool]]:
+        return [[id, commit] for id, commit in self._commits.items()]
+
+    def install(self, state: Iterable[tuple[str, bool]]) -> None:
+        self._commits = dict(state)
+
+    def on_decide(self, request: Request) -> Reply:
+        """The decision, which is `commit` where there is none yet."""
+        id, commit = need(request.body, "id", str), need(request.body, "commit", bool)
+        commit = self._commits.setdefault(id, commit)
+        while len(self._commits) > KEPT_MAX:
+            del self._commits[next(iter(self._commits))]
+        return Reply({"commit": commit})

@@ -1,0 +1,52 @@
+"""An import between its two phases: every server has recorded its rows, and the coordinator has
+not decided yet, or this server does not know how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trireme import _core
+from trireme.protocol.routing import NUM_BUCKETS
+from trireme.protocol.wire import Array
+
+PREPARE, ROWS = "log.import", "log.import_rows"
+PREPARED, FINISH = "log.import_prepared", "log.import_end"
+
+
+@dataclass
+class PreparedImport:
+    """rows: of each table, in a table that nobody reads.
+
+    replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
+    is_whole: all rows are recorded; a crash may have kept the rest from the log.
+    """
+
+    id: str
+    replace: bool
+    rows: dict[str, _core.Table]
+    is_whole: bool = True
+
+    def records(self) -> Iterator[tuple[str, dict[str, Any], Sequence[Array]]]:
+        """What a log keeps of it; the first record discards an earlier import."""
+        yield PREPARE, {"id": self.id, "replace": self.replace, "tables": list(self.rows)}, ()
+        for name, rows in self.rows.items():
+            for bucket, content in filled_buckets(rows):
+                body = {"id": self.id, "table": name, "bucket": bucket}
+                yield ROWS, body, [content.keys, content.classes, content.rows]
+        yield PREPARED, {"id": self.id}, ()
+
+    def add(self, body: Mapping[str, Any], arrays: Sequence[Array]) -> None:
+        """Take back a record of rows."""
+        keys, classes, rows = arrays
+        self.rows[body["table"]].apply(body["bucket"], keys, classes, rows, keys[:0])
+
+
+def filled_buckets(rows: _core.Table) -> Iterator[tuple[int, _core.Snapshot]]:
+    """The buckets that have rows."""
+    for bucket in range(NUM_BUCKETS):
+        content = rows.snapshot(bucket)
+        if len(content.keys):
+            yield bucket, content

@@ -1,0 +1,212 @@
+"""An import is on all servers or on none, whichever process is killed, whichever disk is full."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trireme as tr
+from tests.integration.durable_servers import DurableServers
+from tests.programs import Template
+from tests.tables import T_ROWS
+from trireme import _core
+from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.save import save_checkpoint
+from trireme.errors import ResourceExhausted, Unavailable
+from trireme.interchange.worker_side.import_requests import importing, send_rows
+from trireme.job.cluster import Cluster
+from trireme.rpc import Call
+
+TABLE = tr.Table("t", dim=4, optimizer=tr.optim.SGD(lr=1.0), absent="zeros")
+NUM_KEYS = 600
+KEYS = np.arange(NUM_KEYS, dtype=np.uint64)
+
+
+def import_ones(cluster: Cluster, value: float = 1.0, replace: bool = True) -> None:
+    weights = np.full((NUM_KEYS, 4), value, np.float32)
+    with importing(cluster.client, ["t"], replace=replace):
+        rows = {"key": KEYS, "weights": weights}
+        send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool)
+
+
+def values(cluster: Cluster) -> set[float]:
+    keys = _core.unique(KEYS, cluster.pool)[0]
+    return set(np.unique(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()).tolist())
+
+
+def refuse() -> None:
+    raise Unavailable("the worker is killed here")
+
+
+def die_at(cluster: Cluster, method: str, monkeypatch: pytest.MonkeyPatch, *reached: int) -> None:
+    """The worker ends when it would call `method`; only these servers get its call."""
+    servers = cluster.client.servers
+    call_all = servers.call_all
+    monkeypatch.setattr(servers, "call_all", lambda calls, timeout_s: stop(calls, timeout_s))
+    monkeypatch.setattr(
+        servers, "everywhere", lambda name, body, **options: everywhere(name, body, **options)
+    )
+    is_dead = False
+
+    def stop(calls: Any, timeout_s: float) -> Any:
+        nonlocal is_dead
+        if is_dead or calls[0].method == method:
+            some = [] if is_dead else [calls[server] for server in reached]
+            is_dead = True
+            call_all(some, timeout_s)
+            refuse()
+        return call_all(calls, timeout_s)
+
+    def everywhere(name: str, body: dict[str, Any], **options: Any) -> Any:
+        calls = [Call(endpoint, name, body, []) for endpoint in servers.endpoints]
+        return stop(calls, 60.0)
+
+
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize(
+    ("method", "reached", "expected"),
+    [
+        ("import.prepare", (0,), 1.0),
+        ("coord.decide", (), 1.0),
+        ("coord.decide", (0,), 2.0),
+        ("import.finish", (0,), 2.0),
+        ("import.finish", (1,), 2.0),
+    ],
+)
+def test_an_import_is_whole_or_not_at_all_wherever_its_worker_and_a_server_are_killed(
+    programs: Template,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    reached: tuple[int, ...],
+    expected: float,
+    replace: bool,
+) -> None:
+    with DurableServers(programs, 2, tmp_path) as servers:
+        cluster = servers.join(0, 1)
+        cluster.client.create_table(TABLE.schema)
+        import_ones(cluster)
+        die_at(cluster, method, monkeypatch, *reached)
+        with pytest.raises(Unavailable, match="is killed here"):
+            import_ones(cluster, 2.0, replace)
+        cluster.abandon()
+        for server in (0, 1, 1):  # the last of them during or after its recovery
+            servers.kill(server)
+            servers.start(server)
+        successor = servers.join(0, 1)
+        assert values(successor) == {expected}
+        for server in (0, 1):
+            servers.kill(server)
+            servers.start(server)
+        assert values(successor) == {expected}
+        import_ones(successor, 3.0)
+        assert values(successor) == {3.0}
+        successor.abandon()
+
+
+def test_a_worker_that_dies_leaves_no_half_import_without_durability(
+    programs: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DurableServers(programs, 2, tmp_path, durability="none") as servers:
+        cluster = servers.join(0, 1)
+        cluster.client.create_table(TABLE.schema)
+        import_ones(cluster)
+        die_at(cluster, "import.finish", monkeypatch, 1)
+        with pytest.raises(Unavailable, match="is killed here"):
+            import_ones(cluster, 2.0)
+        cluster.abandon()
+        successor = servers.join(0, 1)
+        assert values(successor) == {2.0}
+        successor.abandon()
+
+
+def fill(disk: Path, left: int = 0) -> Path:
+    """A file that fills the disk but for `left` bytes."""
+    other, size = disk / "other", shutil.disk_usage(disk).free - left
+    other.write_bytes(bytes(size))
+    return other
+
+
+@pytest.mark.parametrize("left", [0, 8192])  # the latter for some of its rows
+def test_an_import_on_a_full_disk_changes_nothing(
+    programs: Template, small_disk: Path, left: int
+) -> None:
+    with DurableServers(programs, 1, small_disk, log_bytes=1 << 30) as servers:
+        cluster = servers.join(0, 1)
+        cluster.client.create_table(TABLE.schema)
+        import_ones(cluster)
+        other = fill(small_disk, left)
+        with pytest.raises(ResourceExhausted, match="No space left"):
+            import_ones(cluster, 2.0)
+        assert values(cluster) == {1.0}
+        other.unlink()
+        for value in (1.0, 2.0):
+            servers.kill(0)
+            servers.start(0)
+            assert values(cluster) == {value}
+            import_ones(cluster, 2.0)
+        cluster.abandon()
+
+
+def test_an_import_that_a_disk_is_too_full_to_end_is_read_nowhere_before_there_is_room(
+    programs: Template, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "state-1").symlink_to(small_disk)
+    with DurableServers(programs, 2, tmp_path, state=state, log_bytes=1 << 30) as servers:
+        cluster = servers.join(0, 1)
+        cluster.client.create_table(TABLE.schema)
+        import_ones(cluster)
+        finish = cluster.client.servers.finish_import
+        filled = list[Path]()
+
+        def finish_on_a_full_disk(id: str, *, commit: bool, timeout_s: float) -> bool:
+            filled.append(fill(small_disk))
+            monkeypatch.undo()
+            return finish(id, commit=commit, timeout_s=timeout_s)
+
+        monkeypatch.setattr(cluster.client.servers, "finish_import", finish_on_a_full_disk)
+        with pytest.raises(ResourceExhausted, match="No space left"):
+            import_ones(cluster, 2.0)
+        for _ in range(2):
+            with pytest.raises(ResourceExhausted, match="No space left"):
+                values(cluster)
+        filled[0].unlink()
+        assert values(cluster) == {2.0}
+        servers.kill(1)
+        servers.start(1)
+        assert values(cluster) == {2.0}
+        cluster.abandon()
+
+
+def test_after_a_load_that_a_full_disk_has_refused_nothing_is_acknowledged(
+    programs: Template, small_disk: Path
+) -> None:
+    saved = small_disk.parent / "saved"
+    saved.mkdir()
+    with DurableServers(programs, 1, saved, state=small_disk, log_bytes=1 << 30) as servers:
+        cluster = servers.join(0, 1)
+        cluster.client.create_table(TABLE.schema)
+        import_ones(cluster)
+        save_checkpoint(cluster.client, saved / "c", extra={}, tensors={})
+        import_ones(cluster, 2.0)
+        other = fill(small_disk)
+        with pytest.raises(ResourceExhausted, match="No space left"):
+            load_checkpoint(cluster.client, saved / "c")
+        other.unlink()
+        with pytest.raises(ResourceExhausted, match="load again, or start the server again"):
+            import_ones(cluster, 3.0)
+        servers.kill(0)
+        servers.start(0)
+        assert values(cluster) == {2.0}
+        load_checkpoint(cluster.client, saved / "c")
+        assert values(cluster) == {1.0}
+        servers.kill(0)
+        servers.start(0)
+        assert values(cluster) == {1.0}
+        cluster.abandon()
