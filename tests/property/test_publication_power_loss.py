@@ -154,7 +154,7 @@ def run(disk: Disk, random: Random, cluster: Cluster) -> None:
 def test_a_finished_folder_survives_and_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, cluster: Cluster
 ) -> None:
-    num_histories = pick(short=15, long=100)
+    num_histories = pick(short=10, long=100)
     for number in range(part * num_histories, (part + 1) * num_histories):
         random = Random(f"{SEED} {number}")
         print(f"seed {SEED}: history {number}")

@@ -277,7 +277,7 @@ PARTS = {"snapshots": 0.1, "coordinator": 0.8}
 def test_what_a_server_acknowledged_survives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, of_coordinator: float
 ) -> None:
-    num_histories = pick(short=15, long=100)
+    num_histories = pick(short=10, long=100)
     for number in range(part * num_histories, (part + 1) * num_histories):
         random = Random(f"{SEED} {number}")
         print(f"seed {SEED}: history {number}")
