@@ -21,6 +21,7 @@ from trireme.rpc import Server
 from trireme.server.attendance import Attendance
 from trireme.server.server_limits import ServerLimits, parse_limits
 from trireme.server.state import ServerState
+from trireme.server.store_hosts import StoreHosts
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0
@@ -34,9 +35,10 @@ class InProcessServer:
         root: Path = Path("/"),
         listen: str = "127.0.0.1:0",
         limits: ServerLimits | None = None,
+        store_hosts: StoreHosts = None,
     ) -> None:
         limits = limits or ServerLimits()
-        self.state = ServerState(_core.Pool(2), limits.capacity)
+        self.state = ServerState(_core.Pool(2), limits.capacity, store_hosts)
         self.coordinator = Coordinator(held=self.state.held)
         self.attendance = Attendance()
         self.rpc = Server(

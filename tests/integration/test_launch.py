@@ -340,7 +340,7 @@ def test_launch_hands_its_options_to_the_processes(launcher: Launcher) -> None:
     (launcher.folder / "some/keys").mkdir(parents=True)
     (launcher.folder / "some/root").mkdir()
     options = ("--keys", "some/keys", "--timeout_s", "12.5", "--root", "some/root")
-    options += ("--log_dir", "out/l", "--limits", "tables_max=3")
+    options += ("--log_dir", "out/l", "--limits", "tables_max=3", "--store_hosts", "minio:9000")
     stale = {"TRIREME_LISTEN": "1.2.3.4:5", "TRIREME_INDEX": "9"}
     launcher.start("--server_num=1", "--worker_num=1", *options, num=2, **stale)
     for name in ("server 0", "worker 0"):
@@ -349,6 +349,7 @@ def test_launch_hands_its_options_to_the_processes(launcher: Launcher) -> None:
         assert peer.ask("env TRIREME_KEYS") == "some/keys"
         assert peer.ask("env TRIREME_ROOT") == "some/root"
         assert peer.ask("env TRIREME_LIMITS") == "tables_max=3"
+        assert peer.ask("env TRIREME_STORE_HOSTS") == "minio:9000"
         assert peer.ask("env TRIREME_TIMEOUT_S") == "12.5"
     assert launcher.peers["worker 0"].ask("env TRIREME_LISTEN") == ""
     for peer in launcher.peers.values():

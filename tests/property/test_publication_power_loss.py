@@ -150,11 +150,11 @@ def run(disk: Disk, random: Random, cluster: Cluster) -> None:
         promises.check()
 
 
-@pytest.mark.parametrize("part", pick(short=[0], long=list(range(10))))
+@pytest.mark.parametrize("part", pick(short=[0], long=list(range(25))))
 def test_a_finished_folder_survives_and_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, cluster: Cluster
 ) -> None:
-    num_histories = pick(short=15, long=250)
+    num_histories = pick(short=15, long=100)
     for number in range(part * num_histories, (part + 1) * num_histories):
         random = Random(f"{SEED} {number}")
         print(f"seed {SEED}: history {number}")

@@ -66,6 +66,12 @@ def add_common(command: argparse.ArgumentParser) -> None:
         help="limits on what peers can make a server hold, such as"
         " tables_max=8,table_bytes_max=64GiB; docs/security.md lists the names",
     )
+    add(
+        "--store_hosts",
+        metavar="HOST[:PORT],...",
+        help="hosts that servers connect to when a worker names them: in endpoint_url and the like,"
+        " hdfs:// and webhdfs://; default: none",
+    )
     add("--insecure", action="store_const", const=True, help="listen beyond loopback without keys")
     add(
         "--metrics",

@@ -60,6 +60,7 @@ def serve(
     root: Path | None = None,
     durability: Durability | None = None,
     limits: ServerLimits | None = None,
+    store_hosts: frozenset[str] = frozenset(),
     name: str = "server",
     metrics: str | None = None,
     on_ready: Callable[[str], None] | None = None,
@@ -76,6 +77,7 @@ def serve(
         root: folder below which checkpoints are written and read; default the working directory.
         durability: what survives this process; default nothing.
         limits: on the memory that peers can make it use.
+        store_hosts: hosts of stores that peers may name, see trireme.server.store_hosts.
         name: its name in workers' messages, besides its address.
         metrics: "[host:]port" that answers /metrics and /healthz; port 0 chooses a free one.
         on_ready: called with the real "host:port" once it listens.
@@ -92,7 +94,8 @@ def serve(
         if metrics is not None:  # before the server, to report that it is not open yet
             stack.enter_context(Endpoint(metrics, registry, health))
         limits = limits or ServerLimits()
-        state, attendance = ServerState(start_pool(threads), limits.capacity), Attendance()
+        state = ServerState(start_pool(threads), limits.capacity, store_hosts)
+        attendance = Attendance()
         coordinator = Coordinator(held=state.held)
         if durability is not None and durability.folder is not None:
             health.hinder(STARTING, f"recovering what {durability.folder} holds")

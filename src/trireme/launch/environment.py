@@ -40,6 +40,7 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_THREADS": "threads",
     "TRIREME_METRICS": "metrics",
     "TRIREME_LIMITS": "limits",
+    "TRIREME_STORE_HOSTS": "store_hosts",
 }
 # The facts that make a process part of a job. The others only tune it.
 PLACE = ("role", "servers", "index", "num", "join", "listen", "listen_fd")

@@ -132,6 +132,7 @@ def _serve(process: ProcessRole) -> None:
     from trireme.job.durability import Durability, parse_records
     from trireme.job.serving import serve
     from trireme.server.server_limits import parse_limits
+    from trireme.server.store_hosts import parse_hosts
 
     assert process.listen is not None
     torch_compiler.keep_unloaded()
@@ -152,4 +153,5 @@ def _serve(process: ProcessRole) -> None:
         name=f"server {process.index}" if process.servers else "server",
         metrics=process.metrics,
         limits=parse_limits(process.limits or ""),
+        store_hosts=parse_hosts(process.store_hosts or ""),
     )

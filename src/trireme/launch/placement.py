@@ -52,6 +52,7 @@ class LaunchConfig:
     streams: int | None = None
     join: tuple[str, ...] = ()
     limits: str | None = None
+    store_hosts: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,10 @@ def choose_placement(config: LaunchConfig) -> Placement:
         from trireme.server.server_limits import parse_limits  # loads NumPy
 
         parse_limits(config.limits)
+    if config.store_hosts is not None:
+        from trireme.server.store_hosts import parse_hosts
+
+        parse_hosts(config.store_hosts)
     if config.join:
         return _plan_to_join(config)
     if config.streams is not None and config.streams < 1:

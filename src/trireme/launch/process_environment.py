@@ -61,6 +61,7 @@ def process_environment(
         "TRIREME_KEYS": config.keys,
         "TRIREME_ROOT": config.root,
         "TRIREME_LIMITS": config.limits,
+        "TRIREME_STORE_HOSTS": config.store_hosts,
         "TRIREME_TIMEOUT_S": config.timeout_s,
     }
     own |= {name: str(value) for name, value in options.items() if value is not None}

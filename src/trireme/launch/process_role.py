@@ -54,6 +54,7 @@ class ProcessRole:
     threads: int | None = None
     metrics: str | None = None
     limits: str | None = None
+    store_hosts: str | None = None
     source: str = "nothing set"
 
     def describe(self) -> str:
@@ -88,6 +89,7 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
             skip_records: records of the log to leave out if they fail, as FILE:OFFSET,...
             threads: threads of Trireme's own work; default: chosen from the machine.
             limits: bounds on what peers may make a server hold, see trireme.server.server_limits.
+            store_hosts: hosts of stores that peers may name, see trireme.server.store_hosts.
 
     Raises:
         BadRequest: the environment states only half, contradicts itself, or holds a value out of
@@ -139,6 +141,7 @@ def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
         threads=_optional_integer(facts, "threads", low=1),
         metrics=_metrics_address(facts.get("metrics")),
         limits=_optional_text(facts, "limits"),
+        store_hosts=_optional_text(facts, "store_hosts"),
         source="from " + ", ".join(names) if names else "nothing names servers",
     )
 

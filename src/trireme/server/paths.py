@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import BadRequest, TriremeError
+from trireme.server.store_hosts import StoreHosts, check_hosts
 
 STORES = (
     *("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss"),
@@ -24,12 +25,14 @@ HINT = "--root or TRIREME_ROOT of the servers says where files may be"
 _CHOOSING = ("protocol", "target_protocol", "target_options", "fo", "fs", "cache_storage", "path")
 
 
-def resolve_path(root: Path, path: str, options: Mapping[str, Any]) -> str:
+def resolve_path(root: Path, path: str, options: Mapping[str, Any], hosts: StoreHosts) -> str:
     """The absolute path of a path below `root`; a location of an object store is returned as it is.
-    Raises BadRequest: the path or the options lead elsewhere.
+    Raises BadRequest: the path or the options lead elsewhere, or to a host not among `hosts`.
     """
     if "://" in path:
-        return check_store_location(path, options)
+        check_store_location(path, options)
+        check_hosts(path, options, hosts)
+        return path
     if options:
         raise BadRequest(
             "path: expected storage_options only with a location such as s3://bucket/key, found"

@@ -36,6 +36,7 @@ from trireme.server.served_tables import ServedTable, ServedTables
 from trireme.server.server_limits import CapacityLimits
 from trireme.server.staging import Staging
 from trireme.server.step_gradient import StepGradient
+from trireme.server.store_hosts import StoreHosts
 from trireme.server.streams import Streams
 from trireme.table import TableSchema
 
@@ -47,13 +48,20 @@ class ServerState:
     A method that gets a request, or its body, records it as it arrived.
 
     journal: makes changes durable.
+    store_hosts: hosts of stores that peers may name.
     held: the budget of what peers make it hold.
     state_id: random name of the contents; a server that started without them has another one.
     """
 
-    def __init__(self, pool: _core.Pool, limits: CapacityLimits | None = None) -> None:
+    def __init__(
+        self,
+        pool: _core.Pool,
+        limits: CapacityLimits | None = None,
+        store_hosts: StoreHosts = None,
+    ) -> None:
         self.pool = pool
         self.limits = limits or CapacityLimits()
+        self.store_hosts = store_hosts
         self.held = HeldBytes(self.limits.held_bytes_max)
         self.journal = Journal()
         self.state_id = uuid.uuid4().hex

@@ -78,7 +78,7 @@ class CheckpointHandlers:
     def _storage(self, body: Body) -> Storage:
         path, options = check_path(need(body, "path", str)), need(body, "options", dict)
         storage = open_storage(path, options)
-        resolve_path(self._root, storage.name, options)
+        resolve_path(self._root, storage.name, options, self._server.store_hosts)
         return storage
 
     # ---- actions ----

@@ -67,7 +67,8 @@ class ExportHandlers:
 
     def _on_parquet(self, request: Request) -> Reply:
         table, options = self._table(request), need(request.body, "storage_options", dict)
-        folder = resolve_path(self._root, need(request.body, "folder", str), options)
+        path, hosts = need(request.body, "folder", str), self._server.store_hosts
+        folder = resolve_path(self._root, path, options, hosts)
         if "://" not in folder:
             folder = str(self._folder(request))
         layout = RowLayout.of(table.schema, table.rows)

@@ -77,7 +77,8 @@ class ImportHandlers:
     def _files(self, request: Request) -> list[str]:
         options = need(request.body, "storage_options", dict)
         files = need_list(request.body, "files", str)
-        return [resolve_path(self._root, path, options) for path in files]
+        hosts = self._server.store_hosts
+        return [resolve_path(self._root, path, options, hosts) for path in files]
 
     def _on_fleet(self, request: Request) -> Reply:
         staged, stamp = self._staged_rows(request), self._stamp(request)

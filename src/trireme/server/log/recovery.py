@@ -56,7 +56,7 @@ class Recovery:
         segments = self._folder.segments()
         snapshot = max(self._folder.snapshots(), default=None)
         first = min(segments, default=1) if snapshot is None else snapshot
-        self._folder.remove_unfinished()
+        self._folder.remove_unfinished()  # and so sync the snapshot's name before the sweep
         self._folder.sweep(first)
         numbers = [number for number in segments if number >= first]
         if numbers != list(range(first, first + len(numbers))) or (snapshot and not numbers):
