@@ -189,6 +189,24 @@ def test_the_marks_of_streams_count_as_bytes_of_tables(peer: Peer) -> None:
         attack()
 
 
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        ("coord.published", {"id": "x" * 65, "mode": "full", "version": 1, "chain": {}}),
+        ("coord.published", {"id": "x", "mode": "full", "version": 1, "chain": {"x" * 65: 1}}),
+        ("coord.published", {"id": "x" * 65, "mode": "inference", "version": 1, "follows": ""}),
+        (
+            "coord.loaded",
+            {"id": "x" * 65, "version": 1, "whole": True, "chain": {}, "mode": "full"},
+        ),
+        ("checkpoint.start", {"job": "x" * 257, "action": "count", "path": "a", "options": {}}),
+    ],
+)
+def test_names_of_saves_are_bounded(peer: Peer, method: str, body: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"of at most|chain: expected versions by id"):
+        peer.call(method, body)
+
+
 @pytest.mark.parametrize("size", [65, MIB // 2])
 def test_names_of_processes_are_bounded(peer: Peer, size: int) -> None:
     with pytest.raises(BadRequest, match=f"field 'token' of at most 64 characters, .* of {size}"):

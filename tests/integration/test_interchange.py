@@ -180,6 +180,8 @@ GOOD = "1 7 0 0.5 3 1 0.25 1.5 1 2 3 0.125\n"  # slot 7, unseen 0, delta .5, 3 s
         ),
         ("5 0 0 0 -1 0 0 0", "shows >= 0, found -1"),
         ("5 0 0 0 0 -1 0 0", "clicks >= 0, found -1"),
+        ("5 0 0 0 0 0 0 -1", "sums of squares and powers >= 0 in its head_state, found -1"),
+        ("5 0 0 0 0 0 0 0 1 1 1 -2", "sums of squares and powers >= 0 in its tail_state, found -2"),
     ],
 )
 def test_a_wrong_line_is_named_and_nothing_is_loaded(tmp_path, line, what):
@@ -198,7 +200,8 @@ def test_a_key_that_comes_twice_is_refused(tmp_path):
     folder = write_rows(tmp_path / "x", GOOD, GOOD)
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
-        with pytest.raises(DataError, match="expected distinct keys, found 1 twice"):
+        places = "000/part-000-00000:1 and .*000/part-000-00001:1"
+        with pytest.raises(DataError, match=f"{places}: expected distinct keys, found 1 twice"):
             tr.interchange.import_fleet(trainer, folder, dense={})
         assert everything(cluster, trainer)["missing"] == NUM_KEYS
 
@@ -469,7 +472,8 @@ def test_exported_parquet_is_read_by_others(tmp_path):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"key": np.zeros(300, np.uint64)}, "distinct keys|twice"),
+        ({"key": np.zeros(300, np.uint64)}, "distinct keys, found 0 in rows 0 and 1"),
+        ({"key": np.zeros(300, bool)}, "column 'key' of uint64, found bool"),
         ({"key": np.zeros(299, np.uint64)}, "columns of one length"),
         ({"key": np.zeros(300)}, "column 'key' of uint64, found float64"),
         ({"weights": np.zeros((300, 3), np.float32)}, r"column 'weights' of shape .*4\), found"),
@@ -477,6 +481,10 @@ def test_exported_parquet_is_read_by_others(tmp_path):
         ({"weights": np.full((300, 4), np.nan)}, r"row of key \d+: expected finite weights"),
         ({"weights": np.full((300, 4), 1e300)}, "expected finite weights"),
         ({"show": np.full(300, -1.0)}, "expected finite show >= 0"),
+        (
+            {"state": np.full((300, 3), -1, np.float32)},
+            r"row of key \d+: .* state with finite sums",
+        ),
         ({"state": np.zeros((300, 9), np.float32)}, r"column 'state' of shape"),
         ({"color": np.zeros(300)}, "expected columns of .*, found 'color'"),
     ],
@@ -506,6 +514,8 @@ def test_a_table_without_a_score_policy_has_no_place_for_shows(tmp_path):
     ("change", "what"),
     [
         ({"key": None}, r"expected columns \['key'\]"),
+        ({"key": [1, 2, 1]}, r"row 0 and .*x\.parquet: row 2: expected distinct keys, found 1"),
+        ({"key": [True, False, True]}, "column 'key' of uint64, found bool"),
         ({"weights": [[1.0] * 4] * 2 + [[1.0] * 5]}, r"column 'weights' of shape \(3, 4\)"),
         ({"weights": [[1.0] * 4] * 2 + [[1.0] * 3]}, "row 2: expected 4 weights, found 3"),
         ({"weights": [[1.0] * 4, None, [1.0] * 4]}, "no nulls in column 'weights'"),

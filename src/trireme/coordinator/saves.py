@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.protocol.wire import VERSION_MAX, need, need_version
+from trireme.protocol.wire import VERSION_MAX, need, need_name, need_version
 from trireme.rpc import Reply, Request
 
 CHAIN_MAX = 4096
 INFERENCE = "inference:"
 """Prefix of exports for inference in the chain of a checkpoint."""
 FOLLOWED_MAX = 16
+ID_CHARS_MAX = 64
 
 
 class SaveVersions:
@@ -91,7 +92,7 @@ class SaveVersions:
     def _on_published(self, request: Request) -> Reply:
         """A save has been published; returns the version whose removed keys may be forgotten."""
         body = request.body
-        id, mode = need(body, "id", str), need(body, "mode", str)
+        id, mode = need_name(body, "id", ID_CHARS_MAX), need(body, "mode", str)
         version = need_version(body, "version")
         if mode == "inference":
             self.inference.pop(need(body, "follows", str), None)
@@ -118,15 +119,16 @@ class SaveVersions:
         begins, and no delta follows. Returns the version that rows are stamped with from now on.
         """
         body = request.body
-        version = need_version(body, "version")
+        version, whole = need_version(body, "version"), need(body, "whole", bool)
+        chain, inference = dict[str, int](), dict[str, int]()
+        id, mode = None, ""
+        if whole:
+            chain, inference = _split_chain(need(body, "chain", dict))
+            id, mode = need_name(body, "id", ID_CHARS_MAX), need(body, "mode", str)
         self.version = max(self.version, version + 1)
-        self.chain, self.has_base, self.loaded, self.inference = {}, False, None, {}
-        if need(body, "whole", bool):
-            chain, self.inference = _split_chain(need(body, "chain", dict))
-            self.loaded = need(body, "id", str)
-            self.chain = dict(chain)
-            self.chain[self.loaded] = version
-            self.has_base = bool(chain) or need(body, "mode", str) in ("base", "delta")
+        self.has_base = bool(chain) or mode in ("base", "delta")
+        self.loaded, self.inference = id, inference
+        self.chain = chain if id is None else {**chain, id: version}
         return Reply({"version": self.version})
 
 
@@ -134,7 +136,8 @@ def _split_chain(chain: Mapping[Any, Any]) -> tuple[dict[str, int], dict[str, in
     """The checkpoints of a chain, and the exports for inference in it."""
     checkpoints, exports = dict[str, int](), dict[str, int]()
     for id, version in chain.items():
-        if not isinstance(id, str) or type(version) is not int or not 0 <= version <= VERSION_MAX:
+        is_id = isinstance(id, str) and len(id.removeprefix(INFERENCE)) <= ID_CHARS_MAX
+        if not is_id or type(version) is not int or not 0 <= version <= VERSION_MAX:
             raise BadRequest(f"chain: expected versions by id, found {id!r}: {version!r}"[:200])
         if id.startswith(INFERENCE):
             exports[id.removeprefix(INFERENCE)] = version

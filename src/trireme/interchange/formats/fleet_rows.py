@@ -128,6 +128,7 @@ class FleetText:
             tail_state = state[rows_with_tail]
             self.tail.read(numbers[rows_with_tail, self.at["tail_state"]], tail_state, self.betas)
             state[rows_with_tail] = tail_state
+        self._check_state(numbers)
         self._read_statistics(numbers, wide, self.layout.statistics(rows), stamp)
         classes = np.zeros(len(keys), np.uint8)
         if len(full) < len(keys) and self.schema.dim > 1:
@@ -140,6 +141,12 @@ class FleetText:
             else:
                 classes[heads] = self.schema.head_class
         return classes, rows
+
+    def _check_state(self, numbers: Array) -> None:
+        """A tail that a row lacks is zeros."""
+        for part, field in ((self.head, "head_state"), (self.tail, "tail_state")):
+            for values in numbers[:, self.at[field]][:, part.unsigned :].T:
+                _refuse(values < 0, values, f"sums of squares and powers >= 0 in its {field}")
 
     def _read_statistics(
         self, numbers: Array, wide: Array, statistics: Array, stamp: Stamp

@@ -32,12 +32,14 @@ WITH_POWERS = ("fleet_adam", "fleet_shared_adam")
 class PartState:
     """The state of one part of a row, head or tail, as numbers in text and as floats of our state.
 
+    unsigned: from this number on (sums of squares, powers) none may be negative.
     copies: (position in the part's numbers, position in our state, how many).
     powers: position of the two powers in the part's numbers; None: the rule has none.
     count: position of the number of updates in our state; None: the head's counts for both.
     """
 
     num_numbers: int
+    unsigned: int
     copies: tuple[tuple[int, int, int], ...]
     powers: int | None
     count: int | None
@@ -69,17 +71,19 @@ def head_and_tail(schema: TableSchema) -> tuple[PartState, PartState]:
     name, dim = str(schema.rule["name"]), schema.dim
     tail = dim - 1
     if name == "fleet_sgd":
-        return PartState(0, (), None, 0), PartState(0, (), None, None)
+        return PartState(0, 0, (), None, 0), PartState(0, 0, (), None, None)
     if name == "fleet_adagrad_v2" or (name == "fleet_adagrad" and schema.rule["shared"]):
-        return PartState(1, ((0, 0, 1),), None, 2), PartState(1, ((0, 1, 1),), None, None)
+        head = PartState(1, 0, ((0, 0, 1),), None, 2)
+        return head, PartState(1, 0, ((0, 1, 1),), None, None)
     if name == "fleet_adagrad":
-        return PartState(1, ((0, 0, 1),), None, dim), PartState(tail, ((0, 1, tail),), None, None)
+        head = PartState(1, 0, ((0, 0, 1),), None, dim)
+        return head, PartState(tail, 0, ((0, 1, tail),), None, None)
     if name == "fleet_adam":
-        head = PartState(4, ((0, 0, 1), (1, dim, 1)), 2, 2 * dim)
+        head = PartState(4, 1, ((0, 0, 1), (1, dim, 1)), 2, 2 * dim)
         copies = ((0, 1, tail), (tail, dim + 1, tail))
-        return head, PartState(2 * tail + 2, copies, 2 * tail, 2 * dim + 1)
+        return head, PartState(2 * tail + 2, tail, copies, 2 * tail, 2 * dim + 1)
     if name == "fleet_shared_adam":
-        return PartState(4, ((0, 0, 2),), 2, 4), PartState(4, ((0, 2, 2),), 2, 5)
+        return PartState(4, 1, ((0, 0, 2),), 2, 4), PartState(4, 1, ((0, 2, 2),), 2, 5)
     raise BadRequest(
         f"table {schema.name!r}: expected one of Fleet's rules,"
         f" {', '.join((*WITHOUT_POWERS, *WITH_POWERS))}, found {name!r}"

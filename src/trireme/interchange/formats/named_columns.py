@@ -47,7 +47,7 @@ def checked(name: str, values: Array) -> Array:
         )
     if name == "key" and values.dtype == np.int64:
         return np.ascontiguousarray(values).view(np.uint64)
-    if not np.can_cast(values.dtype, dtype, "same_kind"):
+    if values.dtype == bool or not np.can_cast(values.dtype, dtype, "same_kind"):
         raise BadRequest(
             f"import: expected column {name!r} of {np.dtype(dtype).name}, found {values.dtype}"
         )
@@ -83,6 +83,12 @@ def rows_of(
     state = layout.state(rows)
     if "state" in columns:
         state[:] = columns["state"]
+        squares = state[:, _squares(schema, layout)]
+        wrong = np.flatnonzero(~(np.isfinite(squares) & (squares >= 0)).all(1))
+        if len(wrong):
+            row = int(wrong[0])
+            expected = "a state with finite sums of squares >= 0"
+            raise RowError(row, expected, f"{squares[row].tolist()}")
     else:
         _begin(schema, state, np.array(class_dims)[classes] > 1)
     for name, low in (("weights", -np.inf), ("show", 0), ("click", 0), ("delta_score", -np.inf)):
@@ -98,6 +104,25 @@ def rows_of(
         if name in columns:
             statistics[name] = columns[name]
     return classes, rows
+
+
+def _squares(schema: TableSchema, layout: RowLayout) -> list[int]:
+    """The columns of the state that are sums or means of squares."""
+    rule, size = str(schema.rule["name"]), layout.state_floats
+    if rule in (*WITHOUT_POWERS, *WITH_POWERS):
+        return [
+            target + i
+            for part in head_and_tail(schema)
+            for source, target, count in part.copies
+            for i in range(count)
+            if source + i >= part.unsigned
+        ]
+    if rule == "adagrad":
+        return list(range(size))
+    if rule in ("adam", "ftrl"):  # first moments or sums, those of squares, and perhaps a count
+        half = size // 2
+        return list(range(half, 2 * half))
+    return []
 
 
 def _classes(class_dims: Sequence[int], num_weights: Array) -> npt.NDArray[np.uint8]:

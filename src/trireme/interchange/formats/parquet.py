@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trireme.errors import DataError
+from trireme.errors import BadRequest, DataError
 from trireme.interchange.formats.named_columns import RANK2, STATISTICS, checked
 from trireme.protocol.wire import Array
 from trireme.rows.wide_rows import RowLayout, WideRows
@@ -72,9 +72,11 @@ def batches(
                     for name, in_file in wanted.items()
                 }
                 yield {**columns, "num_weights": _lengths(batch[wanted["weights"]])}
+    except DataError:
+        raise
+    except BadRequest as error:
+        raise DataError(f"{path}: {error}") from error
     except (OSError, ValueError, ImportError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{path}: cannot read it: {error}") from error
 
 

@@ -28,8 +28,9 @@ from trireme.interchange.formats.fleet_rows import FleetText, RowError, Stamp, n
 from trireme.interchange.formats.lines import line_chunks
 from trireme.interchange.formats.named_columns import DTYPES, RANK2, rows_of
 from trireme.interchange.formats.parquet import batches
-from trireme.interchange.server_side.staged_rows import StagedRows
-from trireme.protocol.routing import buckets_of
+from trireme.interchange.server_side.duplicates import KeysOf, PlacesOf, first_duplicate
+from trireme.interchange.server_side.staged_rows import DuplicateKey, StagedRows
+from trireme.protocol.routing import Keys, buckets_of
 from trireme.protocol.wire import Array, Arrays, need, need_list
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
@@ -92,7 +93,17 @@ class ImportHandlers:
                 num_lines += (count := _stage_lines(chunk, text, stamp, staged, path, num_lines))
                 yield count
 
-        return self._read_files(request, staged, stage)
+        def keys_of(path: str) -> Iterator[Keys]:
+            for chunk in line_chunks(path, options):
+                yield _core.parse_rows(chunk, text.format, staged.wanted)[0]
+
+        def places_of(path: str, key: int) -> Iterator[str]:
+            num_lines = 0
+            for chunk in line_chunks(path, options):
+                yield from (f"{path}:{num_lines + line}" for line in _lines_of(chunk, key))
+                num_lines += chunk.tobytes().count(b"\n")
+
+        return self._read_files(request, staged, stage, keys_of, places_of)
 
     def _on_parquet(self, request: Request) -> Reply:
         staged, stamp = self._staged_rows(request), self._stamp(request)
@@ -106,10 +117,26 @@ class ImportHandlers:
                 num_rows += len(batch["key"])
                 yield len(batch["key"])
 
-        return self._read_files(request, staged, stage)
+        def keys_of(path: str) -> Iterator[Keys]:
+            for batch in batches(path, columns, options):
+                yield batch["key"][staged.wanted[buckets_of(batch["key"])] > 0]
+
+        def places_of(path: str, key: int) -> Iterator[str]:
+            num_rows = 0
+            for batch in batches(path, columns, options):
+                rows = np.flatnonzero(batch["key"] == np.uint64(key))
+                yield from (f"{path}: row {num_rows + row}" for row in rows)
+                num_rows += len(batch["key"])
+
+        return self._read_files(request, staged, stage, keys_of, places_of)
 
     def _read_files(
-        self, request: Request, staged: StagedRows, stage: Callable[[str], Iterator[int]]
+        self,
+        request: Request,
+        staged: StagedRows,
+        stage: Callable[[str], Iterator[int]],
+        keys_of: KeysOf,
+        places_of: PlacesOf,
     ) -> Reply:
         """Stage the rows of the files on several threads; returns how many lines they have. The
         first error stops all threads, and is raised. `stage` yields the number of lines of each
@@ -131,9 +158,17 @@ class ImportHandlers:
             return num_lines
 
         files = self._files(request)
-        with ThreadPoolExecutor(max(1, min(self._server.pool.threads, len(files)))) as pool:
-            num_lines = sum(pool.map(read, files))
-        staged.flush()
+        staged.files += files
+        try:
+            with ThreadPoolExecutor(max(1, min(self._server.pool.threads, len(files)))) as pool:
+                num_lines = sum(pool.map(read, files))
+            staged.flush()
+            if staged.num_put != staged.rows.rows:
+                message = f"expected distinct keys, found {staged.rows.rows} of {staged.num_put}"
+                raise DuplicateKey(f"import of table {staged.schema.name!r}: {message}", None)
+        except DuplicateKey as error:
+            described = first_duplicate(staged, error.bucket, keys_of, places_of)
+            raise (DataError(described) if described else error) from error
         return Reply({"lines": num_lines, "rows": staged.num_put, "keys": staged.rows.rows})
 
     def _on_rows(self, request: Request) -> Reply:
@@ -216,14 +251,14 @@ def _stage_lines(
     try:
         classes, rows = text.read(keys, numbers, wide, is_full, stamp)
     except RowError as error:
-        line = before + _line_of(chunk, int(keys[error.row]))
+        line = before + next(iter(_lines_of(chunk, int(keys[error.row]))), 1)
         raise DataError(f"{path}:{line}: {error}") from error
     staged.put(keys, classes, rows)
     return int(num_lines)
 
 
-def _line_of(chunk: Array, key: int) -> int:
-    """The number, from 1, of the line that begins with this key."""
+def _lines_of(chunk: Array, key: int) -> list[int]:
+    """The numbers, from 1, of the lines that begin with this key."""
     text: bytes = chunk.tobytes()
-    match = re.search(rb"^(?:%d|-%d)[ \t]" % (key, 2**64 - key), text, re.MULTILINE)
-    return text.count(b"\n", 0, match.start() if match else 0) + 1
+    matches = re.finditer(rb"^(?:%d|-%d)[ \t]" % (key, 2**64 - key), text, re.MULTILINE)
+    return [text.count(b"\n", 0, match.start()) + 1 for match in matches]

@@ -26,18 +26,27 @@ PENDING_BYTES = 32 << 20
 NO_KEYS = np.empty(0, np.uint64)
 
 
+class DuplicateKey(DataError):
+    """A key occurs twice; its bucket, where it is known."""
+
+    def __init__(self, message: str, bucket: int | None) -> None:
+        super().__init__(message)
+        self.bucket = bucket
+
+
 @dataclass
 class StagedRows:
     """Imported rows of one table on one server. Threads: any may put.
 
     wanted: (4096,) uint8: 1 for the buckets that this server owns.
-    num_put: rows put so far; a key that comes twice counts twice.
+    num_put: rows put so far; a key that comes twice counts twice. files: where they are from.
     """
 
     schema: TableSchema
     rows: _core.Table
     wanted: npt.NDArray[np.uint8]
     num_put: int = 0
+    files: list[str] = field(default_factory=list)
     _pending: list[KeyedRows] = field(default_factory=list)
     _pending_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -75,9 +84,10 @@ class StagedRows:
         order = np.argsort(buckets, kind="stable")
         keys, classes, rows, buckets = keys[order], classes[order], rows[order], buckets[order]
         ends = np.flatnonzero(np.diff(buckets)) + 1
-        try:
-            for low, high in pairwise([0, *ends.tolist(), len(keys)]):
-                one = slice(low, high)
-                self.rows.apply(int(buckets[low]), keys[one], classes[one], rows[one], NO_KEYS)
-        except BadRequest as error:
-            raise DataError(f"import of table {self.schema.name!r}: {error}") from error
+        for low, high in pairwise([0, *ends.tolist(), len(keys)]):
+            one, bucket = slice(low, high), int(buckets[low])
+            try:
+                self.rows.apply(bucket, keys[one], classes[one], rows[one], NO_KEYS)
+            except BadRequest as error:
+                message = f"import of table {self.schema.name!r}: {error}"
+                raise DuplicateKey(message, bucket) from error

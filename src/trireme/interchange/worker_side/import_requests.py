@@ -114,6 +114,14 @@ def send_rows(
     lengths = {name: len(values) for name, values in columns.items()}
     if set(lengths.values()) != {num_rows}:
         raise BadRequest(f"import: expected columns of one length, found {lengths}")
+    order = np.argsort(columns["key"], kind="stable")
+    same = np.flatnonzero(np.diff(columns["key"][order]) == 0)
+    if len(same):
+        first, second = order[same[0]], order[same[0] + 1]
+        raise DataError(
+            f"import of table {table!r}: expected distinct keys, found {columns['key'][first]} in"
+            f" rows {first} and {second}"
+        )
     num_keys = 0
     for begin in range(0, num_rows, ROWS_PER_MESSAGE):
         is_last = begin + ROWS_PER_MESSAGE >= num_rows
