@@ -37,7 +37,7 @@ _NUMBER_MAX = (1 << 32) - 1
 
 def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgress) -> int:
     """Write a snapshot while training continues, and rename it into place; returns its bytes.
-    Raises ResourceExhausted: the disk is full; no snapshot was made.
+    Raises ResourceExhausted: the disk is full, or the log has failed; no snapshot was made.
     """
     temporary = path.with_name(f".{path.name}")
     with writing(f"log: cannot write {path}"):
@@ -48,6 +48,7 @@ def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgre
             # Read after the rows: keys removed meanwhile count as of this version.
             body["version"] = server.tables.version
             Document(temporary / CONTENTS, is_synced=True).write(body)
+            server.journal.wait_kept()  # or it would hold what its log may lose
             publish_folder(temporary, path, syncs_files=False)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
