@@ -83,6 +83,7 @@ def _write(folder: Path, num_rows: int) -> int:
         n = len(keys)
         numbers = np.round(rng.normal(0, 0.1, (n, 7 + TAIL + 1)), 6).astype(np.float32)
         numbers[:, 1] = 0  # unseen days
+        numbers[:, [6, -1]] = abs(numbers[:, [6, -1]])  # g2sum of head and tail
         wide = np.stack([rng.integers(2, 300, n), rng.integers(1, 100, n), rng.integers(0, 9, n)])
         is_full = (rng.random(n) < 0.7).astype(np.uint8)
         text = _core.write_rows(keys, numbers, wide.T.astype(np.float64).copy(), is_full, form)

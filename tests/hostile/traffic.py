@@ -20,6 +20,7 @@ from trireme import _core
 from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import TriremeError, Unavailable
 from trireme.interchange.worker_side.dense_blocks import read_blocks, write_blocks
+from trireme.interchange.worker_side.import_requests import importing
 from trireme.job.cluster import Cluster
 from trireme.job.handlers import handlers_of
 from trireme.rpc import Deferred, Handler, Reply, Request, frames
@@ -223,6 +224,8 @@ def _run(cluster: Cluster, folder: Path) -> None:
     keys = {"key": np.arange(5, dtype=np.uint64), "weights": np.ones((5, 4), np.float32)}
     tr.interchange.import_arrays(trainer, "plain", keys)
     tr.interchange.import_parquet(trainer, "plain", folder / "rows" / "plain", replace=True)
+    with pytest.raises(KeyboardInterrupt), importing(cluster.client, ["plain"], replace=False):
+        raise KeyboardInterrupt
     trainer.save(folder / "hot", mode="hot", hot=10)
     tr.interchange.export_fleet(trainer, folder / "fleet", shard_num=2, tables=FLEET, dense={})
     tr.interchange.import_fleet(trainer, folder / "fleet", tables=FLEET, dense={})
