@@ -24,13 +24,14 @@ from benchmarks.harness import Claim, Contest, Run, Settings
 from benchmarks.macro.server_process import ServerProcess
 from benchmarks.macro.simulated_workers import SimulatedWorkers
 from trireme.checkpoint.worker_side.save import save_checkpoint
+from trireme.metrics import AUC
 from trireme.protocol.membership import Pace
 
 _BATCH_KEYS = 512  # of a worker's step, on all servers together
 _CONNECTIONS_MAX = 8192
 _BOUND = 2
 _ROWS = (
-    *("join_ms", "barrier_ms", "barrier_mib_out"),
+    *("join_ms", "barrier_ms", "barrier_mib_out", "auc_s", "auc_cpu_s", "auc_mib_out"),
     *("pull_empty_us", "push_empty_us", "pull_us", "push_us"),
     *("sync_step_ms", "sync_step_cpu_ms", "sync_bookkeeping_ms", "bounded_step_cpu_ms"),
     *("successor_ms", "save_s", "start_mib", "end_mib"),
@@ -94,7 +95,7 @@ class _Steps:
         empty_ms = (detail["pull_empty_us"] + detail["push_empty_us"]) / 1e3
         requests_ms = empty_ms * self._job.num_workers
         detail["sync_bookkeeping_ms"] = detail["sync_step_cpu_ms"] - requests_ms
-        detail |= {**self._bounded(), **self._barrier()}
+        detail |= {**self._bounded(), **self._barrier(), **self._auc()}
         with _measured(self._server, detail, "successor", 1):
             self._job.workers[-1] = self._job.join(self._job.num_workers - 1)
         return detail
@@ -153,11 +154,23 @@ class _Steps:
     def _barrier(self) -> dict[str, float]:
         """A meeting to which workers bring nothing."""
         job = self._job
-        calls = job.capture(lambda worker: worker.coordinator.gather({}, []))
         before = job.bytes_received
-        cpu_s, _ = self._cpu_and_wall(lambda: job.send("control", calls))
+        cpu_s, _ = self._cpu_and_wall(lambda: job.meet({}, []))
         num_bytes = job.bytes_received - before
         return {"barrier_ms": 1e3 * cpu_s, "barrier_mib_out": num_bytes / (1 << 20)}
+
+    def _auc(self) -> dict[str, float]:
+        """The states of all workers are added up, and worker 0 tells the figures."""
+        job, metric = self._job, AUC()
+        before = job.bytes_received
+
+        def merge() -> None:
+            job.sum_states(metric)
+            job.meet({}, [])
+
+        cpu_s, wall_s = self._cpu_and_wall(merge)
+        mib = (job.bytes_received - before) / (1 << 20)
+        return {"auc_s": wall_s, "auc_cpu_s": cpu_s, "auc_mib_out": mib}
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:

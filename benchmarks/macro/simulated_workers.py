@@ -16,9 +16,12 @@ import torch
 
 from benchmarks.harness import BenchError
 from trireme import Table, _core, initializer, optim
+from trireme.metrics.metric import Metric, summed_entries
 from trireme.optim import values_of_group
+from trireme.protocol.meeting_arrays import ALL, SUM
 from trireme.protocol.membership import Pace
 from trireme.rpc import Call, Ended, Limits, Reply, RpcClient
+from trireme.train.gather_arrays import meeting_bytes, pieces_by_meeting
 from trireme.worker.client import WorkerClient
 from trireme.worker.gradients import PushHeader, TableGradient
 
@@ -177,6 +180,17 @@ class SimulatedWorkers:
         gradients = {_ROWS: TableGradient(keys, torch.zeros(len(keys), DIM), _VALUES)}
         header = PushHeader(sequence, step, [], examples=1)
         return self.capture(lambda worker: worker.push(header, gradients, staged=staged))
+
+    def sum_states(self, metric: Metric) -> None:
+        """All bring the state of this metric, which the coordinator adds up."""
+        state = metric.state()
+        arrays = [state[entry] for entry in summed_entries(metric)]
+        for pieces in pieces_by_meeting(arrays, meeting_bytes(self.num_workers)):
+            self.meet({}, pieces, to=SUM)
+
+    def meet(self, body: dict[str, Any], arrays: Sequence[Any], *, to: str = ALL) -> None:
+        meetings = self.capture(lambda worker: worker.coordinator.gather(body, arrays, to=to))
+        self.send("control", meetings)
 
     def _keys(self, num_keys: int) -> Any:
         return _core.unique(np.arange(num_keys, dtype=np.uint64), self._pool)[0]
