@@ -141,7 +141,7 @@ class BlocksPush:
 
     groups: list[GroupValues]
     gradients: Floats  # flat, over the server's blocks in the map's order
-    absent: list[str]  # blocks without a gradient, zeros in `gradients`: torch skips them
+    absent: list[str]  # parameters without a gradient, zeros in `gradients`: torch skips them
 
 
 # The fields of a push that travel as they are, in this order.

@@ -33,12 +33,11 @@ from trireme.protocol.routing import Floats
 from trireme.server.block_slice import BlockSlice, Tensors, join, merge_alike
 from trireme.torch_compiler import step
 
-
 T = TypeVar("T")
 
 Marks = Mapping[int, int]
-"""Stream -> last sequence applied. Never changed: slices that have seen the same pushes share it, for
-thousands of slices with the marks of a thousand streams each would take more than the weights.
+"""Stream -> last sequence applied. Never changed: slices that have seen the same pushes share it.
+Thousands of slices with the marks of a thousand streams each would take more than the weights.
 """
 
 
@@ -197,12 +196,12 @@ class BlockStore:
 
         gradients: (sum of sizes,) float32 in the order of `block_ids`.
         ids: (stream, sequence) of the pushes, which are applied together.
-        absent: blocks without a gradient: the optimizer skips them, as torch does.
+        absent: parameters without a gradient: the optimizer skips them, as torch does.
         """
         num_updated = 0
         unseen = list(self._unseen(block_ids, gradients, ids))
         for block_id, live, gradient in unseen:
-            if block_id not in absent:
+            if self._specs[block_id].param not in absent:
                 live.weights.grad = gradient
                 num_updated += 1
         if num_updated:
