@@ -17,6 +17,8 @@ from trireme.protocol.block_messages import (
     map_to_wire,
     specs_from_wire,
     specs_to_wire,
+    tensors_from_wire,
+    tensors_to_wire,
 )
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS, BucketMap
@@ -31,6 +33,31 @@ ROOM = 1 << 20
 @pytest.mark.parametrize("ids", [[], IDS])
 def test_ids_survive_the_wire(ids: list[str]) -> None:
     assert ids_from_wire(Arrays(ids_to_wire(ids)), ROOM) == ids
+
+
+def test_tensors_survive_the_wire() -> None:
+    blocks = {
+        "x@0": {"weights": np.arange(3, dtype=np.float32), "step": np.ones(1, np.float64)},
+        "y@0": {"weights": np.arange(2, dtype=np.float32)},
+        "z@0": {},
+    }
+    names, arrays = tensors_to_wire(blocks)
+    assert len(arrays) == 4 + 3 * len(names)
+    received = tensors_from_wire(names, Arrays(arrays), None)
+    np.testing.assert_equal(received, blocks)
+    with pytest.raises(BadRequest, match="expected values of step as float32"):
+        tensors_from_wire(names, Arrays(arrays), np.float32)
+    for damaged in (
+        changed(4, [0, 3], np.uint32),
+        changed(5, [2, 2], np.int64),
+        changed(5, [-1, 6], np.int64),
+        changed(5, [5], np.int64),
+        changed(6, [0] * 4, np.float32),
+    ):
+        broken = list(arrays)
+        damaged(broken)
+        with pytest.raises(BadRequest, match="expected"):
+            tensors_from_wire(names, Arrays(broken), None)
 
 
 def test_specs_survive_the_wire() -> None:

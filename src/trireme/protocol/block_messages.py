@@ -91,6 +91,54 @@ def specs_from_wire(
     return specs
 
 
+# ---- tensors ----
+
+BlockTensors = dict[str, dict[str, Array]]
+"""By block id, then by name: flat weights and states of an optimizer."""
+
+
+def tensors_to_wire(blocks: Mapping[str, Mapping[str, Array]]) -> tuple[list[str], list[Array]]:
+    """Names of tensors, and arrays for `tensors_from_wire`: ids; then for each name the blocks that
+    have it (uint32), the sizes of theirs (int64), and all values.
+    """
+    names = list(dict.fromkeys(name for tensors in blocks.values() for name in tensors))
+    arrays = ids_to_wire(list(blocks))
+    for name in names:
+        having = [(i, t[name].reshape(-1)) for i, t in enumerate(blocks.values()) if name in t]
+        arrays.append(np.array([i for i, _ in having], np.uint32))
+        arrays.append(np.array([len(values) for _, values in having], np.int64))
+        arrays.append(np.concatenate([values for _, values in having]))
+    return names, arrays
+
+
+def tensors_from_wire(
+    names: Sequence[str], arrays: Arrays, dtype: type | None, num_bytes_max: int = 1 << 62
+) -> BlockTensors:
+    """The inverse of `tensors_to_wire`. dtype: of all; None: any. Raises as `ids_from_wire`, and
+    BadRequest: the values of a name are not those of its blocks.
+    """
+    ids = ids_from_wire(arrays, num_bytes_max)
+    blocks: BlockTensors = {block_id: {} for block_id in ids}
+    for name in names:
+        having = arrays.take(f"blocks with {name}", np.uint32, (None,))
+        sizes = arrays.take(f"sizes of {name}", np.int64, having.shape)
+        values = arrays.take(f"values of {name}", dtype, (None,))
+        if having.max(initial=0) >= max(len(ids), 1) or not _are_sizes(sizes, len(values)):
+            raise BadRequest(
+                f"blocks: expected {name} of {len(values)} values in all of blocks below"
+                f" {len(ids)}, found other blocks or sizes"
+            )
+        parts = np.split(values, np.cumsum(sizes)[:-1]) if len(sizes) else []
+        for i, part in zip(having.tolist(), parts, strict=True):
+            blocks[ids[i]][name] = part
+    return blocks
+
+
+def _are_sizes(sizes: Array, total: int) -> bool:
+    is_each = sizes.min(initial=0) >= 0 and sizes.max(initial=0) <= total
+    return bool(is_each) and sum(sizes.tolist()) == total
+
+
 # ---- the bucket map ----
 
 

@@ -104,16 +104,17 @@ class Arrays:
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._rest: Iterator[Array] = iter(arrays)
 
-    def take(self, what: str, dtype: type, shape: tuple[int | None, ...]) -> Array:
-        """The next array. None in `shape`: any length. Raises BadRequest."""
+    def take(self, what: str, dtype: type | None, shape: tuple[int | None, ...]) -> Array:
+        """The next array. dtype None: any. None in `shape`: any length. Raises BadRequest."""
         array = next(self._rest, None)
-        expected = f"{what} as {np.dtype(dtype).name} of shape {shape}"
+        kind = "an array" if dtype is None else np.dtype(dtype).name
+        expected = f"{what} as {kind} of shape {shape}"
         if array is None:
             raise BadRequest(f"message: expected {expected}, found no more arrays")
         fits = array.ndim == len(shape) and all(
             want in (None, have) for want, have in zip(shape, array.shape, strict=True)
         )
-        if array.dtype != dtype or not fits:
+        if dtype not in (None, array.dtype) or not fits:
             raise BadRequest(f"message: expected {expected}, found {array.dtype} of {array.shape}")
         return array
 
