@@ -21,6 +21,9 @@ from trireme.errors import (
     SchemaMismatch,
     TriremeError,
 )
+from trireme.protocol.block_messages import ids_to_wire, map_from_wire
+from trireme.protocol.routing import BucketMap
+from trireme.protocol.wire import Arrays
 from trireme.rpc import Deferred, Reply, Request
 
 
@@ -271,10 +274,16 @@ def test_a_meeting_for_two_purposes_fails_for_all(asker: Asker) -> None:
 
 
 def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:
-    one = asker.ask("coord.add_blocks", {"blocks": ["p@0"], **asker.me(0)}).body["map"]
-    two = asker.ask("coord.add_blocks", {"blocks": ["p@0"], **asker.me(1)}).body["map"]
-    assert one == two
-    assert one["version"] == 2
+    def add(worker: int, *owners: int) -> BucketMap:
+        arrays = ids_to_wire(["p@0"]) + [np.array([owner], np.uint16) for owner in owners]
+        body = {"are_placed": bool(owners), **asker.me(worker)}
+        reply = asker.ask("coord.add_blocks", body, arrays)
+        return map_from_wire(reply.body["map"], Arrays(reply.arrays))
+
+    assert [add(worker).version for worker in (0, 1)] == [2, 2]
+    assert add(0, 0).blocks == {"p@0": 0}
+    with pytest.raises(BadRequest, match="expected owners below 1, found 7"):
+        add(0, 7)
 
 
 # ---- successors ----

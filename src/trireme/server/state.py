@@ -87,18 +87,20 @@ class ServerState:
 
     # ---- map and members ----
 
-    def adopt_map(self, job: str, bucket_map: BucketMap, index: int, request: Request) -> None:
-        """Adopt the bucket map of a request if it is newer than the current one. Raises
-        SchemaMismatch: this server belongs to another job. Corruption: the worker knew another
-        state.
+    def adopt_map(
+        self, job: str, bucket_map: BucketMap | None, index: int, request: Request
+    ) -> None:
+        """Adopt the bucket map of a request, if it has one that is newer than the current one.
+        Raises SchemaMismatch: this server belongs to another job. Corruption: the worker knew
+        another state.
         """
         with self.journal.changing(), self.lock:
             self.assignment.check_job(job, index, self.journal.where)
             if need(request.body, "state", str) not in ("", self.state_id):
                 raise lost()
-            if self.assignment.is_newer(bucket_map):
+            if bucket_map is not None and self.assignment.is_newer(bucket_map):
                 self.held.hold("map", bucket_map.num_bytes)
-                self.journal.record(request.method, request.body)
+                self.journal.record(request.method, request.body, request.arrays)
                 self.assignment.adopt(job, bucket_map, index)
 
     def adopt_members(self, members: PassMembers, request: Request) -> None:
