@@ -23,11 +23,16 @@ class Servers:
     """Calls servers, again if the map was old.
 
     endpoints: the first hosts the coordinator. connect: makes a transport for one thread's calls,
-    given a name for it.
+    given a name for it. states: endpoint -> name of what its server holds; filled when servers have
+    told, so that the transports find a server that was started again without it.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], connect: Callable[[str], Transport], timeout_s: float
+        self,
+        endpoints: Sequence[str],
+        connect: Callable[[str], Transport],
+        timeout_s: float,
+        states: dict[str, str],
     ) -> None:
         self.endpoints, self.timeout_s = tuple(endpoints), timeout_s
         self.pulls = LockedTransport(connect("pull"))
@@ -36,7 +41,7 @@ class Servers:
         self._aside = LockedTransport(connect("aside"))
         self.map: BucketMap
         self.job = ""  # the coordinator's id of it
-        self.states = [""] * len(endpoints)  # names; a server's changes when it loses its state
+        self.states = states
 
     def close(self) -> None:
         for locked in (self.pulls, self.pushes, self._control, self._aside):
@@ -135,9 +140,15 @@ class Servers:
         bucket_map = BucketMap.from_wire(body)
         common = {"map": bucket_map.to_wire(), "job": self.job}
         calls = [
-            Call(endpoint, "ps.map", {**common, "index": server, "state": self.states[server]}, [])
+            Call(
+                endpoint,
+                "ps.map",
+                {**common, "index": server, "state": self.states.get(endpoint, "")},
+                [],
+            )
             for server, endpoint in enumerate(bucket_map.servers)
         ]
         replies = self.call_all(calls, self.timeout_s)
-        self.states = [str(reply.body["state"]) for reply in replies]
+        for call, reply in zip(calls, replies, strict=True):
+            self.states[call.endpoint] = str(reply.body["state"])
         self.map, self.endpoints = bucket_map, bucket_map.servers
