@@ -67,7 +67,7 @@ class Journal:
         return _NOTHING
 
     def change_once(self, change: Callable[[], Reply]) -> Reply | Deferred:
-        """Make a change within `changing_once`, whose wait takes no thread of the caller's; the reply
+        """Make a change within `changing_once`, which waits on another thread. The reply
         is `answered`. Raises what `change` raises; ResourceExhausted: too many wait.
         """
         return self.answered(change())
