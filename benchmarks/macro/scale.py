@@ -28,7 +28,6 @@ from trireme.metrics import AUC
 from trireme.protocol.membership import Pace
 
 _BATCH_KEYS = 512  # of a worker's step, on all servers together
-_CONNECTIONS_MAX = 8192
 _BOUND = 2
 _ROWS = (
     *("join_ms", "barrier_ms", "barrier_mib_out", "auc_s", "auc_cpu_s", "auc_mib_out"),
@@ -57,8 +56,7 @@ def _measure(settings: Settings, num_workers: int, num_servers: int, number: int
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trireme_bench_")))
-        options = ("--insecure", "--limits", f"connections_max={_CONNECTIONS_MAX}")
-        server = stack.enter_context(ServerProcess(folder, *options, listen="0.0.0.0:0"))
+        server = stack.enter_context(ServerProcess(folder, "--insecure", listen="0.0.0.0:0"))
         detail = {"start_mib": server.memory_mib()}
         with _measured(server, detail, "join", num_workers):
             job = stack.enter_context(SimulatedWorkers(server.endpoint, num_workers, num_servers))
