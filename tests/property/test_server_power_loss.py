@@ -26,6 +26,7 @@ from trireme.errors import BadRequest, ResourceExhausted, TriremeError
 from trireme.job.durability import Durability, kept
 from trireme.job.handlers import handlers_of
 from trireme.optim import values_of_group
+from trireme.protocol.block_messages import map_to_wire, specs_to_wire
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import BlocksPush, Push, TablePush
@@ -128,11 +129,12 @@ class Life:
                 },
             )
         zeros = np.zeros(SPEC.size, np.float32)
+        (head, columns), (shapes, specs) = map_to_wire(MAP), specs_to_wire([SPEC])
         blocks = {"map": MAP.version, "optimizer": "SGD", "groups": [{"lr": 1.0}]}
         for method, body, arrays in (
-            ("ps.map", {"map": MAP.to_wire(), "index": 0, "job": "j", "state": ""}, []),
+            ("ps.map", {"map": head, "index": 0, "job": "j", "state": ""}, list(columns)),
             ("ps.create_table", {"schema": TABLE.schema.to_wire()}, []),
-            ("ps.create_blocks", {**blocks, "blocks": [SPEC.to_wire()]}, [zeros]),
+            ("ps.create_blocks", {**blocks, "shapes": shapes}, [*specs, zeros]),
         ):
             self.ask(method, body, arrays)
         self.state.journal.wait_kept()

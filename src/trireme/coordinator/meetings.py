@@ -1,4 +1,4 @@
-"""Meetings: barriers at which every worker gets what each one contributed.
+"""Meetings: barriers at which every worker gets what each one contributed, or worker 0 alone does.
 
 A worker that starts again runs its script from the beginning, and so comes to meetings that have
 ended: it gets the answers that its predecessor got. These are kept within bounds; those of old
@@ -19,6 +19,7 @@ import numpy as np
 from trireme.coordinator.kept_state import KeptState
 from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, ResourceExhausted, TriremeError
+from trireme.protocol.meeting_arrays import ALL, FIRST, MEETING_ARRAYS, SUM
 from trireme.protocol.wire import Array, need
 from trireme.rpc import Deferred, HeldBytes, Reply, Request
 
@@ -50,6 +51,7 @@ class Contribution:
     purpose: str
     body: Any = None
     arrays: Sequence[Array] = ()
+    kind: str = ALL  # who gets the arrays
 
     @property
     def num_bytes(self) -> int:
@@ -84,7 +86,8 @@ class Meetings:
         self._dropped: dict[MeetingName, None] = {}  # ended, and the outcome is not kept any more
 
     def on_gather(self, worker: int, request: Request) -> Reply | Deferred:
-        """Answer with all contributions, in the order of the workers, when all have come.
+        """Answer with all contributions, in the order of the workers, when all have come. `arrays`:
+        who gets the arrays, see `MEETING_ARRAYS`.
 
         Workers that name the same meeting must also name the same purpose, or workers that do
         different things would take each other's answers.
@@ -98,6 +101,9 @@ class Meetings:
                 f"coord.gather: expected a name and a purpose of at most {NAME_MAX} characters,"
                 f" found {path[:NAME_MAX]!r} and {purpose[:NAME_MAX]!r}"
             )
+        kind = need({"arrays": ALL, **body}, "arrays", str)
+        if kind not in MEETING_ARRAYS:
+            raise BadRequest(f"coord.gather: expected one of {MEETING_ARRAYS}, found {kind[:80]!r}")
         name = MeetingName(need(body, "pass", int), path)
         is_old = name.number < self._workers.records[worker].passes
         if is_old and name not in self._open and name not in self._outcomes:
@@ -105,14 +111,20 @@ class Meetings:
 
         def conclude(meeting: Meeting) -> Reply:
             contributions = [one for _, one in sorted(meeting.contributions.items())]
+            if len(kinds := {one.kind for one in contributions}) > 1:
+                raise BadRequest(f"{name}: expected arrays of one kind, found {sorted(kinds)}")
+            if kind == SUM:
+                contributions = [_sum(str(name), contributions)]
             bodies = [[one.body, len(one.arrays)] for one in contributions]
             arrays = [array for one in contributions for array in one.arrays]
-            reply = Reply({"bodies": bodies}, arrays)
+            to = {} if kind == ALL else {"to": FIRST}
+            reply = Reply({"bodies": bodies, **to}, arrays)
             self._keep_outcome(name, purpose, reply)
             self._kept.flush_change()
             return reply
 
-        brought = Contribution(worker, purpose, need(body, "body", dict), list(request.arrays))
+        contents = need(body, "body", dict), list(request.arrays)
+        brought = Contribution(worker, purpose, *contents, kind)
         return self.attend(name, brought, conclude)
 
     def attend(
@@ -130,7 +142,7 @@ class Meetings:
         """
         self._check_purpose(name, contribution)
         if name in self._outcomes:
-            return self._outcomes[name].reply
+            return _reply_to(contribution.worker, self._outcomes[name].reply)
         if name in self._dropped:
             raise _dropped_error(name, contribution.purpose)
         if name not in self._open:
@@ -145,7 +157,7 @@ class Meetings:
             deferred = Deferred(describe=lambda: self._describe(name))
             meeting.waiting[contribution.worker] = deferred
             return deferred
-        return self._end(name, meeting)
+        return _reply_to(contribution.worker, self._end(name, meeting))
 
     def _missing(self, meeting: Meeting) -> set[int]:
         return self._workers.participants - meeting.contributions.keys()
@@ -165,8 +177,9 @@ class Meetings:
             for deferred in meeting.waiting.values():
                 deferred.fail(error)
             raise
-        for deferred in meeting.waiting.values():
-            deferred.reply(reply)
+        to_others = _reply_to(1, reply)
+        for worker, deferred in meeting.waiting.items():
+            deferred.reply(to_others if worker else reply)
         return reply
 
     def _close(self, name: MeetingName) -> Meeting:
@@ -270,6 +283,35 @@ class Meetings:
         for number, path in state["forgotten"]:
             self._held.note(("dropped", MeetingName(number, path)), len(path))
             self._dropped[MeetingName(number, path)] = None
+
+
+def _reply_to(worker: int, reply: Reply) -> Reply:
+    """The answer as this worker gets it."""
+    if worker == 0 or reply.body.get("to") != FIRST:
+        return reply
+    return Reply({**reply.body, "bodies": [[body, 0] for body, _ in reply.body["bodies"]]})
+
+
+def _sum(subject: str, contributions: Sequence[Contribution]) -> Contribution:
+    """The arrays of all, added element by element in the order of the workers. Raises BadRequest:
+    they differ in number, dtype or shape, or the bodies do.
+    """
+    first = contributions[0]
+    forms = [(array.dtype.str, array.shape) for array in first.arrays]
+    totals = [array.copy() for array in first.arrays]
+    if other := {array.dtype.name for array in first.arrays} - {"float64", "int64"}:
+        raise BadRequest(f"{subject}: expected float64 or int64 to sum, found {sorted(other)}")
+    for one in contributions[1:]:
+        own = [(array.dtype.str, array.shape) for array in one.arrays]
+        if one.body != first.body or own != forms:
+            raise BadRequest(
+                f"{subject}: expected alike arrays to sum, found {first.body} and {forms} of worker"
+                f" {first.worker}, {one.body} and {own} of worker {one.worker}"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):  # the sum shows it
+            for total, array in zip(totals, one.arrays, strict=True):
+                total += array
+    return Contribution(first.worker, first.purpose, first.body, totals)
 
 
 def _num_bytes(body: Any, arrays: Sequence[Array]) -> int:

@@ -16,6 +16,8 @@ from trireme.worker.monitoring import WorkerMetrics
 log = logging.getLogger("trireme")
 
 READY_MESSAGE_S = 3.0
+_DESCRIPTORS = 5 * 5
+"""Of the connections to a server: five at most, of a socket, a queue and three of a monitor."""
 
 
 def connect(
@@ -42,9 +44,11 @@ def connect(
 
     Raises:
         DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
-        NotAdmitted: a server does not list this worker's key.
+        NotAdmitted: a server does not list this worker's key. BadRequest: the system allows too few
+            open files for so many servers.
     """
     name = "late worker" if late else f"worker {worker}"
+    rpc.allow_descriptors(_DESCRIPTORS * len(servers), f"{name} with {len(servers)} servers")
     own_metrics = WorkerMetrics("worker", metrics, name)
     states: dict[str, str] = {}
     base = rpc.RpcClient(

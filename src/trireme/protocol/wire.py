@@ -104,16 +104,17 @@ class Arrays:
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._rest: Iterator[Array] = iter(arrays)
 
-    def take(self, what: str, dtype: type, shape: tuple[int | None, ...]) -> Array:
-        """The next array. None in `shape`: any length. Raises BadRequest."""
+    def take(self, what: str, dtype: type | None, shape: tuple[int | None, ...]) -> Array:
+        """The next array. dtype None: any. None in `shape`: any length. Raises BadRequest."""
         array = next(self._rest, None)
-        expected = f"{what} as {np.dtype(dtype).name} of shape {shape}"
+        kind = "an array" if dtype is None else np.dtype(dtype).name
+        expected = f"{what} as {kind} of shape {shape}"
         if array is None:
             raise BadRequest(f"message: expected {expected}, found no more arrays")
         fits = array.ndim == len(shape) and all(
             want in (None, have) for want, have in zip(shape, array.shape, strict=True)
         )
-        if array.dtype != dtype or not fits:
+        if dtype not in (None, array.dtype) or not fits:
             raise BadRequest(f"message: expected {expected}, found {array.dtype} of {array.shape}")
         return array
 
@@ -141,7 +142,7 @@ class BlocksPush:
 
     groups: list[GroupValues]
     gradients: Floats  # flat, over the server's blocks in the map's order
-    absent: list[str]  # blocks without a gradient, zeros in `gradients`: torch skips them
+    absent: list[str]  # parameters without a gradient, zeros in `gradients`: torch skips them
 
 
 # The fields of a push that travel as they are, in this order.

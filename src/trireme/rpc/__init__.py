@@ -9,6 +9,7 @@ from trireme.rpc.auth import (
     read_keys,
     write_keys,
 )
+from trireme.rpc.descriptors import allow_descriptors
 from trireme.rpc.held_bytes import HeldBytes
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import (
@@ -42,6 +43,7 @@ __all__ = [
     "Server",
     "ServerKeys",
     "Usage",
+    "allow_descriptors",
     "make_keys",
     "new_keys",
     "read_keys",

@@ -35,6 +35,7 @@ from trireme.errors import (
     Unavailable,
 )
 from trireme.rpc.auth import ServerKeys, numeric_address
+from trireme.rpc.descriptors import allow_descriptors
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Answer, Deferred, Handler, Reply, Request, RequestObserver, Usage
 from trireme.rpc.peers import TICK_S, Peer
@@ -47,6 +48,7 @@ _log = logging.getLogger("trireme.rpc")
 _BATCH = 64
 # A deferred request ends this long before the client's deadline, so that the client learns why.
 _EARLY_S_MAX = 0.3
+_DESCRIPTORS = 2  # of a connection: ZeroMQ's and the copy of peers.py
 _GONE = Unavailable("the client has gone")
 
 
@@ -140,10 +142,15 @@ class Server:
         """Bind and serve, in background threads.
 
         Raises:
-            BadRequest: the address cannot be bound, or start() was called before.
+            BadRequest: the address cannot be bound, start() was called before, or the system allows
+                too few open files for `connections_max`.
         """
         if self._threads or self._is_stopping:
             raise BadRequest(f"Server.start: may be called once, found {self.name} started before")
+        num = self._limits.connections_max
+        allow_descriptors(
+            _DESCRIPTORS * num, f"{self.name} with connections_max={num} (--limits, TRIREME_LIMITS)"
+        )
         self._socket = ServerSocket(
             self.name,
             self._bind,

@@ -32,8 +32,8 @@ _CONNECT_TIMEOUT_MS = 5_000
 def new_context() -> Context:
     """A context with one I/O thread, which moves several gigabytes a second."""
     context: Context = zmq.Context(io_threads=1)
-    # ZeroMQ's default is 1023; an embedded cluster may have more servers.
-    context.set(zmq.MAX_SOCKETS, 8192)
+    # ZeroMQ's default is 1023; this is its limit. A client's connection takes three.
+    context.set(zmq.MAX_SOCKETS, 65535)
     return context
 
 

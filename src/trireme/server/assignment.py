@@ -23,6 +23,11 @@ class Assignment:
         """Whether workers have sent a bucket map."""
         return self._map is not None
 
+    @property
+    def version(self) -> int:
+        """Of the bucket map; 0: there is none."""
+        return 0 if self._map is None else self._map.version
+
     def map(self) -> BucketMap:
         if self._map is None:
             raise NotReady("server: no bucket map yet; the coordinator's first worker brings it")

@@ -87,18 +87,20 @@ class ServerState:
 
     # ---- map and members ----
 
-    def adopt_map(self, job: str, bucket_map: BucketMap, index: int, request: Request) -> None:
-        """Adopt the bucket map of a request if it is newer than the current one. Raises
-        SchemaMismatch: this server belongs to another job. Corruption: the worker knew another
-        state.
+    def adopt_map(
+        self, job: str, bucket_map: BucketMap | None, index: int, request: Request
+    ) -> None:
+        """Adopt the bucket map of a request, if it has one that is newer than the current one.
+        Raises SchemaMismatch: this server belongs to another job. Corruption: the worker knew
+        another state.
         """
         with self.journal.changing(), self.lock:
             self.assignment.check_job(job, index, self.journal.where)
             if need(request.body, "state", str) not in ("", self.state_id):
                 raise lost()
-            if self.assignment.is_newer(bucket_map):
+            if bucket_map is not None and self.assignment.is_newer(bucket_map):
                 self.held.hold("map", bucket_map.num_bytes)
-                self.journal.record(request.method, request.body)
+                self.journal.record(request.method, request.body, request.arrays)
                 self.assignment.adopt(job, bucket_map, index)
 
     def adopt_members(self, members: PassMembers, request: Request) -> None:
@@ -150,20 +152,19 @@ class ServerState:
 
     def finish_import(self, id: str, *, commit: bool) -> None:
         """Put the rows of a prepared import into the tables, or forget them. A repetition does
-        nothing. No push may be running.
+        nothing. Within `Journal.change_once`.
         """
-        with self.journal.changing_once():
-            if self.prepared is None or self.prepared.id != id:
-                return
-            self.journal.record(FINISH, {"id": id, "commit": commit})
-            for name, rows in self.prepared.rows.items() if commit else ():
-                if self.prepared.replace:
-                    self._replace_rows(name, rows)
-                    continue
-                for bucket, content in filled_buckets(rows):
-                    columns = (content.keys, content.classes, content.rows)
-                    self.table(name).rows.apply(bucket, *columns, content.keys[:0])
-            self.prepared = None
+        if self.prepared is None or self.prepared.id != id:
+            return
+        self.journal.record(FINISH, {"id": id, "commit": commit})
+        for name, rows in self.prepared.rows.items() if commit else ():
+            if self.prepared.replace:
+                self._replace_rows(name, rows)
+                continue
+            for bucket, content in filled_buckets(rows):
+                columns = (content.keys, content.classes, content.rows)
+                self.table(name).rows.apply(bucket, *columns, content.keys[:0])
+        self.prepared = None
 
     def _replace_rows(self, name: str, rows: _core.Table) -> None:
         with self.lock:
@@ -375,12 +376,13 @@ class ServerState:
             self.tables.note_settled(id, [*parts, part])
 
     def shrink(self, body: dict[str, Any]) -> dict[str, dict[str, int]]:
-        """Execute a checked `policy.shrink`; returns the numbers of rows removed."""
+        """Execute a checked `policy.shrink`; returns the numbers of rows removed. Within
+        `Journal.change_once`.
+        """
         time, day_over = need_time(body), need(body, "day_over", bool)
-        with self.journal.changing_once():
-            self.journal.record("policy.shrink", body)
-            buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]]
-            return self.tables.shrink(buckets.tolist(), time, day_over=day_over)
+        self.journal.record("policy.shrink", body)
+        buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]]
+        return self.tables.shrink(buckets.tolist(), time, day_over=day_over)
 
     # ---- statistics ----
 

@@ -10,8 +10,9 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
+from trireme.protocol.block_messages import map_from_wire, map_to_wire
 from trireme.protocol.routing import BucketMap
-from trireme.protocol.wire import Array
+from trireme.protocol.wire import Array, Arrays
 from trireme.rpc import Call, Reply
 from trireme.worker.transport import LockedTransport, Transport
 
@@ -120,10 +121,8 @@ class Servers:
                 return attempt(left_s)
             except WrongMap as wrong:
                 error = wrong
-                reply = self.call_all(
-                    [Call(self.endpoints[0], "coord.map", {}, [])], self.timeout_s
-                )
-                self.adopt(reply[0].body["map"])
+                ask = Call(self.endpoints[0], "coord.map", {}, [])
+                self.adopt(self.call_all([ask], self.timeout_s)[0])
             except NotReady as not_ready:
                 error = not_ready
                 if (id := (not_ready.details or {}).get("import")) is not None:
@@ -135,20 +134,23 @@ class Servers:
             time.sleep(min(RETRY_S, max(0.0, deadline - monotonic())))
         raise DeadlineExceeded(f"{what}: not possible within {timeout_s} s; last: {error}")
 
-    def adopt(self, body: dict[str, Any]) -> None:
-        """Use this map, and send it to every server."""
-        bucket_map = BucketMap.from_wire(body)
-        common = {"map": bucket_map.to_wire(), "job": self.job}
-        calls = [
-            Call(
-                endpoint,
-                "ps.map",
-                {**common, "index": server, "state": self.states.get(endpoint, "")},
-                [],
-            )
-            for server, endpoint in enumerate(bucket_map.servers)
-        ]
-        replies = self.call_all(calls, self.timeout_s)
-        for call, reply in zip(calls, replies, strict=True):
-            self.states[call.endpoint] = str(reply.body["state"])
+    def adopt(self, answer: Reply) -> None:
+        """Use the map of the coordinator's answer, and send it to every server that lacks it."""
+        bucket_map = map_from_wire(answer.body["map"], Arrays(answer.arrays))
+        head, arrays = map_to_wire(bucket_map)
+
+        lack: Sequence[int] = range(len(bucket_map.servers))
+        # First without the map: of a thousand workers, one needs to send it.
+        for fields, parts in (({}, ()), ({"map": head}, arrays)):
+            calls = []
+            for server in lack:
+                endpoint = bucket_map.servers[server]
+                state = self.states.get(endpoint, "")
+                body = {"job": self.job, "index": server, "state": state, **fields}
+                calls.append(Call(endpoint, "ps.map", body, parts))
+            replies = self.call_all(calls, self.timeout_s) if calls else []
+            for call, reply in zip(calls, replies, strict=True):
+                self.states[call.endpoint] = str(reply.body["state"])
+            versions = [int(reply.body["version"]) for reply in replies]
+            lack = [s for s, v in zip(lack, versions, strict=True) if v < bucket_map.version]
         self.map, self.endpoints = bucket_map, bucket_map.servers

@@ -3,11 +3,14 @@
 So no call takes long, a repeated call starts nothing twice, and worker 0 sees the progress.
 """
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
+
+import numpy as np
 
 from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError, Unavailable
 from trireme.rpc import Reply
@@ -91,10 +94,13 @@ class Operation:
             "running": is_running,
             "done": self.progress.done,
             "total": self.progress.total,
-            "result": None if is_running else self._result,
             "error": error and [error.code, str(error)],
         }
-        return Reply(body)
+        # It grows with the model and the number of streams, and so is no part of a header.
+        if is_running or error:
+            return Reply(body)
+        text = json.dumps(self._result, ensure_ascii=True, allow_nan=False).encode()
+        return Reply(body, [np.frombuffer(text, np.uint8)])
 
 
 class Operations:
