@@ -302,7 +302,7 @@ class ServerSocket:
                 raise
         else:
             num_bytes = sum(frames.wire_bytes(len(p), self._is_curve) for p in parts)
-            peer.num_bytes_out += num_bytes
+            self.peers.note_sent(peer, num_bytes)
             self.num_bytes_out += num_bytes
 
 
