@@ -49,8 +49,13 @@ def connect(
     name = "late worker" if late else f"worker {worker}"
     rpc.allow_descriptors(_DESCRIPTORS * len(servers), f"{name} with {len(servers)} servers")
     own_metrics = WorkerMetrics("worker", metrics, name)
+    states: dict[str, str] = {}
     base = rpc.RpcClient(
-        name=name, keys=keys, watch=own_metrics.waits, observe=own_metrics.calls.observe
+        name=name,
+        keys=keys,
+        watch=own_metrics.waits,
+        observe=own_metrics.calls.observe,
+        states=states,
     )
     try:
         own_metrics.health.hinder(STARTING, f"waiting for servers {', '.join(servers)}")
@@ -66,6 +71,7 @@ def connect(
             silence_s=timeout_s / SILENCES,
             pool=pool,
             timeout_s=timeout_s,
+            states=states,
         )
     except BaseException:
         base.close()

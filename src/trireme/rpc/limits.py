@@ -10,8 +10,8 @@ class Limits:
     """The limits of one server or client. A server sends its own in the handshake.
 
     Peers can make a server hold `total_bytes_max` of requests, as much again of messages that are
-    still arriving (docs/protocol.md: for messages of many tiny parts), and per connection
-    `inflight_bytes_max` and the replies of requests that are being handled.
+    still arriving (docs/protocol.md: for messages of many tiny parts), as much again of replies
+    that wait to be received, and the replies of requests that are being handled.
     """
 
     message_bytes_max: int = 1 << 28

@@ -89,6 +89,8 @@ class Server:
         listen_fd: a socket that listens at `bind` already, which the server takes over, so that no
             other process can take a free port between choosing and binding it.
         observe: called for every request when it is answered.
+        state: names what this process holds; every connection learns it before its first call.
+            Empty: nothing that clients rely on.
 
     Threads: any thread may use any method.
     """
@@ -105,6 +107,7 @@ class Server:
         threads: int = 2,
         listen_fd: int | None = None,
         observe: RequestObserver | None = None,
+        state: str = "",
     ) -> None:
         if threads < 1:
             raise BadRequest(f"Server: threads must be at least 1, found {threads}")
@@ -115,7 +118,7 @@ class Server:
         self._keys = keys
         self._num_threads = threads
         self._listen_fd = listen_fd
-        self._observe = observe
+        self._observe, self._state = observe, state
         self._lock = threading.Lock()
         self._ready: deque[Peer] = deque()
         self._stalled: list[Peer] = []
@@ -155,6 +158,7 @@ class Server:
             self._listen_fd,
             self._forget,
             self._refusal,
+            self._state,
         )
         self._endpoint = self._socket.endpoint
         self._work = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

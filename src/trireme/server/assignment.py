@@ -67,6 +67,16 @@ class Assignment:
                 " start this one with another --state_dir"
             )
 
+    def check_is_first(self, where: str) -> None:
+        """Raises SchemaMismatch if this is another server than the one with the coordinator."""
+        if self.index > 0:
+            kept = f", whose state is here, in {where}" if where else ""
+            raise SchemaMismatch(
+                f"server: expected the coordinator at server 0 of the workers' list, found server"
+                f" {self.index} of job {self.job}{kept}; list the servers in their order, and start"
+                " each with its own --state_dir"
+            )
+
     def is_newer(self, bucket_map: BucketMap) -> bool:
         return self._map is None or bucket_map.version > self._map.version
 

@@ -239,7 +239,7 @@ class RequestHandlers:
                 f" {slices}"
             )
         need_time(body), need(body, "day_over", bool), state.assignment.map()
-        return state.journal.answered(Reply({"tables": state.shrink(body)}))
+        return state.journal.change_once(lambda: Reply({"tables": state.shrink(body)}))
 
     def _counters(self) -> Reply:
         """What has become of keys, by table."""

@@ -152,20 +152,19 @@ class ServerState:
 
     def finish_import(self, id: str, *, commit: bool) -> None:
         """Put the rows of a prepared import into the tables, or forget them. A repetition does
-        nothing. No push may be running.
+        nothing. Within `Journal.change_once`.
         """
-        with self.journal.changing_once():
-            if self.prepared is None or self.prepared.id != id:
-                return
-            self.journal.record(FINISH, {"id": id, "commit": commit})
-            for name, rows in self.prepared.rows.items() if commit else ():
-                if self.prepared.replace:
-                    self._replace_rows(name, rows)
-                    continue
-                for bucket, content in filled_buckets(rows):
-                    columns = (content.keys, content.classes, content.rows)
-                    self.table(name).rows.apply(bucket, *columns, content.keys[:0])
-            self.prepared = None
+        if self.prepared is None or self.prepared.id != id:
+            return
+        self.journal.record(FINISH, {"id": id, "commit": commit})
+        for name, rows in self.prepared.rows.items() if commit else ():
+            if self.prepared.replace:
+                self._replace_rows(name, rows)
+                continue
+            for bucket, content in filled_buckets(rows):
+                columns = (content.keys, content.classes, content.rows)
+                self.table(name).rows.apply(bucket, *columns, content.keys[:0])
+        self.prepared = None
 
     def _replace_rows(self, name: str, rows: _core.Table) -> None:
         with self.lock:
@@ -377,12 +376,13 @@ class ServerState:
             self.tables.note_settled(id, [*parts, part])
 
     def shrink(self, body: dict[str, Any]) -> dict[str, dict[str, int]]:
-        """Execute a checked `policy.shrink`; returns the numbers of rows removed."""
+        """Execute a checked `policy.shrink`; returns the numbers of rows removed. Within
+        `Journal.change_once`.
+        """
         time, day_over = need_time(body), need(body, "day_over", bool)
-        with self.journal.changing_once():
-            self.journal.record("policy.shrink", body)
-            buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]]
-            return self.tables.shrink(buckets.tolist(), time, day_over=day_over)
+        self.journal.record("policy.shrink", body)
+        buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]]
+        return self.tables.shrink(buckets.tolist(), time, day_over=day_over)
 
     # ---- statistics ----
 

@@ -54,6 +54,7 @@ class WorkerClient:
         silence_s: other workers take the streams of one that is silent for so long.
         pool: threads for the core's batch work.
         timeout_s: seconds that any call may take, the wait for other workers included.
+        states: as for Servers; this fills it.
 
     Attributes:
         servers: makes the calls. coordinator: makes those to the coordinator.
@@ -76,10 +77,11 @@ class WorkerClient:
         silence_s: float = 0.0,
         pool: _core.Pool,
         timeout_s: float,
+        states: dict[str, str] | None = None,
     ) -> None:
         self.worker, self.num_workers, self.num_streams = worker, num_workers, streams
         self.is_late, self.timeout_s = late, timeout_s
-        self.servers = Servers(endpoints, connect, timeout_s)
+        self.servers = Servers(endpoints, connect, timeout_s, {} if states is None else states)
         self._pool = pool
         self._dense: DenseParameters | None = None
         self._tables: dict[str, TableSchema] = {}
@@ -109,10 +111,12 @@ class WorkerClient:
             self.servers, self.script, self.worker, self.incarnation
         )
         self.servers.job, states = str(joined["job"]), list(joined["states"])
-        self.servers.states = states or self.servers.states
+        endpoints = self.servers.endpoints
+        self.servers.states.update(zip(endpoints, states, strict=False))  # none in a new job
         self.servers.adopt(answer)
         if not states:
-            self.coordinator.call("coord.states", {"states": self.servers.states})
+            reported = [self.servers.states[endpoint] for endpoint in endpoints]
+            self.coordinator.call("coord.states", {"states": reported})
 
     def use_stream(self, stream: int, incarnation: int) -> None:
         """Send pushes as this stream from now on, under this incarnation or lease."""

@@ -24,11 +24,16 @@ class Servers:
     """Calls servers, again if the map was old.
 
     endpoints: the first hosts the coordinator. connect: makes a transport for one thread's calls,
-    given a name for it.
+    given a name for it. states: endpoint -> name of what its server holds; filled when servers have
+    told, so that the transports find a server that was started again without it.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], connect: Callable[[str], Transport], timeout_s: float
+        self,
+        endpoints: Sequence[str],
+        connect: Callable[[str], Transport],
+        timeout_s: float,
+        states: dict[str, str],
     ) -> None:
         self.endpoints, self.timeout_s = tuple(endpoints), timeout_s
         self.pulls = LockedTransport(connect("pull"))
@@ -37,7 +42,7 @@ class Servers:
         self._aside = LockedTransport(connect("aside"))
         self.map: BucketMap
         self.job = ""  # the coordinator's id of it
-        self.states = [""] * len(endpoints)  # names; a server's changes when it loses its state
+        self.states = states
 
     def close(self) -> None:
         for locked in (self.pulls, self.pushes, self._control, self._aside):
@@ -139,11 +144,13 @@ class Servers:
         for fields, parts in (({}, ()), ({"map": head}, arrays)):
             calls = []
             for server in lack:
-                body = {"job": self.job, "index": server, "state": self.states[server], **fields}
-                calls.append(Call(bucket_map.servers[server], "ps.map", body, parts))
+                endpoint = bucket_map.servers[server]
+                state = self.states.get(endpoint, "")
+                body = {"job": self.job, "index": server, "state": state, **fields}
+                calls.append(Call(endpoint, "ps.map", body, parts))
             replies = self.call_all(calls, self.timeout_s) if calls else []
-            for server, reply in zip(lack, replies, strict=True):
-                self.states[server] = str(reply.body["state"])
+            for call, reply in zip(calls, replies, strict=True):
+                self.states[call.endpoint] = str(reply.body["state"])
             versions = [int(reply.body["version"]) for reply in replies]
             lack = [s for s, v in zip(lack, versions, strict=True) if v < bucket_map.version]
         self.map, self.endpoints = bucket_map, bucket_map.servers

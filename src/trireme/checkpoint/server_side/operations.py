@@ -14,6 +14,7 @@ import numpy as np
 
 from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError, Unavailable
 from trireme.rpc import Reply
+from trireme.rpc.frames import Array
 from trireme.storage.checked_file import FILE_THREADS
 
 log = logging.getLogger("trireme.checkpoint")
@@ -65,14 +66,15 @@ class Operation:
     def __init__(self, work: Callable[[OperationProgress], dict[str, Any]]) -> None:
         self.progress = OperationProgress()
         self._work = work
-        self._result: dict[str, Any] | None = None
+        self._result: list[Array] = []  # in JSON, a tenth of what the values take
         self._error: TriremeError | None = None
         self._thread = threading.Thread(target=self._run, name="trireme-checkpoint", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._result = self._work(self.progress)
+            text = json.dumps(self._work(self.progress), ensure_ascii=True, allow_nan=False)
+            self._result = [np.frombuffer(text.encode(), np.uint8)]
         except TriremeError as error:
             self._error = error
         except MemoryError as error:
@@ -97,10 +99,7 @@ class Operation:
             "error": error and [error.code, str(error)],
         }
         # It grows with the model and the number of streams, and so is no part of a header.
-        if is_running or error:
-            return Reply(body)
-        text = json.dumps(self._result, ensure_ascii=True, allow_nan=False).encode()
-        return Reply(body, [np.frombuffer(text, np.uint8)])
+        return Reply(body, [] if is_running else self._result)
 
 
 class Operations:
