@@ -227,14 +227,14 @@ class ImportHandlers:
             if missing := [name for name in names if name not in self._staged]:
                 raise BadRequest(f"import: expected rows of tables {missing}, found none")
             rows = {name: self._staged[name].rows for name in names}
-            server.prepare_import(PreparedImport(id, need(request.body, "replace", bool), rows))
+            server.prepare(PreparedImport(id, need(request.body, "replace", bool), rows))
             for name in names:
                 del self._staged[name]
         return server.journal.answered(Reply())
 
     def _on_finish(self, request: Request) -> Reply | Deferred:
         id, commit = need(request.body, "id", str), need(request.body, "commit", bool)
-        self._server.finish_import(id, commit=commit)
+        self._server.finish(id, commit=commit)
         return self._server.journal.answered(Reply())
 
 
