@@ -173,6 +173,7 @@ class CheckpointHandlers:
     def _prepare(self, storage: Storage, body: Body, _: OperationProgress) -> Result:
         server, id = self._server, need_name(body, "load", JOB_CHARS_MAX)
         if not self._is_checked(body):
+            self._keep(None)
             raise BadRequest(
                 f"checkpoint.prepare: expected a load that was checked before, found"
                 f" {storage.name}: another load has begun since, or the server was restarted"
