@@ -26,6 +26,7 @@ from trireme.coordinator.coordinator import Coordinator
 from trireme.job.durability import Durability, kept
 from trireme.job.handlers import handlers_of
 from trireme.optim import values_of_group
+from trireme.protocol.block_messages import map_to_wire
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Push, TablePush
 from trireme.rpc import Request
@@ -125,8 +126,8 @@ class _Server:
         if not self.state.assignment.is_in_a_job:
             body = {"servers": ["a:1"], "worker": 0, "num_workers": 1, "token": "a"}
             self._ask("coord.join", body, [])
-            bucket_map = BucketMap.even(("a:1",)).to_wire()
-            self._ask("ps.map", {"map": bucket_map, "index": 0, "job": "a", "state": ""}, [])
+            head, arrays = map_to_wire(BucketMap.even(("a:1",)))
+            self._ask("ps.map", {"map": head, "index": 0, "job": "a", "state": ""}, list(arrays))
             self._ask("ps.create_table", {"schema": self._table.schema.to_wire()}, [])
 
     def push(self, keys: np.ndarray) -> None:

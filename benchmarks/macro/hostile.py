@@ -25,13 +25,12 @@ from typing import Any
 
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from benchmarks.macro.attackers import KINDS
-from benchmarks.macro.ours import environment
+from benchmarks.macro.server_process import ServerProcess
 from trireme.launch.key_folder import client_keys, make_folders, make_shared_folder
 from trireme.rpc import RpcClient
 
 _CALLS_PER_S, _CALLS_MIN = 200, 10
 _PATIENCE_S = 60.0
-_START_S = 60.0
 _CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))  # version 1, version 2
 
 
@@ -54,7 +53,7 @@ def _measure(settings: Settings, kind: str, number: int) -> Run:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trireme_bench_")))
         keys = _Keys(folder, kind)
-        server = stack.enter_context(_Server(folder, keys.server))
+        server = stack.enter_context(ServerProcess(folder, "--keys", str(keys.server)))
         client = stack.enter_context(_GoodClient(server.endpoint, keys.good))
         time.sleep(min(alone_s, 0.5))  # the client has just started
         alone = _watch(server, client, alone_s)
@@ -79,61 +78,6 @@ class _Keys:
             self.attacker = folder / "other"
             trusted = (self.good / "server.pub").read_text()
             (self.attacker / "server.pub").write_text(trusted)
-
-
-class _Server:
-    """`trireme server` in a process of its own."""
-
-    def __init__(self, folder: Path, keys: Path) -> None:
-        command = [
-            sys.executable,
-            "-u",
-            "-m",
-            "trireme",
-            "server",
-            "--listen",
-            "127.0.0.1:0",
-        ]
-        self._log = (folder / "server.log").open("w+")
-        self._process = subprocess.Popen(
-            [*command, "--keys", str(keys), "--root", str(folder)],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=environment(),
-        )
-        self.endpoint = self._wait_line(folder / "server.log", "listening on ")
-
-    def _wait_line(self, path: Path, start: str) -> str:
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            for line in path.read_text().splitlines():
-                if line.startswith(start):
-                    return line.removeprefix(start)
-            time.sleep(0.05)
-        raise BenchError(f"expected the server to listen, found: {path.read_text()}")
-
-    def cpu_s(self) -> float:
-        """CPU seconds of all its threads, from the scheduler's clock."""
-        total_ns = 0
-        for task in Path(f"/proc/{self._process.pid}/task").iterdir():
-            with contextlib.suppress(OSError):  # a thread that has just ended
-                total_ns += int((task / "schedstat").read_text().split()[0])
-        return total_ns / 1e9
-
-    def memory_mib(self) -> float:
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-
-    def log_bytes(self) -> int:
-        return os.fstat(self._log.fileno()).st_size
-
-    def __enter__(self) -> _Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(30)
-        self._log.close()
 
 
 class _GoodClient:
@@ -165,7 +109,7 @@ class _GoodClient:
         self._thread.join(60)
 
 
-def _watch(server: _Server, client: _GoodClient, seconds: float) -> dict[str, float]:
+def _watch(server: ServerProcess, client: _GoodClient, seconds: float) -> dict[str, float]:
     """The CPU time of the server in some seconds, and the latencies of its client."""
     client.take()
     cpu_s, log_bytes, peak = server.cpu_s(), server.log_bytes(), 0.0

@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from zmtp import HELLO, LONG, MORE, RawPeer, call, frame, greeting, message, send_until_closed
 
@@ -46,7 +47,11 @@ def server(handled: threading.Semaphore) -> Iterator[Server]:
         handled.release()
         return Reply({"blob": bytes(MIB // 2)})
 
-    handlers = {"echo": lambda request: Reply(request.body, request.arrays), "blob": blob}
+    handlers = {
+        "echo": lambda request: Reply(request.body, request.arrays),
+        "blob": blob,
+        "array": lambda _: Reply({}, [np.zeros(MIB // 2, np.uint8)]),
+    }
     with (
         Server("127.0.0.1:0", handlers, name="server 0", limits=LIMITS) as server,
         RpcClient(name="good") as good,
@@ -163,6 +168,23 @@ def test_unfinished_messages_of_many_peers_are_bounded_together(
             except TimeoutError:
                 pass
     assert 6 <= len(open_peers) <= 8
+
+
+def test_replies_that_many_peers_do_not_read_are_bounded_together(
+    server: Server, stack: ExitStack
+) -> None:
+    """Each may leave 4 MiB: 48 MiB in all, of which 8 may be held."""
+    peers = [stack.enter_context(RawPeer(server.endpoint)) for _ in range(12)]
+    for peer in peers:
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        peer.hello()
+        for number in range(1, LIMITS.requests_max + 1):
+            peer.send(call(number, "array"))
+    followed = server._socket.peers
+    deadline = time.monotonic() + 20
+    while any(peer.num_requests for peer in followed) and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert sum(p.unsent_bytes for p in followed if not p.is_dropped) <= LIMITS.total_bytes_max
 
 
 def test_connections_beyond_the_limit_are_closed(server: Server, stack: ExitStack) -> None:

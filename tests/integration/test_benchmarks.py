@@ -69,6 +69,7 @@ REAL_CLAIMS = {
     ("durability", "recovery_s"): (),
     ("network", "async_1ms_1gbit"): ("loopback",),
     ("network", "async_1ms_1gbit_b512"): ("loopback_b512",),
+    **{("scale", f"w{w}_s{s}"): () for s in (1, 10, 100) for w in (10, 100, 1000)},
     **{("hostile", kind): () for kind in KINDS},
     ("security", "curve_dim9"): ("plain",),
     ("security", "curve_dim64"): ("plain",),

@@ -127,7 +127,7 @@ def rewrite(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         manifest = json.loads((path / "manifest.json").read_text())["manifest"]
         change(manifest)
         body = json.dumps(manifest).encode()
-        head = f'{{"format": 2, "xxh3_128": "{xxhash.xxh3_128(body).hexdigest()}", "manifest":\n'
+        head = f'{{"format": 3, "xxh3_128": "{xxhash.xxh3_128(body).hexdigest()}", "manifest":\n'
         (path / "manifest.json").write_bytes(head.encode() + body + b"\n}\n")
 
     return damage
@@ -185,7 +185,8 @@ ROWS = ("tables", "t", "pieces", 0)
         put("streams", value=[[0, 2**70, []]]),
         put("streams", value=[[0, 1, [0] * 100]]),
         put("blocks", 0, "blocks", 0, "spec", value=["w", 0, float("inf"), 0]),
-        put("blocks", 0, "blocks", 0, "marks", value=[[0, -1]]),
+        put("blocks", 0, "marks", 0, "applied", value=[[0, -1]]),
+        put("blocks", 0, "blocks", 0, "marks", value=1),
         put("blocks", 0, "file", "path", value="blocks/../../x"),
         put("tensors", value=7),
         put("extra", value=None),
@@ -205,10 +206,10 @@ def test_manifests_of_other_formats_are_refused(refused: Any) -> None:
 
     def newer(path: Path) -> None:
         text = (path / "manifest.json").read_text()
-        (path / "manifest.json").write_text(text.replace('"format": 2', '"format": 3'))
+        (path / "manifest.json").write_text(text.replace('"format": 3', '"format": 4'))
 
-    assert "expected format 2, found 1: written by an older version" in str(refused(older))
-    assert "expected format 2, found 3: written by a newer version" in str(refused(newer))
+    assert "expected format 3, found 1: written by an older version" in str(refused(older))
+    assert "expected format 3, found 4: written by a newer version" in str(refused(newer))
     for text in ("", "{", "[" * 100_000, "7", '{"format": ' + "9" * 5000 + "}"):
 
         def broken(path: Path, text: str = text) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -30,6 +31,7 @@ from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
+from trireme.storage.document import Document
 from trireme.worker.gradients import PushHeader, TableGradient
 from trireme.worker.passes import PassNote, begin_pass, leave
 
@@ -246,6 +248,80 @@ def test_a_restarted_server_without_durability_is_refused(
         servers.start(1)
         with pytest.raises(Corruption, match="--durability process keeps"):
             push(cluster, 2)
+        cluster.abandon()
+
+
+def kill_all(servers: DurableServers) -> None:
+    for server in range(len(servers.addresses)):
+        servers.kill(server)
+
+
+def restart_swapped(servers: DurableServers) -> None:
+    """Exchange the state folders of two killed servers, and start them where they were."""
+    first, second = servers.state_dir(0), servers.state_dir(1)
+    first.rename(first.with_name("aside"))
+    second.rename(first)
+    first.with_name("aside").rename(second)
+    for server in (0, 1):
+        servers.start(server)
+
+
+def test_swapped_state_folders_are_noticed_by_every_call_and_lose_nothing(
+    programs: Template, tmp_path: Path
+) -> None:
+    with DurableServers(programs, 2, tmp_path) as servers:
+        cluster = servers.join(0, 1)
+        cluster.client.create_table(TABLE.schema)
+        expected = np.zeros(NUM_KEYS)
+        expected[push(cluster, 1).astype(np.int64)] += 1
+        keys = {T_ROWS: some_keys(cluster, 0)}
+        calls: dict[str, Callable[[], object]] = {
+            "pull": lambda: cluster.client.pull(keys),
+            "push": lambda: push(cluster, 2),
+            "ps.streams": cluster.client.stream_position,
+            "save": lambda: save_checkpoint(
+                cluster.client, tmp_path / "saved", extra={}, tensors={}, keep=1
+            ),
+        }
+        other = r"127\.0\.0\.1:\d+ .*found the state of 127\.0\.0\.1:\d+.*its own --state_dir"
+
+        def fails(call: Callable[[], object]) -> None:
+            with pytest.raises(Corruption, match=other):
+                call()
+
+        kill_all(servers)
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(fails, calls["push"])
+            restart_swapped(servers)
+            waits.result()
+        for call in calls.values():
+            fails(call)
+        with pytest.raises(SchemaMismatch, match="expected the coordinator at server 0"):
+            servers.join(0, 1)
+        kill_all(servers)
+        state = ["--durability", "process", "--state_dir", str(servers.state_dir(0))]
+        place = {"TRIREME_SERVERS": ",".join(servers.addresses), "TRIREME_INDEX": "0"}
+        with programs.start("one that knows its place", [*SERVER, *state], place) as program:
+            program.wait_line("expected the state of server 0 in .*, found that of server 1")
+            assert program.finish() == 2
+        restart_swapped(servers)
+        assert np.array_equal(counts(cluster), expected)
+        expected[push(cluster, 2).astype(np.int64)] += 1
+        cluster.abandon()
+        successor = servers.join(0, 1)
+        assert np.array_equal(counts(successor), expected)
+        successor.close()
+
+
+def test_the_coordinator_of_another_job_is_refused(programs: Template, tmp_path: Path) -> None:
+    with DurableServers(programs, 1, tmp_path) as servers:
+        cluster = servers.join(0, 1)
+        servers.kill(0)
+        document = Document(servers.state_dir(0) / "coordinator", is_synced=False)
+        document.write({**document.read(), "job": "another"})
+        program = servers.launch(0)
+        program.wait_line("expected .*coordinator to be of job .* found job another")
+        assert program.finish() == 2
         cluster.abandon()
 
 

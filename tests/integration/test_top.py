@@ -14,6 +14,7 @@ import pytest
 from tests.programs import Program, Template
 from trireme.commands import cli
 from trireme.errors import BadRequest, Unavailable
+from trireme.protocol.block_messages import map_to_wire
 from trireme.protocol.routing import BucketMap
 from trireme.rpc import Handler, Reply, Request, RpcClient, Server, make_keys
 from trireme.top.job_snapshot import take_snapshot
@@ -95,8 +96,8 @@ def test_servers_that_do_not_answer_are_shown_unless_none_does() -> None:
         Server("127.0.0.1:0", handlers, name="a") as server,
         RpcClient(name="top") as client,
     ):
-        bucket_map = BucketMap.even((server.endpoint, silent.endpoint)).to_wire()
-        answers["coord.map"] = lambda _: Reply({"map": bucket_map})
+        head, arrays = map_to_wire(BucketMap.even((server.endpoint, silent.endpoint)))
+        answers["coord.map"] = lambda _: Reply({"map": head}, arrays)
         answering, other = take_snapshot(client, [server.endpoint], 60).servers
         assert (answering.total("trireme_blocks"), answering.error) == (3, "")
         assert (other.endpoint, other.samples) == (silent.endpoint, {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import shutil
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,24 @@ def fill(disk: Path, left: int = 0) -> Path:
     return other
 
 
+def end_log_with_page(cluster: Cluster, disk: Path) -> None:
+    """Have the log on this disk end where a page ends, by records of tables with names of the right
+    length: a full disk has room for what still fits into the last page.
+    """
+    [log] = disk.glob("log-*")
+    numbers = itertools.count()
+
+    def record(length: int) -> None:
+        cluster.client.create_table(tr.Table(f"{next(numbers):0{length}}", dim=1).schema)
+
+    before = log.stat().st_size
+    record(8)
+    shortest = log.stat().st_size - before
+    while (left := -log.stat().st_size % mmap.PAGESIZE) >= 64:
+        more = left - shortest
+        record(8 + (more if 0 <= more <= 192 else 0))  # names have at most 200 bytes
+
+
 @pytest.mark.parametrize("left", [0, 8192])  # the latter for some of its rows
 def test_an_import_on_a_full_disk_changes_nothing(
     programs: Template, small_disk: Path, left: int
@@ -166,6 +186,7 @@ def test_an_import_that_a_disk_is_too_full_to_end_is_read_nowhere_before_there_i
         filled = list[Path]()
 
         def finish_on_a_full_disk(what: str, id: str, *, commit: bool, timeout_s: float) -> bool:
+            end_log_with_page(cluster, small_disk)
             filled.append(fill(small_disk))
             monkeypatch.undo()
             return finish(what, id, commit=commit, timeout_s=timeout_s)

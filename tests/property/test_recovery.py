@@ -22,6 +22,7 @@ from trireme.coordinator.coordinator import Coordinator
 from trireme.job.durability import Durability, kept
 from trireme.job.handlers import handlers_of
 from trireme.optim import values_of_group
+from trireme.protocol.block_messages import map_to_wire, specs_to_wire
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import BlocksPush, Push, TablePush
@@ -129,15 +130,16 @@ class Requests:
         bucket_map = BucketMap.even(("a:1",)).with_blocks([spec.id for spec in SPECS])
         self.map = bucket_map.version
         join = {"servers": ["a:1"], "worker": 0, "num_workers": 1, "token": "a"}
+        head, arrays = map_to_wire(bucket_map)
         requests: list[tuple[str, dict[str, Any], list[Any]]] = [
             ("coord.join", join, []),
-            ("ps.map", {"map": bucket_map.to_wire(), "index": 0, "job": "j", "state": ""}, []),
+            ("ps.map", {"map": head, "index": 0, "job": "j", "state": ""}, list(arrays)),
         ]
         for table in TABLES.values():
             requests.append(("ps.create_table", {"schema": table.schema.to_wire()}, []))
-        blocks = {"map": self.map, "optimizer": "Adam", "groups": GROUPS}
-        blocks["blocks"] = [spec.to_wire() for spec in SPECS]
-        requests.append(("ps.create_blocks", blocks, [np.ones(13, np.float32)]))
+        shapes, specs = specs_to_wire(SPECS)
+        blocks = {"map": self.map, "optimizer": "Adam", "groups": GROUPS, "shapes": shapes}
+        requests.append(("ps.create_blocks", blocks, [*specs, np.ones(13, np.float32)]))
         members = [[0, 1, None], [1, 1, None]]
         if self.mode in ("sync", "bounded"):
             group = {"version": 1, "members": members, "staged": self.mode == "sync"}

@@ -26,6 +26,7 @@ from trireme.errors import BadRequest, ResourceExhausted, TriremeError
 from trireme.job.durability import Durability, kept
 from trireme.job.handlers import handlers_of
 from trireme.optim import values_of_group
+from trireme.protocol.block_messages import map_to_wire, specs_to_wire
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import BlocksPush, Push, TablePush
@@ -42,6 +43,12 @@ TABLE = tr.Table(
 SPEC = BlockSpec("w", 0, 3, 0)
 MAP = BucketMap.even(("a:1",)).with_blocks([SPEC.id])
 DISK_ERRORS = (BadRequest, ResourceExhausted)
+
+
+def packed_whole(state: Any) -> bytes:
+    """The coordinator's state, with the parts that have files of their own."""
+    packed: bytes = msgpack.packb(state, default=lambda part: part())
+    return packed
 
 
 def keys_of(stream: int, sequence: int) -> Any:
@@ -128,11 +135,12 @@ class Life:
                 },
             )
         zeros = np.zeros(SPEC.size, np.float32)
+        (head, columns), (shapes, specs) = map_to_wire(MAP), specs_to_wire([SPEC])
         blocks = {"map": MAP.version, "optimizer": "SGD", "groups": [{"lr": 1.0}]}
         for method, body, arrays in (
-            ("ps.map", {"map": MAP.to_wire(), "index": 0, "job": "j", "state": ""}, []),
+            ("ps.map", {"map": head, "index": 0, "job": "j", "state": ""}, list(columns)),
             ("ps.create_table", {"schema": TABLE.schema.to_wire()}, []),
-            ("ps.create_blocks", {**blocks, "blocks": [SPEC.to_wire()]}, [zeros]),
+            ("ps.create_blocks", {**blocks, "shapes": shapes}, [*specs, zeros]),
         ):
             self.ask(method, body, arrays)
         self.state.journal.wait_kept()
@@ -177,7 +185,7 @@ class Life:
             raise answers[0]
         del self.promises.states[:-1]
         if method not in READ_ONLY:
-            assert self.promises.states[0] == msgpack.packb(self.coordinator._state())
+            assert self.promises.states[0] == packed_whole(self.coordinator._state())
         return answers[0]
 
     def coordinate_somehow(self, random: Random) -> None:
@@ -243,7 +251,7 @@ def run(disk: Disk, random: Random, share: float) -> None:
 
     def write(document: Document, value: Any) -> None:
         if document.path.name == COORDINATOR:
-            promises.states.append(msgpack.packb(value))
+            promises.states.append(packed_whole(value))
         written(document, value)
 
     with pytest.MonkeyPatch.context() as patch:

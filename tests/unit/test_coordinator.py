@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 
@@ -21,7 +21,11 @@ from trireme.errors import (
     SchemaMismatch,
     TriremeError,
 )
+from trireme.protocol.block_messages import ids_to_wire, map_from_wire
+from trireme.protocol.routing import BucketMap
+from trireme.protocol.wire import Arrays
 from trireme.rpc import Deferred, Reply, Request
+from trireme.storage.document import Document
 
 
 class Asker:
@@ -62,9 +66,10 @@ class Asker:
         incarnation: int = 1,
         body: dict[str, Any] | None = None,
         arrays: list[Any] | None = None,
+        to: str = "all",
     ) -> Any:
         """Come to a meeting."""
-        place = {"pass": number, "name": name, "purpose": purpose, "body": body or {}}
+        place = {"pass": number, "name": name, "purpose": purpose, "body": body or {}, "arrays": to}
         return self.ask("coord.gather", {**place, **self.me(worker, incarnation)}, arrays)
 
     def script(self, worker: int) -> Any:
@@ -166,6 +171,70 @@ def test_a_meeting_gives_every_member_all_contributions_also_on_retry(asker: Ask
     assert gather(1) is reply
 
 
+def test_a_meeting_that_sums_adds_in_the_order_of_the_workers_and_tells_worker_0_alone() -> None:
+    asker = Asker(4)
+    values = [np.array([1e16, -0.0]), np.array([1.0, 0.0]), np.array([1.0]), np.array([-1e16])]
+    values = [np.resize(value, 2) for value in values]
+    for worker in range(4):
+        asker.join(worker)
+
+    def gather(worker: int, incarnation: int = 1) -> Any:
+        arrays = [values[worker], np.array([worker])]
+        return asker.gather(worker, "1", incarnation=incarnation, arrays=arrays, to="sum")
+
+    waiting = [gather(worker) for worker in (3, 0, 2, 2)]  # the last again: it counts once
+    others = gather(1)
+    [(body, num_arrays)] = others.body["bodies"]
+    assert (num_arrays, list(others.arrays)) == (0, [])
+    assert answer_of(waiting[0]).body == others.body
+    first = answer_of(waiting[1])
+    in_order = ((values[0] + values[1]) + values[2]) + values[3]
+    assert first.body["bodies"] == [[body, 2]]
+    assert [*body] == ["workers"]  # who contributed
+    assert [array.tobytes() for array in first.arrays] == [
+        in_order.tobytes(),
+        np.array([6]).tobytes(),
+    ]
+    asker.join(0)
+    again = gather(0, 2)
+    assert [array.tolist() for array in again.arrays] == [array.tolist() for array in first.arrays]
+    asker.join(2)
+    assert gather(2, 2).body == others.body
+
+
+def test_arrays_for_worker_0_reach_it_alone(asker: Asker) -> None:
+    waiting = asker.gather(0, "1", arrays=[np.arange(2)], to="first")
+    others = asker.gather(1, "1", body={"from": 1}, arrays=[np.arange(3)], to="first")
+    assert (others.body["bodies"], list(others.arrays)) == ([[{}, 0], [{"from": 1}, 0]], [])
+    first = answer_of(waiting)
+    assert first.body["bodies"] == [[{}, 1], [{"from": 1}, 1]]
+    assert [array.tolist() for array in first.arrays] == [[0, 1], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"arrays": [np.zeros(3)]}, r"found \{\} and .*\(2,\).* worker 0, \{\} and .*\(3,\)"),
+        ({"arrays": [np.zeros(2, np.int64)]}, "<f8.*of worker 0.*<i8"),
+        ({"arrays": []}, r"expected alike arrays to sum"),
+        ({"body": {"buckets": 4}, "arrays": [np.zeros(2)]}, "'buckets': 4"),
+        ({"arrays": [np.zeros(2)], "to": "first"}, r"arrays of one kind, found \['first', 'sum'\]"),
+        ({"arrays": [np.zeros(2)], "to": "some"}, "expected one of .* found 'some'"),
+    ],
+)
+def test_what_does_not_sum_is_an_error(asker: Asker, other: dict[str, Any], message: str) -> None:
+    asker.gather(0, "1", arrays=[np.zeros(2)], to="sum")
+    with pytest.raises(BadRequest, match=message):
+        asker.gather(1, "1", **{"to": "sum", **other})
+
+
+def test_only_numbers_that_add_up_are_summed() -> None:
+    alone = Asker(1)
+    alone.join(0)
+    with pytest.raises(BadRequest, match=r"expected float64 or int64 to sum, found \['uint8'\]"):
+        alone.gather(0, "1", arrays=[np.zeros(2, np.uint8)], to="sum")
+
+
 def test_a_successor_does_not_get_the_answer_of_a_meeting_for_something_else(asker: Asker) -> None:
     for worker in (1, 0):
         asker.gather(worker, "1", "save")
@@ -208,10 +277,16 @@ def test_a_meeting_for_two_purposes_fails_for_all(asker: Asker) -> None:
 
 
 def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:
-    one = asker.ask("coord.add_blocks", {"blocks": ["p@0"], **asker.me(0)}).body["map"]
-    two = asker.ask("coord.add_blocks", {"blocks": ["p@0"], **asker.me(1)}).body["map"]
-    assert one == two
-    assert one["version"] == 2
+    def add(worker: int, *owners: int) -> BucketMap:
+        arrays = ids_to_wire(["p@0"]) + [np.array([owner], np.uint16) for owner in owners]
+        body = {"are_placed": bool(owners), **asker.me(worker)}
+        reply = asker.ask("coord.add_blocks", body, arrays)
+        return map_from_wire(reply.body["map"], Arrays(reply.arrays))
+
+    assert [add(worker).version for worker in (0, 1)] == [2, 2]
+    assert add(0, 0).blocks == {"p@0": 0}
+    with pytest.raises(BadRequest, match="expected owners below 1, found 7"):
+        add(0, 7)
 
 
 # ---- successors ----
@@ -294,19 +369,56 @@ def test_when_all_have_ended_the_next_script_begins(asker: Asker) -> None:
     assert not asker.script(1)["has_ended"]
 
 
-def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: Asker) -> None:
-    kept: list[dict[str, Any]] = []
-    asker.coordinator.keep(kept.append)
+def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(
+    asker: Asker, tmp_path: Path
+) -> None:
+    asker.coordinator.keep(Document(tmp_path / "kept", is_synced=False).write)
     for worker in (0, 1):
         asker.begin(worker, 1, note=[5])
     asker.gather(0, "1", number=1, arrays=[np.arange(3)])
     gathered = asker.gather(1, "1", number=1)
     asker.gather(1, "2", number=1)  # waits
     other = Asker()
-    other.coordinator.install(msgpack.unpackb(msgpack.packb(kept[-1]), strict_map_key=False))
+    other.coordinator.install(Document(tmp_path / "kept", is_synced=False).read())
     script = other.script(1)
     assert (script["entered"], script["met"]) == (1, ["1"])
     assert other.begin(1, 1, 2).body["note"] == [5]
     again = other.gather(1, "1", number=1, incarnation=2)
     assert again.body == gathered.body
     assert [array.tolist() for array in again.arrays] == [[0, 1, 2]]
+
+
+def test_answers_are_written_once_however_many_calls_follow(asker: Asker, tmp_path: Path) -> None:
+    document = Document(tmp_path / "kept", is_synced=False)
+    asker.coordinator.keep(document.write)
+    for name in ("1", "2"):
+        for worker in (0, 1):
+            asker.gather(worker, name, arrays=[np.full(1 << 17, worker)])
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("kept.part-*")}
+    assert sum(path.stat().st_size > 1 << 20 for path in written) == 2
+    for worker in (0, 1):
+        asker.begin(worker, 1)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("kept.part-*")} == written
+    assert document.path.stat().st_size < 4096
+    other = Asker()
+    other.coordinator.install(Document(document.path, is_synced=False).read())
+    other.coordinator.keep(Document(document.path, is_synced=False).write)
+    for worker in (0, 1):
+        other.join(worker)
+        answer = other.gather(worker, "2", incarnation=2)
+        assert [array.tolist() for array in answer.arrays] == [[0] * (1 << 17), [1] * (1 << 17)]
+    assert not written.keys() & set(tmp_path.glob("kept.part-*"))  # one process' files
+
+
+def test_answers_that_an_older_coordinator_has_kept_are_read(asker: Asker) -> None:
+    kept: list[dict[str, Any]] = []
+    asker.coordinator.keep(kept.append)
+    for worker in (0, 1):
+        asker.gather(worker, "1", arrays=[np.arange(3)])
+    before = [0, "1", "talk", {"bodies": [[{}, 1]]}, [["<i8", [3]]], [np.arange(3).tobytes()]]
+    kept[-1]["meetings"]["over"], kept[-1]["map"] = [before], kept[-1]["map"]()
+    other = Asker()
+    other.coordinator.install(kept[-1])
+    other.join(1)
+    [array] = other.gather(1, "1", incarnation=2).arrays
+    assert array.tolist() == [0, 1, 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import trireme as tr
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.optim import values_of_group
+from trireme.protocol.block_messages import specs_to_wire
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX, BlocksPush, Push, TablePush
@@ -33,14 +34,13 @@ class Served:
         self.state.assignment.adopt("", BucketMap.even(("a:1",)).with_blocks(["w@0"]), 0)
         for name in ("t", "u"):
             self.state.create_table(tr.Table(name, dim=2, optimizer=RULE).schema)
-        self.ask("ps.create_blocks", self.blocks_body(), [np.zeros(4, np.float32)])
+        self.create_block(BlockSpec("w", 0, 4, 0))
 
-    def blocks_body(self) -> dict[str, Any]:
-        spec = BlockSpec("w", 0, 4, 0)
-        assert spec.id == "w@0"
+    def create_block(self, spec: BlockSpec, groups: Sequence[Any] = (GROUP,)) -> None:
+        shapes, arrays = specs_to_wire([spec])
         version = self.state.assignment.map().version
-        groups = [GROUP]
-        return {"map": version, "optimizer": "Adam", "groups": groups, "blocks": [spec.to_wire()]}
+        body = {"map": version, "optimizer": "Adam", "groups": list(groups), "shapes": shapes}
+        self.ask("ps.create_blocks", body, [*arrays, np.zeros(4, np.float32)])
 
     def ask(self, method: str, body: dict[str, Any], arrays: list[Any]) -> Any:
         request = Request(1, method, body, arrays, "test", "test", "", time.monotonic() + 10)
@@ -119,14 +119,9 @@ def test_a_group_with_another_member_than_expected_is_refused(served: Served, me
 
 
 def test_blocks_of_a_group_that_is_not_there_do_not_spoil_later_ones(served: Served) -> None:
-    good = served.blocks_body()
-    for spec in (BlockSpec("v", 0, 4, 7), BlockSpec("v", 0, 4, 0)):
-        body = {**good, "blocks": [spec.to_wire()]}
-        if spec.group:
-            with pytest.raises(BadRequest, match="expected a group below 1"):
-                served.ask("ps.create_blocks", body, [np.zeros(4, np.float32)])
-        else:
-            served.ask("ps.create_blocks", body, [np.zeros(4, np.float32)])
+    with pytest.raises(BadRequest, match="expected a group below 1"):
+        served.create_block(BlockSpec("v", 0, 4, 7))
+    served.create_block(BlockSpec("v", 0, 4, 0))
     assert served.state.blocks.size_of(["v@0"]) == 4
 
 
@@ -147,9 +142,8 @@ def test_the_last_stream_may_push_and_one_beyond_it_may_not(served: Served) -> N
 
 
 def test_blocks_with_groups_that_are_no_maps_are_refused(served: Served) -> None:
-    body = {**served.blocks_body(), "groups": [1]}
     with pytest.raises(BadRequest, match="'groups' as a list of dict"):
-        served.ask("ps.create_blocks", body, [np.zeros(4, np.float32)])
+        served.create_block(BlockSpec("v", 0, 4, 0), [1])
 
 
 def test_a_pull_whose_reply_would_be_too_large_takes_no_memory(served: Served) -> None:

@@ -5,12 +5,22 @@ The first worker fixes a fact; the others must report the same value.
 
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from trireme.errors import BadRequest, Corruption, NotReady, SchemaMismatch
+from trireme.protocol.block_messages import (
+    ids_from_wire,
+    map_from_kept,
+    map_to_kept,
+    map_to_wire,
+)
 from trireme.protocol.routing import BucketMap
-from trireme.protocol.wire import need_list
+from trireme.protocol.wire import Arrays, need, need_list
 from trireme.rpc import HeldBytes, Reply, Request
+from trireme.storage.document import Part
 
 FACTS_MAX = 64
 _RECOVERED = (
@@ -30,6 +40,7 @@ class Facts:
         self.bucket_map: BucketMap | None = None
         self._facts: dict[str, Any] = {}
         self.server_states: list[str] = []
+        self._kept_map: Part | None = None
         self._hint = ""  # appended to errors
 
     @property
@@ -80,25 +91,29 @@ class Facts:
     def begin_map(self, servers: tuple[str, ...]) -> BucketMap:
         """The map; the first worker's servers get even shares."""
         if self.bucket_map is None:
-            self.bucket_map = BucketMap.even(servers)
-        return self.bucket_map
+            self._use(BucketMap.even(servers))
+        return self._existing_map()
+
+    def _use(self, bucket_map: BucketMap) -> None:
+        if bucket_map is not self.bucket_map:
+            self.bucket_map, self._kept_map = bucket_map, partial(map_to_kept, bucket_map)
 
     def on_map(self, request: Request) -> Reply:
         del request
-        return Reply({"map": self._existing_map().to_wire()})
+        head, arrays = map_to_wire(self._existing_map())
+        return Reply({"map": head}, arrays)
 
     def on_add_blocks(self, worker: int, request: Request) -> Reply:
         """Add blocks to the map. Every worker asks for the same ones."""
         del worker
-        ids = need_list(request.body, "blocks", str)
+        arrays = Arrays(request.arrays)
+        ids = ids_from_wire(arrays, self._held.room)
         bucket_map, owners = self._existing_map(), None
-        if request.body.get("owners") is not None:
-            owners = need_list(request.body, "owners", int)
-            num_servers = len(bucket_map.servers)
-            if len(owners) != len(ids) or not all(0 <= owner < num_servers for owner in owners):
+        if need(request.body, "are_placed", bool):
+            owners = arrays.take("owners of blocks", np.uint16, (len(ids),)).tolist()
+            if max(owners, default=0) >= (num_servers := len(bucket_map.servers)):
                 raise BadRequest(
-                    f"coord.add_blocks: expected {len(ids)} owners below {num_servers}, found"
-                    f" {len(owners)}, from {min(owners, default=0)} to {max(owners, default=0)}"
+                    f"coord.add_blocks: expected owners below {num_servers}, found {max(owners)}"
                 )
             for block_id, owner in zip(ids, owners, strict=True):
                 known = bucket_map.blocks.get(block_id, owner)
@@ -107,10 +122,12 @@ class Facts:
                         f"coordinator: block {block_id} is on server {known}, found {owner}:"
                         f" workers must place blocks alike{self._hint}"
                     )
+        arrays.end()
         grown = bucket_map.with_blocks(ids, owners)
         self._held.hold("coordinator's map", grown.num_bytes)
-        self.bucket_map = grown
-        return Reply({"map": self.bucket_map.to_wire()})
+        self._use(grown)
+        head, columns = map_to_wire(grown)
+        return Reply({"map": head}, columns)
 
     def _existing_map(self) -> BucketMap:
         if self.bucket_map is None:
@@ -122,10 +139,11 @@ class Facts:
             "job": self.job,
             "states": self.server_states,
             "facts": self._facts,
-            "map": None if self.bucket_map is None else self.bucket_map.to_wire(),
+            "map": self._kept_map,
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
         self.job, self.server_states, self._facts = state["job"], state["states"], state["facts"]
-        self.bucket_map = None if state["map"] is None else BucketMap.from_wire(state["map"])
+        if state["map"] is not None:
+            self._use(map_from_kept(state["map"]))
         self._hint = _RECOVERED

@@ -8,6 +8,7 @@ from trireme.coordinator.leases import StreamLeases
 from trireme.coordinator.meetings import Meetings
 from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, NotReady, ResourceExhausted
+from trireme.protocol.block_messages import map_to_wire
 from trireme.protocol.membership import WORKERS_MAX
 from trireme.protocol.wire import STREAMS_MAX, need, need_name
 from trireme.rpc import Reply, Request
@@ -43,13 +44,14 @@ class Joining:
         if self._workers.restart(worker, token, self._begun, self._leases.pass_number):
             self._leases.free(worker)
         record = self._workers.records[worker]
+        head, arrays = map_to_wire(bucket_map)
         return Reply(
             {
                 "worker": worker,
                 "num_workers": self._facts.num_workers,
                 "streams": self._facts.num_streams,
                 "incarnation": record.tokens[token],
-                "map": bucket_map.to_wire(),
+                "map": head,
                 "job": self._facts.job,
                 "states": self._facts.server_states,
                 "script": {  # how far the predecessors of this process have come in it
@@ -60,7 +62,8 @@ class Joining:
                     "is_successor": record.tokens[token] > record.first,
                     "has_ended": record.has_ended,
                 },
-            }
+            },
+            arrays,
         )
 
     def _worker(self, body: Mapping[str, Any]) -> int:

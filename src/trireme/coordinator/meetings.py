@@ -1,4 +1,4 @@
-"""Meetings: barriers at which every worker gets what each one contributed.
+"""Meetings: barriers at which every worker gets what each one contributed, or worker 0 alone does.
 
 A worker that starts again runs its script from the beginning, and so comes to meetings that have
 ended: it gets the answers that its predecessor got. These are kept within bounds; those of old
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -19,8 +21,9 @@ import numpy as np
 from trireme.coordinator.kept_state import KeptState
 from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, ResourceExhausted, TriremeError
-from trireme.protocol.wire import Array, need
+from trireme.protocol.wire import ALL, FIRST, MEETING_ARRAYS, SUM, Array, need
 from trireme.rpc import Deferred, HeldBytes, Reply, Request
+from trireme.storage.document import Part
 
 GATHER_BYTES_MAX = 64 << 20
 NAME_MAX = 1024
@@ -50,6 +53,7 @@ class Contribution:
     purpose: str
     body: Any = None
     arrays: Sequence[Array] = ()
+    kind: str = ALL  # who gets the arrays
 
     @property
     def num_bytes(self) -> int:
@@ -73,6 +77,7 @@ class Outcome:
     purpose: str
     reply: Reply
     num_bytes: int
+    kept: Part  # the reply, in msgpack's types
 
 
 class Meetings:
@@ -84,7 +89,8 @@ class Meetings:
         self._dropped: dict[MeetingName, None] = {}  # ended, and the outcome is not kept any more
 
     def on_gather(self, worker: int, request: Request) -> Reply | Deferred:
-        """Answer with all contributions, in the order of the workers, when all have come.
+        """Answer with all contributions, in the order of the workers, when all have come, or as
+        `MEETING_ARRAYS` says.
 
         Workers that name the same meeting must also name the same purpose, or workers that do
         different things would take each other's answers.
@@ -98,6 +104,9 @@ class Meetings:
                 f"coord.gather: expected a name and a purpose of at most {NAME_MAX} characters,"
                 f" found {path[:NAME_MAX]!r} and {purpose[:NAME_MAX]!r}"
             )
+        kind = need({"arrays": ALL, **body}, "arrays", str)
+        if kind not in MEETING_ARRAYS:
+            raise BadRequest(f"coord.gather: expected one of {MEETING_ARRAYS}, found {kind[:80]!r}")
         name = MeetingName(need(body, "pass", int), path)
         is_old = name.number < self._workers.records[worker].passes
         if is_old and name not in self._open and name not in self._outcomes:
@@ -105,14 +114,19 @@ class Meetings:
 
         def conclude(meeting: Meeting) -> Reply:
             contributions = [one for _, one in sorted(meeting.contributions.items())]
+            if len(kinds := {one.kind for one in contributions}) > 1:
+                raise BadRequest(f"{name}: expected arrays of one kind, found {sorted(kinds)}")
+            contributions = [_sum(str(name), contributions)] if kind == SUM else contributions
             bodies = [[one.body, len(one.arrays)] for one in contributions]
             arrays = [array for one in contributions for array in one.arrays]
-            reply = Reply({"bodies": bodies}, arrays)
+            to = {} if kind == ALL else {"to": FIRST}
+            reply = Reply({"bodies": bodies, **to}, arrays)
             self._keep_outcome(name, purpose, reply)
             self._kept.flush_change()
             return reply
 
-        brought = Contribution(worker, purpose, need(body, "body", dict), list(request.arrays))
+        arrays = list(request.arrays)
+        brought = Contribution(worker, purpose, need(body, "body", dict), arrays, kind)
         return self.attend(name, brought, conclude)
 
     def attend(
@@ -130,7 +144,7 @@ class Meetings:
         """
         self._check_purpose(name, contribution)
         if name in self._outcomes:
-            return self._outcomes[name].reply
+            return _reply_to(contribution.worker, self._outcomes[name].reply)
         if name in self._dropped:
             raise _dropped_error(name, contribution.purpose)
         if name not in self._open:
@@ -145,7 +159,7 @@ class Meetings:
             deferred = Deferred(describe=lambda: self._describe(name))
             meeting.waiting[contribution.worker] = deferred
             return deferred
-        return self._end(name, meeting)
+        return _reply_to(contribution.worker, self._end(name, meeting))
 
     def _missing(self, meeting: Meeting) -> set[int]:
         return self._workers.participants - meeting.contributions.keys()
@@ -165,8 +179,8 @@ class Meetings:
             for deferred in meeting.waiting.values():
                 deferred.fail(error)
             raise
-        for deferred in meeting.waiting.values():
-            deferred.reply(reply)
+        for worker, deferred in meeting.waiting.items():
+            deferred.reply(_reply_to(worker, reply))
         return reply
 
     def _close(self, name: MeetingName) -> Meeting:
@@ -217,7 +231,7 @@ class Meetings:
     def _keep_outcome(self, name: MeetingName, purpose: str, reply: Reply) -> None:
         num_bytes = _num_bytes(reply.body, reply.arrays)
         self._held.note(("outcome", name), num_bytes + len(name.path))
-        self._outcomes[name] = Outcome(purpose, reply, num_bytes)
+        self._outcomes[name] = Outcome(purpose, reply, num_bytes, partial(_to_keep, reply))
         self._num_bytes += num_bytes
         while (self._num_bytes > KEPT_BYTES_MAX or len(self._outcomes) > KEPT_MAX) and len(
             self._outcomes
@@ -251,17 +265,13 @@ class Meetings:
 
     def state(self) -> dict[str, Any]:
         """In msgpack's types, without open meetings: workers that wait there ask again."""
-        over = []
-        for name, one in self._outcomes.items():
-            arrays = one.reply.arrays
-            forms = [[array.dtype.str, list(array.shape)] for array in arrays]
-            contents = [array.tobytes() for array in arrays]
-            over.append([name.number, name.path, one.purpose, one.reply.body, forms, contents])
+        over = [[n.number, n.path, one.purpose, one.kept] for n, one in self._outcomes.items()]
         forgotten = [[name.number, name.path] for name in self._dropped]
         return {"over": over, "forgotten": forgotten}
 
     def install(self, state: Mapping[str, Any]) -> None:
-        for number, path, purpose, body, forms, contents in state["over"]:
+        for number, path, purpose, *reply in state["over"]:
+            body, forms, contents = reply if len(reply) == 3 else reply[0]  # older files have three
             arrays = [
                 np.frombuffer(content, np.dtype(kind)).reshape(shape)
                 for (kind, shape), content in zip(forms, contents, strict=True)
@@ -270,6 +280,41 @@ class Meetings:
         for number, path in state["forgotten"]:
             self._held.note(("dropped", MeetingName(number, path)), len(path))
             self._dropped[MeetingName(number, path)] = None
+
+
+def _reply_to(worker: int, reply: Reply) -> Reply:
+    """The answer as this worker gets it."""
+    if worker == 0 or reply.body.get("to") != FIRST:
+        return reply
+    return Reply({**reply.body, "bodies": [[body, 0] for body, _ in reply.body["bodies"]]})
+
+
+def _sum(subject: str, contributions: Sequence[Contribution]) -> Contribution:
+    """The arrays of all, added element by element in the order of the workers. Raises BadRequest:
+    they differ in number, dtype or shape, or the bodies do.
+    """
+    first = contributions[0]
+    totals = [array.copy() for array in first.arrays]
+    if other := {array.dtype.name for array in totals} - {"float64", "int64"}:
+        raise BadRequest(f"{subject}: expected float64 or int64 to sum, found {sorted(other)}")
+    forms = [(array.dtype.str, array.shape) for array in totals]
+    for one in contributions[1:]:
+        own = [(array.dtype.str, array.shape) for array in one.arrays]
+        if one.body != first.body or own != forms:
+            raise BadRequest(
+                f"{subject}: expected alike arrays to sum, found {first.body} and {forms} of worker"
+                f" {first.worker}, {one.body} and {own} of worker {one.worker}"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):  # the sum shows it
+            for total, array in zip(totals, one.arrays, strict=True):
+                total += array
+    workers = zlib.crc32(str([one.worker for one in contributions]).encode())  # who they were
+    return Contribution(first.worker, "", {**first.body, "workers": workers}, totals)
+
+
+def _to_keep(reply: Reply) -> list[Any]:
+    forms = [[array.dtype.str, list(array.shape)] for array in reply.arrays]
+    return [reply.body, forms, [array.tobytes() for array in reply.arrays]]
 
 
 def _num_bytes(body: Any, arrays: Sequence[Array]) -> int:

@@ -14,7 +14,8 @@ from trireme.errors import BadRequest, DataError
 from trireme.interchange.formats import fleet_dense
 from trireme.interchange.formats.file_lists import list_files
 from trireme.interchange.formats.fleet_dense import Column
-from trireme.interchange.worker_side.dense_blocks import SCALARS, BlockTensors, read_blocks
+from trireme.interchange.worker_side.dense_blocks import SCALARS, read_blocks
+from trireme.protocol.block_messages import BlockTensors
 from trireme.protocol.wire import Array
 from trireme.train.optimizer import DistributedOptimizer
 

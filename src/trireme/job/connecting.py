@@ -16,6 +16,7 @@ from trireme.worker.monitoring import WorkerMetrics
 log = logging.getLogger("trireme")
 
 READY_MESSAGE_S = 3.0
+_DESCRIPTORS = 5 * 5  # five connections to a server: a socket, a queue, three of a monitor
 
 
 def connect(
@@ -42,12 +43,19 @@ def connect(
 
     Raises:
         DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
-        NotAdmitted: a server does not list this worker's key.
+        NotAdmitted: a server does not list this worker's key. BadRequest: the system allows too few
+            open files for so many servers.
     """
     name = "late worker" if late else f"worker {worker}"
+    rpc.allow_descriptors(_DESCRIPTORS * len(servers), f"{name} with {len(servers)} servers")
     own_metrics = WorkerMetrics("worker", metrics, name)
+    states: dict[str, str] = {}
     base = rpc.RpcClient(
-        name=name, keys=keys, watch=own_metrics.waits, observe=own_metrics.calls.observe
+        name=name,
+        keys=keys,
+        watch=own_metrics.waits,
+        observe=own_metrics.calls.observe,
+        states=states,
     )
     try:
         own_metrics.health.hinder(STARTING, f"waiting for servers {', '.join(servers)}")
@@ -63,19 +71,13 @@ def connect(
             silence_s=timeout_s / SILENCES,
             pool=pool,
             timeout_s=timeout_s,
+            states=states,
         )
     except BaseException:
         base.close()
         own_metrics.close()
         raise
-    return Cluster(
-        client,
-        pool,
-        heartbeat=base,
-        keys=keys,
-        insecure=insecure,
-        metrics=own_metrics,
-    )
+    return Cluster(client, pool, heartbeat=base, keys=keys, insecure=insecure, metrics=own_metrics)
 
 
 def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: float) -> None:

@@ -37,12 +37,14 @@ class Durability:
         log_bytes: a snapshot replaces the log when it has grown by this, or by the size of the last
             snapshot if that is more; default LOG_BYTES.
         skips: records that are left out if they cannot be replayed (`parse_records`).
+        index: of the server in its job, if the process knows it: the folder must be that one's.
     """
 
     mode: str = "none"
     folder: Path | None = None
     log_bytes: int | None = None
     skips: frozenset[RecordName] = frozenset()
+    index: int | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in DURABILITIES:
@@ -97,6 +99,7 @@ def kept(
         skips = durability.skips
         recovery = Recovery(folder, server, attendance, is_synced=is_synced, skips=skips)
         recovery.run()
+        _check_place(durability, server)
         state = recovery.state or uuid.UUID(server.state_id).bytes
         _recover_coordinator(coordinator, document, server)
         records = Log(folder.path, recovery.next_number, state, is_synced=is_synced)
@@ -117,12 +120,28 @@ def kept(
         folder.close()
 
 
+def _check_place(durability: Durability, server: ServerState) -> None:
+    """Raise Corruption if the folder is that of another server of the job."""
+    kept = server.assignment.index
+    if server.assignment.is_in_a_job and durability.index not in (None, kept):
+        raise Corruption(
+            f"log: expected the state of server {durability.index} in {durability.folder}, found"
+            f" that of server {kept}; start each server with its own --state_dir"
+        )
+
+
 def _recover_coordinator(coordinator: Coordinator, document: Document, server: ServerState) -> None:
-    saved = document.read()
-    if saved is None and server.assignment.is_in_a_job and server.assignment.index == 0:
+    saved, assignment = document.read(), server.assignment
+    is_first = assignment.is_in_a_job and assignment.index == 0
+    if saved is None and is_first:
         raise Corruption(
             f"log: expected {document.path} beside the state of server 0, found none; continue from"
             " a checkpoint with an empty state folder"
+        )
+    if saved is not None and is_first and saved["job"] != assignment.job:
+        raise Corruption(
+            f"log: expected {document.path} to be of job {assignment.job}, as the state beside it,"
+            f" found job {saved['job']}; put each file back into its own folder"
         )
     if saved is not None:
         coordinator.install(saved)

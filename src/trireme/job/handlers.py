@@ -21,7 +21,12 @@ def handlers_of(
     """The methods of all parts of a server. attendance: those for heartbeats and goodbyes of
     workers. root: folder below which files are written and read.
     """
+    join = coordinator.handlers()["coord.join"]
     goodbye, alive = attendance["server.goodbye"], attendance["server.alive"]
+
+    def on_join(request: Request) -> Reply | Deferred | None:
+        server.assignment.check_is_first(server.journal.where)
+        return join(request)
 
     def on_alive(request: Request) -> Reply | Deferred | None:
         reply = alive(request)
@@ -43,6 +48,7 @@ def handlers_of(
     return {
         **RequestHandlers(server).handlers(),
         **coordinator.handlers(),
+        "coord.join": on_join,
         **attendance,
         "server.alive": on_alive,
         "server.attendance": on_attendance,

@@ -116,6 +116,7 @@ def serve(
             insecure=insecure,
             listen_fd=listen_fd,
             observe=requests.observe,
+            state=state.state_id,
         )
         # One thread steps the blocks: they are too small to be worth waking others for.
         with frozen_objects(), torch_threads(1), server, _stop_on_signals(attendance):

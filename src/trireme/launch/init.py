@@ -148,6 +148,7 @@ def _serve(process: ProcessRole) -> None:
             folder=None if process.state_dir is None else Path(process.state_dir),
             log_bytes=process.log_bytes,
             skips=parse_records(process.skip_records or ""),
+            index=process.index if process.servers else None,
         ),
         timeout_s=process.timeout_s,
         name=f"server {process.index}" if process.servers else "server",

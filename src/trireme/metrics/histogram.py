@@ -1,7 +1,7 @@
 """Metrics computed from histograms of scores: areas under curves, and the bucket error."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ BUCKET_ERROR_MAX = 0.05
 
 class HistogramMetric(ScoredMetric):
     """Base of metrics over the order of scores, up to ties within a bucket. Args as of `AUC`."""
+
+    SUMMED: ClassVar[tuple[str, ...]] = ("positives", "negatives")
 
     def __init__(self, *, num_buckets: int = 1 << 18, **options: Any) -> None:
         if num_buckets < 2 or num_buckets % 2:

@@ -16,8 +16,12 @@ State: TypeAlias = dict[str, NDArray[Any]]
 class Metric(Protocol):
     """One or several numbers computed from scored examples, exact for any number of workers.
 
-    Each worker updates its own metric; one worker merges the states of the others and computes.
+    Each worker updates its own metric; one worker merges the states of all and computes.
     Merging the states of disjoint sets of examples gives the state of their union.
+
+    A metric may have an attribute SUMMED: names of entries of its state that merge() adds element
+    by element; the others are options, equal on all workers. Servers then add the states, and
+    worker 0 merges their sum. Without it, worker 0 receives the states of all workers.
 
     Attributes:
         name: shown by a trainer.

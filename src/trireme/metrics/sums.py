@@ -23,6 +23,7 @@ class SumMetric(ScoredMetric):
 
     SUMS: ClassVar[tuple[str, ...]]
     """Names of the sums."""
+    SUMMED: ClassVar[tuple[str, ...]] = ("sums",)
 
     @abstractmethod
     def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:

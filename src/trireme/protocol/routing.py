@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
-from trireme.errors import BadRequest
 
 NUM_BUCKETS: int = _core.NUM_BUCKETS
 
@@ -20,7 +19,7 @@ Floats = npt.NDArray[np.float32]
 Owners = npt.NDArray[np.uint16]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BucketMap:
     """The owner of each bucket and block. Immutable: a change makes a map of the next version."""
 
@@ -53,36 +52,6 @@ class BucketMap:
     def num_bytes(self) -> int:
         """About what a process needs to hold it."""
         return self.buckets.nbytes + sum(map(len, self.blocks)) + 256 * len(self.blocks)
-
-    def to_wire(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "servers": list(self.servers),
-            "buckets": self.buckets.astype("<u2").tobytes(),
-            "blocks": dict(self.blocks),
-        }
-
-    @staticmethod
-    def from_wire(body: Mapping[str, Any]) -> BucketMap:
-        """Raises BadRequest if the map is incomplete or names an owner that does not exist."""
-        try:
-            servers = tuple(str(server) for server in body["servers"])
-            buckets = np.frombuffer(body["buckets"], dtype="<u2").astype(np.uint16)
-            blocks = {str(block): int(owner) for block, owner in body["blocks"].items()}
-            version = int(body["version"])
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise BadRequest(f"BucketMap: expected a complete map, found {error!r}") from error
-        owners_max = max([int(buckets.max(initial=0)), *blocks.values()])
-        if (
-            buckets.shape != (NUM_BUCKETS,)
-            or owners_max >= len(servers)
-            or min([0, *blocks.values()]) < 0
-        ):
-            raise BadRequest(
-                f"BucketMap: expected {NUM_BUCKETS} buckets owned by servers 0..{len(servers) - 1},"
-                f" found {buckets.shape[0]} buckets and owner {owners_max}"
-            )
-        return BucketMap(version, servers, buckets, blocks)
 
     def owned_by(self, server: int) -> npt.NDArray[np.int64]:
         """Buckets of a server, ascending."""

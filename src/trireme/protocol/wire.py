@@ -25,6 +25,10 @@ SHOWS_MAX = 2.0**115  # of a key in a push: those of all streams sum to less tha
 REASON_MAX = 200
 VERSION_MAX = (1 << 32) - 2
 PUSH_KINDS = GRADIENT, DIFFERENCE = ("gradient", "delta")  # "rows" is reserved
+MEETING_ARRAYS = ALL, FIRST, SUM = ("all", "first", "sum")
+"""all: every worker gets the arrays of all. first: worker 0 alone does. sum: worker 0 alone gets
+their sum, added in the order of the workers.
+"""
 
 
 def need(body: Any, field: str, kind: type[T]) -> T:
@@ -104,16 +108,17 @@ class Arrays:
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._rest: Iterator[Array] = iter(arrays)
 
-    def take(self, what: str, dtype: type, shape: tuple[int | None, ...]) -> Array:
-        """The next array. None in `shape`: any length. Raises BadRequest."""
+    def take(self, what: str, dtype: type | None, shape: tuple[int | None, ...]) -> Array:
+        """The next array. dtype None: any. None in `shape`: any length. Raises BadRequest."""
         array = next(self._rest, None)
-        expected = f"{what} as {np.dtype(dtype).name} of shape {shape}"
+        kind = "an array" if dtype is None else np.dtype(dtype).name
+        expected = f"{what} as {kind} of shape {shape}"
         if array is None:
             raise BadRequest(f"message: expected {expected}, found no more arrays")
         fits = array.ndim == len(shape) and all(
             want in (None, have) for want, have in zip(shape, array.shape, strict=True)
         )
-        if array.dtype != dtype or not fits:
+        if dtype not in (None, array.dtype) or not fits:
             raise BadRequest(f"message: expected {expected}, found {array.dtype} of {array.shape}")
         return array
 
@@ -141,7 +146,7 @@ class BlocksPush:
 
     groups: list[GroupValues]
     gradients: Floats  # flat, over the server's blocks in the map's order
-    absent: list[str]  # blocks without a gradient, zeros in `gradients`: torch skips them
+    absent: list[str]  # parameters without a gradient, zeros in `gradients`: torch skips them
 
 
 # The fields of a push that travel as they are, in this order.

@@ -24,6 +24,7 @@ from trireme.rpc.messages import (
 )
 from trireme.rpc.rpc_client import RpcClient
 from trireme.rpc.server import Server
+from trireme.rpc.sockets import allow_descriptors
 
 __all__ = [
     "Call",
@@ -42,6 +43,7 @@ __all__ = [
     "Server",
     "ServerKeys",
     "Usage",
+    "allow_descriptors",
     "make_keys",
     "new_keys",
     "read_keys",

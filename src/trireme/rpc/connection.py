@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -23,6 +23,7 @@ import zmq
 
 from trireme.errors import (
     BadRequest,
+    Corruption,
     Internal,
     NotAdmitted,
     ResourceExhausted,
@@ -109,13 +110,16 @@ class Connection:
         name: str,
         limits: Limits,
         keys: ClientKeys | None,
+        states: Mapping[str, str],
         poll: Callable[[Socket, Callable[[], None] | None], None],
     ) -> None:
         self.endpoint = endpoint
         self.server_name = ""
         self.state = ConnectionState.CLOSED
+        self._is_old = False  # made for calls that have ended
         self._hint = ""  # the last failure
         self._context, self._name, self._limits, self._keys = context, name, limits, keys
+        self._states = states  # endpoint -> name of what its server holds
         self._poll = poll  # (socket, action when it is readable; None: stop polling it)
         self._retry_at = 0.0
         self._random = random.Random()  # not the global generator, which scripts may seed
@@ -165,6 +169,7 @@ class Connection:
         self._sent.clear()
         self._queue.clear()
         self._num_bytes_sent = 0
+        self._is_old = True
         for pending in unanswered:
             pending.wait_released()
 
@@ -186,7 +191,7 @@ class Connection:
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._poll(self._socket, self._receive)
         self._poll(self._monitor, self._watch)
-        self.state = ConnectionState.GREETING
+        self.state, self._is_old = ConnectionState.GREETING, False
         self._give_up_at = now + self._limits.handshake_timeout_s
         try:
             self._socket.connect(url(self._socket, self.endpoint))
@@ -322,6 +327,13 @@ class Connection:
         credit["total_bytes_max"] = frames.int_field(whole, "call_bytes_max", low=1)
         self._credit = dataclasses.replace(self._limits, **credit)
         self.server_name = frames.str_field(header, "name")
+        # A server of before states were sent has none to compare.
+        state = frames.str_field({"state": ""} | header, "state")
+        if state and state != (expected := self._states.get(self.endpoint, state)):
+            error = _of_another_state(self._states, expected, state)
+            # One that came before this call may be of a process that has ended since.
+            self._lose(str(error)) if self._is_old else self._refuse(error)
+            return
         self.state = ConnectionState.READY
         self._hint = ""
         self._num_failures = 0
@@ -351,6 +363,23 @@ class Connection:
                 f"the handshake failed ({zmq.Event(kind).name} {value:#x}): another program, a "
                 f"wrong server key, or keys on one side only"
             )
+
+
+def _of_another_state(states: Mapping[str, str], expected: str, state: str) -> Corruption:
+    """A server was started again without its state, or with that of another one."""
+    other = next((endpoint for endpoint, name in states.items() if name == state), None)
+    if other is not None:
+        return Corruption(
+            f"expected the server whose state is {expected}, found the state of {other}, {state};"
+            " start each server again with its own --state_dir: nothing is lost, this call changed"
+            " nothing"
+        )
+    return Corruption(
+        f"expected the server whose state is {expected}, found state {state}: it has started over"
+        " without its --state_dir, or with another one. Start it again with its own; if that is"
+        " lost, so is what no checkpoint holds: start the job again and load the newest checkpoint;"
+        " --durability process keeps a server's state when it is killed"
+    )
 
 
 def _error(header: frames.Header) -> TriremeError:

@@ -44,6 +44,11 @@ class HeldBytes:
         """As `hold`, for what is held already: made of other things, or recovered."""
         self._set(what, num_bytes, is_new=False)
 
+    @property
+    def room(self) -> int:
+        """Bytes that may be held beside those that are."""
+        return max(self.num_bytes_max - self.num_bytes, 0)
+
     def free(self, what: Hashable) -> None:
         """`what` is held no more, if it was."""
         with self._lock:

@@ -10,8 +10,8 @@ class Limits:
     """The limits of one server or client. A server sends its own in the handshake.
 
     Peers can make a server hold `total_bytes_max` of requests, as much again of messages that are
-    still arriving (docs/protocol.md: for messages of many tiny parts), and per connection
-    `inflight_bytes_max` and the replies of requests that are being handled.
+    still arriving (docs/protocol.md: for messages of many tiny parts), as much again of replies
+    that wait to be received, and the replies of requests that are being handled.
     """
 
     message_bytes_max: int = 1 << 28
@@ -31,9 +31,9 @@ class Limits:
     call or reply has at most as many."""
     total_requests_max: int = 1 << 14
     """Requests of all connections; further ones are refused until some are answered."""
-    connections_max: int = 1024
-    """Connections of a server. With one more it closes the oldest without a hello, which may be the
-    new one."""
+    connections_max: int = 5120
+    """Connections of a server: five for each of 1,000 workers. With one more it closes the oldest
+    without a hello, which may be the new one."""
     faults_max: int = 8
     """Requests against the protocol that a connection may make before it is closed."""
     failures_max: int = 100

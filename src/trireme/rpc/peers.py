@@ -8,7 +8,8 @@ that the peer has acknowledged. A connection is closed if it
   - is the oldest without a welcome when more than `connections_max` are open,
   - has not finished the handshake in time,
   - has sent more since its last complete message than a message may have,
-  - is the largest when all unfinished messages together exceed `total_bytes_max`,
+  - is the largest when all unfinished messages together exceed `total_bytes_max`, or all replies
+    that wait to be received,
   - has not sent the next piece of a call in time,
   - breaks the protocol more than `faults_max` times.
 
@@ -110,9 +111,14 @@ class Peer:
 
     def is_stalled(self, unsent_bytes_max: int) -> bool:
         """Whether more bytes of replies than this wait for the peer to receive them."""
-        if self.num_bytes_out - self._taken > unsent_bytes_max:
+        if self.unsent_bytes > unsent_bytes_max:
             self.read()
-        return self.num_bytes_out - self._taken > unsent_bytes_max
+        return self.unsent_bytes > unsent_bytes_max
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of replies that the peer had not received at the last read()."""
+        return self.num_bytes_out - self._taken
 
 
 class Peers:
@@ -144,6 +150,7 @@ class Peers:
         self._num_open = 0  # neither gone nor dropped
         self._strangers: dict[Peer, None] = {}  # open and not welcome yet, the oldest first
         self._unfinished: dict[Peer, int] = {}  # bytes of admitted ones at the last check, if any
+        self._unsent_most = 0  # bytes of all replies that wait to be received, at most
         self.assembling: dict[Peer, Assembly] = {}  # their calls of which some pieces have arrived
         self._next = 0  # of the connections to read in turn
         self._resident_bytes = 0  # when all were read
@@ -233,6 +240,22 @@ class Peers:
         for peer, assembly in list(self.assembling.items()):
             if now > assembly.give_up_at:
                 self.drop(peer, f"no further piece of a call in {PIECE_TIMEOUT_S:g} s")
+
+    def note_sent(self, peer: Peer, num_bytes: int) -> None:
+        """Count a reply that ZeroMQ has got; close connections if all unsent ones are too many."""
+        peer.num_bytes_out += num_bytes
+        self._unsent_most += num_bytes
+        if self._unsent_most <= self._limits.total_bytes_max:
+            return
+        waiting = [other for other in self if other.num_bytes_out and not other.is_dropped]
+        for other in waiting:
+            other.read()
+        waiting.sort(key=lambda other: other.unsent_bytes)
+        self._unsent_most = sum(other.unsent_bytes for other in waiting)
+        while self._unsent_most > self._limits.total_bytes_max and len(waiting) > 1:
+            num_bytes = (largest := waiting.pop()).unsent_bytes
+            self._unsent_most -= num_bytes
+            self.drop(largest, f"it has not received {num_bytes} bytes of replies, of too many")
 
     def _due(self) -> list[Peer]:
         """The connections to read now: all if there are few or the process has grown, else the

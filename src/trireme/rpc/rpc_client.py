@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, overload
 
 import zmq
@@ -41,6 +41,8 @@ class RpcClient:
         watch: called with (name of this client, line) beside `on_wait`, and with (name, "") when
             the wait is over.
         observe: called for every call when it has ended.
+        states: endpoint -> name of what its server holds, read at each connection: no call is sent
+            to a server that holds something else. The caller may fill it later.
 
     Threads: one thread uses a client; `clone` makes one for another thread. Processes: a client
     does not survive fork (DataLoader workers): make one in each process.
@@ -55,6 +57,7 @@ class RpcClient:
         on_wait: Callable[[str], None] | None = None,
         watch: Callable[[str, str], None] | None = None,
         observe: CallObserver | None = None,
+        states: Mapping[str, str] | None = None,
         _context: _SharedContext | None = None,
     ) -> None:
         self.name = name
@@ -62,6 +65,7 @@ class RpcClient:
         self._keys = keys
         self._on_wait = on_wait or _log.warning
         self._watch, self._observe = watch, observe
+        self._states = {} if states is None else states
         self._has_noticed = False
         self._shared = _context or _SharedContext()
         self._context = self._shared.join()
@@ -83,6 +87,7 @@ class RpcClient:
             on_wait=self._on_wait,
             watch=self._watch,
             observe=self._observe,
+            states=self._states,
             _context=self._shared,
         )
 
@@ -105,6 +110,7 @@ class RpcClient:
             DeadlineExceeded: the server did not answer in time; it may still execute the call.
             ResourceExhausted: the server was full all the time, or the call exceeds a limit.
             Unavailable: the server could not be reached in time, or does not admit this client.
+            Corruption: the server holds another state than `states` names.
         """
         [reply] = self.call_all([Call(endpoint, method, body or {}, arrays)], timeout_s=timeout_s)
         return reply
@@ -236,7 +242,13 @@ class RpcClient:
             if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
                 raise BadRequest(f"RpcClient.call: endpoint must be host:port, found {endpoint!r}")
             self._connections[endpoint] = Connection(
-                self._context, endpoint, self.name, self._limits, self._keys, self._poll
+                self._context,
+                endpoint,
+                self.name,
+                self._limits,
+                self._keys,
+                self._states,
+                self._poll,
             )
         return self._connections[endpoint]
 

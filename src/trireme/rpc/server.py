@@ -39,7 +39,7 @@ from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Answer, Deferred, Handler, Reply, Request, RequestObserver, Usage
 from trireme.rpc.peers import TICK_S, Peer
 from trireme.rpc.server_socket import ReceivedRequest, ServerSocket
-from trireme.rpc.sockets import edges
+from trireme.rpc.sockets import allow_descriptors, edges
 
 _log = logging.getLogger("trireme.rpc")
 
@@ -47,6 +47,7 @@ _log = logging.getLogger("trireme.rpc")
 _BATCH = 64
 # A deferred request ends this long before the client's deadline, so that the client learns why.
 _EARLY_S_MAX = 0.3
+_DESCRIPTORS = 2  # of a connection: ZeroMQ's and the copy of peers.py
 _GONE = Unavailable("the client has gone")
 
 
@@ -88,6 +89,8 @@ class Server:
         listen_fd: a socket that listens at `bind` already, which the server takes over, so that no
             other process can take a free port between choosing and binding it.
         observe: called for every request when it is answered.
+        state: names what this process holds; every connection learns it before its first call.
+            Empty: nothing that clients rely on.
 
     Threads: any thread may use any method.
     """
@@ -104,6 +107,7 @@ class Server:
         threads: int = 2,
         listen_fd: int | None = None,
         observe: RequestObserver | None = None,
+        state: str = "",
     ) -> None:
         if threads < 1:
             raise BadRequest(f"Server: threads must be at least 1, found {threads}")
@@ -114,7 +118,7 @@ class Server:
         self._keys = keys
         self._num_threads = threads
         self._listen_fd = listen_fd
-        self._observe = observe
+        self._observe, self._state = observe, state
         self._lock = threading.Lock()
         self._ready: deque[Peer] = deque()
         self._stalled: list[Peer] = []
@@ -137,10 +141,15 @@ class Server:
         """Bind and serve, in background threads.
 
         Raises:
-            BadRequest: the address cannot be bound, or start() was called before.
+            BadRequest: the address cannot be bound, start() was called before, or the system allows
+                too few open files for `connections_max`.
         """
         if self._threads or self._is_stopping:
             raise BadRequest(f"Server.start: may be called once, found {self.name} started before")
+        num = self._limits.connections_max
+        allow_descriptors(
+            _DESCRIPTORS * num, f"{self.name} with connections_max={num} (--limits, TRIREME_LIMITS)"
+        )
         self._socket = ServerSocket(
             self.name,
             self._bind,
@@ -149,6 +158,7 @@ class Server:
             self._listen_fd,
             self._forget,
             self._refusal,
+            self._state,
         )
         self._endpoint = self._socket.endpoint
         self._work = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

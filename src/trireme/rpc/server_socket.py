@@ -42,7 +42,7 @@ class ReceivedRequest(NamedTuple):
 class ServerSocket:
     """The ROUTER socket of the server `name`, bound to `address`, and its connections. forget:
     called once for each peer that is gone or dropped. refusal: why no call of so many bytes can be
-    taken now; empty: it can. Raises BadRequest: the address cannot be bound.
+    taken now; empty: it can. state: as for Server. Raises BadRequest: the address cannot be bound.
     """
 
     def __init__(
@@ -54,9 +54,10 @@ class ServerSocket:
         listen_fd: int | None,
         forget: Callable[[Peer], None],
         refusal: Callable[[int], str],
+        state: str,
     ) -> None:
         self._refusal = refusal
-        self._name, self._limits, self._keys = name, limits, keys
+        self._name, self._limits, self._keys, self._state = name, limits, keys, state
         self._is_curve = keys is not None
         self._context = new_context()
         self.socket = router(self._context, limits)
@@ -264,6 +265,8 @@ class ServerSocket:
         welcome = {"t": frames.WELCOME, "version": frames.VERSION, "name": self._name}
         welcome |= {name: getattr(self._limits, name) for name in frames.CREDIT}
         welcome["call_bytes_max"] = self._limits.total_bytes_max
+        if self._state:
+            welcome["state"] = self._state
         self._send(peer, frames.pack(welcome, ()))
 
     def _send_reply(self, peer: Peer, request_id: int, reply: Reply) -> TriremeError | None:
@@ -299,7 +302,7 @@ class ServerSocket:
                 raise
         else:
             num_bytes = sum(frames.wire_bytes(len(p), self._is_curve) for p in parts)
-            peer.num_bytes_out += num_bytes
+            self.peers.note_sent(peer, num_bytes)
             self.num_bytes_out += num_bytes
 
 

@@ -1,14 +1,16 @@
-"""ZeroMQ sockets and their options."""
+"""ZeroMQ sockets, their options, and the limit of open files that they need."""
 
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket as sockets
 from typing import TypeAlias
 
 import zmq
 
+from trireme.errors import BadRequest
 from trireme.rpc.limits import Limits
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -28,12 +30,29 @@ _READABLE = int(zmq.POLLIN)  # as an enum, its "&" would cost more than asking t
 
 _CONNECT_TIMEOUT_MS = 5_000
 
+_OTHER_FILES = 1024  # of data, logs and checkpoints
+
+
+def allow_descriptors(num: int, purpose: str) -> None:
+    """Raise the soft limit so that `num` connections' descriptors and others fit. Raises
+    BadRequest: the hard limit is lower; it names `purpose`.
+    """
+    needed = num + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise BadRequest(
+                f"{purpose}: expected a hard limit of {needed} open files or more, found {hard}:"
+                " raise it (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of docker)"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
 
 def new_context() -> Context:
     """A context with one I/O thread, which moves several gigabytes a second."""
     context: Context = zmq.Context(io_threads=1)
-    # ZeroMQ's default is 1023; an embedded cluster may have more servers.
-    context.set(zmq.MAX_SOCKETS, 8192)
+    # ZeroMQ's default is 1023; this is its limit. A client's connection takes three.
+    context.set(zmq.MAX_SOCKETS, 65535)
     return context
 
 

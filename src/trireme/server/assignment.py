@@ -23,6 +23,11 @@ class Assignment:
         """Whether workers have sent a bucket map."""
         return self._map is not None
 
+    @property
+    def version(self) -> int:
+        """Of the bucket map; 0: there is none."""
+        return 0 if self._map is None else self._map.version
+
     def map(self) -> BucketMap:
         if self._map is None:
             raise NotReady("server: no bucket map yet; the coordinator's first worker brings it")
@@ -60,6 +65,16 @@ class Assignment:
                 f"server: expected job {self.job} and server {self.index} of it, whose state is"
                 f" here{kept}, found job {job} and server {index}; end the other job first, or"
                 " start this one with another --state_dir"
+            )
+
+    def check_is_first(self, where: str) -> None:
+        """Raises SchemaMismatch if this is another server than the one with the coordinator."""
+        if self.index > 0:
+            kept = f", whose state is here, in {where}" if where else ""
+            raise SchemaMismatch(
+                f"server: expected the coordinator at server 0 of the workers' list, found server"
+                f" {self.index} of job {self.job}{kept}; list the servers in their order, and start"
+                " each with its own --state_dir"
             )
 
     def is_newer(self, bucket_map: BucketMap) -> bool:

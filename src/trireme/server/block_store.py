@@ -4,9 +4,9 @@ Their cut depends on the parameter alone (`trireme.protocol.block_spec`), never 
 servers, so every number of servers computes the same bits.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,13 @@ from trireme.protocol.routing import Floats
 from trireme.server.block_slice import BlockSlice, Tensors, join, merge_alike
 from trireme.torch_compiler import step
 
+T = TypeVar("T")
+
+Marks = Mapping[int, int]
+"""Stream -> last sequence applied. Never changed: slices that have seen the same pushes share it.
+Thousands of slices with the marks of a thousand streams each would take more than the weights.
+"""
+
 
 @dataclass(eq=False)
 class _LiveSlice:
@@ -40,7 +47,7 @@ class _LiveSlice:
 
     start: int
     weights: Tensor
-    marks: dict[int, int]
+    marks: Marks
 
 
 class BlockStore:
@@ -84,13 +91,13 @@ class BlockStore:
         marks: the pushes applied before these blocks existed.
         """
         self.check(class_name, groups, specs, values)
-        start = 0
+        start, shared = 0, dict(marks)
         for spec in specs:
             if spec.id not in self._specs:
                 self._specs[spec.id] = spec
                 weights = torch.tensor(values[start : start + spec.size])
                 self._weights[spec.id] = weights.reshape(spec.shape or -1)
-                self._slices[spec.id] = [_LiveSlice(0, self._weights[spec.id], dict(marks))]
+                self._slices[spec.id] = [_LiveSlice(0, self._weights[spec.id], shared)]
             start += spec.size
         self._rebuild(class_name, groups)
 
@@ -189,12 +196,12 @@ class BlockStore:
 
         gradients: (sum of sizes,) float32 in the order of `block_ids`.
         ids: (stream, sequence) of the pushes, which are applied together.
-        absent: blocks without a gradient: the optimizer skips them, as torch does.
+        absent: parameters without a gradient: the optimizer skips them, as torch does.
         """
         num_updated = 0
         unseen = list(self._unseen(block_ids, gradients, ids))
         for block_id, live, gradient in unseen:
-            if block_id not in absent:
+            if self._specs[block_id].param not in absent:
                 live.weights.grad = gradient
                 num_updated += 1
         if num_updated:
@@ -217,10 +224,13 @@ class BlockStore:
         self, block_ids: Sequence[str], values: Floats, ids: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[str, _LiveSlice, Tensor]]:
         """(block, slice, its part of `values`) of slices that have seen none of these pushes."""
+        is_unseen = _once_for_shared(
+            lambda marks: all(marks.get(stream, 0) < sequence for stream, sequence in ids)
+        )
         start = 0
         for block_id in block_ids:
             for live in self._slices[block_id]:
-                if all(live.marks.get(stream, 0) < sequence for stream, sequence in ids):
+                if is_unseen(live.marks):
                     begin, size = start + live.start, live.weights.numel()
                     part = torch.from_numpy(values[begin : begin + size])
                     yield block_id, live, part.view_as(live.weights)
@@ -295,17 +305,21 @@ class BlockStore:
 
     def newest_mark(self, stream: int) -> int:
         """The last sequence of a stream that any slice has seen."""
-        return max((live.marks.get(stream, 0) for live in self._all_slices()), default=0)
+        distinct = {id(live.marks): live.marks for live in self._all_slices()}
+        return max((marks.get(stream, 0) for marks in distinct.values()), default=0)
 
-    def marks_of(self, block_id: str) -> dict[int, int]:
+    def marks_of(self, block_id: str) -> Marks:
         """The last sequence of each stream that the whole block has seen."""
         marks = [live.marks for live in self._slices[block_id]]
+        if len(marks) == 1:
+            return marks[0]
         return {s: min(m[s] for m in marks) for s in marks[0] if all(s in m for m in marks)}
 
     def forget_marks(self) -> None:
         """Remove all marks: streams start again at sequence 1."""
+        none: Marks = {}
         for live in self._all_slices():
-            live.marks = {}
+            live.marks = none
 
     # ---- saves and loads ----
 
@@ -319,7 +333,7 @@ class BlockStore:
                 name: value.clone() if isinstance(value, Tensor) else torch.tensor(value)
                 for name, value in state.items()
             }
-            slices.append(BlockSlice(start + live.start, tensors, dict(live.marks)))
+            slices.append(BlockSlice(start + live.start, tensors, live.marks))
         return slices
 
     def state_of(self, block_id: str) -> dict[str, Tensor]:
@@ -375,7 +389,7 @@ class BlockStore:
             state = {name: tensor.clone() for name, tensor in block_slice.tensors.items()}
             del state["weights"]
             optimizer.state[weights] = state
-            self._slices[block_id].append(_LiveSlice(start, weights, dict(block_slice.marks)))
+            self._slices[block_id].append(_LiveSlice(start, weights, block_slice.marks))
 
 
 def _tried_as(group: GroupValues) -> GroupValues:
@@ -385,7 +399,28 @@ def _tried_as(group: GroupValues) -> GroupValues:
     return {**group, "lr": 1.0} if 0 <= group.get("lr", 2.0) <= 1 else group
 
 
-def _raise_marks(slices: Iterable[_LiveSlice], ids: Iterable[tuple[int, int]]) -> None:
-    for live in slices:
+def _once_for_shared(function: Callable[[Marks], T]) -> Callable[[Marks], T]:
+    """A function of marks, called once for all slices that share them."""
+    results: dict[int, tuple[Marks, T]] = {}  # by identity; as they hold the marks, none is reused
+
+    def result(marks: Marks) -> T:
+        known = results.get(id(marks))
+        if known is None:
+            known = results[id(marks)] = marks, function(marks)
+        return known[1]
+
+    return result
+
+
+def _raise_marks(slices: Iterable[_LiveSlice], ids: Sequence[tuple[int, int]]) -> None:
+    """Raise the marks of these slices; those that shared them share the new ones."""
+
+    def raised(marks: Marks) -> Marks:
+        new = dict(marks)
         for stream, sequence in ids:
-            live.marks[stream] = max(live.marks.get(stream, 0), sequence)
+            new[stream] = max(new.get(stream, 0), sequence)
+        return new
+
+    raised_once = _once_for_shared(raised)
+    for live in slices:
+        live.marks = raised_once(live.marks)

@@ -2,7 +2,7 @@
 
 Two rules for code that changes tables, blocks or streams:
 - Inside `pushing` or `changing`, `record` a change before making it, and answer with `answered`:
-  nothing is acknowledged that is not in the log.
+  nothing is acknowledged that is not in the log. `change_once` does both for a request.
 - Make a change that replay cannot repeat from its request, such as a load, inside `replacing`.
 
 `Journal` keeps nothing (durability "none"); `trireme.server.log` has the one that writes a log.
@@ -11,6 +11,7 @@ Two rules for code that changes tables, blocks or streams:
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -65,6 +66,12 @@ class Journal:
         """
         return _NOTHING
 
+    def change_once(self, change: Callable[[], Reply]) -> Reply | Deferred:
+        """Make a change within `changing_once`, which waits on another thread. The reply
+        is `answered`. Raises what `change` raises; ResourceExhausted: too many wait.
+        """
+        return self.answered(change())
+
     def replacing(self) -> AbstractContextManager[None]:
         """Guards a change that is not recorded, while nobody pushes. The contents are durable when
         the block has ended without an error.
@@ -85,18 +92,17 @@ class Journal:
         error is raised here: others may wait for the same step.
         """
 
+        def make(error: Exception | None) -> Reply:
+            if error is not None:
+                raise error
+            return make_reply()
+
         def answer(error: Exception | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                deferred.reply(make_reply())
-            except TriremeError as failure:
-                deferred.fail(failure)
-            except MemoryError:
-                deferred.fail(ResourceExhausted("the server has no memory for this answer"))
-            except Exception as failure:
-                log.exception("a deferred reply failed")
-                deferred.fail(Internal(f"{type(failure).__name__}: {failure}"))
+            made = answer_of(partial(make, error))
+            if isinstance(made, Reply):
+                deferred.reply(made)
+            else:
+                deferred.fail(made)
 
         self.when_kept(answer)
 
@@ -119,3 +125,16 @@ class Journal:
             ) from None
         if error is not None:
             raise error
+
+
+def answer_of(make_reply: Callable[[], Reply]) -> Reply | TriremeError:
+    """A reply that is made on a thread without a caller, or its error."""
+    try:
+        return make_reply()
+    except TriremeError as failure:
+        return failure
+    except MemoryError:
+        return ResourceExhausted("the server has no memory for this answer")
+    except Exception as failure:
+        log.exception("a deferred reply failed")
+        return Internal(f"{type(failure).__name__}: {failure}")

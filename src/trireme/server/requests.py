@@ -5,10 +5,10 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from trireme.errors import BadRequest, ResourceExhausted
-from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.block_messages import map_from_wire, specs_from_wire
 from trireme.protocol.clipping import norm_from_wire
 from trireme.protocol.membership import Pace, PassMembers
-from trireme.protocol.routing import NUM_BUCKETS, BucketMap, Keys
+from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.served_tables import ServedTable
@@ -45,16 +45,22 @@ class RequestHandlers:
     # ---- control ----
 
     def _on_map(self, request: Request) -> Reply | Deferred:
-        """The reply contains the state's id. A worker that knew another id learns of the loss."""
-        state, body = self._state, request.body
-        bucket_map = BucketMap.from_wire(need(body, "map", dict))
+        """The reply contains the state's id, and the version of the map that is here: workers send
+        a map only where it is missing. A worker that knew another id learns of the loss.
+        """
+        state, body, bucket_map = self._state, request.body, None
         index, job = need(body, "index", int), need(body, "job", str)
-        if not 0 <= index < len(bucket_map.servers):
-            raise BadRequest(
-                f"ps.map: expected an index below {len(bucket_map.servers)}, found {index}"
-            )
+        if (head := body.get("map")) is not None:
+            arrays = Arrays(request.arrays)
+            bucket_map = map_from_wire(head, arrays, state.held.room)
+            arrays.end()
+            if not 0 <= index < len(bucket_map.servers):
+                raise BadRequest(
+                    f"ps.map: expected an index below {len(bucket_map.servers)}, found {index}"
+                )
         state.adopt_map(job, bucket_map, index, request)
-        return state.journal.answered(Reply({"state": state.state_id}))
+        version = state.assignment.version
+        return state.journal.answered(Reply({"state": state.state_id, "version": version}))
 
     def _on_members(self, request: Request) -> Reply | Deferred:
         self._state.adopt_members(PassMembers.from_wire(request.body), request)
@@ -66,8 +72,8 @@ class RequestHandlers:
 
     def _on_create_blocks(self, request: Request) -> Reply | Deferred:
         state, body = self._state, request.body
-        specs = [BlockSpec.from_wire(spec) for spec in need(body, "blocks", list)]
         arrays = Arrays(request.arrays)
+        specs = specs_from_wire(need(body, "shapes", dict), arrays, state.held.room)
         values = arrays.take("values of blocks", np.float32, (None,))
         arrays.end()
         optimizer, groups = need(body, "optimizer", str), need_list(body, "groups", dict)
@@ -233,7 +239,7 @@ class RequestHandlers:
                 f" {slices}"
             )
         need_time(body), need(body, "day_over", bool), state.assignment.map()
-        return state.journal.answered(Reply({"tables": state.shrink(body)}))
+        return state.journal.change_once(lambda: Reply({"tables": state.shrink(body)}))
 
     def _counters(self) -> Reply:
         """What has become of keys, by table."""

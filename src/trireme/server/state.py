@@ -88,18 +88,20 @@ class ServerState:
 
     # ---- map and members ----
 
-    def adopt_map(self, job: str, bucket_map: BucketMap, index: int, request: Request) -> None:
-        """Adopt the bucket map of a request if it is newer than the current one. Raises
-        SchemaMismatch: this server belongs to another job. Corruption: the worker knew another
-        state.
+    def adopt_map(
+        self, job: str, bucket_map: BucketMap | None, index: int, request: Request
+    ) -> None:
+        """Adopt the bucket map of a request, if it has one that is newer than the current one.
+        Raises SchemaMismatch: this server belongs to another job. Corruption: the worker knew
+        another state.
         """
         with self.journal.changing(), self.lock:
             self.assignment.check_job(job, index, self.journal.where)
             if need(request.body, "state", str) not in ("", self.state_id):
                 raise lost()
-            if self.assignment.is_newer(bucket_map):
+            if bucket_map is not None and self.assignment.is_newer(bucket_map):
                 self.held.hold("map", bucket_map.num_bytes)
-                self.journal.record(request.method, request.body)
+                self.journal.record(request.method, request.body, request.arrays)
                 self.assignment.adopt(job, bucket_map, index)
 
     def adopt_members(self, members: PassMembers, request: Request) -> None:
@@ -151,16 +153,15 @@ class ServerState:
 
     def finish(self, id: str, *, commit: bool) -> None:
         """Put the rows of a prepared import into the tables, or forget them. Of a load: its rows
-        and blocks are durable, or nothing of it was changed. A repetition does nothing. No push
-        may be running.
+        and blocks are durable, or nothing of it was changed. A repetition does nothing. Within
+        `Journal.change_once`, or `changing_once`.
         """
-        with self.journal.changing_once():
-            if (prepared := self.prepared) is None or prepared.id != id:
-                return
-            self.journal.record(prepared.end, {"id": id, "commit": commit})
-            if commit and isinstance(prepared, PreparedImport):
-                self._install(prepared)
-            self.prepared = None
+        if (prepared := self.prepared) is None or prepared.id != id:
+            return
+        self.journal.record(prepared.end, {"id": id, "commit": commit})
+        if commit and isinstance(prepared, PreparedImport):
+            self._install(prepared)
+        self.prepared = None
 
     def _install(self, prepared: PreparedImport) -> None:
         for name, rows in prepared.rows.items():
@@ -381,12 +382,13 @@ class ServerState:
             self.tables.note_settled(id, [*parts, part])
 
     def shrink(self, body: dict[str, Any]) -> dict[str, dict[str, int]]:
-        """Execute a checked `policy.shrink`; returns the numbers of rows removed."""
+        """Execute a checked `policy.shrink`; returns the numbers of rows removed. Within
+        `Journal.change_once`.
+        """
         time, day_over = need_time(body), need(body, "day_over", bool)
-        with self.journal.changing_once():
-            self.journal.record("policy.shrink", body)
-            buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]]
-            return self.tables.shrink(buckets.tolist(), time, day_over=day_over)
+        self.journal.record("policy.shrink", body)
+        buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]]
+        return self.tables.shrink(buckets.tolist(), time, day_over=day_over)
 
     # ---- statistics ----
 

@@ -24,7 +24,7 @@ class SummedTable(NamedTuple):
 
 
 class SummedBlocks(NamedTuple):
-    """The gradient of a server's blocks; those in `absent` have none."""
+    """The gradient of a server's blocks; parameters in `absent` have none."""
 
     groups: list[GroupValues]
     gradients: Floats

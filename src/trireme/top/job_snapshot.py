@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from trireme.errors import BadRequest, NotReady, TriremeError
-from trireme.protocol.routing import BucketMap
+from trireme.protocol.block_messages import map_from_wire
+from trireme.protocol.wire import Arrays
 from trireme.rpc import Call, Reply, RpcClient
 
 Labels = Mapping[str, str]
@@ -87,7 +88,7 @@ def _servers(client: RpcClient, known: Sequence[str], timeout_s: float) -> Seque
         [Call(known[0], "coord.map")], timeout_s=timeout_s / 2, return_errors=True
     )
     if isinstance(answer, Reply):
-        return BucketMap.from_wire(answer.body["map"]).servers
+        return map_from_wire(answer.body["map"], Arrays(answer.arrays)).servers
     if isinstance(answer, NotReady) or len(known) > 1:  # no worker yet, or ask others
         return known
     raise answer

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+import numpy as np
+
 from trireme import _core
 from trireme.dense.optimizers import GroupValues
+from trireme.protocol.block_messages import ids_to_wire, specs_to_wire
 from trireme.protocol.clipping import NormReply, norm_of_step
 from trireme.protocol.membership import Pace
 from trireme.protocol.wire import GRADIENT, Push
@@ -51,6 +54,7 @@ class WorkerClient:
         silence_s: other workers take the streams of one that is silent for so long.
         pool: threads for the core's batch work.
         timeout_s: seconds that any call may take, the wait for other workers included.
+        states: as for Servers; this fills it.
 
     Attributes:
         servers: makes the calls. coordinator: makes those to the coordinator.
@@ -73,10 +77,11 @@ class WorkerClient:
         silence_s: float = 0.0,
         pool: _core.Pool,
         timeout_s: float,
+        states: dict[str, str] | None = None,
     ) -> None:
         self.worker, self.num_workers, self.num_streams = worker, num_workers, streams
         self.is_late, self.timeout_s = late, timeout_s
-        self.servers = Servers(endpoints, connect, timeout_s)
+        self.servers = Servers(endpoints, connect, timeout_s, {} if states is None else states)
         self._pool = pool
         self._dense: DenseParameters | None = None
         self._tables: dict[str, TableSchema] = {}
@@ -96,7 +101,8 @@ class WorkerClient:
         else:
             body |= {"worker": self.worker, "num_workers": self.num_workers}
             body |= {"streams": self.num_streams, "silence_s": silence_s}
-        joined = self.servers.coordinator("coord.join", body).body
+        answer = self.servers.coordinator("coord.join", body)
+        joined = answer.body
         self.worker, self.num_workers = int(joined["worker"]), int(joined["num_workers"])
         self.num_streams, self.incarnation = int(joined["streams"]), int(joined["incarnation"])
         self.use_stream(self.worker, self.incarnation)
@@ -105,10 +111,12 @@ class WorkerClient:
             self.servers, self.script, self.worker, self.incarnation
         )
         self.servers.job, states = str(joined["job"]), list(joined["states"])
-        self.servers.states = states or self.servers.states
-        self.servers.adopt(joined["map"])
+        endpoints = self.servers.endpoints
+        self.servers.states.update(zip(endpoints, states, strict=False))  # none in a new job
+        self.servers.adopt(answer)
         if not states:
-            self.coordinator.call("coord.states", {"states": self.servers.states})
+            reported = [self.servers.states[endpoint] for endpoint in endpoints]
+            self.coordinator.call("coord.states", {"states": reported})
 
     def use_stream(self, stream: int, incarnation: int) -> None:
         """Send pushes as this stream from now on, under this incarnation or lease."""
@@ -144,19 +152,22 @@ class WorkerClient:
             self.script.next_meeting()
             return
         servers = self.servers
-        ids = [spec.id for spec in dense.specs]
-        placed = {"blocks": ids, "owners": owners(len(servers.endpoints))}
-        servers.adopt(self.coordinator.call("coord.add_blocks", placed).body["map"])
+        arrays = ids_to_wire([spec.id for spec in dense.specs])
+        if (placed := owners(len(servers.endpoints))) is not None:
+            arrays.append(np.array(placed, np.uint16))
+        are_placed = {"are_placed": placed is not None}
+        servers.adopt(self.coordinator.call("coord.add_blocks", are_placed, arrays))
         if self.worker == 0:
             for server, endpoint in enumerate(servers.endpoints):
                 block_ids = dense.blocks_of(servers.map, server)
+                shapes, specs = specs_to_wire(dense.specs_of(block_ids))
                 body = {
                     "map": servers.map.version,
                     "optimizer": optimizer,
                     "groups": groups,
-                    "blocks": [spec.to_wire() for spec in dense.specs_of(block_ids)],
+                    "shapes": shapes,
                 }
-                call = Call(endpoint, "ps.create_blocks", body, [dense.values(block_ids)])
+                call = Call(endpoint, "ps.create_blocks", body, [*specs, dense.values(block_ids)])
                 servers.call_all([call], self.timeout_s)
         self.coordinator.gather({}, [], purpose="create the dense parameters")
 

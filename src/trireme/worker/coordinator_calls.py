@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trireme.errors import DeadlineExceeded
-from trireme.protocol.wire import Array
+from trireme.protocol.wire import ALL, Array
 from trireme.rpc import Call, Reply
 from trireme.worker.script import Script
 from trireme.worker.servers import Servers
@@ -53,6 +53,7 @@ class CoordinatorCalls:
         purpose: str = "barrier",
         timeout_s: float | None = None,
         patient: bool = False,
+        to: str = ALL,
     ) -> list[tuple[dict[str, Any], list[Array]]]:
         """Meet all workers; returns what each of them contributed, in the order of the workers.
 
@@ -60,6 +61,8 @@ class CoordinatorCalls:
             timeout_s: how long to wait for the others; default the client's.
             patient: wait up to PATIENCE times as long while all workers send heartbeats: they may
                 have more to do than this one.
+            to: who gets the arrays, see `MEETING_ARRAYS`. Others get none; with SUM there is one
+                contribution, whose body is that of each.
 
         Raises:
             BadRequest: another worker came to this meeting for another purpose. DeadlineExceeded:
@@ -67,7 +70,7 @@ class CoordinatorCalls:
                 attended, and the answers are not kept any more.
         """
         place = {"pass": self._script.number, "name": self._script.next_meeting()}
-        message = self._signed({**place, "purpose": purpose, "body": body})
+        message = self._signed({**place, "purpose": purpose, "body": body, "arrays": to})
         for patience in reversed(range(PATIENCE if patient else 1)):
             try:
                 reply = self._servers.coordinator(

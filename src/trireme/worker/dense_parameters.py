@@ -87,8 +87,9 @@ class DenseParameters:
     def flat_gradients(
         self, gradients: Mapping[str, Tensor | None], block_ids: Sequence[str]
     ) -> tuple[Floats, list[str]]:
-        """The flat gradients of these blocks, zeros if absent; and the blocks without one."""
-        absent = [b for b in block_ids if gradients[self._spec_of[b].param] is None]
+        """The flat gradients of these blocks, zeros if absent; and the parameters without one."""
+        params = dict.fromkeys(self._spec_of[block_id].param for block_id in block_ids)
+        absent = [name for name in params if gradients[name] is None]
         filled = {
             name: torch.zeros_like(self.parameters[name]) if gradient is None else gradient
             for name, gradient in gradients.items()

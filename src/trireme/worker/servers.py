@@ -10,8 +10,9 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
+from trireme.protocol.block_messages import map_from_wire, map_to_wire
 from trireme.protocol.routing import BucketMap
-from trireme.protocol.wire import Array
+from trireme.protocol.wire import Array, Arrays
 from trireme.rpc import Call, Reply
 from trireme.worker.transport import LockedTransport, Transport
 
@@ -24,11 +25,16 @@ class Servers:
     """Calls servers, again if the map was old.
 
     endpoints: the first hosts the coordinator. connect: makes a transport for one thread's calls,
-    given a name for it.
+    given a name for it. states: endpoint -> name of what its server holds; filled when servers have
+    told, so that the transports find a server that was started again without it.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], connect: Callable[[str], Transport], timeout_s: float
+        self,
+        endpoints: Sequence[str],
+        connect: Callable[[str], Transport],
+        timeout_s: float,
+        states: dict[str, str],
     ) -> None:
         self.endpoints, self.timeout_s = tuple(endpoints), timeout_s
         self.pulls = LockedTransport(connect("pull"))
@@ -37,7 +43,7 @@ class Servers:
         self._aside = LockedTransport(connect("aside"))
         self.map: BucketMap
         self.job = ""  # the coordinator's id of it
-        self.states = [""] * len(endpoints)  # names; a server's changes when it loses its state
+        self.states = states
 
     def close(self) -> None:
         for locked in (self.pulls, self.pushes, self._control, self._aside):
@@ -122,10 +128,8 @@ class Servers:
                 return attempt(left_s)
             except WrongMap as wrong:
                 error = wrong
-                reply = self.call_all(
-                    [Call(self.endpoints[0], "coord.map", {}, [])], self.timeout_s
-                )
-                self.adopt(reply[0].body["map"])
+                ask = Call(self.endpoints[0], "coord.map", {}, [])
+                self.adopt(self.call_all([ask], self.timeout_s)[0])
             except NotReady as not_ready:
                 error = not_ready
                 for what in FINISH.keys() & (details := not_ready.details or {}).keys():
@@ -137,14 +141,23 @@ class Servers:
             time.sleep(min(RETRY_S, max(0.0, deadline - monotonic())))
         raise DeadlineExceeded(f"{what}: not possible within {timeout_s} s; last: {error}")
 
-    def adopt(self, body: dict[str, Any]) -> None:
-        """Use this map, and send it to every server."""
-        bucket_map = BucketMap.from_wire(body)
-        common = {"map": bucket_map.to_wire(), "job": self.job}
-        calls = [
-            Call(endpoint, "ps.map", {**common, "index": server, "state": self.states[server]}, [])
-            for server, endpoint in enumerate(bucket_map.servers)
-        ]
-        replies = self.call_all(calls, self.timeout_s)
-        self.states = [str(reply.body["state"]) for reply in replies]
+    def adopt(self, answer: Reply) -> None:
+        """Use the map of the coordinator's answer, and send it to every server that lacks it."""
+        bucket_map = map_from_wire(answer.body["map"], Arrays(answer.arrays))
+        head, arrays = map_to_wire(bucket_map)
+
+        lack: Sequence[int] = range(len(bucket_map.servers))
+        # First without the map: of a thousand workers, one needs to send it.
+        for fields, parts in (({}, ()), ({"map": head}, arrays)):
+            calls = []
+            for server in lack:
+                endpoint = bucket_map.servers[server]
+                state = self.states.get(endpoint, "")
+                body = {"job": self.job, "index": server, "state": state, **fields}
+                calls.append(Call(endpoint, "ps.map", body, parts))
+            replies = self.call_all(calls, self.timeout_s) if calls else []
+            for call, reply in zip(calls, replies, strict=True):
+                self.states[call.endpoint] = str(reply.body["state"])
+            versions = [int(reply.body["version"]) for reply in replies]
+            lack = [s for s, v in zip(lack, versions, strict=True) if v < bucket_map.version]
         self.map, self.endpoints = bucket_map, bucket_map.servers

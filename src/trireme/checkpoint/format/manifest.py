@@ -24,7 +24,7 @@ from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX
 from trireme.storage.storage import Storage
 from trireme.table import TableSchema
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 MANIFEST_BYTES_MAX = 1 << 30
 MEMORY_PER_BYTE = 32
@@ -133,13 +133,15 @@ class BlockFile:
 
     @staticmethod
     def read(fields: JsonObject) -> BlockFile:
+        distinct = [marks.pairs("applied", _NUMBER_MAX) for marks in fields.objects("marks")]
         blocks = []
         for block in fields.objects("blocks"):
             try:
                 spec = BlockSpec.from_wire(block.any("spec"))
             except _INVALID as error:
                 raise Corruption(f"{block.where}.spec: {error}") from error
-            blocks.append(SavedBlock(spec, block.pairs("marks", _NUMBER_MAX)))
+            number = block.whole("marks", 0, len(distinct) - 1)
+            blocks.append(SavedBlock(spec, distinct[number]))
         return BlockFile(FileEntry.read(fields.object("file")), tuple(blocks))
 
 

@@ -59,7 +59,7 @@ def _sources(spec: BlockSpec, saved: Sequence[BlockSpec], where: str) -> list[Bl
     first = max(bisect_right(saved, spec.start, key=lambda other: other.start) - 1, 0)
     sources = []
     reached = spec.start
-    for other in saved[first:]:
+    for other in map(saved.__getitem__, range(first, len(saved))):
         if reached >= spec.end or not other.start <= reached < other.end:
             break
         sources.append(other)

@@ -98,9 +98,7 @@ class CheckpointHandlers:
         if server.prepared is None or server.prepared.id != id:
             return server.journal.answered(Reply())
         if not commit:
-            self._keep(None)
-            server.finish(id, commit=False)
-            return server.journal.answered(Reply())
+            return server.journal.change_once(partial(self._drop, id))
         deferred = Deferred(lambda: f"server {server.assignment.index} has not done load {id} yet")
         with self._lock:
             server.held.hold(("load", deferred), 0)
@@ -109,6 +107,11 @@ class CheckpointHandlers:
                 work = partial(self._load, id)
                 self._operations.start(uuid.uuid4().hex, work, self._answer_waiting)
         return deferred
+
+    def _drop(self, id: str) -> Reply:
+        self._keep(None)
+        self._server.finish(id, commit=False)
+        return Reply()
 
     def _answer_waiting(self, error: TriremeError | None) -> None:
         with self._lock:
@@ -201,7 +204,8 @@ class CheckpointHandlers:
             assert checked is not None
             with self._server.journal.replacing():
                 checked[1].install(progress)
-            self._server.finish(id, commit=True)
+            with self._server.journal.changing_once():
+                self._server.finish(id, commit=True)
         return {}
 
     def _settle(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:

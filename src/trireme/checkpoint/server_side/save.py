@@ -153,11 +153,14 @@ def _write_blocks(storage: Storage, path: str, group: list[_SavedBlock]) -> dict
     }
     with written(storage, path) as (file, entry):
         write_tensors(file, tensors)
-    specs = [
-        {"spec": spec.to_wire(), "marks": [list(pair) for pair in sorted(marks.items())]}
-        for spec, _, marks in group
-    ]
-    return {"file": dict(entry), "blocks": specs}
+    distinct: dict[tuple[tuple[int, int], ...], int] = {}
+    of_shared: dict[int, int] = {}  # by identity: the marks of a thousand streams are sorted once
+    blocks = []
+    for spec, _, marks in group:
+        if id(marks) not in of_shared:
+            of_shared[id(marks)] = distinct.setdefault(tuple(sorted(marks.items())), len(distinct))
+        blocks.append({"spec": spec.to_wire(), "marks": of_shared[id(marks)]})
+    return {"file": dict(entry), "marks": [{"applied": m} for m in distinct], "blocks": blocks}
 
 
 def _blocks_to_save(server: ServerState) -> Iterator[_SavedBlock]:

@@ -1,5 +1,6 @@
 """Operations on all servers: started by one call each, then watched until all have ended."""
 
+import json
 import logging
 import threading
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from trireme.errors import DeadlineExceeded, TriremeError, Unavailable, class_of_code
+from trireme.rpc import Reply
 from trireme.storage.remote import RemoteStorage
 from trireme.storage.storage import Storage
 from trireme.worker.client import WorkerClient
@@ -57,15 +59,15 @@ class ServerOperations:
             self._stop(name)
             raise
 
-    def _everywhere(self, method: str, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        replies = self._client.servers.everywhere(method, dict(body), aside=True)
-        return [reply.body for reply in replies]
+    def _everywhere(self, method: str, body: Mapping[str, Any]) -> list[Reply]:
+        return self._client.servers.everywhere(method, dict(body), aside=True)
 
     def _wait(self, name: str) -> list[Mapping[str, Any]]:
         pause = threading.Event()
         started = time.monotonic()
         while True:
-            statuses = self._everywhere("checkpoint.status", {"job": name})
+            replies = self._everywhere("checkpoint.status", {"job": name})
+            statuses = [reply.body for reply in replies]
             for status in statuses:
                 if status["error"] is not None:
                     code, message = status["error"]
@@ -74,7 +76,7 @@ class ServerOperations:
                 done, total = (sum(int(s[field]) for s in statuses) for field in ("done", "total"))
                 self._watch(done, total)
             if not any(status["running"] for status in statuses):
-                return [status["result"] for status in statuses]
+                return [json.loads(reply.arrays[0].tobytes()) for reply in replies]
             now = time.monotonic()
             if now > self._deadline:
                 raise DeadlineExceeded(
@@ -90,11 +92,11 @@ class ServerOperations:
         for method in ("checkpoint.stop", "checkpoint.status"):
             while time.monotonic() < deadline:
                 try:
-                    statuses = self._everywhere(method, {"job": name})
+                    replies = self._everywhere(method, {"job": name})
                 except TriremeError as error:
                     log.debug("checkpoint: %s of a failed operation: %s", method, error)
                     break
-                if not any(status.get("running") for status in statuses):
+                if not any(reply.body.get("running") for reply in replies):
                     break
                 pause.wait(PAUSE_S_MAX / 5)
 

@@ -1,7 +1,6 @@
 """Dense blocks with their optimizer state, for a worker that reads or writes them.
 
-export.blocks   this server's blocks: body {"optimizer", "blocks": [[id, [tensor's name, ...]]]},
-                the tensors in that order
+export.blocks   this server's blocks, as `tensors_to_wire` makes arrays of them
 import.blocks   the other way: these tensors replace those of the same name
 """
 
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 
 from trireme.errors import BadRequest
+from trireme.protocol.block_messages import tensors_from_wire, tensors_to_wire
 from trireme.protocol.wire import Arrays, need_list
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.block_slice import BlockSlice
@@ -18,7 +18,7 @@ from trireme.server.state import ServerState
 def block_handlers(server: ServerState) -> dict[str, Handler]:
     return {
         "export.blocks": lambda _: _export(server),
-        "import.blocks": lambda request: _import(server, _read(request)),
+        "import.blocks": lambda request: _import(server, _read(server, request)),
     }
 
 
@@ -27,9 +27,10 @@ def _export(server: ServerState) -> Reply:
         store = server.blocks
         blocks = {spec.id: store.state_of(spec.id) for spec in store.specs()}
         optimizer = store.class_name
-    names = [[block_id, list(tensors)] for block_id, tensors in blocks.items()]
-    arrays = [t.numpy().reshape(-1) for tensors in blocks.values() for t in tensors.values()]
-    return Reply({"optimizer": optimizer, "blocks": names}, arrays)
+    names, arrays = tensors_to_wire(
+        {id: {name: t.numpy() for name, t in tensors.items()} for id, tensors in blocks.items()}
+    )
+    return Reply({"optimizer": optimizer, "names": names}, arrays)
 
 
 def _import(server: ServerState, blocks: dict[str, dict[str, torch.Tensor]]) -> None:
@@ -44,16 +45,12 @@ def _import(server: ServerState, blocks: dict[str, dict[str, torch.Tensor]]) -> 
             store.restore(block_id, [BlockSlice(0, state, store.marks_of(block_id))])
 
 
-def _read(request: Request) -> dict[str, dict[str, torch.Tensor]]:
+def _read(server: ServerState, request: Request) -> dict[str, dict[str, torch.Tensor]]:
     """The tensors of a message, flat, by block and name."""
-    arrays, blocks = Arrays(request.arrays), dict[str, dict[str, torch.Tensor]]()
-    for entry in need_list(request.body, "blocks", list):
-        block_id, names = entry if len(entry) == 2 else (None, None)
-        if not isinstance(block_id, str) or not isinstance(names, list):
-            raise BadRequest(f"import.blocks: expected [id, names], found {entry!r}"[:300])
-        tensors = blocks.setdefault(block_id, {})
-        for name in need_list({"names": names}, "names", str):
-            values = arrays.take(f"{block_id} {name}", np.float32, (None,))
-            tensors[name] = torch.from_numpy(values.copy())
+    arrays, names = Arrays(request.arrays), need_list(request.body, "names", str)
+    blocks = tensors_from_wire(names, arrays, np.float32, server.held.room)
     arrays.end()
-    return blocks
+    return {
+        block_id: {name: torch.from_numpy(values.copy()) for name, values in tensors.items()}
+        for block_id, tensors in blocks.items()
+    }

@@ -234,8 +234,13 @@ class ImportHandlers:
 
     def _on_finish(self, request: Request) -> Reply | Deferred:
         id, commit = need(request.body, "id", str), need(request.body, "commit", bool)
-        self._server.finish(id, commit=commit)
-        return self._server.journal.answered(Reply())
+        server = self._server
+
+        def finish() -> Reply:
+            server.finish(id, commit=commit)
+            return Reply()
+
+        return server.journal.change_once(finish)
 
 
 def _stage_lines(

@@ -5,14 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from trireme.interchange.worker_side.import_requests import TIMEOUT_S
-from trireme.protocol.wire import Array
+from trireme.protocol.block_messages import BlockTensors, tensors_from_wire, tensors_to_wire
+from trireme.protocol.wire import Array, Arrays
 from trireme.rpc import Call
 from trireme.worker.client import WorkerClient
 
 # In the states of optimizers: one number for the whole block.
 SCALARS = ("step", "n", "eta", "mu", "mu_product")
-
-BlockTensors = dict[str, dict[str, Array]]
 
 
 def read_blocks(client: WorkerClient) -> tuple[str | None, BlockTensors]:
@@ -20,9 +19,7 @@ def read_blocks(client: WorkerClient) -> tuple[str | None, BlockTensors]:
     optimizer, blocks = None, BlockTensors()
     for reply in client.servers.everywhere("export.blocks", {}, timeout_s=TIMEOUT_S):
         optimizer = reply.body["optimizer"] or optimizer
-        arrays = iter(reply.arrays)
-        for block_id, names in reply.body["blocks"]:
-            blocks[block_id] = {name: next(arrays) for name in names}
+        blocks |= tensors_from_wire(reply.body["names"], Arrays(reply.arrays), None)
     return optimizer, blocks
 
 
@@ -30,14 +27,11 @@ def write_blocks(client: WorkerClient, blocks: Mapping[str, Mapping[str, Array]]
     """Send these tensors, by block id and name, to the servers that own the blocks."""
     calls = []
     for server, endpoint in enumerate(client.servers.map.servers):
-        owned = [
-            block_id for block_id in client.servers.map.blocks_of(server) if block_id in blocks
-        ]
-        body = {"blocks": [[block_id, list(blocks[block_id])] for block_id in owned]}
-        arrays = [
-            np.ascontiguousarray(values, np.float32)
-            for block_id in owned
-            for values in blocks[block_id].values()
-        ]
-        calls.append(Call(endpoint, "import.blocks", body, arrays))
+        owned = {
+            block_id: {name: np.asarray(v, np.float32) for name, v in blocks[block_id].items()}
+            for block_id in client.servers.map.blocks_of(server)
+            if block_id in blocks
+        }
+        names, arrays = tensors_to_wire(owned)
+        calls.append(Call(endpoint, "import.blocks", {"names": names}, arrays))
     client.servers.call_all(calls, TIMEOUT_S)

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -12,7 +13,7 @@ from trireme.errors import ResourceExhausted, TriremeError
 from trireme.rpc import Deferred, Reply
 from trireme.rpc.frames import Array
 from trireme.server.attendance import Attendance
-from trireme.server.journal import Journal, LogLag
+from trireme.server.journal import Journal, LogLag, answer_of
 from trireme.server.log.log import Log
 from trireme.server.log.replay import state_records
 from trireme.server.log.snapshot import write_snapshot
@@ -20,6 +21,9 @@ from trireme.server.log.state_folder import StateFolder
 from trireme.server.state import ServerState
 
 logger = logging.getLogger("trireme.server")
+
+LATE_MAX = 64
+"""Changes that wait for a snapshot."""
 
 
 class DurableJournal(Journal):
@@ -52,6 +56,8 @@ class DurableJournal(Journal):
         self._stopping = OperationProgress()
         self._is_closing = False
         self._unkept: TriremeError | None = None
+        self._num_late = threading.Semaphore(LATE_MAX)
+        self._late = ThreadPoolExecutor(1, thread_name_prefix="trireme-late")
         self._due = threading.Event()
         self._writer = threading.Thread(target=self._write, name="trireme-snapshot", daemon=True)
         self._writer.start()
@@ -73,6 +79,37 @@ class DurableJournal(Journal):
     def changing_once(self) -> Iterator[None]:
         with self._writing, self._changes.exclusive():
             yield
+
+    def change_once(self, change: Callable[[], Reply]) -> Reply | Deferred:
+        if self._writing.acquire(blocking=False):
+            try:
+                with self._changes.exclusive():
+                    reply = change()
+            finally:
+                self._writing.release()
+            return self.answered(reply)
+        deferred = Deferred(describe=lambda: "waits for the snapshot that is being written")
+        if not self._num_late.acquire(blocking=False):
+            raise ResourceExhausted(
+                f"server: expected at most {LATE_MAX} changes that wait for the snapshot which is"
+                " being written, found more"
+            )
+        self._late.submit(self._change_late, change, deferred)
+        return deferred
+
+    def _change_late(self, change: Callable[[], Reply], deferred: Deferred) -> None:
+        def make_reply() -> Reply:
+            with self.changing_once():
+                return change()
+
+        try:
+            reply = answer_of(make_reply)
+        finally:
+            self._num_late.release()
+        if isinstance(reply, Reply):
+            self.answer_when_kept(deferred, lambda: reply)
+        else:
+            deferred.fail(reply)
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -111,6 +148,7 @@ class DurableJournal(Journal):
         self._stopping.stop()
         self._due.set()
         self._writer.join()
+        self._late.shutdown(cancel_futures=True)
         self._log.close()
 
     # ---- snapshots ----

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from trireme.errors import BadRequest
+from trireme.protocol.block_messages import map_from_kept, map_to_kept
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
-from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Array, Push
 from trireme.rows.core_table import make_core_table
 from trireme.rpc import Request
@@ -29,7 +29,7 @@ def state_records(server: ServerState, attendance: Attendance) -> Iterator[Recor
     assignment, tables, streams = server.assignment, server.tables, server.streams
     state = {
         "job": assignment.job,
-        "map": assignment.map().to_wire(),
+        "map": map_to_kept(assignment.map()),
         "index": assignment.index,
         "tables": [table.schema.to_wire() for table in tables.values()],
         "blocks": server.blocks.declaration(),
@@ -52,7 +52,7 @@ def state_records(server: ServerState, attendance: Attendance) -> Iterator[Recor
 def install_state(server: ServerState, attendance: Attendance, body: Mapping[str, Any]) -> None:
     """Install the first of `state_records` in an empty server. Blocks become zeros."""
     state = body["shard"]
-    server.assignment.adopt(state["job"], BucketMap.from_wire(state["map"]), state["index"])
+    server.assignment.adopt(state["job"], map_from_kept(state["map"]), state["index"])
     server.raise_version(state["version"])
     for schema in state["tables"]:
         server.create_table(TableSchema.from_wire(schema))

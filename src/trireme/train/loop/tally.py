@@ -10,7 +10,7 @@ from torch import Tensor
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.metrics import Metric
-from trireme.train.gather_arrays import gather_arrays
+from trireme.train.loop.merged_states import merge_states
 from trireme.train.loop.scoring import Scored, column_of
 
 
@@ -39,6 +39,7 @@ class Tally:
                 f" {', '.join(names) or '(none)'}, found {', '.join(unknown)}"
             )
         self._merged = [m for m in metrics if merged is None or m.name in merged]
+        self._computed: dict[str, Any] = {}  # of merged metrics, by name, when they are merged
         for metric in metrics:
             metric.reset()
 
@@ -65,7 +66,8 @@ class Tally:
         if self.has_loss:
             values["loss"] = self.loss_sum / self.num_examples if self.num_examples else math.nan
         for metric in self.metrics:
-            computed = metric.compute()
+            is_told = metric.name in self._computed
+            computed = self._computed[metric.name] if is_told else metric.compute()
             if isinstance(computed, dict):
                 values |= {f"{metric.name}.{name}": value for name, value in computed.items()}
             else:
@@ -73,22 +75,12 @@ class Tally:
         return values
 
     def merge(self, cluster: Cluster, title: str) -> None:
-        """Make this the tally of all workers together. Every worker calls it."""
-        states = [metric.state() for metric in self._merged]
-        arrays = [np.array([self.loss_sum, self.num_examples], dtype=np.float64)]
-        arrays += [state[key] for state in states for key in sorted(state)]
+        """Make the figures those of all workers together. Every worker calls it."""
+        own = np.array([self.loss_sum, self.num_examples], dtype=np.float64)
         self.loss_sum, self.num_examples = 0.0, 0
-        for metric in self._merged:
-            metric.reset()
         with cluster.client.script.section("figures"):
-            gathered = gather_arrays(cluster, arrays, f"end of {title}")
-        for received in gathered.values():
-            rest = iter(received)
-            loss_sum, num_examples = next(rest)
-            self.loss_sum += float(loss_sum)
-            self.num_examples += int(num_examples)
-            for metric, state in zip(self._merged, states, strict=True):
-                metric.merge({key: next(rest) for key in sorted(state)})
+            sums, self._computed = merge_states(cluster, self._merged, own, title)
+        self.loss_sum, self.num_examples = float(sums[0]), int(sums[1])
 
 
 def check_metrics(metrics: Sequence[Metric], label: str | None) -> None:
