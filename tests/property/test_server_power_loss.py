@@ -136,10 +136,9 @@ class Life:
             )
         zeros = np.zeros(SPEC.size, np.float32)
         (head, columns), (shapes, specs) = map_to_wire(MAP), specs_to_wire([SPEC])
-        job = self.coordinator.facts.job
         blocks = {"map": MAP.version, "optimizer": "SGD", "groups": [{"lr": 1.0}]}
         for method, body, arrays in (
-            ("ps.map", {"map": head, "index": 0, "job": job, "state": ""}, list(columns)),
+            ("ps.map", {"map": head, "index": 0, "job": "j", "state": ""}, list(columns)),
             ("ps.create_table", {"schema": TABLE.schema.to_wire()}, []),
             ("ps.create_blocks", {**blocks, "shapes": shapes}, [*specs, zeros]),
         ):
