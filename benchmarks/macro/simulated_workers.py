@@ -16,12 +16,12 @@ import torch
 
 from benchmarks.harness import BenchError
 from trireme import Table, _core, initializer, optim
-from trireme.metrics.metric import Metric, summed_entries
+from trireme.metrics import AUC
 from trireme.optim import values_of_group
-from trireme.protocol.meeting_arrays import ALL, SUM
 from trireme.protocol.membership import Pace
+from trireme.protocol.wire import ALL, SUM
 from trireme.rpc import Call, Ended, Limits, Reply, RpcClient
-from trireme.train.gather_arrays import meeting_bytes, pieces_by_meeting
+from trireme.train.gather_arrays import MEETING_BYTES_MAX
 from trireme.worker.client import WorkerClient
 from trireme.worker.gradients import PushHeader, TableGradient
 
@@ -181,12 +181,13 @@ class SimulatedWorkers:
         header = PushHeader(sequence, step, [], examples=1)
         return self.capture(lambda worker: worker.push(header, gradients, staged=staged))
 
-    def sum_states(self, metric: Metric) -> None:
+    def sum_states(self, metric: AUC) -> None:
         """All bring the state of this metric, which the coordinator adds up."""
         state = metric.state()
-        arrays = [state[entry] for entry in summed_entries(metric)]
-        for pieces in pieces_by_meeting(arrays, meeting_bytes(self.num_workers)):
-            self.meet({}, pieces, to=SUM)
+        arrays = [state[entry] for entry in metric.SUMMED]
+        at_a_time = MEETING_BYTES_MAX // self.num_workers // sum(array.itemsize for array in arrays)
+        for begin in range(0, len(arrays[0]), at_a_time):
+            self.meet({}, [array[begin : begin + at_a_time] for array in arrays], to=SUM)
 
     def meet(self, body: dict[str, Any], arrays: Sequence[Any], *, to: str = ALL) -> None:
         meetings = self.capture(lambda worker: worker.coordinator.gather(body, arrays, to=to))

@@ -129,12 +129,7 @@ class ReadAhead(Iterator[T], Generic[T]):
     """
 
     def __init__(
-        self,
-        source: Iterator[T],
-        *,
-        depth: int,
-        name: str,
-        stop: Callable[[], None] = lambda: None,
+        self, source: Iterator[T], *, depth: int, name: str, stop: Callable[[], None] = lambda: None
     ) -> None:
         self._queue: BoundedQueue[T] = BoundedQueue(depth)
         # It runs at exit too, and joins the thread before the interpreter is torn down.

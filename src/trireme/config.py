@@ -37,11 +37,7 @@ class Config:
     """
 
     def __init__(
-        self,
-        values: Mapping[str, Any],
-        *,
-        path: Path | None = None,
-        overrides: Sequence[str] = (),
+        self, values: Mapping[str, Any], *, path: Path | None = None, overrides: Sequence[str] = ()
     ) -> None:
         self.path, self.overrides = path, tuple(overrides)
         self._values = dict(_flatten("", values))

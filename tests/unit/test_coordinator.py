@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 
@@ -25,6 +25,7 @@ from trireme.protocol.block_messages import ids_to_wire, map_from_wire
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Arrays
 from trireme.rpc import Deferred, Reply, Request
+from trireme.storage.document import Document
 
 
 class Asker:
@@ -183,11 +184,13 @@ def test_a_meeting_that_sums_adds_in_the_order_of_the_workers_and_tells_worker_0
 
     waiting = [gather(worker) for worker in (3, 0, 2, 2)]  # the last again: it counts once
     others = gather(1)
-    assert (others.body["bodies"], list(others.arrays)) == ([[{}, 0]], [])
+    [(body, num_arrays)] = others.body["bodies"]
+    assert (num_arrays, list(others.arrays)) == (0, [])
     assert answer_of(waiting[0]).body == others.body
     first = answer_of(waiting[1])
     in_order = ((values[0] + values[1]) + values[2]) + values[3]
-    assert first.body["bodies"] == [[{}, 2]]
+    assert first.body["bodies"] == [[body, 2]]
+    assert [*body] == ["workers"]  # who contributed
     assert [array.tobytes() for array in first.arrays] == [
         in_order.tobytes(),
         np.array([6]).tobytes(),
@@ -366,19 +369,56 @@ def test_when_all_have_ended_the_next_script_begins(asker: Asker) -> None:
     assert not asker.script(1)["has_ended"]
 
 
-def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(asker: Asker) -> None:
-    kept: list[dict[str, Any]] = []
-    asker.coordinator.keep(kept.append)
+def test_a_coordinator_that_was_started_again_knows_scripts_and_meetings(
+    asker: Asker, tmp_path: Path
+) -> None:
+    asker.coordinator.keep(Document(tmp_path / "kept", is_synced=False).write)
     for worker in (0, 1):
         asker.begin(worker, 1, note=[5])
     asker.gather(0, "1", number=1, arrays=[np.arange(3)])
     gathered = asker.gather(1, "1", number=1)
     asker.gather(1, "2", number=1)  # waits
     other = Asker()
-    other.coordinator.install(msgpack.unpackb(msgpack.packb(kept[-1]), strict_map_key=False))
+    other.coordinator.install(Document(tmp_path / "kept", is_synced=False).read())
     script = other.script(1)
     assert (script["entered"], script["met"]) == (1, ["1"])
     assert other.begin(1, 1, 2).body["note"] == [5]
     again = other.gather(1, "1", number=1, incarnation=2)
     assert again.body == gathered.body
     assert [array.tolist() for array in again.arrays] == [[0, 1, 2]]
+
+
+def test_answers_are_written_once_however_many_calls_follow(asker: Asker, tmp_path: Path) -> None:
+    document = Document(tmp_path / "kept", is_synced=False)
+    asker.coordinator.keep(document.write)
+    for name in ("1", "2"):
+        for worker in (0, 1):
+            asker.gather(worker, name, arrays=[np.full(1 << 17, worker)])
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("kept.part-*")}
+    assert sum(path.stat().st_size > 1 << 20 for path in written) == 2
+    for worker in (0, 1):
+        asker.begin(worker, 1)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("kept.part-*")} == written
+    assert document.path.stat().st_size < 4096
+    other = Asker()
+    other.coordinator.install(Document(document.path, is_synced=False).read())
+    other.coordinator.keep(Document(document.path, is_synced=False).write)
+    for worker in (0, 1):
+        other.join(worker)
+        answer = other.gather(worker, "2", incarnation=2)
+        assert [array.tolist() for array in answer.arrays] == [[0] * (1 << 17), [1] * (1 << 17)]
+    assert not written.keys() & set(tmp_path.glob("kept.part-*"))  # one process' files
+
+
+def test_answers_that_an_older_coordinator_has_kept_are_read(asker: Asker) -> None:
+    kept: list[dict[str, Any]] = []
+    asker.coordinator.keep(kept.append)
+    for worker in (0, 1):
+        asker.gather(worker, "1", arrays=[np.arange(3)])
+    before = [0, "1", "talk", {"bodies": [[{}, 1]]}, [["<i8", [3]]], [np.arange(3).tobytes()]]
+    kept[-1]["meetings"]["over"], kept[-1]["map"] = [before], kept[-1]["map"]()
+    other = Asker()
+    other.coordinator.install(kept[-1])
+    other.join(1)
+    [array] = other.gather(1, "1", incarnation=2).arrays
+    assert array.tolist() == [0, 1, 2]

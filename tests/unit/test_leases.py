@@ -39,7 +39,7 @@ class Job:
         self.handlers = self.coordinator.handlers()
 
     def _keep(self, state: dict[str, Any]) -> None:
-        self.kept = msgpack.packb(state)
+        self.kept = msgpack.packb(state, default=lambda part: part())
         self.num_kept += 1
 
     def restart(self) -> None:

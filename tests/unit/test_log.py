@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import resource
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,36 @@ def test_a_document_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(data[:5])
     with pytest.raises(Corruption, match="found 5"):
         document.read()
+
+
+def test_parts_of_a_document_are_written_once_and_missed_if_they_are_gone(tmp_path: Path) -> None:
+    document = Document(tmp_path / "d", is_synced=True)
+    made = []
+
+    def make(value: str) -> list[str]:
+        made.append(value)
+        return [value]
+
+    def parts() -> list[Path]:
+        return list(tmp_path.glob("d.part-*"))
+
+    one, two = partial(make, "one"), partial(make, "two")
+    document.write({"a": one})
+    document.write({"a": [one, two, one], "b": 3})
+    assert (made, len(parts())) == (["one", "two"], 2)
+    assert document.read() == {"a": [["one"], ["two"], ["one"]], "b": 3}
+    document.write({"a": two})
+    successor = Document(document.path, is_synced=True)
+    assert successor.read() == {"a": ["two"]}
+    [path] = parts()
+    path.rename(tmp_path / "away")
+    with pytest.raises(Corruption, match=r"d: expected .*/d\.part-.* beside it, found none"):
+        successor.read()
+    path.write_bytes((tmp_path / "away").read_bytes()[:-1] + b"?")
+    with pytest.raises(Corruption, match=r"/d\.part-.*: expected its checksum"):
+        successor.read()
+    successor.write({"a": 1})
+    assert (parts(), successor.read()) == ([], {"a": 1})
 
 
 def test_a_folder_belongs_to_one_process_and_is_emptied_despite_interruptions(

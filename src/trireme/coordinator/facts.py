@@ -5,6 +5,7 @@ The first worker fixes a fact; the others must report the same value.
 
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from trireme.protocol.block_messages import (
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Arrays, need, need_list
 from trireme.rpc import HeldBytes, Reply, Request
+from trireme.storage.document import Part
 
 FACTS_MAX = 64
 _RECOVERED = (
@@ -38,6 +40,7 @@ class Facts:
         self.bucket_map: BucketMap | None = None
         self._facts: dict[str, Any] = {}
         self.server_states: list[str] = []
+        self._kept_map: Part | None = None
         self._hint = ""  # appended to errors
 
     @property
@@ -88,8 +91,12 @@ class Facts:
     def begin_map(self, servers: tuple[str, ...]) -> BucketMap:
         """The map; the first worker's servers get even shares."""
         if self.bucket_map is None:
-            self.bucket_map = BucketMap.even(servers)
-        return self.bucket_map
+            self._use(BucketMap.even(servers))
+        return self._existing_map()
+
+    def _use(self, bucket_map: BucketMap) -> None:
+        if bucket_map is not self.bucket_map:
+            self.bucket_map, self._kept_map = bucket_map, partial(map_to_kept, bucket_map)
 
     def on_map(self, request: Request) -> Reply:
         del request
@@ -118,7 +125,7 @@ class Facts:
         arrays.end()
         grown = bucket_map.with_blocks(ids, owners)
         self._held.hold("coordinator's map", grown.num_bytes)
-        self.bucket_map = grown
+        self._use(grown)
         head, columns = map_to_wire(grown)
         return Reply({"map": head}, columns)
 
@@ -132,10 +139,11 @@ class Facts:
             "job": self.job,
             "states": self.server_states,
             "facts": self._facts,
-            "map": None if self.bucket_map is None else map_to_kept(self.bucket_map),
+            "map": self._kept_map,
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
         self.job, self.server_states, self._facts = state["job"], state["states"], state["facts"]
-        self.bucket_map = None if state["map"] is None else map_from_kept(state["map"])
+        if state["map"] is not None:
+            self._use(map_from_kept(state["map"]))
         self._hint = _RECOVERED

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -19,9 +21,9 @@ import numpy as np
 from trireme.coordinator.kept_state import KeptState
 from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, ResourceExhausted, TriremeError
-from trireme.protocol.meeting_arrays import ALL, FIRST, MEETING_ARRAYS, SUM
-from trireme.protocol.wire import Array, need
+from trireme.protocol.wire import ALL, FIRST, MEETING_ARRAYS, SUM, Array, need
 from trireme.rpc import Deferred, HeldBytes, Reply, Request
+from trireme.storage.document import Part
 
 GATHER_BYTES_MAX = 64 << 20
 NAME_MAX = 1024
@@ -75,6 +77,7 @@ class Outcome:
     purpose: str
     reply: Reply
     num_bytes: int
+    kept: Part  # the reply, in msgpack's types
 
 
 class Meetings:
@@ -86,8 +89,8 @@ class Meetings:
         self._dropped: dict[MeetingName, None] = {}  # ended, and the outcome is not kept any more
 
     def on_gather(self, worker: int, request: Request) -> Reply | Deferred:
-        """Answer with all contributions, in the order of the workers, when all have come. `arrays`:
-        who gets the arrays, see `MEETING_ARRAYS`.
+        """Answer with all contributions, in the order of the workers, when all have come, or as
+        `MEETING_ARRAYS` says.
 
         Workers that name the same meeting must also name the same purpose, or workers that do
         different things would take each other's answers.
@@ -113,8 +116,7 @@ class Meetings:
             contributions = [one for _, one in sorted(meeting.contributions.items())]
             if len(kinds := {one.kind for one in contributions}) > 1:
                 raise BadRequest(f"{name}: expected arrays of one kind, found {sorted(kinds)}")
-            if kind == SUM:
-                contributions = [_sum(str(name), contributions)]
+            contributions = [_sum(str(name), contributions)] if kind == SUM else contributions
             bodies = [[one.body, len(one.arrays)] for one in contributions]
             arrays = [array for one in contributions for array in one.arrays]
             to = {} if kind == ALL else {"to": FIRST}
@@ -123,8 +125,8 @@ class Meetings:
             self._kept.flush_change()
             return reply
 
-        contents = need(body, "body", dict), list(request.arrays)
-        brought = Contribution(worker, purpose, *contents, kind)
+        arrays = list(request.arrays)
+        brought = Contribution(worker, purpose, need(body, "body", dict), arrays, kind)
         return self.attend(name, brought, conclude)
 
     def attend(
@@ -177,9 +179,8 @@ class Meetings:
             for deferred in meeting.waiting.values():
                 deferred.fail(error)
             raise
-        to_others = _reply_to(1, reply)
         for worker, deferred in meeting.waiting.items():
-            deferred.reply(to_others if worker else reply)
+            deferred.reply(_reply_to(worker, reply))
         return reply
 
     def _close(self, name: MeetingName) -> Meeting:
@@ -230,7 +231,7 @@ class Meetings:
     def _keep_outcome(self, name: MeetingName, purpose: str, reply: Reply) -> None:
         num_bytes = _num_bytes(reply.body, reply.arrays)
         self._held.note(("outcome", name), num_bytes + len(name.path))
-        self._outcomes[name] = Outcome(purpose, reply, num_bytes)
+        self._outcomes[name] = Outcome(purpose, reply, num_bytes, partial(_to_keep, reply))
         self._num_bytes += num_bytes
         while (self._num_bytes > KEPT_BYTES_MAX or len(self._outcomes) > KEPT_MAX) and len(
             self._outcomes
@@ -264,17 +265,13 @@ class Meetings:
 
     def state(self) -> dict[str, Any]:
         """In msgpack's types, without open meetings: workers that wait there ask again."""
-        over = []
-        for name, one in self._outcomes.items():
-            arrays = one.reply.arrays
-            forms = [[array.dtype.str, list(array.shape)] for array in arrays]
-            contents = [array.tobytes() for array in arrays]
-            over.append([name.number, name.path, one.purpose, one.reply.body, forms, contents])
+        over = [[n.number, n.path, one.purpose, one.kept] for n, one in self._outcomes.items()]
         forgotten = [[name.number, name.path] for name in self._dropped]
         return {"over": over, "forgotten": forgotten}
 
     def install(self, state: Mapping[str, Any]) -> None:
-        for number, path, purpose, body, forms, contents in state["over"]:
+        for number, path, purpose, *reply in state["over"]:
+            body, forms, contents = reply if len(reply) == 3 else reply[0]  # older files have three
             arrays = [
                 np.frombuffer(content, np.dtype(kind)).reshape(shape)
                 for (kind, shape), content in zip(forms, contents, strict=True)
@@ -297,10 +294,10 @@ def _sum(subject: str, contributions: Sequence[Contribution]) -> Contribution:
     they differ in number, dtype or shape, or the bodies do.
     """
     first = contributions[0]
-    forms = [(array.dtype.str, array.shape) for array in first.arrays]
     totals = [array.copy() for array in first.arrays]
-    if other := {array.dtype.name for array in first.arrays} - {"float64", "int64"}:
+    if other := {array.dtype.name for array in totals} - {"float64", "int64"}:
         raise BadRequest(f"{subject}: expected float64 or int64 to sum, found {sorted(other)}")
+    forms = [(array.dtype.str, array.shape) for array in totals]
     for one in contributions[1:]:
         own = [(array.dtype.str, array.shape) for array in one.arrays]
         if one.body != first.body or own != forms:
@@ -311,7 +308,13 @@ def _sum(subject: str, contributions: Sequence[Contribution]) -> Contribution:
         with np.errstate(over="ignore", invalid="ignore"):  # the sum shows it
             for total, array in zip(totals, one.arrays, strict=True):
                 total += array
-    return Contribution(first.worker, first.purpose, first.body, totals)
+    workers = zlib.crc32(str([one.worker for one in contributions]).encode())  # who they were
+    return Contribution(first.worker, "", {**first.body, "workers": workers}, totals)
+
+
+def _to_keep(reply: Reply) -> list[Any]:
+    forms = [[array.dtype.str, list(array.shape)] for array in reply.arrays]
+    return [reply.body, forms, [array.tobytes() for array in reply.arrays]]
 
 
 def _num_bytes(body: Any, arrays: Sequence[Array]) -> int:

@@ -16,8 +16,7 @@ from trireme.worker.monitoring import WorkerMetrics
 log = logging.getLogger("trireme")
 
 READY_MESSAGE_S = 3.0
-_DESCRIPTORS = 5 * 5
-"""Of the connections to a server: five at most, of a socket, a queue and three of a monitor."""
+_DESCRIPTORS = 5 * 5  # five connections to a server: a socket, a queue, three of a monitor
 
 
 def connect(
@@ -78,14 +77,7 @@ def connect(
         base.close()
         own_metrics.close()
         raise
-    return Cluster(
-        client,
-        pool,
-        heartbeat=base,
-        keys=keys,
-        insecure=insecure,
-        metrics=own_metrics,
-    )
+    return Cluster(client, pool, heartbeat=base, keys=keys, insecure=insecure, metrics=own_metrics)
 
 
 def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: float) -> None:

@@ -42,13 +42,7 @@ class GAUC(ScoredMetric):
 
     NAME = "gauc"
 
-    def __init__(
-        self,
-        users: str = "user",
-        *,
-        max_pairs: int = 1 << 23,
-        **options: Any,
-    ) -> None:
+    def __init__(self, users: str = "user", *, max_pairs: int = 1 << 23, **options: Any) -> None:
         if max_pairs < 1:
             raise BadRequest(f"GAUC: expected max_pairs >= 1, found {max_pairs}")
         self._max_pairs = max_pairs

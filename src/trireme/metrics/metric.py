@@ -53,11 +53,6 @@ class Metric(Protocol):
         """Remove all examples."""
 
 
-def summed_entries(metric: Metric) -> tuple[str, ...]:
-    """Names of the entries of its state that merge() adds element by element; empty: it differs."""
-    return tuple(getattr(metric, "SUMMED", ()))
-
-
 def check_state(
     subject: str,
     mine: State,

@@ -25,6 +25,10 @@ SHOWS_MAX = 2.0**115  # of a key in a push: those of all streams sum to less tha
 REASON_MAX = 200
 VERSION_MAX = (1 << 32) - 2
 PUSH_KINDS = GRADIENT, DIFFERENCE = ("gradient", "delta")  # "rows" is reserved
+MEETING_ARRAYS = ALL, FIRST, SUM = ("all", "first", "sum")
+"""all: every worker gets the arrays of all. first: worker 0 alone does. sum: worker 0 alone gets
+their sum, added in the order of the workers.
+"""
 
 
 def need(body: Any, field: str, kind: type[T]) -> T:

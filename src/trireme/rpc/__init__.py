@@ -9,7 +9,6 @@ from trireme.rpc.auth import (
     read_keys,
     write_keys,
 )
-from trireme.rpc.descriptors import allow_descriptors
 from trireme.rpc.held_bytes import HeldBytes
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import (
@@ -25,6 +24,7 @@ from trireme.rpc.messages import (
 )
 from trireme.rpc.rpc_client import RpcClient
 from trireme.rpc.server import Server
+from trireme.rpc.sockets import allow_descriptors
 
 __all__ = [
     "Call",

@@ -35,12 +35,11 @@ from trireme.errors import (
     Unavailable,
 )
 from trireme.rpc.auth import ServerKeys, numeric_address
-from trireme.rpc.descriptors import allow_descriptors
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Answer, Deferred, Handler, Reply, Request, RequestObserver, Usage
 from trireme.rpc.peers import TICK_S, Peer
 from trireme.rpc.server_socket import ReceivedRequest, ServerSocket
-from trireme.rpc.sockets import edges
+from trireme.rpc.sockets import allow_descriptors, edges
 
 _log = logging.getLogger("trireme.rpc")
 

@@ -1,14 +1,16 @@
-"""ZeroMQ sockets and their options."""
+"""ZeroMQ sockets, their options, and the limit of open files that they need."""
 
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket as sockets
 from typing import TypeAlias
 
 import zmq
 
+from trireme.errors import BadRequest
 from trireme.rpc.limits import Limits
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -27,6 +29,23 @@ _UNACKNOWLEDGED_MS_MAX = 60_000
 _READABLE = int(zmq.POLLIN)  # as an enum, its "&" would cost more than asking the socket
 
 _CONNECT_TIMEOUT_MS = 5_000
+
+_OTHER_FILES = 1024  # of data, logs and checkpoints
+
+
+def allow_descriptors(num: int, purpose: str) -> None:
+    """Raise the soft limit so that `num` connections' descriptors and others fit. Raises
+    BadRequest: the hard limit is lower; it names `purpose`.
+    """
+    needed = num + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise BadRequest(
+                f"{purpose}: expected a hard limit of {needed} open files or more, found {hard}:"
+                " raise it (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of docker)"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def new_context() -> Context:

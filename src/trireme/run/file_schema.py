@@ -7,17 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from trireme.data import arrow, criteo, csv, libsvm, multislot
-from trireme.data.schema import (
-    Content,
-    Dense,
-    Field,
-    InsId,
-    Label,
-    Schema,
-    Show,
-    Sparse,
-    Weight,
-)
+from trireme.data.schema import Content, Dense, Field, InsId, Label, Schema, Show, Sparse, Weight
 from trireme.errors import BadRequest
 from trireme.inference.export_manifest import ExportManifest
 

@@ -15,10 +15,7 @@ from typing import Any
 from trireme.errors import BadRequest, TriremeError
 from trireme.server.store_hosts import StoreHosts, check_hosts
 
-STORES = (
-    *("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss"),
-    *("hdfs", "webhdfs"),
-)
+STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "hdfs", "webhdfs")
 PATH_CHARS_MAX = 1024
 HINT = "--root or TRIREME_ROOT of the servers says where files may be"
 # Options by which fsspec would use another file system than the location names, or a local file.

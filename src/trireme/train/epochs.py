@@ -139,10 +139,7 @@ class Epochs:
         return EpochStart(leased.streams(), resumes or is_late)
 
     def _begin_own(
-        self,
-        dataset: Iterable[Any],
-        done: PredecessorProgress,
-        resumed: LoadedCheckpoint | None,
+        self, dataset: Iterable[Any], done: PredecessorProgress, resumed: LoadedCheckpoint | None
     ) -> tuple[EpochPosition, bool, Callable[[], None] | None]:
         """Where this worker's stream begins, and the other fields of its EpochStart."""
         is_under_way = resumed is not None and FitProgress.from_json(resumed.extra).is_under_way

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme.job.cluster import Cluster
-from trireme.protocol.meeting_arrays import ALL, SUM
+from trireme.protocol.wire import ALL, SUM
 
 log = logging.getLogger("trireme.train")
 
 # What all workers together may bring to one meeting: half of what one message may hold.
-_MEETING_BYTES_MAX = 1 << 27
+MEETING_BYTES_MAX = 1 << 27
 _WORKER_BYTES_MAX = 1 << 26
 
 
@@ -27,9 +27,9 @@ def gather_arrays(
     They travel as bytes, in as many meetings as the largest worker needs. A worker that comes to
     the first meeting and not to the last is left out.
     """
-    own = _as_bytes(arrays)
+    own = np.concatenate([np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays])
     forms = [[array.dtype.str, list(array.shape)] for array in arrays]
-    size = meeting_bytes(_num_workers(cluster))
+    size = _meeting_bytes(cluster)
     chunks: dict[int, list[NDArray[np.uint8]]] = {}
     headers: dict[int, Any] = {}
     begin, end = 0, 1
@@ -60,50 +60,35 @@ def sum_arrays(
     the others. Every worker calls it, with arrays of the same shapes and an equal `like`. The
     coordinator adds them, so worker 0 receives as many bytes as it sends.
     """
-    forms = [[array.dtype.str, list(array.shape)] for array in arrays]
-    sums: list[NDArray[Any]] = []
+    body = {**like, "forms": [[array.dtype.str, list(array.shape)] for array in arrays]}
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    num_meetings = -(-sum(array.nbytes for array in flat) // _meeting_bytes(cluster))
+    at_a_time = -(-max(map(len, flat)) // num_meetings)
+    parts: list[list[NDArray[Any]]] = []
+    workers: set[int] = set()
     with cluster.client.script.section():
-        for pieces in pieces_by_meeting(arrays, meeting_bytes(_num_workers(cluster))):
-            body = {**like, "forms": forms}
-            [(_, summed)] = cluster.client.coordinator.gather(
+        while len(parts) < num_meetings:
+            begin = at_a_time * len(parts)
+            pieces = [array[begin : begin + at_a_time] for array in flat]
+            [(summed, part)] = cluster.client.coordinator.gather(
                 body, pieces, purpose=purpose, patient=True, to=SUM
             )
-            sums += summed
-    return _split(_as_bytes(sums), forms) if cluster.worker == 0 else None
+            parts.append(part)
+            workers.add(summed["workers"])
+            if len(workers) > 1:
+                log.warning("%s: other workers came to a part of it: once more", purpose)
+                parts, workers = [], set()
+    if cluster.worker != 0:
+        return None
+    whole = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+    return [sums.reshape(array.shape) for sums, array in zip(whole, arrays, strict=True)]
 
 
-def pieces_by_meeting(
-    arrays: Sequence[NDArray[Any]], num_bytes_max: int
-) -> list[list[NDArray[Any]]]:
-    """The arrays, flat and in order, cut into what each meeting takes."""
-    meetings: list[list[NDArray[Any]]] = [[]]
-    room = num_bytes_max
-    for array in arrays:
-        rest = np.ascontiguousarray(array).reshape(-1)
-        while len(rest):
-            if (num := room // rest.itemsize) == 0:
-                meetings.append([])
-                room = num_bytes_max
-                continue
-            meetings[-1].append(rest[:num])
-            room -= rest[:num].nbytes
-            rest = rest[num:]
-    return meetings
-
-
-def meeting_bytes(num_workers: int) -> int:
-    """What each of so many workers may bring to one meeting."""
-    return min(_WORKER_BYTES_MAX, _MEETING_BYTES_MAX // num_workers)
-
-
-def _num_workers(cluster: Cluster) -> int:
-    """That may come to a meeting."""
-    return max(cluster.num_workers, cluster.num_streams)
-
-
-def _as_bytes(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
-    flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-    return np.concatenate([np.empty(0, np.uint8), *flat])
+def _meeting_bytes(cluster: Cluster) -> int:
+    """What each worker may bring to one meeting."""
+    return min(
+        _WORKER_BYTES_MAX, MEETING_BYTES_MAX // max(cluster.num_workers, cluster.num_streams)
+    )
 
 
 def _split(data: NDArray[np.uint8], forms: Any) -> list[NDArray[Any]]:

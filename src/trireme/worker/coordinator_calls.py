@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trireme.errors import DeadlineExceeded
-from trireme.protocol.meeting_arrays import ALL
-from trireme.protocol.wire import Array
+from trireme.protocol.wire import ALL, Array
 from trireme.rpc import Call, Reply
 from trireme.worker.script import Script
 from trireme.worker.servers import Servers

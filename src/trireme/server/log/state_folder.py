@@ -87,8 +87,8 @@ class StateFolder:
         ended = self.path / _ENDED
         ended.touch()
         sync_folder(self.path)
-        (self.path / COORDINATOR).unlink(missing_ok=True)
-        for path in (*self.snapshots().values(), *self.segments().values()):
+        parts = self.path.glob(f"{COORDINATOR}*")
+        for path in (*parts, *self.snapshots().values(), *self.segments().values()):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         sync_folder(self.path)
         ended.unlink()

@@ -10,7 +10,7 @@ from torch import Tensor
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.metrics import Metric
-from trireme.train.loop.merged_states import Computed, merge_states
+from trireme.train.loop.merged_states import merge_states
 from trireme.train.loop.scoring import Scored, column_of
 
 
@@ -39,7 +39,7 @@ class Tally:
                 f" {', '.join(names) or '(none)'}, found {', '.join(unknown)}"
             )
         self._merged = [m for m in metrics if merged is None or m.name in merged]
-        self._computed: Computed = {}  # of merged metrics, by name, when they are merged
+        self._computed: dict[str, Any] = {}  # of merged metrics, by name, when they are merged
         for metric in metrics:
             metric.reset()
 
