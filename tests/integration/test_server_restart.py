@@ -318,9 +318,11 @@ def test_the_coordinator_of_another_job_is_refused(programs: Template, tmp_path:
         cluster = servers.join(0, 1)
         servers.kill(0)
         document = Document(servers.state_dir(0) / "coordinator", is_synced=False)
-        document.write({**document.read(), "job": "another"})
+        document.write({**document.read(), "states": ["another"]})
         program = servers.launch(0)
-        program.wait_line("expected .*coordinator to be of job .* found job another")
+        program.wait_line(
+            "expected .*coordinator beside state another of server 0, found it beside"
+        )
         assert program.finish() == 2
         cluster.abandon()
 

@@ -138,12 +138,13 @@ def _recover_coordinator(coordinator: Coordinator, document: Document, server: S
             f"log: expected {document.path} beside the state of server 0, found none; continue from"
             " a checkpoint with an empty state folder"
         )
-    if saved is not None and is_first and saved["job"] != assignment.job:
-        raise Corruption(
-            f"log: expected {document.path} to be of job {assignment.job}, as the state beside it,"
-            f" found job {saved['job']}; put each file back into its own folder"
-        )
     if saved is not None:
+        states = saved["states"]  # of all servers, once the first worker has reported them
+        if is_first and states and states[0] != server.state_id:
+            raise Corruption(
+                f"log: expected {document.path} beside state {states[0]} of server 0, found it"
+                f" beside {server.state_id}; put each file back into its own folder"
+            )
         coordinator.install(saved)
     coordinator.keep(document.write)
 
