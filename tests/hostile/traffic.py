@@ -17,6 +17,8 @@ from torch import nn
 import trireme as tr
 from tests.hostile.mutation import Message
 from trireme import _core
+from trireme.checkpoint.format.manifest import CheckpointManifest
+from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import TriremeError, Unavailable
 from trireme.interchange.worker_side.dense_blocks import read_blocks, write_blocks
@@ -231,8 +233,14 @@ def _run(cluster: Cluster, folder: Path) -> None:
     tr.interchange.import_fleet(trainer, folder / "fleet", tables=FLEET, dense={})
     write_blocks(cluster.client, read_blocks(cluster.client)[1])
     _export(cluster.client, folder / "inference")
+    with pytest.raises(KeyboardInterrupt):
+        load_checkpoint(cluster.client, folder / "full", check=_interrupt)
     trainer.load(folder / "full")
     _attend(cluster.client)
+
+
+def _interrupt(_: CheckpointManifest) -> None:
+    raise KeyboardInterrupt
 
 
 def _export(client: WorkerClient, folder: Path) -> None:

@@ -162,9 +162,9 @@ def test_a_load_whose_check_was_of_another_is_refused(tmp_path: Path) -> None:
         order = {"tables": None, "parameters": None, "resumes": True}
         jobs.run("check", id=first.id, **order)
         with pytest.raises(BadRequest, match="expected a load that was checked before"):
-            jobs.run("load", id=second.id, **order)
+            jobs.run("prepare", load="a", id=second.id, **order)
         with pytest.raises(BadRequest, match="expected a load that was checked before"):
-            jobs.run("load", id=first.id, **order)
+            jobs.run("prepare", load="b", id=first.id, **order)
         assert content(job.servers) == before
 
 

@@ -198,8 +198,18 @@ def test_the_marks_of_streams_count_as_bytes_of_tables(peer: Peer) -> None:
         ("coord.published", {"id": "x", "mode": "full", "version": 1, "chain": {"x" * 65: 1}}),
         ("coord.published", {"id": "x" * 65, "mode": "inference", "version": 1, "follows": ""}),
         (
-            "coord.loaded",
-            {"id": "x" * 65, "version": 1, "whole": True, "chain": {}, "mode": "full"},
+            "coord.decide",
+            {
+                "id": "x",
+                "commit": True,
+                "loaded": {
+                    "id": "x" * 65,
+                    "version": 1,
+                    "whole": True,
+                    "chain": {},
+                    "mode": "full",
+                },
+            },
         ),
         ("checkpoint.start", {"job": "x" * 257, "action": "count", "path": "a", "options": {}}),
     ],

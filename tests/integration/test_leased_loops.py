@@ -190,6 +190,22 @@ def test_a_loop_that_is_left_early_returns_its_stream(job: Job) -> None:
         assert counts(other) == times(1, batches())
 
 
+@pytest.mark.parametrize(
+    ("mode", "place"), [("async", {"streams": NUM_STREAMS}), ("async", {}), ("sync", {})]
+)
+def test_a_loop_that_is_left_early_leaves_current_weights(mode: str, place: dict[str, int]) -> None:
+    with embedded(threads=1, **place) as cluster:
+        model = Model(0)
+        optimizer = make_optimizer(cluster, model, mode)
+        for number, batch in enumerate(tr.prefetch(batches(), model, cluster=cluster)):
+            step(model, batch, optimizer)
+            if number == 2:
+                break
+        after = [parameter.detach().clone() for parameter in model.parameters()]
+        optimizer.refresh()
+        assert all(map(torch.equal, after, model.parameters()))
+
+
 class Asking(Model):
     """Its worker is asked to stop in the forward pass of the n-th batch."""
 

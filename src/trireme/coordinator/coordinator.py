@@ -47,7 +47,7 @@ class Coordinator:
             self._workers, self._meetings, self._leases, self._joining, self._kept
         )
         self._saves = SaveVersions()
-        self._decisions = Decisions()
+        self._decisions = Decisions(self._saves.note_loaded)
 
     def handlers(self) -> dict[str, Handler]:
         for_workers = {

@@ -48,7 +48,6 @@ class SaveVersions:
         return {
             "coord.export": self._on_export,
             "coord.published": self._on_published,
-            "coord.loaded": self._on_loaded,
             "coord.chain": lambda _: Reply({"loaded": self.loaded}),
         }
 
@@ -114,11 +113,10 @@ class SaveVersions:
                 self.chain, self.has_base = {}, False
             self.chain[id] = version
 
-    def _on_loaded(self, request: Request) -> Reply:
-        """A checkpoint has been loaded. If whole, the run continues from it; if in part, a new run
-        begins, and no delta follows. Returns the version that rows are stamped with from now on.
+    def note_loaded(self, body: Mapping[str, Any]) -> None:
+        """A checkpoint is loaded. If whole, the run continues from it; if in part, a new run
+        begins, and no delta follows.
         """
-        body = request.body
         version, whole = need_version(body, "version"), need(body, "whole", bool)
         chain, inference = dict[str, int](), dict[str, int]()
         id, mode = None, ""
@@ -129,7 +127,6 @@ class SaveVersions:
         self.has_base = bool(chain) or mode in ("base", "delta")
         self.loaded, self.inference = id, inference
         self.chain = chain if id is None else {**chain, id: version}
-        return Reply({"version": self.version})
 
 
 def _split_chain(chain: Mapping[Any, Any]) -> tuple[dict[str, int], dict[str, int]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from trireme import _core
 from trireme.protocol.routing import NUM_BUCKETS
@@ -23,6 +23,9 @@ class PreparedImport:
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     is_whole: all rows are recorded; a crash may have kept the rest from the log.
     """
+
+    what: ClassVar = "import"
+    end: ClassVar = FINISH
 
     id: str
     replace: bool

@@ -31,7 +31,8 @@ from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
 from trireme.server.journal import Journal
 from trireme.server.pacing import Pacing
-from trireme.server.prepared_import import FINISH, PreparedImport, filled_buckets
+from trireme.server.prepared_import import PreparedImport, filled_buckets
+from trireme.server.prepared_load import PreparedLoad
 from trireme.server.served_tables import ServedTable, ServedTables
 from trireme.server.server_limits import CapacityLimits
 from trireme.server.staging import Staging
@@ -72,7 +73,7 @@ class ServerState:
         self.staging = Staging(self._apply_step, self._square_sum, self.held)
         self.pacing = Pacing()
         self.counts = Counts()
-        self.prepared: PreparedImport | None = None
+        self.prepared: PreparedImport | PreparedLoad | None = None
         self.lock = RLock()
         self.blocks_lock = Lock()
 
@@ -131,40 +132,45 @@ class ServerState:
             self.tables.add(schema, rows, self.streams.applied_ids())
 
     def check_settled(self) -> None:
-        """Raises NotReady while an import is prepared: other servers may have its rows already.
-        Whoever is refused asks the coordinator, and brings the decision.
+        """Raises NotReady while an import or load is prepared: other servers may have its rows
+        already. Whoever is refused asks the coordinator, and brings the decision.
         """
-        if self.prepared is not None:
+        if (prepared := self.prepared) is not None:
             error = NotReady(
-                f"server {self.assignment.index}: expected the decision about import"
-                f" {self.prepared.id}, which is prepared"
+                f"server {self.assignment.index}: expected the decision about {prepared.what}"
+                f" {prepared.id}, which is prepared"
             )
-            error.details = {"import": self.prepared.id}
+            error.details = {prepared.what: prepared.id}
             raise error
 
-    def prepare_import(self, prepared: PreparedImport) -> None:
-        """Record the rows of an import; no table changes yet. Raises as `check_settled`."""
+    def prepare(self, prepared: PreparedImport | PreparedLoad) -> None:
+        """Record an import or load; no table changes yet. Raises as `check_settled`."""
         with self.journal.changing():
             self.check_settled()
             for record in prepared.records():
                 self.journal.record(*record)
             self.prepared = prepared
 
-    def finish_import(self, id: str, *, commit: bool) -> None:
-        """Put the rows of a prepared import into the tables, or forget them. A repetition does
-        nothing. Within `Journal.change_once`.
+    def finish(self, id: str, *, commit: bool) -> None:
+        """Put the rows of a prepared import into the tables, or forget them. Of a load: its rows
+        and blocks are durable, or nothing of it was changed. A repetition does nothing. Within
+        `Journal.change_once`, or `changing_once`.
         """
-        if self.prepared is None or self.prepared.id != id:
+        if (prepared := self.prepared) is None or prepared.id != id:
             return
-        self.journal.record(FINISH, {"id": id, "commit": commit})
-        for name, rows in self.prepared.rows.items() if commit else ():
-            if self.prepared.replace:
+        self.journal.record(prepared.end, {"id": id, "commit": commit})
+        if commit and isinstance(prepared, PreparedImport):
+            self._install(prepared)
+        self.prepared = None
+
+    def _install(self, prepared: PreparedImport) -> None:
+        for name, rows in prepared.rows.items():
+            if prepared.replace:
                 self._replace_rows(name, rows)
                 continue
             for bucket, content in filled_buckets(rows):
                 columns = (content.keys, content.classes, content.rows)
                 self.table(name).rows.apply(bucket, *columns, content.keys[:0])
-        self.prepared = None
 
     def _replace_rows(self, name: str, rows: _core.Table) -> None:
         with self.lock:

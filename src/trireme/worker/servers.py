@@ -18,6 +18,7 @@ from trireme.worker.transport import LockedTransport, Transport
 
 T = TypeVar("T")
 RETRY_S = 0.02
+FINISH = {"import": "import.finish", "load": "checkpoint.finish"}
 
 
 class Servers:
@@ -97,14 +98,20 @@ class Servers:
         answer: dict[str, Any] = self._aside.call_all([call], self.timeout_s)[0].body
         return answer
 
-    def finish_import(self, id: str, *, commit: bool, timeout_s: float) -> bool:
-        """End an import on all servers as the coordinator has decided, or now decides by `commit`;
-        returns the decision.
+    def decide(self, id: str, *, commit: bool, **about: Any) -> bool:
+        """Whether a prepared import or load takes place: as the coordinator has decided, or now
+        decides by `commit`.
         """
-        ask = Call(self.endpoints[0], "coord.decide", {"id": id, "commit": commit}, [])
-        decision = bool(self.call_all([ask], self.timeout_s)[0].body["commit"])
-        body = {"id": id, "commit": decision}
-        self.everywhere("import.finish", body, timeout_s=timeout_s)
+        body = {"id": id, "commit": commit, **about}
+        ask = Call(self.endpoints[0], "coord.decide", body, [])
+        return bool(self.call_all([ask], self.timeout_s)[0].body["commit"])
+
+    def finish(self, what: str, id: str, *, commit: bool, timeout_s: float) -> bool:
+        """End an import or load on all servers as it is decided; returns the decision. what: a name
+        in FINISH.
+        """
+        decision = self.decide(id, commit=commit)
+        self.everywhere(FINISH[what], {"id": id, "commit": decision}, timeout_s=timeout_s)
         return decision
 
     # ---- bucket map ----
@@ -125,8 +132,8 @@ class Servers:
                 self.adopt(self.call_all([ask], self.timeout_s)[0])
             except NotReady as not_ready:
                 error = not_ready
-                if (id := (not_ready.details or {}).get("import")) is not None:
-                    self.finish_import(str(id), commit=False, timeout_s=left_s)
+                for what in FINISH.keys() & (details := not_ready.details or {}).keys():
+                    self.finish(what, str(details[what]), commit=False, timeout_s=left_s)
             except DeadlineExceeded:
                 if error is None:
                     raise

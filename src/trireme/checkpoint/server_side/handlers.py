@@ -1,7 +1,15 @@
-"""The methods of a server for checkpoints: operations are started, watched and stopped."""
+"""The methods of a server for checkpoints: operations are started, watched and stopped.
 
+A load has two phases on all servers. `prepare` records where the checkpoint is; from then on the
+server needs the coordinator's decision, and is not ready for other calls. `load` reads it, as often
+as it takes: a server that was killed meanwhile, or whose disk was full, begins again.
+"""
+
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +24,16 @@ from trireme.checkpoint.server_side.operations import OperationProgress, Operati
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave, count_bins
 from trireme.checkpoint.server_side.save import SavePlan, save_shard
 from trireme.checkpoint.server_side.settle import settle
-from trireme.errors import BadRequest, Corruption, writing
+from trireme.errors import BadRequest, Corruption, TriremeError, writing
 from trireme.protocol.wire import need, need_list, need_name, need_version
-from trireme.rpc import Handler, Reply, Request
+from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.paths import check_path, resolve_path
+from trireme.server.prepared_load import PreparedLoad
 from trireme.server.state import ServerState
 from trireme.storage.storage import Storage, checked_path, open_storage
 
 JOB_CHARS_MAX = 256
+CHECKPOINT_FIELDS = ("path", "options", "id", "tables", "parameters", "resumes")
 
 Body = Mapping[str, Any]
 Result = dict[str, Any]
@@ -38,12 +48,16 @@ class CheckpointHandlers:
         self._operations = Operations()
         # The load that was checked last, by its operation's name: its rows may be staged already.
         self._checked: tuple[str, CheckpointLoad] | None = None
+        self._loading = threading.Lock()
+        self._lock = threading.Lock()  # of what follows
+        self._waiting: list[Deferred] = []  # for the load that has begun
 
     def handlers(self) -> dict[str, Handler]:
         return {
             "checkpoint.start": self._on_start,
             "checkpoint.status": self._on_status,
             "checkpoint.stop": self._on_stop,
+            "checkpoint.finish": self._on_finish,
         }
 
     def _on_start(self, request: Request) -> Reply:
@@ -52,13 +66,15 @@ class CheckpointHandlers:
             "count": lambda _, __, progress: count_bins(self._server, progress),
             "save": self._save,
             "check": self._check,
-            "load": self._load,
+            "prepare": self._prepare,
+            "load": lambda _, body, progress: self._load(need(body, "load", str), progress),
             "settle": self._settle,
         }
         action = actions.get(need(body, "action", str))
         if action is None:
             raise BadRequest(f"checkpoint.start: expected one of {sorted(actions)} as action")
-        self._server.check_settled()
+        if body["action"] not in ("prepare", "load"):  # which go on with what is prepared
+            self._server.check_settled()
         storage = self._storage(body)
         self._operations.start(
             need_name(body, "job", JOB_CHARS_MAX), lambda progress: action(storage, body, progress)
@@ -74,6 +90,38 @@ class CheckpointHandlers:
         if self._checked is not None and self._checked[0] == job:
             self._keep(None)
         return Reply()
+
+    def _on_finish(self, request: Request) -> Reply | Deferred:
+        """End a load that is prepared; a commit is answered when all of it is loaded."""
+        server, id = self._server, need(request.body, "id", str)
+        commit = need(request.body, "commit", bool)
+        if server.prepared is None or server.prepared.id != id:
+            return server.journal.answered(Reply())
+        if not commit:
+            return server.journal.change_once(partial(self._drop, id))
+        deferred = Deferred(lambda: f"server {server.assignment.index} has not done load {id} yet")
+        with self._lock:
+            server.held.hold(("load", deferred), 0)
+            self._waiting.append(deferred)
+            if len(self._waiting) == 1:
+                work = partial(self._load, id)
+                self._operations.start(uuid.uuid4().hex, work, self._answer_waiting)
+        return deferred
+
+    def _drop(self, id: str) -> Reply:
+        self._keep(None)
+        self._server.finish(id, commit=False)
+        return Reply()
+
+    def _answer_waiting(self, error: TriremeError | None) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for deferred in waiting:
+            self._server.held.free(("load", deferred))
+            if error is None:
+                self._server.journal.answer_when_kept(deferred, Reply)
+            else:
+                deferred.fail(error)
 
     def _storage(self, body: Body) -> Storage:
         path, options = check_path(need(body, "path", str)), need(body, "options", dict)
@@ -108,7 +156,7 @@ class CheckpointHandlers:
             load = CheckpointLoad(self._server, storage, manifest, _load_plan(body))
             load.check(progress)
             progress.add(0)  # raises if stopped: no load would follow
-            self._keep((need(body, "job", str), load), num_bytes)
+            self._keep((body["job"], load), num_bytes)
         return {}
 
     def _keep(self, checked: tuple[str, CheckpointLoad] | None, num_bytes: int = 0) -> None:
@@ -125,17 +173,39 @@ class CheckpointHandlers:
         with self._server.held.holding(("manifest", body["job"]), num_bytes):
             yield read_manifest(storage), num_bytes
 
-    def _load(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
-        checked = self._checked
-        self._keep(None)
-        expected = (need(body, "id", str), _load_plan(body))
-        if checked is None or (checked[1].manifest.id, checked[1].plan) != expected:
+    def _prepare(self, storage: Storage, body: Body, _: OperationProgress) -> Result:
+        server, id = self._server, need_name(body, "load", JOB_CHARS_MAX)
+        if not self._is_checked(body):
+            self._keep(None)
             raise BadRequest(
-                f"checkpoint.load: expected a load that was checked before, found {storage.name}:"
-                " another load has begun since, or the server was restarted"
+                f"checkpoint.prepare: expected a load that was checked before, found"
+                f" {storage.name}: another load has begun since, or the server was restarted"
             )
-        with self._server.journal.replacing():
-            checked[1].install(progress)
+        server.prepare(PreparedLoad(id, {field: body.get(field) for field in CHECKPOINT_FIELDS}))
+        server.journal.wait_kept()
+        return {}
+
+    def _is_checked(self, body: Body) -> bool:
+        load = None if self._checked is None else self._checked[1]
+        expected = (need(body, "id", str), _load_plan(body))
+        return load is not None and (load.manifest.id, load.plan) == expected
+
+    def _load(self, id: str, progress: OperationProgress) -> Result:
+        """Load what is prepared, unless an earlier call has."""
+        with self._loading:
+            prepared = self._server.prepared
+            if not isinstance(prepared, PreparedLoad) or prepared.id != id:
+                return {}
+            body = {**prepared.checkpoint, "job": id}
+            if not self._is_checked(body):  # the server was restarted, or this failed before
+                self._check(self._storage(body), body, progress)
+            checked = self._checked
+            self._keep(None)
+            assert checked is not None
+            with self._server.journal.replacing():
+                checked[1].install(progress)
+            with self._server.journal.changing_once():
+                self._server.finish(id, commit=True)
         return {}
 
     def _settle(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:

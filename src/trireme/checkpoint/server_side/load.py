@@ -114,9 +114,10 @@ class CheckpointLoad:
         for entry in (files.rows, files.buckets):
             check_file(self._storage, *entry, progress.add)
         for buckets, batch in read_checked_rows(self._storage, files, self._columns[name].schema):
-            if name in self._staged:
-                self._restore(self._staged[name], name, files, buckets, batch)
-                self._server.check_rows(staged=list(self._staged.values()))
+            # What a table would refuse is found before the load is decided.
+            rows = self._staged.get(name) or make_core_table(self.manifest.tables[name].schema)
+            self._restore(rows, name, files, buckets, batch)
+            self._server.check_rows(staged=list(self._staged.values()))
 
     def _check_blocks(self, blocks: BlockFile, progress: OperationProgress) -> None:
         check_file(self._storage, *blocks.file, progress.add)

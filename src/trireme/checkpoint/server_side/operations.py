@@ -47,6 +47,10 @@ class OperationProgress:
         self._stopped.set()
 
 
+Work = Callable[[OperationProgress], dict[str, Any]]
+AtEnd = Callable[[TriremeError | None], None]
+
+
 def in_parallel(tasks: Iterable[Callable[[], None]], progress: OperationProgress) -> None:
     """Run the tasks on a few threads. The first error stops the others, and is raised."""
     with ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="trireme-file") as threads:
@@ -61,11 +65,11 @@ def in_parallel(tasks: Iterable[Callable[[], None]], progress: OperationProgress
 
 
 class Operation:
-    """Work in a thread of its own, with its progress and result."""
+    """Work in a thread of its own, with its progress and result. at_end: gets its error, if any."""
 
-    def __init__(self, work: Callable[[OperationProgress], dict[str, Any]]) -> None:
+    def __init__(self, work: Work, at_end: AtEnd = lambda _: None) -> None:
         self.progress = OperationProgress()
-        self._work = work
+        self._work, self._at_end = work, at_end
         self._result: list[Array] = []  # in JSON, a tenth of what the values take
         self._error: TriremeError | None = None
         self._thread = threading.Thread(target=self._run, name="trireme-checkpoint", daemon=True)
@@ -84,6 +88,7 @@ class Operation:
         except Exception as error:
             log.exception("checkpoint: unexpected")
             self._error = Internal(f"checkpoint: {type(error).__name__}: {error}")
+        self._at_end(self._error)
 
     @property
     def is_running(self) -> bool:
@@ -109,7 +114,7 @@ class Operations:
         self._lock = threading.Lock()
         self._operations: dict[str, Operation] = {}
 
-    def start(self, name: str, work: Callable[[OperationProgress], dict[str, Any]]) -> None:
+    def start(self, name: str, work: Work, at_end: AtEnd = lambda _: None) -> None:
         """Start an operation unless it exists. Raises ResourceExhausted when too many run."""
         with self._lock:
             if name in self._operations:
@@ -121,7 +126,7 @@ class Operations:
                 )
             for other in ended[: max(0, len(self._operations) - KEPT_MAX + 1)]:
                 del self._operations[other]
-            self._operations[name] = Operation(work)
+            self._operations[name] = Operation(work, at_end)
 
     def get(self, name: str) -> Operation:
         with self._lock:

@@ -1,6 +1,8 @@
 """Loading: one worker has all servers check a checkpoint, then read it."""
 
+import logging
 import os
+import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -9,10 +11,12 @@ from torch import Tensor
 from trireme.checkpoint.format.block_files import read_tensors
 from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.server_operations import ServerOperations, Watch, retry
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, TriremeError, Unavailable
 from trireme.storage.checked_file import check_file
 from trireme.storage.storage import Storage, open_storage
 from trireme.worker.client import WorkerClient
+
+log = logging.getLogger("trireme.checkpoint")
 
 
 def load_checkpoint(
@@ -35,7 +39,8 @@ def load_checkpoint(
     resumes: streams continue after what the checkpoint holds; else they start over.
     check: called when the servers have checked their shares; an error that it raises ends the load.
 
-    Everything is verified before the first row changes. Raises BadRequest: no checkpoint there, or
+    Everything is verified on all servers before the coordinator decides that the load takes place,
+    and the first row changes. Raises BadRequest: no checkpoint there, or
     a delta that does not follow what was loaded. Corruption: a file is missing or damaged.
     SchemaMismatch: a table or block differs from the declared one.
     """
@@ -52,13 +57,22 @@ def load_checkpoint(
         "resumes": resumes,
     }
 
-    def attempt() -> None:
+    id = uuid.uuid4().hex
+
+    def prepare() -> None:
         operations.run("check", **options)
         if check is not None:
             check(manifest)
-        operations.run("load", **options)
+        operations.run("prepare", load=id, **options)
 
-    retry("load", attempt)
+    try:
+        retry("load", prepare)
+    except BaseException:
+        try:
+            client.servers.finish("load", id, commit=False, timeout_s=client.timeout_s)
+        except TriremeError as error:  # the next load, pull or push does it
+            log.warning("load: the servers keep it prepared: %s", error)
+        raise
     loaded = {
         "id": manifest.id,
         "mode": manifest.mode,
@@ -66,7 +80,12 @@ def load_checkpoint(
         "chain": dict(manifest.chain) if manifest.mode != "delta" else {},
         "whole": tables is None and manifest.mode != "hot",
     }
-    client.servers.ask_coordinator("coord.loaded", loaded)
+    if not client.servers.decide(id, commit=True, loaded=loaded):
+        raise Unavailable(
+            f"load of {source.name}: another worker has pulled or pushed meanwhile, and ended it"
+            " before it was decided; nothing was loaded, load again"
+        )
+    retry("load", lambda: operations.run("load", load=id))
     return manifest
 
 

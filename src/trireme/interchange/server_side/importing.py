@@ -227,7 +227,7 @@ class ImportHandlers:
             if missing := [name for name in names if name not in self._staged]:
                 raise BadRequest(f"import: expected rows of tables {missing}, found none")
             rows = {name: self._staged[name].rows for name in names}
-            server.prepare_import(PreparedImport(id, need(request.body, "replace", bool), rows))
+            server.prepare(PreparedImport(id, need(request.body, "replace", bool), rows))
             for name in names:
                 del self._staged[name]
         return server.journal.answered(Reply())
@@ -237,7 +237,7 @@ class ImportHandlers:
         server = self._server
 
         def finish() -> Reply:
-            server.finish_import(id, commit=commit)
+            server.finish(id, commit=commit)
             return Reply()
 
         return server.journal.change_once(finish)

@@ -44,11 +44,11 @@ def importing(client: WorkerClient, tables: Sequence[str], *, replace: bool) -> 
         try:
             for table in tables:
                 client.servers.everywhere("import.discard", {"table": table})
-            client.servers.finish_import(id, commit=False, timeout_s=client.timeout_s)
+            client.servers.finish("import", id, commit=False, timeout_s=client.timeout_s)
         except TriremeError as error:  # the next import, pull or push does it
             log.warning("import: the servers keep unfinished rows of %s: %s", tables, error)
         raise
-    if not client.servers.finish_import(id, commit=True, timeout_s=TIMEOUT_S):
+    if not client.servers.finish("import", id, commit=True, timeout_s=TIMEOUT_S):
         raise Unavailable(
             f"import into {list(tables)}: another worker has pulled or pushed meanwhile, and ended"
             " it before it was decided; nothing was imported, import again"

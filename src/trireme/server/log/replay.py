@@ -16,6 +16,7 @@ from trireme.rpc import Request
 from trireme.server.attendance import Attendance
 from trireme.server.log.segment import Record
 from trireme.server.prepared_import import FINISH, PREPARE, PREPARED, ROWS, PreparedImport
+from trireme.server.prepared_load import LOAD, LOAD_END, PreparedLoad
 from trireme.server.requests import RequestHandlers
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
@@ -91,7 +92,11 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         attendance.take_back(body["worker"])
     elif method == "policy.shrink":
         server.shrink(body)
-    elif method in (PREPARE, ROWS, PREPARED, FINISH):
+    elif method in (FINISH, LOAD_END):
+        server.finish(body["id"], commit=body["commit"])
+    elif method == LOAD:
+        server.prepared = PreparedLoad(body["id"], body["checkpoint"])
+    elif method in (PREPARE, ROWS, PREPARED):
         _replay_import(server, method, body, arrays)
     elif method != STATE:  # that of a snapshot that was not finished
         _replay_control(server, method, body, arrays)
@@ -121,9 +126,7 @@ def _replay_import(
     if method == PREPARE:
         rows = {name: make_core_table(server.table(name).schema) for name in body["tables"]}
         server.prepared = PreparedImport(body["id"], body["replace"], rows, is_whole=False)
-    elif method == FINISH:
-        server.finish_import(body["id"], commit=body["commit"])
-    elif prepared is None or prepared.id != body["id"]:
+    elif not isinstance(prepared, PreparedImport) or prepared.id != body["id"]:
         raise BadRequest(f"expected {PREPARE} of import {body['id']} before its {method}")
     elif method == ROWS:
         prepared.add(body, arrays)

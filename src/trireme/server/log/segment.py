@@ -52,7 +52,7 @@ class Segment:
         """Create the file. Raises OSError. state: 16 bytes that all segments of a folder share."""
         self.number = number
         self.path = folder / file_name(number)
-        self._fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         self.end = 0
         flags = _KEPT_ALWAYS if is_synced else 0
         head = _HEAD.pack(_MAGIC, FORMAT, flags, number, state, 0)[:-8]

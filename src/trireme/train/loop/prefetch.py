@@ -1,20 +1,23 @@
 """`tr.prefetch`: the pipeline for training loops of one's own."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
 
 from trireme.data.batch import Batch
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.threads import frozen_objects
 from trireme.train.leased_streams import LeasedPass
 from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.worker_batches import EpochPosition, worker_batches
-from trireme.train.optimizer import newest_optimizer
+from trireme.train.optimizer import DistributedOptimizer, newest_optimizer
 from trireme.train.predecessor import PredecessorProgress, check_order, skip_epoch
+
+log = logging.getLogger("trireme.train")
 
 
 def prefetch(
@@ -45,32 +48,49 @@ def prefetch(
     job = default() if cluster is None else cluster
     with job.client.script.section():
         optimizer = newest_optimizer(job)
+        leased = None
         if job.num_streams and optimizer is not None:
             leased = LeasedPass(optimizer, dataset, epoch, is_trainers=False)
-            for stream in () if leased.is_over else leased.streams():
-                pipeline = Pipeline(stream.batches, model, training=True, depth=depth, cluster=job)
-                try:
-                    with frozen_objects(), pipeline:
-                        yield from pipeline
-                except GeneratorExit:
-                    leased.give_back()
-                    raise
-            optimizer.end_pass()
-            return
-        done, num_batches = PredecessorProgress(), 0
-        if optimizer is not None:
-            done = optimizer.begin_pass()
-            num_batches = optimizer.mode.num_batches(done.num_pushes)
-        if done.is_over or done.has_left:
-            skip_epoch(dataset, job, epoch)
+            streams = () if leased.is_over else leased.streams()
+            parts: Iterator[Iterable[Any]] = (stream.batches for stream in streams)
         else:
-            batches = _remaining(dataset, job, epoch, num_batches)
-            pipeline = Pipeline(batches, model, training=True, depth=depth, cluster=job)
-            with frozen_objects(), pipeline:
-                yield from pipeline
-                optimizer = newest_optimizer(job)
-        if optimizer is not None:
+            parts = _own_part(dataset, job, epoch, optimizer)
+        try:
+            for part in parts:
+                pipeline = Pipeline(part, model, training=True, depth=depth, cluster=job)
+                with frozen_objects(), pipeline:
+                    yield from pipeline
+        except GeneratorExit:
+            if leased is not None:
+                leased.give_back()
+            _leave_early(job)
+            raise
+        if (optimizer := newest_optimizer(job)) is not None:
             optimizer.end_pass()
+
+
+def _leave_early(cluster: Cluster) -> None:
+    """Bring the weights up to date, as the end of the pass does: its last steps did not."""
+    optimizer = newest_optimizer(cluster)
+    try:
+        if optimizer is not None and not cluster.is_closed:
+            optimizer.refresh()
+    except TriremeError as error:  # the loop has gone: nobody would catch it
+        log.warning("prefetch: the dense weights lack the last steps of the loop: %s", error)
+
+
+def _own_part(
+    dataset: Iterable[Any], cluster: Cluster, epoch: int, optimizer: DistributedOptimizer | None
+) -> Iterator[Iterable[Any]]:
+    """The batches of a worker with a stream of its own; none if a predecessor has done all."""
+    done, num_batches = PredecessorProgress(), 0
+    if optimizer is not None:
+        done = optimizer.begin_pass()
+        num_batches = optimizer.mode.num_batches(done.num_pushes)
+    if done.is_over or done.has_left:
+        skip_epoch(dataset, cluster, epoch)
+    else:
+        yield _remaining(dataset, cluster, epoch, num_batches)
 
 
 def _remaining(
