@@ -61,7 +61,8 @@ class _WorkerTransport:
 
 
 def _answer_for_other_server(call: Call) -> Reply:
-    return Reply({"state": f"state of {call.endpoint}"} if call.method == "ps.map" else {})
+    is_map = call.method == "ps.map"
+    return Reply({"state": f"state of {call.endpoint}", "version": 1 << 32} if is_map else {})
 
 
 class SimulatedWorkers:

@@ -12,9 +12,11 @@ namespace {
 constexpr std::size_t kSmallPagesBytes = std::size_t{512} << 20;
 constexpr std::size_t kReservedBytesMin = std::size_t{64} << 20;
 
+constexpr std::size_t kLast = std::numeric_limits<Arena::Ref>::max();
+
 // Reserves the address space that rows can use, or as much as is available.
-Pages reserve(std::size_t row_bytes, std::size_t num_rows_max) {
-  std::size_t bytes = std::min(num_rows_max * row_bytes, memory_bytes());
+Pages reserve(std::size_t row_bytes) {
+  std::size_t bytes = std::min(kLast * row_bytes, memory_bytes());
   bytes = round_up(std::max(bytes, kReservedBytesMin), kHugePageBytes);
   for (; bytes / 2 >= kReservedBytesMin; bytes = round_up(bytes / 2, kHugePageBytes)) {
     try {
@@ -29,10 +31,10 @@ Pages reserve(std::size_t row_bytes, std::size_t num_rows_max) {
 
 }  // namespace
 
-Arena::Arena(std::size_t row_bytes, Ref last)
+Arena::Arena(std::size_t row_bytes)
     : row_bytes_(row_bytes),
-      pages_(reserve(row_bytes, last)),
-      num_rows_max_(std::min<std::size_t>(pages_.size() / row_bytes, last)) {
+      pages_(reserve(row_bytes)),
+      num_rows_max_(std::min(pages_.size() / row_bytes, kLast)) {
   TRIREME_CHECK(row_bytes % 8 == 0 && row_bytes <= kRowBytesMax);
   commit(num_rows_);
 }
@@ -90,6 +92,11 @@ std::size_t Arena::bytes() const {
   const std::size_t used = num_rows_ * row_bytes_;
   return round_up(
       used, is_huge((used - 1) / kHugePageBytes * kHugePageBytes) ? kHugePageBytes : kPageBytes);
+}
+
+std::size_t Arena::num_rows_ready() const {
+  std::lock_guard lock(mutex_);
+  return committed_bytes_ / row_bytes_;
 }
 
 void Arena::expect(std::size_t num_rows) noexcept {

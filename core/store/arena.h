@@ -30,7 +30,7 @@ class Arena {
   static constexpr std::size_t kRowBytesMax = std::size_t{1} << 20;
 
   // Requires: row_bytes a multiple of 8, at most kRowBytesMax. Errors: kResourceExhausted.
-  explicit Arena(std::size_t row_bytes, Ref last = std::numeric_limits<Ref>::max());
+  explicit Arena(std::size_t row_bytes);
 
   // The right to take this many rows without an error. The destructor gives up rows that were not
   // taken.
@@ -65,7 +65,9 @@ class Arena {
   std::byte* null_row() const noexcept { return pages_.data(); }
 
   std::size_t row_bytes() const noexcept { return row_bytes_; }
-  std::size_t bytes() const;  // memory taken from the system
+  std::size_t num_rows_max() const noexcept { return num_rows_max_; }
+  std::size_t num_rows_ready() const;  // those that are allocated or reserved are among the first
+  std::size_t bytes() const;           // memory taken from the system
 
  private:
   void commit(std::size_t num_rows);

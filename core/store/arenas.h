@@ -1,16 +1,17 @@
 // The rows of a table whose row classes differ in size: an arena for each class.
 //
-// A reference identifies a row in all arenas. Its low bits are the class, as many bits as the
-// number of classes needs. With one class it equals the arena's reference.
+// A reference identifies a row in all arenas. Its high bits are the number of a chunk, 2^20 rows of
+// one class. A class gets chunks as it grows, so any class may have nearly all 2^32 references.
+// With one class a reference equals the arena's.
 //
 // Threads: as for Arena.
 #pragma once
 
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -33,17 +34,17 @@ class Arenas {
   }
 
   std::byte* row(Ref ref) const noexcept {
-    const Place& place = places_[ref & mask_];
-    return place.data + std::size_t{ref >> bits_} * place.row_bytes;
+    const Chunk& chunk = chunks_[ref >> kChunkBits];
+    return chunk.data + std::size_t{ref & kInChunk} * chunk.row_bytes;
   }
-  int class_of(Ref ref) const noexcept { return static_cast<int>(ref & mask_); }
+  int class_of(Ref ref) const noexcept { return chunks_[ref >> kChunkBits].row_class; }
   // Requires: the row belongs to one of the arenas.
   int class_of(const std::byte* row) const noexcept {
     int row_class = num_classes() - 1;
     while (row_class > 0 && !of(row_class).has(row)) --row_class;
     return row_class;
   }
-  std::byte* null_row() const noexcept { return places_[0].data; }
+  std::byte* null_row() const noexcept { return arenas_[0]->null_row(); }
   std::size_t row_bytes() const noexcept { return row_bytes_; }  // of the largest class
 
   // The right to take rows of each class without an error. The destructor gives up rows that were
@@ -68,16 +69,30 @@ class Arenas {
   std::size_t bytes() const;  // memory taken from the system
 
  private:
-  struct Place {
-    std::byte* data = nullptr;
-    std::size_t row_bytes = 0;
+  static constexpr int kChunkBits = 20;
+  static constexpr Ref kInChunk = (Ref{1} << kChunkBits) - 1;
+  static constexpr std::size_t kNumChunks = std::size_t{1} << (32 - kChunkBits);
+
+  struct Chunk {
+    std::byte* data = nullptr;  // of its first row
+    std::uint32_t row_bytes = 0;
+    std::uint16_t number = 0;  // among those of its class
+    std::uint8_t row_class = 0;
+  };
+  struct Class {
+    std::unique_ptr<std::uint16_t[]> chunks = std::make_unique<std::uint16_t[]>(kNumChunks);
+    std::size_t num_chunks = 0;
   };
 
-  const int bits_;
-  const Ref mask_;
+  void add_chunks(int row_class, std::size_t num_rows);
+
   std::vector<std::unique_ptr<Arena>> arenas_;
-  std::array<Place, kClassesMax> places_;  // where the rows of each are
   std::size_t row_bytes_ = 0;
+  // A chunk is written before a reference in it is given out, and never changed.
+  const std::unique_ptr<Chunk[]> chunks_ = std::make_unique<Chunk[]>(kNumChunks);
+  std::mutex mutex_;  // guards the members below
+  std::vector<Class> classes_;
+  std::size_t num_chunks_ = 0;
 };
 
 }  // namespace trireme

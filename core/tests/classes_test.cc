@@ -175,6 +175,36 @@ void references_tell_classes_apart() {
   arenas.free(refs);
 }
 
+// A class may have more rows than an equal share of the references, here a sixteenth of 2^32.
+void a_class_has_the_references_that_others_leave() {
+  constexpr std::size_t kAtOnce = std::size_t{1} << 22;
+  constexpr std::size_t kRows = (std::size_t{1} << 28) + kAtOnce;
+  Arenas arenas(std::vector<std::size_t>(Arenas::kClassesMax, 8));
+  arenas.expect(kRows);  // then memory is taken when it is written to, which nobody does here
+  std::vector<Arena::Ref> refs(kAtOnce);
+  std::vector<Arena::Ref> others;
+  for (std::size_t taken = 0; taken < kRows; taken += kAtOnce) {
+    std::vector<std::size_t> wanted(Arenas::kClassesMax, 1);
+    wanted[3] = kAtOnce;
+    Arenas::Reservation reservation(arenas, wanted);
+    reservation.take(3, refs);
+    others.push_back(reservation.take(static_cast<int>(5 + others.size() % 11)));
+    for (std::size_t i = 0; i < kAtOnce; i += 61) {
+      CHECK(arenas.class_of(refs[i]) == 3);
+      CHECK(arenas.row(refs[i]) == arenas.of(3).null_row() + 8 * (1 + taken + i));
+    }
+  }
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    const int row_class = static_cast<int>(5 + i % 11);
+    CHECK_EQUAL(arenas.class_of(others[i]), row_class);
+    CHECK(arenas.row(others[i]) == arenas.of(row_class).null_row() + 8 * (1 + i / 11));
+  }
+  arenas.free(refs);  // the last ones are the first to be taken again
+  std::vector<std::size_t> wanted(Arenas::kClassesMax, 0);
+  wanted[3] = 1;
+  CHECK_EQUAL(Arenas::Reservation(arenas, wanted).take(3), refs.back());
+}
+
 // Rows are pushed, grow, are read, saved and erased by several threads at the same time: a row is
 // always complete, and its head counts every push.
 void rows_grow_while_they_are_read(std::uint64_t seed) {
@@ -225,5 +255,6 @@ int main(int argc, char** argv) {
   }
   all_instruction_sets_keep_within_arrays_and_agree(seed);
   references_tell_classes_apart();
+  a_class_has_the_references_that_others_leave();
   rows_grow_while_they_are_read(seed);
 }

@@ -348,6 +348,26 @@ def test_a_log_that_has_lost_pushes_of_a_living_worker_is_noticed(
         cluster.abandon()
 
 
+def test_a_deleted_segment_is_noticed(programs: Template, tmp_path: Path) -> None:
+    """The only one, and the last one of two."""
+    with DurableServers(programs, 1, tmp_path, log_bytes=1 << 30) as servers:
+        cluster = servers.join(0, 1)
+        cluster.client.create_table(TABLE.schema)
+        expected = np.zeros(NUM_KEYS)
+        for number in (1, 2):
+            expected[push(cluster, number).astype(np.int64)] += 1
+            servers.kill(0)
+            segment = servers.state_dir(0) / f"log-{number:08d}"
+            segment.rename(tmp_path / "deleted")
+            program = servers.launch(0)
+            program.wait_line(rf"expected segments up to {number} in .*; put {segment.name} back")
+            assert program.finish() == 2
+            (tmp_path / "deleted").rename(segment)
+            servers.start(0)
+        assert np.array_equal(counts(cluster), expected)
+        cluster.close()
+
+
 def test_a_full_disk_refuses_pushes_and_spares_what_was_acknowledged(
     programs: Template, small_disk: Path
 ) -> None:

@@ -223,6 +223,20 @@ def test_a_folder_belongs_to_one_process_and_is_emptied_despite_interruptions(
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
+def test_the_note_of_the_newest_segment_is_the_last_one_or_damaged(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    assert folder.noted() == 0
+    for number in (300, 7):
+        folder.note(number)
+        assert folder.noted() == number
+    whole = (tmp_path / "lock").read_bytes()
+    for at in range(len(whole)):
+        (tmp_path / "lock").write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(Corruption, match="lock: expected the number of a segment"):
+            folder.noted()
+    folder.close()
+
+
 def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck(Journal):
         where = "a folder"

@@ -26,6 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import zmq
+
 from trireme.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -303,9 +305,10 @@ class Server:
 
     def _receive(self) -> None:
         for _ in range(_BATCH):
-            if not self._socket.has_input():
+            try:
+                received = self._socket.receive()
+            except zmq.Again:  # costs less than asking before each message
                 break
-            received = self._socket.receive()
             if received is not None:
                 self._accept(received)
         else:

@@ -26,9 +26,20 @@ from trireme.rpc.messages import Answer, Reply, Request
 from trireme.rpc.peers import PIECE_TIMEOUT_S, Peer, Peers
 from trireme.rpc.pieces import Assembly, announced_bytes, cut
 from trireme.rpc.rate_limited_log import RateLimitedLog
-from trireme.rpc.sockets import Socket, has_input, listening, new_context, router, url
+from trireme.rpc.sockets import (
+    COPY_BYTES_MAX,
+    Socket,
+    has_input,
+    listening,
+    new_context,
+    router,
+    url,
+)
 
 _log = logging.getLogger("trireme.rpc")
+
+_LAST = int(zmq.NOBLOCK)  # as enums, their "|" would take longer than the call
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ReceivedRequest(NamedTuple):
@@ -94,13 +105,15 @@ class ServerSocket:
         return has_input(self.socket)
 
     def receive(self) -> ReceivedRequest | None:
-        """Receive a message that is waiting. None: it was not a request and has been processed."""
-        part = self.socket.recv(zmq.NOBLOCK, copy=False)
+        """Receive a message. None: it was not a request and has been processed. Raises zmq.Again:
+        none is waiting.
+        """
+        part = self.socket.recv(_LAST, copy=False)
         routing_id = part.bytes
         parts: list[zmq.Frame] = []
         num_parts = num_bytes = num_bytes_in = 0
         while part.more:
-            part = self.socket.recv(zmq.NOBLOCK, copy=False)
+            part = self.socket.recv(_LAST, copy=False)
             num_parts += 1
             num_bytes += len(part)
             num_bytes_in += frames.wire_bytes(len(part), self._is_curve)
@@ -294,7 +307,10 @@ class ServerSocket:
 
     def _send(self, peer: Peer, parts: Sequence[Any]) -> None:
         try:
-            self.socket.send_multipart([peer.routing_id, *parts], zmq.NOBLOCK, copy=False)
+            self.socket.send(peer.routing_id, _MORE)
+            for part in parts[:-1]:
+                self.socket.send(part, _MORE, copy=len(part) < COPY_BYTES_MAX)
+            self.socket.send(parts[-1], _LAST, copy=len(parts[-1]) < COPY_BYTES_MAX)
         except zmq.Again:  # ROUTER_MANDATORY: its queue is full
             self.peers.drop(peer, "it does not take its replies")
         except zmq.ZMQError as error:

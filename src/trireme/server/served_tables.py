@@ -23,7 +23,7 @@ class ServedTable:
     def read(self, row_class: int, keys_K: Keys, time: int, pool: _core.Pool) -> tuple[Floats, int]:
         """(K, W) rows of keys as a pull answers them, and how many keys have no row."""
         rows_KD = np.empty((len(keys_K), self.schema.dim_of(row_class)), dtype=np.float32)
-        num_missing = self.rows.lookup(keys_K, rows_KD, pool, row_class)
+        num_missing = self.rows.lookup(keys_K, rows_KD, pool, row_class) if len(keys_K) else 0
         if self.schema.pulls_statistics:
             shows_K2 = np.empty((len(keys_K), 2))
             self.rows.statistics(keys_K, shows_K2, time, False, pool)

@@ -13,9 +13,12 @@ from trireme.worker.gradients import DenseGradient, TableGradient
 def split_tables(
     tables: Mapping[RowClassId, TableGradient], bucket_map: BucketMap, pool: _core.Pool
 ) -> list[list[TablePush]]:
-    """Per server its keys of each table, with their gradients and columns."""
+    """Per server its keys of each table, with their gradients and columns; no table without keys:
+    the more servers there are, the more pushes have none.
+    """
     by_table = [_split_table(key, part, bucket_map, pool) for key, part in tables.items()]
-    return [[parts[server] for parts in by_table] for server in range(len(bucket_map.servers))]
+    servers = range(len(bucket_map.servers))
+    return [[p[server] for p in by_table if len(p[server].keys)] for server in servers]
 
 
 def _split_table(
