@@ -84,6 +84,26 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
             read(tmp_path)
 
 
+def test_no_flipped_bit_of_what_was_synced_goes_unnoticed(tmp_path: Path) -> None:
+    log = Log(tmp_path, 1, STATE, is_synced=True)
+    for record in RECORDS:
+        log.append(record)
+        is_kept = threading.Event()
+        log.when_kept(lambda _, kept=is_kept: kept.set())
+        assert is_kept.wait(30)
+    path = tmp_path / file_name(1)
+    whole = path.read_bytes()  # as kill -9 leaves it
+    log.close()
+    note = len(whole) - 32
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        if at < note:
+            with pytest.raises(Corruption, match=r"log-00000001"):
+                read(tmp_path)
+        else:  # it is not synced itself
+            assert same(read(tmp_path)[0], RECORDS)
+
+
 def test_records_that_were_not_synced_before_a_power_loss_are_cut_off(tmp_path: Path) -> None:
     """The last record says that the first one was on the disk; the second one was not, for sure."""
     ends = write(tmp_path, is_synced=True, kept=(0, 0, 1))
