@@ -142,10 +142,10 @@ def fail_first(
     """Questions for a stream end with these errors, one after the other."""
     coordinate = cluster.client.coordinator.call
 
-    def ask(method: str, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+    def ask(method: str, *args: Any, **options: Any) -> dict[str, Any]:
         if method == "coord.take" and errors:
             raise errors.pop(0)
-        return coordinate(method, body, **options)
+        return coordinate(method, *args, **options)
 
     monkeypatch.setattr(cluster.client.coordinator, "call", ask)
 

@@ -12,8 +12,8 @@ from torch import nn
 import trireme as tr
 from tests.integration.test_not_finite import STRATEGIES, Model, batch, equal, step
 from tests.integration.test_not_finite import weights as weights_of
-from tests.jobs import Job
-from trireme.errors import Unavailable
+from tests.jobs import Job, in_threads
+from trireme.errors import ResourceExhausted, TriremeError, Unavailable
 from trireme.job.cluster import Cluster
 
 BATCHES = [batch(number) for number in range(8)]
@@ -62,6 +62,58 @@ def test_a_load_after_a_push_that_failed_gives_a_trainer_that_trains(
         trainer.fit(BATCHES)
         trainer.optimizer.refresh()
         assert not equal(before, weights_of(trainer.model, cluster))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "bounded", "geo"])
+def test_all_workers_load_after_a_step_of_one_has_failed(tmp_path: Path, mode: str) -> None:
+    """The others learn that it does not come to the end of the pass, and do not wait for it."""
+
+    def work(job: Job, worker: int) -> str:
+        with job.join(worker, 2) as cluster:
+            trainer = trainer_of(mode, cluster)
+            trainer.fit(BATCHES)
+            trainer.save(tmp_path / "saved")
+            trainer.model.breaks = "dense" if worker == 1 else ""
+            with pytest.raises(TriremeError) as failure:
+                trainer.fit(BATCHES)
+            trainer.model.breaks = ""
+            trainer.load(tmp_path / "saved")
+            trainer.fit(BATCHES)
+            return str(failure.value)
+
+    with Job(2) as job:
+        waited, failed = in_threads([lambda w=w: work(job, w) for w in (0, 1)])
+    assert "expected finite gradients" in failed
+    assert "(end of train): expected all workers, found [1] at" in waited
+
+
+def test_all_workers_load_after_a_step_that_a_server_could_not_apply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All get the server's error, and the load drops the pushes of the step."""
+
+    def full(*_: Any) -> None:
+        raise ResourceExhausted("made up")
+
+    def work(job: Job, worker: int) -> None:
+        with job.join(worker, 2) as cluster:
+            state = job.servers[1].state
+            trainer = trainer_of("sync", cluster)
+            trainer.fit(BATCHES)
+            trainer.save(tmp_path / "saved")
+            with monkeypatch.context() as patch:
+                if worker == 0:
+                    patch.setattr(state, "_update_table", full)
+                cluster.client.coordinator.gather({}, [])
+                with pytest.raises(ResourceExhausted, match="made up"):
+                    trainer.fit(BATCHES)
+                trainer.load(tmp_path / "saved")
+                assert state.staging.num_held()["staged"] == 0
+            cluster.client.coordinator.gather({}, [])
+            trainer.fit(BATCHES)
+
+    with Job(2) as job:
+        in_threads([lambda w=w: work(job, w) for w in (0, 1)])
 
 
 @pytest.mark.parametrize("mode", STRATEGIES)

@@ -31,6 +31,7 @@ from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
+from trireme.server.log.segment import SegmentReader
 from trireme.storage.document import Document
 from trireme.worker.gradients import PushHeader, TableGradient
 from trireme.worker.passes import PassNote, begin_pass, leave
@@ -346,6 +347,51 @@ def test_a_log_that_has_lost_pushes_of_a_living_worker_is_noticed(
         with pytest.raises(DeadlineExceeded, match=r"4 next, found 6; .*newest checkpoint"):
             push(cluster, 6)
         cluster.abandon()
+
+
+def test_a_deleted_segment_is_noticed(programs: Template, tmp_path: Path) -> None:
+    """The only one, and the last one of two."""
+    with DurableServers(programs, 1, tmp_path, log_bytes=1 << 30) as servers:
+        cluster = servers.join(0, 1)
+        cluster.client.create_table(TABLE.schema)
+        expected = np.zeros(NUM_KEYS)
+        for number in (1, 2):
+            expected[push(cluster, number).astype(np.int64)] += 1
+            servers.kill(0)
+            segment = servers.state_dir(0) / f"log-{number:08d}"
+            segment.rename(tmp_path / "deleted")
+            program = servers.launch(0)
+            program.wait_line(rf"expected segments up to {number} in .*; put {segment.name} back")
+            assert program.finish() == 2
+            (tmp_path / "deleted").rename(segment)
+            servers.start(0)
+        assert np.array_equal(counts(cluster), expected)
+        cluster.close()
+
+
+def test_a_flipped_bit_in_the_last_record_is_noticed(programs: Template, tmp_path: Path) -> None:
+    """It is not taken for the end of a log that a power loss has left: it was acknowledged."""
+    with DurableServers(programs, 1, tmp_path, durability="machine") as servers:
+        cluster = servers.join(0, 1)
+        cluster.client.create_table(TABLE.schema)
+        push(cluster, 1)
+        shrink = {"slices": 1, "slice": 0, "time": 1, "day_over": True}
+        cluster.client.servers.everywhere("policy.shrink", shrink)
+        servers.kill(0)
+        segment = servers.state_dir(0) / "log-00000001"
+        *_, (at, (method, *_)) = SegmentReader(segment).records()
+        assert method == "policy.shrink"
+        whole = segment.read_bytes()
+        for flipped in (at + 3, at + 40, at + 100):
+            segment.write_bytes(
+                whole[:flipped] + bytes([whole[flipped] ^ 1]) + whole[flipped + 1 :]
+            )
+            program = servers.launch(0)
+            program.wait_line(f"log-00000001: the record at offset {at} is damaged")
+            assert program.finish() == 2
+        segment.write_bytes(whole)
+        servers.start(0)
+        cluster.close()
 
 
 def test_a_full_disk_refuses_pushes_and_spares_what_was_acknowledged(

@@ -84,6 +84,26 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
             read(tmp_path)
 
 
+def test_no_flipped_bit_of_what_was_synced_goes_unnoticed(tmp_path: Path) -> None:
+    log = Log(tmp_path, 1, STATE, is_synced=True)
+    for record in RECORDS:
+        log.append(record)
+        is_kept = threading.Event()
+        log.when_kept(lambda _, kept=is_kept: kept.set())
+        assert is_kept.wait(30)
+    path = tmp_path / file_name(1)
+    whole = path.read_bytes()  # as kill -9 leaves it
+    log.close()
+    note = len(whole) - 32
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        if at < note:
+            with pytest.raises(Corruption, match=r"log-00000001"):
+                read(tmp_path)
+        else:  # it is not synced itself
+            assert same(read(tmp_path)[0], RECORDS)
+
+
 def test_records_that_were_not_synced_before_a_power_loss_are_cut_off(tmp_path: Path) -> None:
     """The last record says that the first one was on the disk; the second one was not, for sure."""
     ends = write(tmp_path, is_synced=True, kept=(0, 0, 1))
@@ -221,6 +241,20 @@ def test_a_folder_belongs_to_one_process_and_is_emptied_despite_interruptions(
     folder.close()
     StateFolder(tmp_path).close()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_the_note_of_the_newest_segment_is_the_last_one_or_damaged(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    assert folder.noted() == 0
+    for number in (300, 7):
+        folder.note(number)
+        assert folder.noted() == number
+    whole = (tmp_path / "lock").read_bytes()
+    for at in range(len(whole)):
+        (tmp_path / "lock").write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(Corruption, match="lock: expected the number of a segment"):
+            folder.noted()
+    folder.close()
 
 
 def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,14 @@ class MeetingName:
     def __str__(self) -> str:
         return f"meeting {self.path} of pass {self.number}" if self.path else f"pass {self.number}"
 
+    def precedes(self, other: MeetingName) -> bool:
+        """Whether a script comes to this meeting first. False where the names do not tell."""
+        if self.number != other.number:
+            return self.number < other.number
+        pairs = zip(self.path.split("/"), other.path.split("/"), strict=False)
+        one, two = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+        return one.isdecimal() and two.isdecimal() and int(one) < int(two)
+
 
 @dataclass(frozen=True)
 class Contribution:
@@ -158,8 +166,26 @@ class Meetings:
         if not meeting.contributions or self._missing(meeting):
             deferred = Deferred(describe=lambda: self._describe(name))
             meeting.waiting[contribution.worker] = deferred
+            self._fail_passed(name)
             return deferred
         return _reply_to(contribution.worker, self._end(name, meeting))
+
+    def _fail_passed(self, name: MeetingName) -> None:
+        """Fail the meetings that wait for a worker which is at a later one, because a call before
+        it has failed: it does not come any more. name: of the meeting that a worker has come to.
+        """
+        pairs = [pair for other in self._open for pair in ((name, other), (other, name))]
+        for early, late in pairs:
+            meeting, later = self._open.get(early), self._open.get(late)
+            if meeting is None or later is None or not early.precedes(late):
+                continue
+            if gone := self._missing(meeting) & later.contributions.keys():
+                error = BadRequest(
+                    f"{early} ({meeting.purpose}): expected all workers, found {sorted(gone)} at"
+                    f" {late} ({later.purpose}) already: a call before it has failed there"
+                )
+                for deferred in self._close(early).waiting.values():
+                    deferred.fail(error)
 
     def _missing(self, meeting: Meeting) -> set[int]:
         return self._workers.participants - meeting.contributions.keys()

@@ -103,6 +103,7 @@ def kept(
         state = recovery.state or uuid.UUID(server.state_id).bytes
         _recover_coordinator(coordinator, document, server)
         records = Log(folder.path, recovery.next_number, state, is_synced=is_synced)
+        folder.note(recovery.next_number)
         log_bytes = durability.log_bytes or LOG_BYTES
         journal = DurableJournal(folder, records, server, attendance, log_bytes)
         server.journal = attendance.journal = journal

@@ -12,6 +12,7 @@ from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.served_tables import ServedTable
+from trireme.server.staging import Waiter
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
@@ -106,7 +107,7 @@ class RequestHandlers:
         if not staged and pace is None:
             return answer()
 
-        def is_ready(waiter: Callable[[], None]) -> bool:
+        def is_ready(waiter: Waiter) -> bool:
             if pace is not None:
                 return state.pacing.when_within(stream, pace, waiter)
             state.staging.set_norm(staged, norm)
@@ -121,22 +122,27 @@ class RequestHandlers:
 
     def _answer_when(
         self,
-        is_ready: Callable[[Callable[[], None]], bool],
+        is_ready: Callable[[Waiter], bool],
         answer: Callable[[], Reply],
         describe: Callable[[], str],
         waits: Hashable,
         num_bytes: int,
     ) -> Reply | Deferred:
-        """Answer now if `is_ready`, else when it calls the waiter that it was given. waits: names
-        the wait; another one of this name replaces it. num_bytes: what it holds, even if its
-        client has gone.
+        """Answer now if `is_ready`, else when it calls the waiter that it was given, or with the
+        error that it calls it with. waits: names the wait; another one of this name replaces it.
+        num_bytes: what it holds, even if its client has gone.
         """
         journal, held = self._state.journal, self._state.held
         deferred = Deferred(describe=describe)
 
-        def wake() -> None:
+        def wake(error: Exception | None = None) -> None:
+            def make_reply() -> Reply:
+                if error is not None:
+                    raise error
+                return answer()
+
             held.free(waits)
-            journal.answer_when_kept(deferred, answer)
+            journal.answer_when_kept(deferred, make_reply)
 
         with journal.pushing(), self._state.lock:
             if not is_ready(wake):
@@ -199,7 +205,7 @@ class RequestHandlers:
             with state.lock:
                 return Reply(state.staging.norm_of(step).to_wire())
 
-        def is_ready(waiter: Callable[[], None]) -> bool:
+        def is_ready(waiter: Waiter) -> bool:
             state.staging.declare(stream, step)
             return state.staging.when_complete(stream, step, waiter)
 

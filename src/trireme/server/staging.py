@@ -13,6 +13,7 @@ pull.
 Not thread-safe: the server locks around it.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,10 @@ from trireme.protocol.membership import Member, Members, Stop, members_from_wire
 from trireme.protocol.wire import STREAMS_MAX, Push
 from trireme.rpc import HeldBytes
 
-Waiter = Callable[[], None]
+log = logging.getLogger("trireme.server")
+
+Waiter = Callable[..., None]
+"""Is called with the error of a step that cannot be applied, or with nothing."""
 
 
 class Staging:
@@ -75,8 +79,10 @@ class Staging:
             self.applied = max(self.applied, min(firsts) - 1)
         self._expect()
         if applies:
-            self.apply_complete()
-            self._wake()
+            try:
+                self._apply_and_wake()
+            except Exception:  # who leaves a pass, or begins one, has not asked for it
+                log.exception("sync: step %d cannot be applied", self.applied + 1)
 
     def _expect(self) -> None:
         """Note whom the next step waits for."""
@@ -141,8 +147,18 @@ class Staging:
             self._undeclared.discard(stream)
         # Otherwise nothing has changed: one declaration must not cost as much as there are streams.
         if not self._undeclared:
+            self._apply_and_wake()
+
+    def _apply_and_wake(self) -> None:
+        try:
             self.apply_complete()
+        except Exception as error:
             self._wake()
+            waiting, self._waiters = self._waiters, {}  # else until their deadline
+            for _, waiter in waiting.values():
+                waiter(error)
+            raise
+        self._wake()
 
     def when_applied(self, stream: int, step: int, waiter: Waiter) -> bool:
         """True if `step` has been applied. Otherwise `waiter` is called once when it has, instead
@@ -218,6 +234,16 @@ class Staging:
         ready = [self._waiters.pop(stream)[1] for stream in answered]
         for waiter in [self._norm_waiters.pop(stream)[1] for stream in streams] + ready:
             waiter()
+
+    def forget(self) -> None:
+        """Pass over what is staged: a load has replaced what it would have changed, and all workers
+        have left the pass.
+        """
+        for push in self.staged():
+            self._held.free(("push", push.stream))
+        self.applied = max([self.applied, *self._staged])
+        self._staged, self._first, self._norms, self._sums = {}, {}, {}, {}
+        self._expect()
 
     def apply_step(self, step: int, norm: float | None) -> None:
         """Apply the staged pushes of the next step."""

@@ -351,6 +351,7 @@ class ServerState:
         """
         self.raise_version(version)
         with self.lock:
+            self.staging.forget()
             self.streams.reset(streams)
             self.streams.note_contents(are_loaded=True)
 

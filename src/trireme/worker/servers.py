@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
-from trireme.protocol.block_messages import map_from_wire, map_to_wire
+from trireme.protocol.block_messages import map_from_wire
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Array, Arrays
 from trireme.rpc import Call, Reply
@@ -144,7 +144,7 @@ class Servers:
     def adopt(self, answer: Reply) -> None:
         """Use the map of the coordinator's answer, and send it to every server that lacks it."""
         bucket_map = map_from_wire(answer.body["map"], Arrays(answer.arrays))
-        head, arrays = map_to_wire(bucket_map)
+        head, arrays = answer.body["map"], answer.arrays
 
         lack: Sequence[int] = range(len(bucket_map.servers))
         # First without the map: of a thousand workers, one needs to send it.

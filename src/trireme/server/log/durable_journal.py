@@ -178,6 +178,7 @@ class DurableJournal(Journal):
         self._next_at = self._log.num_bytes + self._log_bytes  # when to try again, if this fails
         with self._changes.exclusive():
             number = self._log.rotate(list(state_records(self._server, self._attendance)))
+            self._folder.note(number)
             start, begun = self._log.num_bytes, time.monotonic()
         size = write_snapshot(self._server, self._folder.snapshot(number), self._stopping)
         self._folder.sweep(number)

@@ -46,6 +46,7 @@ class Log:
         self._failure: Exception | None = None
         self._is_closing = False
         self.num_bytes = 0  # bytes appended since the start
+        self._end_of_records = 0  # as many, without the notes behind the last record
         with writing(f"log: cannot write in {folder}"):
             self._segment = Segment(folder, number, state, is_synced=is_synced)
             sync_folder(folder)
@@ -64,6 +65,7 @@ class Log:
             with writing(f"log: cannot write {segment.path}"):
                 segment.append(packed, max(0, self._kept - (self.num_bytes - before)))
             self.num_bytes += segment.end - before
+            self._end_of_records = self.num_bytes
 
     def rotate(self, first: Sequence[Record]) -> int:
         """Start a new segment with these records; returns its number. After an error the old
@@ -95,6 +97,7 @@ class Log:
                 raise
             self._segment = new
             self.num_bytes += new.end
+            self._end_of_records = self.num_bytes
             old.close()
         return new.number
 
@@ -108,6 +111,8 @@ class Log:
                 if self.is_synced:
                     new.sync()
                 sync_folder(self._folder)
+            if self.is_synced:
+                new.note_kept(new.end)
         except BaseException:
             new.abandon()
             raise
@@ -119,7 +124,7 @@ class Log:
             action(None)
             return
         with self._changed:
-            failure, position = self._failure, self.num_bytes
+            failure, position = self._failure, self._end_of_records
             if failure is None and position > self._kept:
                 self._waiting.append((position, action))
                 self._changed.notify_all()
@@ -142,7 +147,23 @@ class Log:
             except _SyncFailed as error:
                 self._end(error)
             else:
+                self._note_kept(position)
                 self._notify(position, None)
+
+    def _note_kept(self, position: int) -> None:
+        """Write behind the records that they are on the disk. Without it a later start would take
+        damage of them for the end that a power loss leaves.
+        """
+        with self._lock:
+            before = self._segment.end
+            begin = self.num_bytes - before
+            if position <= begin:  # a new segment was begun meanwhile
+                return
+            try:
+                self._segment.note_kept(position - begin)
+            except OSError as error:  # what is kept is kept, and the next append fails by itself
+                log.warning("log: cannot note what %s keeps: %s", self._segment.path, error)
+            self.num_bytes = begin + self._segment.end
 
     def _end(self, error: Exception) -> ResourceExhausted:
         """Acknowledge nothing any more: what is on the disk is unknown after a failed sync, also if

@@ -8,7 +8,7 @@ from pathlib import Path
 from trireme.errors import Corruption, TriremeError, writing
 from trireme.server.attendance import Attendance
 from trireme.server.log.replay import STATE, install_state, leave_out, replay
-from trireme.server.log.segment import Record, SegmentReader
+from trireme.server.log.segment import Record, SegmentReader, file_name
 from trireme.server.log.snapshot import read_snapshot
 from trireme.server.log.state_folder import StateFolder
 from trireme.server.state import ServerState
@@ -56,6 +56,12 @@ class Recovery:
         segments = self._folder.segments()
         snapshot = max(self._folder.snapshots(), default=None)
         first = min(segments, default=1) if snapshot is None else snapshot
+        if (noted := self._folder.noted()) > max(segments, default=0):
+            raise Corruption(
+                f"log: expected segments up to {noted} in {self._folder.path}, found"
+                f" {list(segments)}; put {file_name(noted)} back, or continue from a checkpoint"
+                " with an empty state folder"
+            )
         self._folder.remove_unfinished()  # and so sync the snapshot's name before the sweep
         self._folder.sweep(first)
         numbers = [number for number in segments if number >= first]

@@ -89,6 +89,12 @@ class Segment:
         head = struct.pack("<QQQ", num_bytes, checksum, kept)
         self._write([head + struct.pack("<Q", _hash(head, self.end)), *buffers])
 
+    def note_kept(self, kept: int) -> None:
+        """Write that the first `kept` bytes are on the disk: a record without a body. If it is
+        there, what it names is too; if it is not, nothing is lost. Raises OSError.
+        """
+        self.append((0, _hash(b""), []), kept)
+
     def _write(self, buffers: list[Any]) -> None:
         at = self.end
         try:
@@ -175,9 +181,10 @@ class SegmentReader:
             if num_bytes < 0 or checksum != _hash(body):
                 self._check_is_tail()
                 break
-            record = self._record(body, at)
+            record = self._record(body, at) if num_bytes else None
             self.end, self.kept = at + _RECORD.size + num_bytes, kept
-            yield at, record
+            if record is not None:
+                yield at, record
 
     def make_durable(self, *, is_trusted: bool) -> None:
         """Cut off what is after `end`, and sync. `is_trusted`: its records, which may not have
@@ -203,7 +210,8 @@ class SegmentReader:
     def _check_is_tail(self) -> None:
         """Raise Corruption unless the bytes after `end` may be the end of the log. A killed process
         leaves whole records and at most one that is cut off. A machine that went down may leave
-        anything after the bytes that it had synced; later records note how many these were.
+        anything after the bytes that it had synced; later records note how many these were, and
+        one without a body follows every sync.
         """
         if self.head is None or not self.head.is_synced or self._kept() > self.end:
             raise Corruption(

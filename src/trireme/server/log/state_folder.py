@@ -1,12 +1,18 @@
-"""A server's state folder: its files, and the lock that makes it one process' own."""
+"""A server's state folder: its files, and the lock that makes it one process' own.
+
+The file of the lock also notes the newest segment, so that a start notices if that one is missing.
+"""
 
 import fcntl
 import os
 import re
 import shutil
+import struct
 from pathlib import Path
 
-from trireme.errors import BadRequest, writing
+import xxhash
+
+from trireme.errors import BadRequest, Corruption, writing
 from trireme.storage.local import make_folder, sync_folder
 
 LOCK = "lock"
@@ -59,6 +65,28 @@ class StateFolder:
         matches = ((pattern.fullmatch(entry.name), entry) for entry in self.path.iterdir())
         return dict(sorted((int(match[1]), entry) for match, entry in matches if match))
 
+    def note(self, number: int) -> None:
+        """Note durably that this segment is there, before anything in it is acknowledged. Its name
+        must be durable already. Raises ResourceExhausted, BadRequest: the disk is full or broken.
+        """
+        packed = struct.pack("<Q", number)
+        with writing(f"log: cannot write {self.path / LOCK}"):
+            # One sector of the disk: it has the old note or this one.
+            os.pwrite(self._lock, packed + struct.pack("<Q", xxhash.xxh3_64_intdigest(packed)), 0)
+            os.fsync(self._lock)
+
+    def noted(self) -> int:
+        """The newest segment that was there; 0: none was noted. Raises Corruption: damaged."""
+        content = os.pread(self._lock, 16, 0)
+        if not any(content):  # the first note may not have reached the disk
+            return 0
+        if content[8:] != struct.pack("<Q", xxhash.xxh3_64_intdigest(content[:8])):
+            raise Corruption(
+                f"{self.path / LOCK}: expected the number of a segment and its checksum, found"
+                f" {content.hex()}; remove this file if all segments are in the folder"
+            )
+        return int.from_bytes(content[:8], "little")
+
     def snapshot(self, number: int) -> Path:
         return self.path / f"snapshot-{number:08d}"
 
@@ -87,6 +115,7 @@ class StateFolder:
         ended = self.path / _ENDED
         ended.touch()
         sync_folder(self.path)
+        self.note(0)
         parts = self.path.glob(f"{COORDINATOR}*")
         for path in (*parts, *self.snapshots().values(), *self.segments().values()):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
