@@ -304,19 +304,22 @@ class Server:
     # With the lock held
 
     def _receive(self) -> None:
-        for _ in range(_BATCH):
-            try:
-                received = self._socket.receive()
-            except zmq.Again:  # costs less than asking before each message
-                break
-            if received is not None:
-                self._accept(received)
-        else:
-            os.eventfd_write(self._work, 1)
+        if self._socket.has_input():
+            self._receive_some()
         if self._is_keeper_idle and self._has_duties():
             # Meeting a peer has consumed the monitor's event, which would have woken the keeper.
             self._is_keeper_idle = False
             os.eventfd_write(self._news, 1)
+
+    def _receive_some(self) -> None:
+        for _ in range(_BATCH):
+            try:
+                received = self._socket.receive()
+            except zmq.Again:  # costs less than asking before each message
+                return
+            if received is not None:
+                self._accept(received)
+        os.eventfd_write(self._work, 1)
 
     def _accept(self, received: ReceivedRequest) -> None:
         peer, request = received.peer, received.request
