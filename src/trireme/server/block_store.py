@@ -4,9 +4,9 @@ Their cut depends on the parameter alone (`trireme.protocol.block_spec`), never 
 servers, so every number of servers computes the same bits.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,12 +33,18 @@ from trireme.protocol.routing import Floats
 from trireme.server.block_slice import BlockSlice, Tensors, join, merge_alike
 from trireme.torch_compiler import step
 
-T = TypeVar("T")
-
 Marks = Mapping[int, int]
 """Stream -> last sequence applied. Never changed: slices that have seen the same pushes share it.
 Thousands of slices with the marks of a thousand streams each would take more than the weights.
 """
+
+
+@dataclass(eq=False)
+class _MarkGroup:
+    """Slices that share marks: to raise those of all costs as little as to raise those of one."""
+
+    marks: Marks
+    num_slices: int = 0
 
 
 @dataclass(eq=False)
@@ -47,7 +53,7 @@ class _LiveSlice:
 
     start: int
     weights: Tensor
-    marks: Marks
+    group: _MarkGroup
 
 
 class BlockStore:
@@ -59,6 +65,7 @@ class BlockStore:
         self._specs: dict[str, BlockSpec] = {}
         self._weights: dict[str, Tensor] = {}
         self._slices: dict[str, list[_LiveSlice]] = {}
+        self._groups: dict[int, _MarkGroup] = {}  # by the identity of their marks
         self._is_stale = False  # whether the optimizer lacks some of the slices
         self._tried: list[GroupValues] | None = None  # the last values that were tried on the state
 
@@ -97,7 +104,8 @@ class BlockStore:
                 self._specs[spec.id] = spec
                 weights = torch.tensor(values[start : start + spec.size])
                 self._weights[spec.id] = weights.reshape(spec.shape or -1)
-                self._slices[spec.id] = [_LiveSlice(0, self._weights[spec.id], shared)]
+                live = _LiveSlice(0, self._weights[spec.id], self._joined_group(shared))
+                self._slices[spec.id] = [live]
             start += spec.size
         self._rebuild(class_name, groups)
 
@@ -206,7 +214,7 @@ class BlockStore:
                 num_updated += 1
         if num_updated:
             self._step(groups)
-        _raise_marks((live for _, live, _ in unseen), ids)
+        self._raise_marks([live for _, live, _ in unseen], ids)
         return num_updated
 
     def add(
@@ -218,19 +226,21 @@ class BlockStore:
         unseen = list(self._unseen(block_ids, differences, ids))
         for _, live, difference in unseen:
             live.weights += difference
-        _raise_marks((live for _, live, _ in unseen), ids)
+        self._raise_marks([live for _, live, _ in unseen], ids)
 
     def _unseen(
         self, block_ids: Sequence[str], values: Floats, ids: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[str, _LiveSlice, Tensor]]:
         """(block, slice, its part of `values`) of slices that have seen none of these pushes."""
-        is_unseen = _once_for_shared(
-            lambda marks: all(marks.get(stream, 0) < sequence for stream, sequence in ids)
-        )
+        unseen = {
+            group
+            for group in self._groups.values()
+            if all(group.marks.get(stream, 0) < sequence for stream, sequence in ids)
+        }
         start = 0
         for block_id in block_ids:
             for live in self._slices[block_id]:
-                if is_unseen(live.marks):
+                if live.group in unseen:
                     begin, size = start + live.start, live.weights.numel()
                     part = torch.from_numpy(values[begin : begin + size])
                     yield block_id, live, part.view_as(live.weights)
@@ -295,31 +305,56 @@ class BlockStore:
 
     # ---- marks ----
 
-    def _all_slices(self) -> Iterator[_LiveSlice]:
-        for slices in self._slices.values():
-            yield from slices
-
     def advance(self, ids: Sequence[tuple[int, int]]) -> None:
         """Raise the marks of all blocks."""
-        _raise_marks(self._all_slices(), ids)
+        for group in list(self._groups.values()):
+            self._set_marks(group, _raised(group.marks, ids))
 
     def newest_mark(self, stream: int) -> int:
         """The last sequence of a stream that any slice has seen."""
-        distinct = {id(live.marks): live.marks for live in self._all_slices()}
-        return max((marks.get(stream, 0) for marks in distinct.values()), default=0)
+        return max((group.marks.get(stream, 0) for group in self._groups.values()), default=0)
 
     def marks_of(self, block_id: str) -> Marks:
         """The last sequence of each stream that the whole block has seen."""
-        marks = [live.marks for live in self._slices[block_id]]
+        marks = [live.group.marks for live in self._slices[block_id]]
         if len(marks) == 1:
             return marks[0]
         return {s: min(m[s] for m in marks) for s in marks[0] if all(s in m for m in marks)}
 
     def forget_marks(self) -> None:
         """Remove all marks: streams start again at sequence 1."""
-        none: Marks = {}
-        for live in self._all_slices():
-            live.marks = none
+        for group in list(self._groups.values()):
+            self._set_marks(group, {})
+
+    def _raise_marks(self, slices: Sequence[_LiveSlice], ids: Sequence[tuple[int, int]]) -> None:
+        """Raise the marks of these slices; those that shared them share the new ones."""
+        members: dict[_MarkGroup, list[_LiveSlice]] = {}
+        for live in slices:
+            members.setdefault(live.group, []).append(live)
+        for group, raised_ones in members.items():
+            marks = _raised(group.marks, ids)
+            if len(raised_ones) == group.num_slices:
+                self._set_marks(group, marks)
+                continue
+            for live in raised_ones:
+                self._leave_group(live)
+                live.group = self._joined_group(marks)
+
+    def _set_marks(self, group: _MarkGroup, marks: Marks) -> None:
+        del self._groups[id(group.marks)]
+        group.marks = marks
+        self._groups[id(marks)] = group
+
+    def _joined_group(self, marks: Marks) -> _MarkGroup:
+        """The group of these very marks, with one slice more."""
+        group = self._groups.setdefault(id(marks), _MarkGroup(marks))
+        group.num_slices += 1
+        return group
+
+    def _leave_group(self, live: _LiveSlice) -> None:
+        live.group.num_slices -= 1
+        if not live.group.num_slices:
+            del self._groups[id(live.group.marks)]
 
     # ---- saves and loads ----
 
@@ -333,7 +368,7 @@ class BlockStore:
                 name: value.clone() if isinstance(value, Tensor) else torch.tensor(value)
                 for name, value in state.items()
             }
-            slices.append(BlockSlice(start + live.start, tensors, live.marks))
+            slices.append(BlockSlice(start + live.start, tensors, live.group.marks))
         return slices
 
     def state_of(self, block_id: str) -> dict[str, Tensor]:
@@ -378,6 +413,7 @@ class BlockStore:
             )
         for live in self._slices[block_id]:
             optimizer.state.pop(live.weights, None)
+            self._leave_group(live)
         self._tried = None
         self._is_stale |= not len(merged) == len(self._slices[block_id]) == 1
         whole, flat = self._weights[block_id], self._weights[block_id].view(-1)
@@ -389,7 +425,8 @@ class BlockStore:
             state = {name: tensor.clone() for name, tensor in block_slice.tensors.items()}
             del state["weights"]
             optimizer.state[weights] = state
-            self._slices[block_id].append(_LiveSlice(start, weights, block_slice.marks))
+            group = self._joined_group(block_slice.marks)
+            self._slices[block_id].append(_LiveSlice(start, weights, group))
 
 
 def _tried_as(group: GroupValues) -> GroupValues:
@@ -399,28 +436,8 @@ def _tried_as(group: GroupValues) -> GroupValues:
     return {**group, "lr": 1.0} if 0 <= group.get("lr", 2.0) <= 1 else group
 
 
-def _once_for_shared(function: Callable[[Marks], T]) -> Callable[[Marks], T]:
-    """A function of marks, called once for all slices that share them."""
-    results: dict[int, tuple[Marks, T]] = {}  # by identity; as they hold the marks, none is reused
-
-    def result(marks: Marks) -> T:
-        known = results.get(id(marks))
-        if known is None:
-            known = results[id(marks)] = marks, function(marks)
-        return known[1]
-
-    return result
-
-
-def _raise_marks(slices: Iterable[_LiveSlice], ids: Sequence[tuple[int, int]]) -> None:
-    """Raise the marks of these slices; those that shared them share the new ones."""
-
-    def raised(marks: Marks) -> Marks:
-        new = dict(marks)
-        for stream, sequence in ids:
-            new[stream] = max(new.get(stream, 0), sequence)
-        return new
-
-    raised_once = _once_for_shared(raised)
-    for live in slices:
-        live.marks = raised_once(live.marks)
+def _raised(marks: Marks, ids: Sequence[tuple[int, int]]) -> Marks:
+    new = dict(marks)
+    for stream, sequence in ids:
+        new[stream] = max(new.get(stream, 0), sequence)
+    return new
