@@ -16,8 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.harness import Claim, Contest, Run, Settings
@@ -25,14 +27,27 @@ from benchmarks.macro.server_process import ServerProcess
 from benchmarks.macro.simulated_workers import SimulatedWorkers
 from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.metrics import AUC
-from trireme.protocol.membership import Pace
+from trireme.protocol.membership import Member, Pace
+from trireme.protocol.wire import Push
+from trireme.server.pacing import Pacing
+from trireme.server.staging import Staging
 
 _BATCH_KEYS = 512  # of a worker's step, on all servers together
 _BOUND = 2
+_DENSE_PARAMETERS = 2 << 30  # in the map of 100 servers, in blocks of 4096
 _ROWS = (
-    *("join_ms", "barrier_ms", "barrier_mib_out", "auc_s", "auc_cpu_s", "auc_mib_out"),
+    *(
+        "join_ms",
+        "add_blocks_ms",
+        "barrier_ms",
+        "barrier_mib_out",
+        "auc_s",
+        "auc_cpu_s",
+        "auc_mib_out",
+    ),
     *("pull_empty_us", "push_empty_us", "pull_us", "push_us"),
-    *("sync_step_ms", "sync_step_cpu_ms", "sync_bookkeeping_ms", "bounded_step_cpu_ms"),
+    *("sync_step_ms", "sync_step_cpu_ms", "sync_bookkeeping_ms"),
+    *("bounded_step_cpu_ms", "bounded_bookkeeping_ms"),
     *("successor_ms", "save_s", "start_mib", "end_mib"),
 )
 
@@ -60,7 +75,11 @@ def _measure(settings: Settings, num_workers: int, num_servers: int, number: int
         detail = {"start_mib": server.memory_mib()}
         with _measured(server, detail, "join", num_workers):
             job = stack.enter_context(SimulatedWorkers(server.endpoint, num_workers, num_servers))
-        repeats = settings.pick(smoke=1, real=max(3, 3000 // num_workers))
+        if num_servers > 1:
+            num_blocks = settings.pick(smoke=10, real=_DENSE_PARAMETERS // 4096)
+            with _measured(server, detail, "add_blocks", 1):
+                job.add_blocks(num_blocks if num_servers >= 100 or settings.is_smoke else 1)
+        repeats = settings.pick(smoke=1, real=max(7, 3000 // num_workers))
         detail |= _Steps(server, job, repeats).figures()
         if num_servers == 1:
             start = time.monotonic()
@@ -89,11 +108,8 @@ class _Steps:
         self._sequence = 0
 
     def figures(self) -> dict[str, float]:
-        detail = {**self._async(), **self._sync()}
-        empty_ms = (detail["pull_empty_us"] + detail["push_empty_us"]) / 1e3
-        requests_ms = empty_ms * self._job.num_workers
-        detail["sync_bookkeeping_ms"] = detail["sync_step_cpu_ms"] - requests_ms
-        detail |= {**self._bounded(), **self._barrier(), **self._auc()}
+        detail = {**self._async(), **self._sync(), **self._bounded()}
+        detail |= {**self._barrier(), **self._auc(), **_bookkeeping(self._job.num_workers)}
         with _measured(self._server, detail, "successor", 1):
             self._job.workers[-1] = self._job.join(self._job.num_workers - 1)
         return detail
@@ -113,29 +129,28 @@ class _Steps:
         self._job.send("push", job.pushes(self._next(), _BATCH_KEYS))  # makes connections and rows
         job.send("pull", job.pulls(_BATCH_KEYS))
         for num_keys, suffix in ((0, "_empty"), (_BATCH_KEYS, "")):
-            spent = {"pull": 0.0, "push": 0.0}
+            spent: dict[str, list[float]] = {"pull": [], "push": []}
             for _ in range(self._repeats):
                 calls = {"pull": job.pulls(num_keys), "push": job.pushes(self._next(), num_keys)}
                 for purpose in spent:
                     send = partial(job.send, purpose, calls[purpose])
-                    spent[purpose] += self._cpu_and_wall(send)[0]
-            num_requests = self._repeats * job.num_workers
-            detail |= {f"{p}{suffix}_us": 1e6 * s / num_requests for p, s in spent.items()}
+                    spent[purpose].append(1e6 * self._cpu_and_wall(send)[0] / job.num_workers)
+            detail |= {f"{purpose}{suffix}_us": median(us) for purpose, us in spent.items()}
         return detail
 
     def _sync(self) -> dict[str, float]:
         job = self._job
         first = job.begin_pass(1, staged=True)
-        cpu_s = wall_s = 0.0
+        spent = []
         for step in range(first, first + self._repeats):
             pushes = job.pushes(self._next(), 0, step=step, staged=True)
             pulls = job.pulls(0, staged=step)
-            for purpose, calls in (("push", pushes), ("pull", pulls)):
-                spent = self._cpu_and_wall(partial(job.send, purpose, calls))
-                cpu_s, wall_s = cpu_s + spent[0], wall_s + spent[1]
+            pushed = self._cpu_and_wall(partial(job.send, "push", pushes))
+            pulled = self._cpu_and_wall(partial(job.send, "pull", pulls))
+            spent.append((pushed[0] + pulled[0], pushed[1] + pulled[1]))
         job.leave(first + self._repeats, staged=True)
-        per_step = 1e3 / self._repeats
-        return {"sync_step_cpu_ms": cpu_s * per_step, "sync_step_ms": wall_s * per_step}
+        cpu_s, wall_s = (median(seconds) for seconds in zip(*spent, strict=True))
+        return {"sync_step_cpu_ms": 1e3 * cpu_s, "sync_step_ms": 1e3 * wall_s}
 
     def _bounded(self) -> dict[str, float]:
         job = self._job
@@ -169,6 +184,37 @@ class _Steps:
         cpu_s, wall_s = self._cpu_and_wall(merge)
         mib = (job.bytes_received - before) / (1 << 20)
         return {"auc_s": wall_s, "auc_cpu_s": cpu_s, "auc_mib_out": mib}
+
+
+def _bookkeeping(num_workers: int) -> dict[str, float]:
+    """What a step costs a server beside its requests, without their messages: milliseconds."""
+    members = {stream: Member(1, None) for stream in range(num_workers)}
+    staging, pacing = Staging(lambda pushes, norm: None, lambda pushes: 0), Pacing()
+    staging.set_members(1, members)
+    pacing.set_members(1, members)
+    empty = Push(0, 1, 1, 0, True, 0, 1, (), 0, 1, [], None)
+    spent: dict[str, list[float]] = {"sync": [], "bounded": []}
+    for step in range(1, 8):
+        pushes = [replace(empty, stream=stream, step=step) for stream in members]
+        start = time.perf_counter()
+        for push in pushes:
+            staging.admit(push)
+            staging.stage(push)
+        for stream in members:
+            staging.declare(stream, step)
+            staging.when_applied(stream, step, _ignore)
+        spent["sync"].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        for stream in members:
+            pacing.when_within(stream, Pace(step, step - 1, _BOUND), _ignore)
+        for stream in members:
+            pacing.record(stream, step)
+        spent["bounded"].append(time.perf_counter() - start)
+    return {f"{mode}_bookkeeping_ms": 1e3 * median(seconds) for mode, seconds in spent.items()}
+
+
+def _ignore() -> None:
+    """Nobody waits."""
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from benchmarks.harness import BenchError
 from trireme import Table, _core, initializer, optim
 from trireme.metrics import AUC
 from trireme.optim import values_of_group
+from trireme.protocol.block_messages import ids_to_wire
 from trireme.protocol.membership import Pace
 from trireme.protocol.wire import ALL, SUM
 from trireme.rpc import Call, Ended, Limits, Reply, RpcClient
@@ -169,6 +170,15 @@ class SimulatedWorkers:
             "control",
             self.capture(lambda w: w.servers.everywhere("ps.group", {**left, "staged": staged})),
         )
+
+    def add_blocks(self, number: int) -> None:
+        """Worker 0 adds so many blocks of 4096 parameters to the map; the others then have it."""
+        ids = [f"layers.{n // 1024}.weight@{n % 1024 * 4096}" for n in range(number)]
+        first = self.workers[0]
+        body, arrays = {"are_placed": False}, ids_to_wire(ids)
+        first.servers.adopt(first.coordinator.call("coord.add_blocks", body, arrays))
+        for worker in self.workers:
+            worker.servers.map = first.servers.map
 
     def pulls(self, num_keys: int, *, staged: int = 0, pace: Pace | None = None) -> list[Call]:
         keys = {_ROWS: self._keys(num_keys)}
