@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import trireme as tr
 from tests.integration.durable_servers import DurableServers
@@ -17,6 +19,7 @@ from tests.programs import Template
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import ResourceExhausted, Unavailable
+from trireme.interchange.worker_side.dense_blocks import read_blocks
 from trireme.interchange.worker_side.import_requests import importing, send_rows
 from trireme.job.cluster import Cluster
 from trireme.rpc import Call
@@ -107,6 +110,46 @@ def test_an_import_is_whole_or_not_at_all_wherever_its_worker_and_a_server_are_k
         assert values(successor) == {expected}
         import_ones(successor, 3.0)
         assert values(successor) == {3.0}
+        successor.abandon()
+
+
+@pytest.mark.parametrize(
+    ("method", "reached", "expected"), [("coord.decide", (), 0.0), ("import.finish", (1,), 2.0)]
+)
+def test_the_dense_part_is_imported_with_the_rows_or_not_at_all(
+    programs: Template,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    reached: tuple[int, ...],
+    expected: float,
+) -> None:
+    with DurableServers(programs, 2, tmp_path) as servers:
+        cluster = servers.join(0, 1)
+        model = nn.Linear(64, 4, bias=False)
+        nn.init.zeros_(model.weight)
+        dense = torch.optim.SGD(model.parameters(), lr=1.0)
+        tr.DistributedOptimizer(dense, model, blocks=tr.Blocks(64), cluster=cluster)
+        _, blocks = read_blocks(cluster.client)
+        twos = {block_id: {"weights": np.full(64, 2.0, np.float32)} for block_id in blocks}
+        die_at(cluster, method, monkeypatch, *reached)
+        with (
+            pytest.raises(Unavailable, match="is killed here"),
+            importing(cluster.client, [], replace=True, blocks=twos),
+        ):
+            pass
+        cluster.abandon()
+        for server in (0, 1, 1):
+            servers.kill(server)
+            servers.start(server)
+        successor = servers.join(0, 1)
+        for _ in range(2):
+            successor.client.pull({}, blocks=True)
+            _, blocks = read_blocks(successor.client)
+            assert {v for b in blocks.values() for v in b["weights"].tolist()} == {expected}
+            for server in (0, 1):
+                servers.kill(server)
+                servers.start(server)
         successor.abandon()
 
 

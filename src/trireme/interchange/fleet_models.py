@@ -15,8 +15,8 @@ from trireme.interchange.fleet_parameters import (
 )
 from trireme.interchange.formats.file_lists import list_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
-from trireme.interchange.worker_side.dense_blocks import write_blocks
-from trireme.interchange.worker_side.import_requests import TIMEOUT_S, importing, read_files
+from trireme.interchange.worker_side.dense_blocks import TIMEOUT_S
+from trireme.interchange.worker_side.import_requests import importing, read_files
 from trireme.policy import CtrDoubleAccessor
 from trireme.storage.atomic_folder import new_folder
 from trireme.table import Table
@@ -85,15 +85,13 @@ def import_fleet(
             tensors = read_parameters(optimizer, folder, parameters, dense_steps, storage_options)
         optimizer.mode.publish()  # what is not imported stays as it is
         client, counts = optimizer.cluster.client, dict[str, Any]()
-        with importing(client, list(numbers), replace=True):
+        with importing(client, list(numbers), replace=True, blocks=tensors):
             for table, paths in files.items():
                 with progress_of(trainer, f"import {table.name}") as watch:
                     options = _text_options(table, accessor, data_time(optimizer, time))
                     counts[table.name] = read_files(
                         client, "import.fleet", table.name, paths, options, storage_options, watch
                     )
-        if tensors is not None:
-            write_blocks(client, tensors)
         return counts
 
     counts = on_first_worker(optimizer, "import_fleet", act)

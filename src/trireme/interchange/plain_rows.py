@@ -7,8 +7,8 @@ from typing import Any
 from trireme.errors import BadRequest
 from trireme.interchange.formats.file_lists import parquet_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
+from trireme.interchange.worker_side.dense_blocks import TIMEOUT_S
 from trireme.interchange.worker_side.import_requests import (
-    TIMEOUT_S,
     importing,
     read_files,
     send_rows,

@@ -5,14 +5,18 @@ not decided yet, or this server does not know how.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from trireme import _core
 from trireme.protocol.routing import NUM_BUCKETS
 from trireme.protocol.wire import Array
 
-PREPARE, ROWS = "log.import", "log.import_rows"
+PREPARE, ROWS, BLOCK = "log.import", "log.import_rows", "log.import_block"
 PREPARED, FINISH = "log.import_prepared", "log.import_end"
 
 
@@ -20,6 +24,7 @@ PREPARED, FINISH = "log.import_prepared", "log.import_end"
 class PreparedImport:
     """rows: of each table, in a table that nobody reads.
 
+    blocks: tensors that replace those of the same name.
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     is_whole: all rows are recorded; a crash may have kept the rest from the log.
     """
@@ -30,6 +35,7 @@ class PreparedImport:
     id: str
     replace: bool
     rows: dict[str, _core.Table]
+    blocks: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     is_whole: bool = True
 
     def records(self) -> Iterator[tuple[str, dict[str, Any], Sequence[Array]]]:
@@ -39,7 +45,15 @@ class PreparedImport:
             for bucket, content in filled_buckets(rows):
                 body = {"id": self.id, "table": name, "bucket": bucket}
                 yield ROWS, body, [content.keys, content.classes, content.rows]
+        for block_id, tensors in self.blocks.items():
+            body = {"id": self.id, "block": block_id, "names": list(tensors)}
+            yield BLOCK, body, [tensor.numpy() for tensor in tensors.values()]
         yield PREPARED, {"id": self.id}, ()
+
+    def add_block(self, body: Mapping[str, Any], arrays: Sequence[Array]) -> None:
+        """Take back a record of a block."""
+        tensors = [torch.from_numpy(np.array(array)) for array in arrays]
+        self.blocks[body["block"]] = dict(zip(body["names"], tensors, strict=True))
 
     def add(self, body: Mapping[str, Any], arrays: Sequence[Array]) -> None:
         """Take back a record of rows."""

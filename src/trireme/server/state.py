@@ -27,6 +27,7 @@ from trireme.protocol.wire import DIFFERENCE, Push, need, need_time
 from trireme.rows.core_table import make_core_table
 from trireme.rpc import HeldBytes, Request
 from trireme.server.assignment import Assignment, lost
+from trireme.server.block_slice import BlockSlice, Tensors
 from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
 from trireme.server.journal import Journal
@@ -163,7 +164,16 @@ class ServerState:
             self._install(prepared)
         self.prepared = None
 
+    def replace_blocks(self, blocks: Mapping[str, Tensors]) -> None:
+        """Replace tensors of blocks, which have been checked to fit, by those of the same name."""
+        with self.blocks_lock:
+            for block_id, tensors in blocks.items():
+                state = self.blocks.state_with(block_id, tensors)
+                part = BlockSlice(0, state, self.blocks.marks_of(block_id))
+                self.blocks.restore(block_id, [part])
+
     def _install(self, prepared: PreparedImport) -> None:
+        self.replace_blocks(prepared.blocks)
         for name, rows in prepared.rows.items():
             if prepared.replace:
                 self._replace_rows(name, rows)

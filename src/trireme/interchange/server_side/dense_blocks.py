@@ -11,14 +11,13 @@ from trireme.errors import BadRequest
 from trireme.protocol.block_messages import tensors_from_wire, tensors_to_wire
 from trireme.protocol.wire import Arrays, need_list
 from trireme.rpc import Handler, Reply, Request
-from trireme.server.block_slice import BlockSlice
 from trireme.server.state import ServerState
 
 
 def block_handlers(server: ServerState) -> dict[str, Handler]:
     return {
         "export.blocks": lambda _: _export(server),
-        "import.blocks": lambda request: _import(server, _read(server, request)),
+        "import.blocks": lambda request: _import(server, blocks_of(server, request)),
     }
 
 
@@ -34,23 +33,24 @@ def _export(server: ServerState) -> Reply:
 
 
 def _import(server: ServerState, blocks: dict[str, dict[str, torch.Tensor]]) -> None:
-    store, states = server.blocks, dict[str, dict[str, torch.Tensor]]()
-    with server.blocks_lock:
-        for block_id, tensors in blocks.items():
-            if block_id not in store:
-                raise BadRequest(f"import.blocks: no block {block_id!r} on this server")
-            states[block_id] = store.state_with(block_id, tensors)
-    with server.journal.replacing(), server.blocks_lock:
-        for block_id, state in states.items():
-            store.restore(block_id, [BlockSlice(0, state, store.marks_of(block_id))])
+    with server.journal.replacing():
+        server.replace_blocks(blocks)
 
 
-def _read(server: ServerState, request: Request) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of a message, flat, by block and name."""
+def blocks_of(server: ServerState, request: Request) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of a message, flat, by block and name. Raises BadRequest and SchemaMismatch: they
+    do not fit the blocks.
+    """
     arrays, names = Arrays(request.arrays), need_list(request.body, "names", str)
     blocks = tensors_from_wire(names, arrays, np.float32, server.held.room)
     arrays.end()
-    return {
+    read = {
         block_id: {name: torch.from_numpy(values.copy()) for name, values in tensors.items()}
         for block_id, tensors in blocks.items()
     }
+    with server.blocks_lock:
+        for block_id, tensors in read.items():
+            if block_id not in server.blocks:
+                raise BadRequest(f"{request.method}: no block {block_id!r} on this server")
+            server.blocks.state_with(block_id, tensors)
+    return read

@@ -28,6 +28,7 @@ from trireme.interchange.formats.fleet_rows import FleetText, RowError, Stamp, n
 from trireme.interchange.formats.lines import line_chunks
 from trireme.interchange.formats.named_columns import DTYPES, RANK2, rows_of
 from trireme.interchange.formats.parquet import batches
+from trireme.interchange.server_side.dense_blocks import blocks_of
 from trireme.interchange.server_side.duplicates import KeysOf, PlacesOf, first_duplicate
 from trireme.interchange.server_side.staged_rows import DuplicateKey, StagedRows
 from trireme.protocol.routing import Keys, buckets_of
@@ -227,7 +228,8 @@ class ImportHandlers:
             if missing := [name for name in names if name not in self._staged]:
                 raise BadRequest(f"import: expected rows of tables {missing}, found none")
             rows = {name: self._staged[name].rows for name in names}
-            server.prepare(PreparedImport(id, need(request.body, "replace", bool), rows))
+            replace, blocks = need(request.body, "replace", bool), blocks_of(server, request)
+            server.prepare(PreparedImport(id, replace, rows, blocks))
             for name in names:
                 del self._staged[name]
         return server.journal.answered(Reply())

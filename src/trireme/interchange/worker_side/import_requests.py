@@ -11,6 +11,8 @@ import numpy as np
 from trireme import _core
 from trireme.errors import BadRequest, Corruption, DataError, TriremeError, Unavailable
 from trireme.interchange.formats.named_columns import checked
+from trireme.interchange.worker_side.dense_blocks import TIMEOUT_S, block_calls
+from trireme.protocol.block_messages import BlockTensors
 from trireme.protocol.routing import Split
 from trireme.protocol.wire import Array
 from trireme.rpc import Call, Reply
@@ -18,7 +20,6 @@ from trireme.worker.client import WorkerClient
 
 log = logging.getLogger("trireme.interchange")
 
-TIMEOUT_S = 3600.0  # for one request
 ROWS_PER_MESSAGE = 1 << 16
 FILES_PER_REQUEST_MIN = 16  # for the threads of a server
 REQUESTS_MAX = 100
@@ -28,8 +29,15 @@ Watch = Callable[[float], None]
 
 
 @contextmanager
-def importing(client: WorkerClient, tables: Sequence[str], *, replace: bool) -> Iterator[None]:
-    """Rows that the block sends come into the tables when it ends without an error; else none do.
+def importing(
+    client: WorkerClient,
+    tables: Sequence[str],
+    *,
+    replace: bool,
+    blocks: BlockTensors | None = None,
+) -> Iterator[None]:
+    """Rows that the block sends come into the tables when it ends without an error, and these
+    tensors into the dense blocks; else none do.
 
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     """
@@ -39,7 +47,8 @@ def importing(client: WorkerClient, tables: Sequence[str], *, replace: bool) -> 
     try:
         yield
         body = {"id": id, "tables": list(tables), "replace": replace}
-        client.servers.everywhere("import.prepare", body, timeout_s=TIMEOUT_S)
+        calls = block_calls(client, "import.prepare", body, blocks or {})
+        client.servers.call_all(calls, TIMEOUT_S)
     except BaseException:
         try:
             for table in tables:

@@ -15,7 +15,7 @@ from trireme.rows.core_table import make_core_table
 from trireme.rpc import Request
 from trireme.server.attendance import Attendance
 from trireme.server.log.segment import Record
-from trireme.server.prepared_import import FINISH, PREPARE, PREPARED, ROWS, PreparedImport
+from trireme.server.prepared_import import BLOCK, FINISH, PREPARE, PREPARED, ROWS, PreparedImport
 from trireme.server.prepared_load import LOAD, LOAD_END, PreparedLoad
 from trireme.server.requests import RequestHandlers
 from trireme.server.state import ServerState
@@ -96,7 +96,7 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         server.finish(body["id"], commit=body["commit"])
     elif method == LOAD:
         server.prepared = PreparedLoad(body["id"], body["checkpoint"])
-    elif method in (PREPARE, ROWS, PREPARED):
+    elif method in (PREPARE, ROWS, BLOCK, PREPARED):
         _replay_import(server, method, body, arrays)
     elif method != STATE:  # that of a snapshot that was not finished
         _replay_control(server, method, body, arrays)
@@ -130,6 +130,8 @@ def _replay_import(
         raise BadRequest(f"expected {PREPARE} of import {body['id']} before its {method}")
     elif method == ROWS:
         prepared.add(body, arrays)
+    elif method == BLOCK:
+        prepared.add_block(body, arrays)
     else:
         prepared.is_whole = True
 
