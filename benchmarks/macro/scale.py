@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.harness import Claim, Contest, Run, Settings
 from benchmarks.macro.server_process import ServerProcess
-from benchmarks.macro.simulated_workers import SimulatedWorkers
+from benchmarks.macro.simulated_workers import BLOCK, SimulatedWorkers
 from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.metrics import AUC
 from trireme.protocol.membership import Member, Pace
@@ -34,11 +34,11 @@ from trireme.server.staging import Staging
 
 _BATCH_KEYS = 512  # of a worker's step, on all servers together
 _BOUND = 2
-_DENSE_PARAMETERS = 2 << 30  # in the map of 100 servers, in blocks of 4096
+_DENSE_PARAMETERS = (2 << 30) // 100  # of a server: 2 G on a hundred
 _ROWS = (
     *(
         "join_ms",
-        "add_blocks_ms",
+        "create_blocks_ms",
         "barrier_ms",
         "barrier_mib_out",
         "auc_s",
@@ -75,10 +75,9 @@ def _measure(settings: Settings, num_workers: int, num_servers: int, number: int
         detail = {"start_mib": server.memory_mib()}
         with _measured(server, detail, "join", num_workers):
             job = stack.enter_context(SimulatedWorkers(server.endpoint, num_workers, num_servers))
-        if num_servers > 1:
-            num_blocks = settings.pick(smoke=10, real=_DENSE_PARAMETERS // 4096)
-            with _measured(server, detail, "add_blocks", 1):
-                job.add_blocks(num_blocks if num_servers >= 100 or settings.is_smoke else 1)
+        num_blocks = settings.pick(smoke=5, real=_DENSE_PARAMETERS // BLOCK)
+        with _measured(server, detail, "create_blocks", 1):
+            job.create_blocks(num_blocks * num_servers)
         repeats = settings.pick(smoke=1, real=max(7, 3000 // num_workers))
         detail |= _Steps(server, job, repeats).figures()
         if num_servers == 1:

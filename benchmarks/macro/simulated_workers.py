@@ -18,7 +18,8 @@ from benchmarks.harness import BenchError
 from trireme import Table, _core, initializer, optim
 from trireme.metrics import AUC
 from trireme.optim import values_of_group
-from trireme.protocol.block_messages import ids_to_wire
+from trireme.protocol.block_messages import ids_to_wire, specs_to_wire
+from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import Pace
 from trireme.protocol.wire import ALL, SUM
 from trireme.rpc import Call, Ended, Limits, Reply, RpcClient
@@ -28,6 +29,7 @@ from trireme.worker.gradients import PushHeader, TableGradient
 
 TIMEOUT_S = 300.0
 DIM = 8
+BLOCK = 4096
 TABLE = Table("rows", dim=DIM, optimizer=optim.SGD(), initializer=initializer.Constant(0.0))
 _ROWS = TABLE.class_id
 _VALUES = values_of_group(TABLE.optimizer.group(), 1)
@@ -172,13 +174,27 @@ class SimulatedWorkers:
         )
 
     def add_blocks(self, number: int) -> None:
-        """Worker 0 adds so many blocks of 4096 parameters to the map; the others then have it."""
-        ids = [f"layers.{n // 1024}.weight@{n % 1024 * 4096}" for n in range(number)]
+        """Worker 0 adds so many blocks of BLOCK parameters to the map; the others then have it."""
+        ids = [f"layers.{n // 1024}.weight@{n % 1024 * BLOCK}" for n in range(number)]
         first = self.workers[0]
         body, arrays = {"are_placed": False}, ids_to_wire(ids)
         first.servers.adopt(first.coordinator.call("coord.add_blocks", body, arrays))
         for worker in self.workers:
             worker.servers.map = first.servers.map
+
+    def create_blocks(self, number: int) -> None:
+        """Worker 0 adds as many, and makes those of the real server."""
+        self.add_blocks(number)
+        worker = self.workers[0]
+        params = (block_id.split("@") for block_id in worker.servers.map.blocks_of(0))
+        specs = [BlockSpec(param, int(start), BLOCK, 0) for param, start in params]
+        shapes, arrays = specs_to_wire(specs)
+        body = {"map": worker.servers.map.version, "optimizer": "Adam", "groups": [{"lr": 1e-3}]}
+        values = np.zeros(BLOCK * len(specs), np.float32)
+        call = Call(
+            self._servers[0], "ps.create_blocks", body | {"shapes": shapes}, [*arrays, values]
+        )
+        self.send("control", [self.call_of(0, call)])
 
     def pulls(self, num_keys: int, *, staged: int = 0, pace: Pace | None = None) -> list[Call]:
         keys = {_ROWS: self._keys(num_keys)}
