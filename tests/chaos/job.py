@@ -135,9 +135,10 @@ class Job:
     def progress(self) -> float:
         """The share of all batches that workers have come to."""
         done = 0
-        for worker in self.workers:
+        for worker, length in zip(self.workers, self.plan.lengths, strict=True):
             steps = re.findall(r"^step (\d+)$", worker.output, re.MULTILINE)
-            done += max(map(int, steps), default=0)
+            before = self._options.first_epoch * length
+            done += max(max(map(int, steps), default=0) - before, 0)
         return done / (sum(self.plan.lengths) * self.plan.num_epochs)
 
     def state_dir(self, server: int) -> Path:
@@ -175,7 +176,7 @@ class Job:
 
     def _environment(self, place: str, slot: int) -> Mapping[str, str]:
         env = {"TRIREME_TIMEOUT_S": f"{TIMEOUT_S:g}", "TRIREME_THREADS": "1"}
-        env |= {"TRIREME_ROOT": str(self.folder), "CHAOS_CLOCK_SLOT": str(slot)}
+        env |= {"TRIREME_ROOT": str(self.folder.parent), "CHAOS_CLOCK_SLOT": str(slot)}
         if self.plan.has_keys:
             env["TRIREME_KEYS"] = str(self.folder / "keys" / place)
         elif self._world.host != "127.0.0.1":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,23 +43,34 @@ class Verdict:
 RIGHT = Verdict()
 
 
-def judge(options: Options, undisturbed: Path | None = None) -> Verdict:
-    """Compares the last checkpoint with what was trained on, and with that of a run in peace."""
-    last = Path(options.folder) / "last"
-    wanted, actual = expected(options), saved(last)
-    missing, surplus = wanted.keys - actual.keys, actual.keys - wanted.keys
-    return Verdict(
-        lost=missing.total() + max(0, wanted.pushes - actual.pushes),
-        twice=surplus.total() + max(0, actual.pushes - wanted.pushes),
-        differing=() if undisturbed is None else tuple(differing(last, undisturbed)),
-    )
+def judge(
+    options: Options, undisturbed: Path | None = None, earlier: Options | None = None
+) -> Verdict:
+    """Compares the last checkpoint, and the deltas, with what was trained on here and by the job
+    before, and the last checkpoint with that of a run in peace.
+    """
+    folder, wanted = Path(options.folder), expected(options)
+    last = folder / "last"
+    checked = [[last]]
+    if earlier is not None:
+        before = expected(earlier)
+        wanted = Counts(keys=wanted.keys + before.keys, pushes=wanted.pushes + before.pushes)
+        deltas = [folder / f"delta-{epoch}" for epoch in range(options.num_epochs)]
+        checked.append([Path(options.loads), *deltas])
+    lost = twice = 0
+    for actual in map(saved, checked):
+        missing, surplus = wanted.keys - actual.keys, actual.keys - wanted.keys
+        lost += missing.total() + max(0, wanted.pushes - actual.pushes)
+        twice += surplus.total() + max(0, actual.pushes - wanted.pushes)
+    others = () if undisturbed is None else tuple(differing(last, undisturbed))
+    return Verdict(lost=lost, twice=twice, differing=others)
 
 
 def expected(options: Options) -> Counts:
     keys = Counter[int]()
     pushes = 0
     workers = range(len(options.lengths))
-    for epoch in range(options.num_epochs):
+    for epoch in range(options.first_epoch, options.first_epoch + options.num_epochs):
         streams = [list(_keys_of_batches(options, worker, epoch)) for worker in workers]
         if options.mode == "sync":  # a rule is applied once per step
             updates: Iterable[set[int]] = (set[int]().union(*step) for step in _steps(streams))
@@ -84,11 +95,15 @@ def _keys_of_batches(options: Options, worker: int, epoch: int) -> Iterator[set[
         yield set(columns["a"][batch].tolist()) | set(columns["b"][batch].tolist())
 
 
-def saved(path: Path) -> Counts:
-    """What a checkpoint of the script counts. Raises ValueError for what is no count."""
+def saved(paths: Sequence[Path]) -> Counts:
+    """What a checkpoint of the script counts, with deltas on top of it. Raises ValueError for what
+    is no count.
+    """
     with embedded(threads=1) as cluster:
         model = Model()
-        make_trainer("async", model, cluster).load(path)
+        trainer = make_trainer("async", model, cluster)
+        for path in paths:
+            trainer.load(path)
         keys = _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
         rows = (
             cluster.client.pull({RowClassId("counted"): keys})

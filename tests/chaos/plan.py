@@ -87,6 +87,8 @@ class Plan:
         is_handed: whether servers get a socket that listens, as from `trireme launch`, and so keep
             their port while they are down.
         every_steps: of the checkpoints written meanwhile; 0: none.
+        before: mode of a job in peace whose checkpoint this one goes on from, with deltas on top of
+            it; empty: there was none.
         events: in the order of their times.
     """
 
@@ -101,6 +103,7 @@ class Plan:
     has_keys: bool
     is_handed: bool
     every_steps: int
+    before: str
     pause_per_batch_s: float
     events: tuple[Event, ...]
 
@@ -117,11 +120,16 @@ class Plan:
 
     def __str__(self) -> str:
         keys = ", keys" if self.has_keys else ""
+        before = f"{self.before}, then " if self.before else ""
         return (
-            f"{self.mode}, {self.num_servers} servers, {self.num_workers} workers,"
+            f"{before}{self.mode}, {self.num_servers} servers, {self.num_workers} workers,"
             f" {self.durability}, {self.network}{keys}: "
             + ", ".join(f"{event} at {event.at:.0%}" for event in self.events)
         )
+
+    def earlier(self) -> Plan:
+        """The job before, on one server."""
+        return replace(self.undisturbed(), mode=self.before, before="", num_servers=1, num_epochs=1)
 
     def undisturbed(self) -> Plan:
         """The same job in quiet."""
@@ -151,6 +159,7 @@ def draw(seed: str, scale: Scale, *, mode: str | None = None, network: str | Non
         has_keys=random.random() < 0.4,
         is_handed=random.random() < 0.4,
         every_steps=random.choice((0, 7)),
+        before=random.choice(("", *MODES)),
         pause_per_batch_s=0.01,
         events=(),
     )

@@ -65,21 +65,29 @@ def run_round(plan: Plan, folder: Path, lab: Lab, *, deadline_s: float, flaw: st
     """
     plan = lab.fit(plan)
     started = time.monotonic()
-    undisturbed = None
+    earlier = undisturbed = None
+    if plan.before:
+        calm = plan.earlier()
+        earlier = _options(calm, folder / "earlier")
+        outcome = _run(calm, earlier, lab, deadline_s)
+        if not outcome.is_right:
+            outcome.problem = f"the job before: {outcome.problem or outcome.verdict}"
+            return outcome
     if plan.mode == "sync":
         calm = plan.undisturbed()
-        outcome = _run(calm, _options(calm, folder / "calm"), lab, deadline_s)
+        options = _options(calm, folder / "calm", earlier=earlier)
+        outcome = _run(calm, options, lab, deadline_s, earlier=earlier)
         if not outcome.is_right:
             outcome.problem = f"undisturbed: {outcome.problem or outcome.verdict}"
             return outcome
         undisturbed = folder / "calm" / "last"
-    options = _options(plan, folder / "job", flaw)
-    outcome = _run(plan, options, lab, deadline_s, undisturbed)
+    options = _options(plan, folder / "job", flaw, earlier)
+    outcome = _run(plan, options, lab, deadline_s, undisturbed, earlier)
     outcome.seconds = time.monotonic() - started
     return outcome
 
 
-def _options(plan: Plan, folder: Path, flaw: str = "") -> Options:
+def _options(plan: Plan, folder: Path, flaw: str = "", earlier: Options | None = None) -> Options:
     folder.mkdir(parents=True)
     return Options(
         folder=str(folder),
@@ -88,13 +96,20 @@ def _options(plan: Plan, folder: Path, flaw: str = "") -> Options:
         lengths=plan.lengths,
         num_epochs=plan.num_epochs,
         every_steps=plan.every_steps,
+        loads="" if earlier is None else f"{earlier.folder}/last",
+        first_epoch=0 if earlier is None else earlier.num_epochs,
         pause_per_batch_s=plan.pause_per_batch_s,
         flaw=flaw,
     )
 
 
 def _run(
-    plan: Plan, options: Options, lab: Lab, deadline_s: float, undisturbed: Path | None = None
+    plan: Plan,
+    options: Options,
+    lab: Lab,
+    deadline_s: float,
+    undisturbed: Path | None = None,
+    earlier: Options | None = None,
 ) -> Outcome:
     outcome = Outcome(plan=plan)
     folder = Path(options.folder)
@@ -112,7 +127,7 @@ def _run(
         outcome.kills, outcome.counts = chaos.kills, chaos.counts
         outcome.faults = sum((proxy.counts for proxy in job.proxies), Counter[str]())
     if not (outcome.problem or outcome.has_failed):
-        outcome.verdict = judge(options, undisturbed)
+        outcome.verdict = judge(options, undisturbed, earlier)
     return outcome
 
 

@@ -46,6 +46,9 @@ class Options:
         folder: where checkpoints go; the last one is `last`. It is written when there is a file
             `go` beside it: when everything has happened that is to happen.
         data: seed of the examples.
+        loads: a checkpoint to go on from; empty: none. Then each epoch ends with a delta on top of
+            it: `delta-0`, `delta-1`, ...
+        first_epoch: the number of epochs that this checkpoint has.
         flaw: a mistake to make on purpose, so that tests can see it found: "lost", "twice",
             "hung", "bit"; "error": a worker fails; "code" and "stays": it ends with another code
             than 0, and not at all, after it was done.
@@ -58,6 +61,8 @@ class Options:
     num_epochs: int
     every_steps: int
     pause_per_batch_s: float
+    loads: str = ""
+    first_epoch: int = 0
     flaw: str = ""
 
     def to_json(self) -> str:
@@ -158,6 +163,16 @@ def _nudge(method: Any) -> Any:
     return nudged
 
 
+def train(trainer: tr.Trainer, options: Options, saving: dict[str, Any]) -> None:
+    if not options.loads:
+        trainer.fit(Data(options), epochs=options.num_epochs, **saving)
+        return
+    trainer.load(options.loads)
+    for epoch in range(options.num_epochs):
+        trainer.fit(Data(options), epochs=1, **saving)
+        trainer.save(f"{options.folder}/delta-{epoch}", mode="delta")
+
+
 def main() -> None:
     settings = json.loads(sys.argv[1])
     options = Options(**{**settings, "lengths": tuple(settings["lengths"])})
@@ -175,10 +190,10 @@ def main() -> None:
         if options.every_steps:
             where = f"{options.folder}/steps"
             saving["checkpoints"] = tr.Checkpoints(where, every_steps=options.every_steps, keep=2)
-        trainer.fit(Data(options), epochs=options.num_epochs, **saving)
+        train(trainer, options, saving)
         while options.flaw == "hung" or not Path(options.folder, "go").exists():
             threading.Event().wait(0.02)
-        trainer.save(f"{options.folder}/last")
+        trainer.save(f"{options.folder}/last", mode="full" if options.loads else "base")
     print("done", flush=True)
     if options.flaw == "stays":
         threading.Event().wait()

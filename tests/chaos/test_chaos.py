@@ -34,7 +34,7 @@ BREAKS = ("lose", "cut")
 def plan_of(mode: str, *events: Event, network: str = "direct") -> Plan:
     """Two servers and two workers, who suffer this and no more."""
     plan = draw(f"{SEED} {mode}", SMALL, mode=mode, network=network)
-    return replace(plan, num_servers=2, lengths=(20, 16), events=events)
+    return replace(plan, num_servers=2, lengths=(20, 16), before="", events=events)
 
 
 def event(at: float, kind: str, target: int = 0, seconds: float = 0.0) -> Event:
@@ -123,6 +123,13 @@ def test_a_server_restarted_on_a_full_disk_waits_for_room(tmp_path: Path, lab: L
     events = [event(0.4, "disk", 1), event(0.4, "kill server", 1)]
     suffer(plan_of("async", *events), tmp_path, lab)
     assert_server_found_disk_full(tmp_path)
+
+
+def test_deltas_on_top_of_a_checkpoint_of_another_mode_count_every_push(
+    tmp_path: Path, lab: Lab
+) -> None:
+    events = [event(0.1, "kill worker", 1), event(0.45, "kill server", 1)]
+    suffer(replace(plan_of("bounded", *events), before="async"), tmp_path, lab)
 
 
 def test_a_round_ends_as_if_nothing_had_happened(tmp_path: Path, lab: Lab) -> None:
