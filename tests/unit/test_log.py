@@ -126,13 +126,13 @@ def test_a_sync_after_one_that_failed_in_rotate_keeps_nothing(
     """Linux reports a failed sync once, and the next one succeeds without the data."""
     log = Log(tmp_path, 1, STATE, is_synced=True)
     log.append(RECORDS[0])
-    told: list[Exception | None] = []
+    outcomes: list[Exception | None] = []
     is_told, end = threading.Event(), Log._end
 
     def fail(_: Segment) -> None:
         monkeypatch.undo()
         monkeypatch.setattr(Log, "_end", end_later)
-        log.when_kept(lambda error: (told.append(error), is_told.set()))
+        log.when_kept(lambda error: (outcomes.append(error), is_told.set()))
         raise OSError(errno.EIO, "broken")
 
     def end_later(self: Log, error: Any) -> Any:  # the syncer, which waits, comes first
@@ -143,7 +143,7 @@ def test_a_sync_after_one_that_failed_in_rotate_keeps_nothing(
     with pytest.raises(ResourceExhausted, match="broken"):
         log.rotate([RECORDS[1]])
     assert is_told.wait(10)
-    assert isinstance(told[0], ResourceExhausted)
+    assert isinstance(outcomes[0], ResourceExhausted)
     log.close()
 
 
