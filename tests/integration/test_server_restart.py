@@ -26,13 +26,16 @@ from tests.programs import Template
 from tests.seeds import SEED
 from tests.tables import T_ROWS
 from trireme import _core
+from trireme.checkpoint.worker_side import save as save_module
 from trireme.checkpoint.worker_side.load import load_checkpoint
+from trireme.checkpoint.worker_side.publication import Draft, open_draft
 from trireme.checkpoint.worker_side.save import save_checkpoint
 from trireme.errors import Corruption, DeadlineExceeded, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.optim import values_of_group
 from trireme.server.log.segment import SegmentReader
 from trireme.storage.document import Document
+from trireme.storage.storage import Storage
 from trireme.worker.gradients import PushHeader, TableGradient
 from trireme.worker.passes import PassNote, begin_pass, leave
 
@@ -205,6 +208,31 @@ def test_a_save_begins_anew_when_a_server_is_killed_amid_it(
         other.client.create_table(TABLE.schema)
         load_checkpoint(other.client, path)
         assert np.array_equal(counts(other), expected)
+
+
+def test_a_save_begins_anew_where_a_killed_server_has_left_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that begins it had reached the killed one too, and is repeated."""
+    drafts = list[Path]()
+
+    @contextmanager
+    def draft_with_leftovers(target: Storage) -> Iterator[Draft]:
+        with open_draft(target) as draft:
+            if not drafts:
+                left = Path(draft.storage.name) / "tables" / "0" / "0000-4095.arrow"
+                left.parent.mkdir(parents=True)
+                left.write_bytes(b"half")
+            drafts.append(Path(draft.storage.name))
+            yield draft
+
+    monkeypatch.setattr(save_module, "open_draft", draft_with_leftovers)
+    with Job(1) as job, job.join(0, 1) as cluster:
+        cluster.client.create_table(TABLE.schema)
+        push(cluster, 1)
+        save_checkpoint(cluster.client, tmp_path / "c", extra={}, tensors={})
+        assert len(drafts) == 2
+        load_checkpoint(cluster.client, tmp_path / "c")
 
 
 def test_workers_that_left_are_not_waited_for_after_a_restart(

@@ -4,10 +4,12 @@ and no file is half-written.
 
 from __future__ import annotations
 
+import errno
 import resource
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,6 +104,47 @@ def test_no_flipped_bit_of_what_was_synced_goes_unnoticed(tmp_path: Path) -> Non
                 read(tmp_path)
         else:  # it is not synced itself
             assert same(read(tmp_path)[0], RECORDS)
+
+
+def test_a_note_that_was_not_synced_before_a_power_loss_is_cut_off(tmp_path: Path) -> None:
+    """A record behind it, which was written back, does not say that the note is on the disk."""
+    log = Log(tmp_path, 1, STATE, is_synced=True)
+    log.rotate([RECORDS[0]])
+    path = tmp_path / file_name(2)
+    note = path.stat().st_size - 32
+    log.append(RECORDS[1])
+    whole = path.read_bytes()
+    log.close()
+    path.write_bytes(whole[:note] + bytes(32) + whole[note + 32 :])
+    reader = SegmentReader(path)
+    assert same([record for _, record in reader.records()], RECORDS[:1])
+
+
+def test_a_sync_after_one_that_failed_in_rotate_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux reports a failed sync once, and the next one succeeds without the data."""
+    log = Log(tmp_path, 1, STATE, is_synced=True)
+    log.append(RECORDS[0])
+    outcomes: list[Exception | None] = []
+    is_told, end = threading.Event(), Log._end
+
+    def fail(_: Segment) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(Log, "_end", end_later)
+        log.when_kept(lambda error: (outcomes.append(error), is_told.set()))
+        raise OSError(errno.EIO, "broken")
+
+    def end_later(self: Log, error: Any) -> Any:  # the syncer, which waits, comes first
+        is_told.wait(10)
+        return end(self, error)
+
+    monkeypatch.setattr(Segment, "sync", fail)
+    with pytest.raises(ResourceExhausted, match="broken"):
+        log.rotate([RECORDS[1]])
+    assert is_told.wait(10)
+    assert isinstance(outcomes[0], ResourceExhausted)
+    log.close()
 
 
 def test_records_that_were_not_synced_before_a_power_loss_are_cut_off(tmp_path: Path) -> None:

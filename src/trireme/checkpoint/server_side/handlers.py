@@ -20,7 +20,7 @@ from trireme.checkpoint.format.manifest import (
     read_manifest,
 )
 from trireme.checkpoint.server_side.load import CheckpointLoad, LoadPlan
-from trireme.checkpoint.server_side.operations import OperationProgress, Operations
+from trireme.checkpoint.server_side.operations import OperationProgress, Operations, lost
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave, count_bins
 from trireme.checkpoint.server_side.save import SavePlan, save_shard
 from trireme.checkpoint.server_side.settle import settle
@@ -143,7 +143,10 @@ class CheckpointHandlers:
             rows=RowsToSave.from_wire(body, self._server.assignment.index),
         )
         with writing(f"checkpoint: cannot write {storage.name}"):
-            return save_shard(self._server, storage, plan, progress)
+            try:
+                return save_shard(self._server, storage, plan, progress)
+            except FileExistsError as error:  # the call had reached this server's predecessor too
+                raise lost(body["job"], "has left files") from error
 
     def _check(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
         self._keep(None)  # first: frees its staged rows

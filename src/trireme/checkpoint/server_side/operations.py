@@ -95,8 +95,11 @@ class Operation:
         return self._thread.is_alive()
 
     def status(self) -> Reply:
+        """Raises what `lost` makes, if the operation ended with that."""
         is_running = self.is_running  # first: once it is False, the result is complete
         error = None if is_running else self._error
+        if error is not None and error.details:
+            raise error
         body = {
             "running": is_running,
             "done": self.progress.done,
@@ -132,9 +135,12 @@ class Operations:
         with self._lock:
             operation = self._operations.get(name)
         if operation is None:
-            error = Unavailable(
-                f"checkpoint: job {name!r} is not known: the server has been restarted since"
-            )
-            error.details = {"lost_job": name}
-            raise error
+            raise lost(name, "is not known")
         return operation
+
+
+def lost(name: str, why: str) -> Unavailable:
+    """The error of an operation that the worker has to start over."""
+    error = Unavailable(f"checkpoint: job {name!r} {why}: the server has been restarted since")
+    error.details = {"lost_job": name}
+    return error

@@ -43,7 +43,7 @@ class Log:
         self._changed = threading.Condition()  # guards _waiting and what the syncer reads
         self._waiting: list[tuple[int, Kept]] = []
         self._kept = 0  # bytes known to be on the disk
-        self._failure: Exception | None = None
+        self._failure: TriremeError | None = None
         self._is_closing = False
         self.num_bytes = 0  # bytes appended since the start
         self._end_of_records = 0  # as many, without the notes behind the last record
@@ -78,7 +78,9 @@ class Log:
             failure = self._end(error)
             raise failure from error
         if self.is_synced:
-            self._notify(self.num_bytes, None)
+            position = self._end_of_records  # the note behind them is not on the disk yet
+            self._note_kept(position)
+            self._notify(position, None)
         return number
 
     def _rotate(self, first: Sequence[Record]) -> int:
@@ -86,20 +88,28 @@ class Log:
             if self._failure is not None:
                 raise self._failure
             old = self._segment
-            if self.is_synced:  # first: an unfinished record with a segment behind is a damage
-                with _syncing(old.path):
-                    old.sync()
             try:
-                new = self._begun(old.number + 1, first)
-            except BaseException:
-                with _syncing(self._folder):  # or it may come back behind what follows in the old
-                    sync_folder(self._folder)
+                new = self._follower(old, first)
+            except _SyncFailed as error:  # before another sync, which may succeed
+                self._failure = _failure_of(error)
                 raise
             self._segment = new
             self.num_bytes += new.end
             self._end_of_records = self.num_bytes
             old.close()
         return new.number
+
+    def _follower(self, old: Segment, first: Sequence[Record]) -> Segment:
+        """A new segment with these records, after all of the old one is kept."""
+        if self.is_synced:  # first: an unfinished record with a segment behind is a damage
+            with _syncing(old.path):
+                old.sync()
+        try:
+            return self._begun(old.number + 1, first)
+        except BaseException:
+            with _syncing(self._folder):  # or it may come back behind what follows in the old
+                sync_folder(self._folder)
+            raise
 
     def _begun(self, number: int, first: Sequence[Record]) -> Segment:
         """A new segment with these records, kept; after an error it is removed again."""
@@ -111,8 +121,6 @@ class Log:
                 if self.is_synced:
                     new.sync()
                 sync_folder(self._folder)
-            if self.is_synced:
-                new.note_kept(new.end)
         except BaseException:
             new.abandon()
             raise
@@ -141,6 +149,9 @@ class Log:
                     return
             try:
                 with self._syncing:
+                    if self._failure is not None:  # of a sync in `rotate`
+                        self._notify(0, self._failure)
+                        continue
                     position = self.num_bytes
                     with _syncing(self._segment.path):
                         self._segment.sync()
@@ -165,13 +176,11 @@ class Log:
                 log.warning("log: cannot note what %s keeps: %s", self._segment.path, error)
             self.num_bytes = begin + self._segment.end
 
-    def _end(self, error: Exception) -> ResourceExhausted:
+    def _end(self, error: _SyncFailed) -> ResourceExhausted:
         """Acknowledge nothing any more: what is on the disk is unknown after a failed sync, also if
         a later one succeeds.
         """
-        failure = ResourceExhausted(
-            f"log: {error}; what was acknowledged is kept, start the server again"
-        )
+        failure = _failure_of(error)
         self._notify(0, failure)
         return failure
 
@@ -197,3 +206,7 @@ class Log:
             self._syncer.join()
         with self._lock:
             self._segment.close()
+
+
+def _failure_of(error: _SyncFailed) -> ResourceExhausted:
+    return ResourceExhausted(f"log: {error}; what was acknowledged is kept, start the server again")
