@@ -36,6 +36,7 @@ struct Columns {
   Result1<std::uint8_t> pending;
   Result1<std::int64_t> removed_offsets;
   Result1<std::uint64_t> removed;
+  std::uint32_t removed_since;
 };
 
 Columns snapshot(const Table& table, std::uint32_t first, std::uint32_t count, std::uint32_t since,
@@ -55,7 +56,8 @@ Columns snapshot(const Table& table, std::uint32_t first, std::uint32_t count, s
                   .pending_offsets = result(std::move(found.pending_offsets)),
                   .pending = result(std::move(found.pending)),
                   .removed_offsets = result(std::move(found.removed_offsets)),
-                  .removed = result(std::move(found.removed))};
+                  .removed = result(std::move(found.removed)),
+                  .removed_since = found.removed_since};
   for (Array<std::uint8_t>& column : found.columns) {
     columns.columns.push_back(bind::result(std::move(column)));
   }
@@ -123,13 +125,16 @@ void register_bucket_columns(nb::module_& m) {
                    "Opaque bytes: the admission counts of keys without a row: uint8.")
       .def_prop_ro("removed_offsets", part(&Columns::removed_offsets), kShared,
                    "Offsets in removed: (m + 1,) int64.")
-      .def_prop_ro("removed", part(&Columns::removed), kShared, "Removed keys: uint64.");
+      .def_prop_ro("removed", part(&Columns::removed), kShared, "Removed keys: uint64.")
+      .def_ro("removed_since", &Columns::removed_since,
+              "The removed keys of all buckets are known since this version.");
   m.def(
       "snapshot_columns", &snapshot, "table"_a, "first"_a, "count"_a, "since"_a, "removed_since"_a,
       "widths"_a,
       R"(Return buckets first to first + count - 1 as columns. Each bucket is copied at one moment.
 
-since: see Table.snapshot. removed_since: list the keys removed after this version; 0: none.
+since: see Table.snapshot. removed_since: list the keys removed after this version; 0: none. If
+since is 0, those that were forgotten may be missing: see the result's removed_since.
 widths: bytes of each column; their sum is Table.row_bytes.
 Raises BadRequest, ResourceExhausted.)");
   m.def("restore_columns", &restore, "table"_a, nb::kw_only(), "buckets"_a.noconvert(),

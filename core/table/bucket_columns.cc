@@ -98,6 +98,7 @@ BucketColumns snapshot_columns(const Table& table, std::uint32_t first, std::uin
   for (std::uint32_t bucket = first; bucket < first + count; ++bucket) {
     contents.push_back(table.snapshot(bucket, since, removed_since));
     append_lists(found, contents.back());
+    found.removed_since = std::max(found.removed_since, contents.back().removed_since);
     n += contents.back().keys.size();
   }
   found.keys = Array<std::uint64_t>(n);

@@ -27,6 +27,7 @@ struct BucketColumns {
   std::vector<std::uint8_t> pending;
   std::vector<std::int64_t> removed_offsets;
   std::vector<std::uint64_t> removed;
+  std::uint32_t removed_since = 0;  // the highest of the buckets
 };
 
 // widths: bytes of each column, which add up to table.row_bytes().   since, removed_since: see

@@ -102,7 +102,11 @@ BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since,
   check_bucket(bucket);
   BucketContent content;
   std::shared_lock lock(mutex_of(bucket));
-  if (removed_since != 0) content.removed = removed_.since(bucket, removed_since);
+  if (removed_since != 0) {
+    const std::uint32_t known = since == 0 ? removed_.known_since(bucket) : 0;
+    content.removed_since = std::max(removed_since, known);
+    content.removed = removed_.since(bucket, content.removed_since);
+  }
   const std::vector<Arena::Ref> refs = refs_since(bucket, since);
   content.keys = Array<std::uint64_t>(refs.size());
   content.classes = Array<std::uint8_t>(refs.size());

@@ -33,7 +33,8 @@ Array<std::uint64_t> RemovedKeys::since(std::uint32_t bucket, std::uint32_t sinc
     throw Error(ErrorCode::kBadRequest, "Table.snapshot: bucket " + std::to_string(bucket) +
                                             ": expected since >= " + std::to_string(b.forgotten) +
                                             ", found " + std::to_string(since) +
-                                            ": the keys removed before are forgotten");
+                                            ": the keys removed before are forgotten; save"
+                                            " all rows, and deltas after that");
   }
   const auto first = std::upper_bound(b.versions.begin(), b.versions.end(), since);
   std::vector<std::uint64_t> keys(b.keys.begin() + (first - b.versions.begin()), b.keys.end());

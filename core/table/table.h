@@ -79,6 +79,7 @@ struct BucketContent {
   std::vector<std::pair<std::int64_t, std::uint64_t>> marks;  // (stream, sequence), sequence > 0
   Array<std::uint8_t> pending;                                // the bytes of Admission::save()
   Array<std::uint64_t> removed;  // keys removed since, ascending; some may have rows again
+  std::uint32_t removed_since = 0;
 };
 
 class Table {
@@ -141,7 +142,8 @@ class Table {
   BucketContent snapshot(std::uint32_t bucket, std::uint32_t since = 0) const {
     return snapshot(bucket, since, since);
   }
-  // The same, with the keys removed since a different version; 0: none.
+  // The same, with the keys removed since a different version; 0: none. Of all rows (since 0) it is
+  // no error if some of those keys were forgotten: the content has the others, and says since when.
   BucketContent snapshot(std::uint32_t bucket, std::uint32_t since,
                          std::uint32_t removed_since) const;
   // The lowest version since which the removed keys of every bucket are known.

@@ -86,7 +86,10 @@ class World:
         deadline = time.monotonic() + JOB_S
         status = Request(1, "checkpoint.status", {"job": job}, [], "", "", "", deadline)
         while True:
-            reply = self.handlers["checkpoint.status"](status)
+            try:
+                reply = self.handlers["checkpoint.status"](status)
+            except TriremeError as error:  # the job is lost, and would be begun anew
+                return error
             assert isinstance(reply, Reply)
             if not reply.body["running"]:
                 break

@@ -44,12 +44,12 @@ class RowWriter:
         high: int,
         buckets_per_batch: int,
         note: Callable[[int], None],
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], int]:
         """Write buckets low..high to `stem`.arrow and `stem`.buckets.arrow; returns their RowFiles
-        in JSON. `buckets_per_batch` grows while batches are small. `note` is called with the number
-        of buckets of each batch.
+        in JSON, and the version since which all removed keys are in them. `buckets_per_batch` grows
+        while batches are small. `note` is called with the number of buckets of each batch.
         """
-        num_rows = num_removed = 0
+        num_rows = num_removed = removed_since = 0
         first = low
         with (
             written(storage, f"{stem}.arrow") as (rows_file, rows_entry),
@@ -68,13 +68,14 @@ class RowWriter:
                 buckets.write_batch(_bucket_batch(snapshot, first, counts))
                 num_rows += batch.num_rows
                 num_removed += len(snapshot.removed)
+                removed_since = max(removed_since, snapshot.removed_since)
                 note(count)
                 first += count
                 arrays: list[Array] = [snapshot.pending, snapshot.removed, *snapshot.columns]
                 if sum(array.nbytes for array in arrays) < BATCH_BYTES // 2:
                     buckets_per_batch = min(2 * buckets_per_batch, BUCKETS_PER_BATCH_MAX)
                 del snapshot, batch, arrays  # before the next is made
-        return {
+        files = {
             "low": low,
             "high": high,
             "num_rows": num_rows,
@@ -82,6 +83,7 @@ class RowWriter:
             "rows": dict(rows_entry),
             "buckets": dict(buckets_entry),
         }
+        return files, removed_since
 
     def _row_batch(self, snapshot: _core.BucketColumns) -> tuple[pa.RecordBatch, Array]:
         """The chosen rows, and how many each bucket has."""

@@ -53,35 +53,37 @@ def save_shard(
     # what it has beyond them, and a run that continues from here repeats.
     streams = server.applied_streams()
     server.raise_version(plan.version + 1)
-    known = max((t.rows.removed_known_since for t in list(server.tables.values())), default=0)
-    if plan.since == 0 and known > plan.removed_since:  # no delta can follow earlier saves
-        plan = replace(plan, removed_since=0)
-    return {
-        **write_shard(server, storage, plan.prefix, lambda _: plan, progress),
-        "streams": streams,
-        "removed_known": plan.removed_since > 0,
-    }
+    written = write_shard(server, storage, plan, progress)
+    # Else no delta can follow earlier saves.
+    is_known = all(t["removed_since"] <= plan.removed_since for t in written["tables"].values())
+    return {**written, "streams": streams, "removed_known": is_known}
 
 
 def write_shard(
-    server: ServerState,
-    storage: Storage,
-    prefix: str,
-    plan_of: Callable[[ServedTable], SavePlan],
-    progress: OperationProgress,
+    server: ServerState, storage: Storage, plan: SavePlan, progress: OperationProgress
 ) -> dict[str, Any]:
-    """Write this server's rows, by the plan of each table, and its blocks; returns them as the
-    manifest has them.
+    """Write this server's rows and blocks. Returns them as the manifest has them, and per table the
+    version since which all removed keys are in its files.
     """
     owned = server.assignment.owned_buckets()
-    tables: dict[str, Any] = {}
+    saves: dict[str, _TableSave] = {}
     blocks: list[dict[str, Any]] = []
-    tasks: list[Callable[[], None]] = [lambda: blocks.extend(_save_blocks(server, storage, prefix))]
+    tasks: list[Callable[[], None]] = [
+        lambda: blocks.extend(_save_blocks(server, storage, plan.prefix))
+    ]
     for number, (name, table) in enumerate(sorted(server.tables.items())):
-        save = _TableSave(table, storage, f"{prefix}tables/{number}", plan_of(table), progress)
-        tables[name] = {"schema": table.schema.to_wire(), "pieces": save.files}
+        save = _TableSave(table, storage, f"{plan.prefix}tables/{number}", plan, progress)
+        saves[name] = save
         tasks += save.tasks(owned)
     in_parallel(tasks, progress)
+    tables = {
+        name: {
+            "schema": save.table.schema.to_wire(),
+            "pieces": [files for files, _ in save.written],
+            "removed_since": max((since for _, since in save.written), default=0),
+        }
+        for name, save in saves.items()
+    }
     return {
         "tables": tables,
         "optimizer": server.blocks.class_name if blocks else None,
@@ -99,10 +101,10 @@ class _TableSave:
     folder: str
     plan: SavePlan
     progress: OperationProgress
-    files: list[dict[str, Any]] = field(default_factory=list)
+    written: list[tuple[dict[str, Any], int]] = field(default_factory=list)
 
     def tasks(self, owned: Array) -> Iterator[Callable[[], None]]:
-        """Each writes one pair of row files and appends them to `files`."""
+        """Each writes one pair of row files, and appends what `RowWriter.write` returns."""
         self.progress.expect(len(owned))
         rows, plan = self.table.rows, self.plan
         columns = RowColumns.of_schema(self.table.schema, rows)
@@ -113,7 +115,7 @@ class _TableSave:
 
         def write(low: int, high: int) -> None:
             stem = f"{self.folder}/{low:04d}-{high:04d}"
-            self.files.append(
+            self.written.append(
                 writer.write(self.storage, stem, low, high, per_batch, self.progress.add)
             )
 

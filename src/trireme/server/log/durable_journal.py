@@ -53,7 +53,7 @@ class DurableJournal(Journal):
         self._log_bytes = log_bytes
         self._next_at = log_bytes
         self._begun = (0, time.monotonic())  # of the last snapshot: bytes of the log, and when
-        self._stopping = OperationProgress()
+        self._progress = OperationProgress()  # of the snapshot that is being written
         self._is_closing = False
         self._unkept: TriremeError | None = None
         self._num_late = threading.Semaphore(LATE_MAX)
@@ -145,7 +145,7 @@ class DurableJournal(Journal):
     def close(self) -> None:
         """End the threads and close the log. Nothing may change any more."""
         self._is_closing = True
-        self._stopping.stop()
+        self._progress.stop()
         self._due.set()
         self._writer.join()
         self._late.shutdown(cancel_futures=True)
@@ -180,7 +180,10 @@ class DurableJournal(Journal):
             number = self._log.rotate(list(state_records(self._server, self._attendance)))
             self._folder.note(number)
             start, begun = self._log.num_bytes, time.monotonic()
-        size = write_snapshot(self._server, self._folder.snapshot(number), self._stopping)
+        self._progress = OperationProgress()  # a failure stops it, and no other
+        if self._is_closing:
+            self._progress.stop()
+        size = write_snapshot(self._server, self._folder.snapshot(number), self._progress)
         self._folder.sweep(number)
         self._begun = (start, begun)
         self._next_at = start + max(self._log_bytes, size)

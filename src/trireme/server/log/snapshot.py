@@ -33,9 +33,12 @@ log = logging.getLogger("trireme.server")
 
 CONTENTS = "contents"
 _NUMBER_MAX = (1 << 32) - 1
+# All rows, and the removed keys as far back as they are known, for deltas after recovery. The first
+# delta is since version 1.
+_ALL = SavePlan(version=0, since=0, removed_since=1, prefix="", rows=RowsToSave("full", 0, {}))
 
 
-def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgress) -> int:
+def write_snapshot(server: ServerState, path: Path, progress: OperationProgress) -> int:
     """Write a snapshot while training continues, and rename it into place; returns its bytes.
     Raises ResourceExhausted: the disk is full, or the log has failed; no snapshot was made.
     """
@@ -44,7 +47,7 @@ def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgre
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
-            body = write_shard(server, LocalStorage(temporary), "", _plan_of, is_stopping)
+            body = write_shard(server, LocalStorage(temporary), _ALL, progress)
             # Read after the rows: keys removed meanwhile count as of this version.
             body["version"] = server.tables.version
             Document(temporary / CONTENTS, is_synced=True).write(body)
@@ -56,12 +59,6 @@ def write_snapshot(server: ServerState, path: Path, is_stopping: OperationProgre
     return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
 
 
-def _plan_of(table: ServedTable) -> SavePlan:
-    """All rows, and the removed keys as far back as they are known, for deltas after recovery."""
-    known = max(table.rows.removed_known_since, 1)  # the first delta is since version 1
-    return SavePlan(0, 0, known, "", RowsToSave("full", 0, {}))
-
-
 def read_snapshot(server: ServerState, path: Path) -> int:
     """Read rows and blocks of a snapshot into a server that has its tables and blocks already;
     returns the bytes read. Raises Corruption: a file is missing or damaged; names it.
@@ -69,18 +66,18 @@ def read_snapshot(server: ServerState, path: Path) -> int:
     storage = LocalStorage(path)
     fields = JsonObject(Document(path / CONTENTS, is_synced=True).read(), str(path / CONTENTS))
     version = fields.whole("version", 0, _NUMBER_MAX)
-    row_files = []
+    row_files: list[tuple[ServedTable, RowFiles, int]] = []
     for name, table_fields in fields.object("tables").items():
         # A table made since the snapshot began is all in the log.
         if (table := server.tables.get(name)) is not None:
-            row_files += [(table, RowFiles.read(f)) for f in table_fields.objects("pieces")]
+            since = table_fields.whole("removed_since", 0, _NUMBER_MAX)
+            row_files += [(table, RowFiles.read(f), since) for f in table_fields.objects("pieces")]
     block_files = [BlockFile.read(file) for file in fields.objects("blocks")]
-    entries = [entry for _, files in row_files for entry in (files.rows, files.buckets)]
+    entries = [entry for _, files, _ in row_files for entry in (files.rows, files.buckets)]
     entries += [file.file for file in block_files]
     progress = OperationProgress()
     in_parallel([partial(check_file, storage, *entry) for entry in entries], progress)
-    tasks = [partial(_read_rows, storage, table, files, version) for table, files in row_files]
-    in_parallel(tasks, progress)
+    in_parallel([partial(_read_rows, storage, version, *files) for files in row_files], progress)
     saved = (block.spec for file in block_files for block in file.blocks)
     assembly = BlockAssembly(server.blocks.specs(), saved, str(path))
     for file in block_files:
@@ -90,9 +87,10 @@ def read_snapshot(server: ServerState, path: Path) -> int:
     return sum(entry.num_bytes for entry in entries)
 
 
-def _read_rows(storage: LocalStorage, table: ServedTable, files: RowFiles, version: int) -> None:
+def _read_rows(
+    storage: LocalStorage, version: int, table: ServedTable, files: RowFiles, removed_since: int
+) -> None:
     columns = RowColumns.of_schema(table.schema, table.rows)
-    known = max(table.rows.removed_known_since, 1)
     for lines, batch in read_rows(storage, files, columns.schema):
         columns.restore(
             table.rows,
@@ -100,7 +98,7 @@ def _read_rows(storage: LocalStorage, table: ServedTable, files: RowFiles, versi
             batch,
             wanted=np.ones(len(lines.buckets), bool),
             removed_at=version,
-            removed_since=known,
+            removed_since=removed_since,
             apply=False,
         )
 

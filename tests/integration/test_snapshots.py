@@ -1,0 +1,110 @@
+"""Snapshots and saves beside what happens while they are written: a failure of one, keys that the
+table forgets it has removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.property.test_recovery import NUM_KEYS, Requests, Served
+from trireme import _core
+from trireme.checkpoint.format.row_writer import RowWriter
+from trireme.checkpoint.server_side.operations import OperationProgress
+from trireme.checkpoint.server_side.rows_to_save import RowsToSave
+from trireme.checkpoint.server_side.save import SavePlan, save_shard
+from trireme.errors import BadRequest, ResourceExhausted
+from trireme.storage.local import LocalStorage
+
+SNAPSHOT_COLUMNS = _core.snapshot_columns
+KEYS = np.arange(NUM_KEYS, dtype=np.uint64)
+LAST_FORGOTTEN = 5
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    """It has served some pushes."""
+    served = Served(tmp_path / "state")
+    requests = Requests(Random(1), "async")
+    for request in [*requests.first(), *[requests.push(0, 0) for _ in range(30)]]:
+        served.ask(*request)
+    yield served
+    served.close()
+
+
+def remove_in_each_version(server: Served) -> None:
+    for version in range(2, LAST_FORGOTTEN + 3):
+        server.state.raise_version(version)
+        server.state.tables["plain"].rows.erase(
+            KEYS[version * 10 : version * 10 + 10].copy(), _core.Pool(1)
+        )
+
+
+def forget_at_first_read(table: _core.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*args: Any) -> _core.BucketColumns:
+        columns = SNAPSHOT_COLUMNS(*args)
+        table.forget_removed(LAST_FORGOTTEN)
+        return columns
+
+    monkeypatch.setattr(_core, "snapshot_columns", read)
+
+
+def removed_since(table: _core.Table, version: int) -> set[int]:
+    return {key for b in range(4096) for key in table.snapshot(b, version).removed.tolist()}
+
+
+def test_a_snapshot_that_failed_fails_no_other(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(RowWriter, "write", fail)
+        with pytest.raises(ResourceExhausted, match="No space left"):
+            server.snapshot()
+    server.snapshot()
+    before = server.content()
+    server.restart()
+    assert server.content() == before
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_what_a_table_has_forgotten_stays_forgotten_in_a_recovery(
+    server: Served, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    table = server.state.tables["plain"].rows
+    remove_in_each_version(server)
+    if when == "before":
+        table.forget_removed(LAST_FORGOTTEN)
+    else:
+        forget_at_first_read(table, monkeypatch)
+    server.snapshot()
+    expected = removed_since(table, LAST_FORGOTTEN)
+    assert expected
+    server.restart()
+    table = server.state.tables["plain"].rows
+    assert removed_since(table, LAST_FORGOTTEN) >= expected
+    with pytest.raises(BadRequest, match=f"expected since >= {LAST_FORGOTTEN}, found 4: the keys"):
+        table.snapshot(0, LAST_FORGOTTEN - 1)
+
+
+@pytest.mark.parametrize(
+    ("since", "is_known"), [(LAST_FORGOTTEN - 1, False), (LAST_FORGOTTEN, True)]
+)
+def test_a_save_of_all_rows_says_whether_deltas_of_earlier_saves_may_follow(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since: int, is_known: bool
+) -> None:
+    table = server.state.tables["plain"].rows
+    remove_in_each_version(server)
+    forget_at_first_read(table, monkeypatch)
+    plan = SavePlan(table.version, 0, since, "", RowsToSave("full", 0, {}))
+    (tmp_path / "full").mkdir()
+    storage = LocalStorage(tmp_path / "full")
+    share = save_shard(server.state, storage, plan, OperationProgress())
+    assert share["removed_known"] is is_known
