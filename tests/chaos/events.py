@@ -13,18 +13,23 @@ from signal import SIGCONT, SIGSTOP
 from tests.chaos.clock import Clock
 from tests.chaos.disk import Disk
 from tests.chaos.job import Job, Place
+from tests.chaos.moments import Moments
 from tests.chaos.partition import Namespace
 from tests.chaos.plan import KILLS, STOPS, Event
 
+TICK_S = 0.05
 ALIVE_S_MAX = 0.5
 """A process that is to be killed again lives this long at most."""
+AIM_S, AIM_TICK_S = 10.0, 0.002
+"""A process that is to be killed amid something is killed after this time in any case."""
 
 
 class Chaos:
     """The events of a job.
 
     `advance` does what is due: call it again and again. Attributes: `counts` has how many events
-    of each kind have happened, `kills` how many processes were killed.
+    of each kind have happened, and how many kills have struck amid what; `kills` how many processes
+    were killed.
     """
 
     def __init__(
@@ -32,6 +37,7 @@ class Chaos:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.kills = 0
+        self._moments = Moments(job)
         self._job, self._clock, self._namespace, self._disks = job, clock, namespace, disks
         self._random = Random(f"events {job.plan.seed}")
         self._events = list(job.plan.events)
@@ -39,6 +45,7 @@ class Chaos:
         self._order = itertools.count()
         self._is_ending = False
         self._num_begun = 0  # whose time has come, and that have not happened yet
+        self._num_aiming = 0
         self._full: set[int] = set()  # servers whose disk is full
 
     def advance(self, progress: float) -> None:
@@ -50,6 +57,11 @@ class Chaos:
         while self._due and self._due[0][0] <= time.monotonic():
             _, _, act = heapq.heappop(self._due)
             act()
+
+    @property
+    def tick_s(self) -> float:
+        """How soon to call `advance` again."""
+        return AIM_TICK_S if self._num_aiming else TICK_S
 
     @property
     def has_happened(self) -> bool:
@@ -81,7 +93,7 @@ class Chaos:
             return
         if event.kind in KILLS:
             places = self._job.workers if event.kind == "kill worker" else self._job.servers
-            self._kill_again(places[event.target], event, event.again)
+            self._aim(places[event.target], event, time.monotonic() + AIM_S)
         elif event.kind in STOPS:
             places = self._job.workers if event.kind == "stop worker" else self._job.servers
             self._stop(places[event.target], event)
@@ -117,10 +129,27 @@ class Chaos:
             self._num_begun += again > 0
             self._later(event.seconds, start)
 
+    def _aim(self, place: Place, event: Event, deadline: float) -> None:
+        """Kill the process once it is amid what the event names."""
+        may_wait = not self._is_ending and time.monotonic() < deadline
+        if event.amid and may_wait and event.amid not in self._moments.at(place):
+            self._num_begun += 1
+            self._num_aiming += 1
+            self._later(AIM_TICK_S, lambda: self._aim_again(place, event, deadline))
+        else:
+            self._kill_again(place, event, event.again)
+
+    def _aim_again(self, place: Place, event: Event, deadline: float) -> None:
+        self._num_begun -= 1
+        self._num_aiming -= 1
+        self._aim(place, event, deadline)
+
     def _kill(self, place: Place, kind: str) -> None:
+        moments = self._moments.at(place)
         if not self._is_ending and place.kill():
+            self._moments.note_kill()
             self.kills += 1
-            self.counts[kind] += 1
+            self.counts.update([kind, *(f"amid a {moment}" for moment in moments)])
 
     def _start(self, place: Place) -> None:
         if place.is_down:

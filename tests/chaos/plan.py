@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 MODES = ("sync", "async", "bounded", "geo", "hybrid")
 NETWORKS = ("direct", "proxy", "namespaces")
@@ -28,6 +29,8 @@ class Event:
         seconds: until the process is restarted, continues, or the network is well again; of
             "clock" by how much the clock jumps.
         again: how often the process is killed once more before it serves.
+        amid: of `moments.MOMENTS`, what it is killed amid, if it comes to that in time; empty: what
+            it happens to be at.
     """
 
     at: float
@@ -36,6 +39,7 @@ class Event:
     target: int = 0
     seconds: float = 0.0
     again: int = 0
+    amid: str = ""
 
     def __str__(self) -> str:
         where = (
@@ -43,7 +47,8 @@ class Event:
             if self.kind in ("network", "partition", "clock", "kill coordinator")
             else self.target
         )
-        return f"{self.kind} {where}".strip()
+        amid = f" amid a {self.amid}" if self.amid else ""
+        return f"{self.kind} {where}".strip() + amid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +183,8 @@ def _events(plan: Plan, scale: Scale, random: Random) -> Iterator[Event]:
     for _ in range(random.randint(*scale.num_kills)):
         kind = random.choice(kinds)
         again = sum(1 for _ in itertools.takewhile(lambda _: random.random() < 0.25, range(3)))
-        yield _event(plan, random, kind, random.uniform(0, scale.pause_s), again)
+        event = _event(plan, random, kind, random.uniform(0, scale.pause_s), again)
+        yield replace(event, **_aimed(plan, random, kind))
     if random.random() < 0.4:
         yield _event(plan, random, random.choice(STOPS), scale.stop_s)
     if random.random() < 0.4:
@@ -191,6 +197,18 @@ def _events(plan: Plan, scale: Scale, random: Random) -> Iterator[Event]:
         yield _event(plan, random, "partition", random.uniform(0.3, 1.0) * scale.network_s)
     if random.random() < 0.25 and plan.mode != "hybrid":
         yield _event(plan, random, "disk")
+
+
+def _aimed(plan: Plan, random: Random, kind: str) -> dict[str, Any]:
+    """What of an event makes it strike amid something that this job does, or nothing."""
+    moments = ["", "save"] if plan.every_steps else [""]
+    if kind != "kill worker" and plan.log_bytes < 1 << 20:
+        moments.append("snapshot")
+    if plan.before:
+        moments.append("delta")
+    amid = random.choice(moments)
+    at_end_of_epoch = random.uniform(0.4, 0.5)
+    return {"amid": amid, "at": at_end_of_epoch} if amid == "delta" else {"amid": amid}
 
 
 def _event(plan: Plan, random: Random, kind: str, seconds: float = 0.0, again: int = 0) -> Event:

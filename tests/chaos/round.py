@@ -20,7 +20,6 @@ from tests.chaos.plan import Plan
 from tests.chaos.script import Options
 from tests.programs import Program
 
-TICK_S = 0.05
 GOODBYE = "all workers have said goodbye"
 # How workers of hybrid end when one of them was killed: the all-reduce breaks, or waits in vain;
 # the one that was restarted finds the others at work; who comes to a meeting is alone.
@@ -205,7 +204,7 @@ class _Run:
             names = ", ".join(place.name for place in places)
             self._problem(f"hung: {which} have not ended: {names}")
             self._outcome.is_hung = True
-        self._tick.wait(TICK_S)
+        self._tick.wait(self._chaos.tick_s)
 
     def _servers_are_done(self) -> bool:
         return all(_has_said_goodbye(server) for server in self._job.servers)
