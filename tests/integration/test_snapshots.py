@@ -1,9 +1,10 @@
-"""Snapshots and saves beside what happens while they are written: a failure of one, keys that the
-table forgets it has removed.
+"""Snapshots and saves beside what happens while they are written: a kill or a failure, keys that
+the table forgets it has removed.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -19,6 +20,12 @@ from trireme.checkpoint.server_side.operations import OperationProgress
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.checkpoint.server_side.save import SavePlan, save_shard
 from trireme.errors import BadRequest, ResourceExhausted
+from trireme.rows.core_table import make_core_table
+from trireme.server.log import durable_journal
+from trireme.server.log.replay import state_records
+from trireme.server.log.segment import Record
+from trireme.server.prepared_import import PreparedImport, filled_buckets
+from trireme.server.state import ServerState
 from trireme.storage.local import LocalStorage
 
 SNAPSHOT_COLUMNS = _core.snapshot_columns
@@ -54,6 +61,46 @@ def forget_at_first_read(table: _core.Table, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_core, "snapshot_columns", read)
 
 
+def prepare_import(state: ServerState) -> None:
+    """All rows of a table come in again, once that is decided."""
+    table = state.tables["plain"]
+    rows = make_core_table(table.schema)
+    for bucket, content in filled_buckets(table.rows):
+        rows.apply(bucket, content.keys, content.classes, content.rows, content.keys[:0])
+    state.prepare(PreparedImport("an import", True, {"plain": rows}))
+
+
+def prepared_content(state: ServerState) -> tuple[bool, dict[str, list[bytes]]] | None:
+    """Whether it is whole, and its rows."""
+    if not isinstance(state.prepared, PreparedImport):
+        return None
+    rows = {
+        name: [content.rows.tobytes() for _, content in filled_buckets(rows)]
+        for name, rows in state.prepared.rows.items()
+    }
+    return state.prepared.is_whole, rows
+
+
+def killed_beginning_a_segment(server: Served, folder: Path, num_records: int | None) -> Served:
+    """What comes up if it had been killed when so many records of a new segment were written."""
+
+    def some(*args: Any) -> list[Record]:
+        return state_records(*args)[:num_records]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(durable_journal, "state_records", some)
+        patched.setattr(durable_journal, "write_snapshot", fail)
+        with pytest.raises(OSError, match="No space left"):
+            server.snapshot()
+    assert server.folder is not None
+    shutil.copytree(server.folder, folder)
+    return Served(folder)
+
+
+def fail(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def removed_since(table: _core.Table, version: int) -> set[int]:
     return {key for b in range(4096) for key in table.snapshot(b, version).removed.tolist()}
 
@@ -61,9 +108,6 @@ def removed_since(table: _core.Table, version: int) -> set[int]:
 def test_a_snapshot_that_failed_fails_no_other(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as full_disk:
         full_disk.setattr(RowWriter, "write", fail)
         with pytest.raises(ResourceExhausted, match="No space left"):
@@ -72,6 +116,29 @@ def test_a_snapshot_that_failed_fails_no_other(
     before = server.content()
     server.restart()
     assert server.content() == before
+
+
+@pytest.mark.parametrize("num_records", [0, 1, 2, 3, 40, -1, None])
+def test_a_server_killed_while_it_begins_a_segment_keeps_what_it_holds(
+    tmp_path: Path, num_records: int | None
+) -> None:
+    """Staged pushes of a step, and an import that is not decided."""
+    server = Served(tmp_path / "state")
+    requests = Requests(Random(2), "sync")
+    for request in [*requests.first(), requests.push(0, 1), requests.push(1, 1)]:
+        server.ask(*request)
+    for stream in (0, 1):
+        server.state.staging.declare(stream, 1)
+    server.ask(*requests.push(0, 2))
+    prepare_import(server.state)
+    expected = server.content(), prepared_content(server.state), server.state.sync_waits()
+    assert expected[1] is not None
+    assert expected[1][1]["plain"]
+    successor = killed_beginning_a_segment(server, tmp_path / "copy", num_records)
+    state = successor.state
+    assert (successor.content(), prepared_content(state), state.sync_waits()) == expected
+    server.close()
+    successor.close()
 
 
 @pytest.mark.parametrize("when", ["before", "while"])

@@ -177,7 +177,7 @@ class DurableJournal(Journal):
             return
         self._next_at = self._log.num_bytes + self._log_bytes  # when to try again, if this fails
         with self._changes.exclusive():
-            number = self._log.rotate(list(state_records(self._server, self._attendance)))
+            number = self._log.rotate(state_records(self._server, self._attendance))
             self._folder.note(number)
             start, begun = self._log.num_bytes, time.monotonic()
         self._progress = OperationProgress()  # a failure stops it, and no other

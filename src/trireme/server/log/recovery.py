@@ -96,9 +96,15 @@ class Recovery:
                 raise Corruption(f"{path}: expected a segment of the same state as those before")
             self.state = reader.head.state
             self._server.state_id = self.state.hex()
+            known = 0  # records to come that only repeat what the segments before have
             for at, record in reader.records():
-                self._execute(path, at, record, snapshot)
-                snapshot = None
+                if record[0] == STATE and snapshot is None:
+                    known = 1 + record[1]["follow"]
+                if known:
+                    known -= 1
+                else:
+                    self._execute(path, at, record, snapshot)
+                    snapshot = None
                 self._num_records += 1
                 if time.monotonic() - self._reported_at > PROGRESS_S:
                     self._reported_at = time.monotonic()

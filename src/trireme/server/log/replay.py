@@ -1,7 +1,7 @@
 """What a log holds besides rows and the content of blocks, and how its records are replayed."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,12 @@ from trireme.table import TableSchema
 STATE = "log.state"
 
 
-def state_records(server: ServerState, attendance: Attendance) -> Iterator[Record]:
-    """The first records of a segment that belongs to a snapshot. Nothing may change meanwhile."""
+def state_records(server: ServerState, attendance: Attendance) -> list[Record]:
+    """The first records of a segment that belongs to a snapshot. Nothing may change meanwhile.
+
+    The first says how many of them follow it: without the snapshot they repeat what the segments
+    before have, and a kill may have left a part of them, such as rows of an import that is whole.
+    """
     assignment, tables, streams = server.assignment, server.tables, server.streams
     state = {
         "job": assignment.job,
@@ -42,11 +46,11 @@ def state_records(server: ServerState, attendance: Attendance) -> Iterator[Recor
         "settled": list(tables.settled),
         "staleness": list(streams.staleness.items()),
     }
-    yield STATE, {"shard": state, "attendance": attendance.gone()}, ()
-    for push in server.staging.staged():
-        yield "ps.push", *push.to_wire()
+    held: list[Record] = [("ps.push", *push.to_wire()) for push in server.staging.staged()]
     if server.prepared is not None:
-        yield from server.prepared.records()
+        held += server.prepared.records()
+    body = {"shard": state, "attendance": attendance.gone(), "follow": len(held)}
+    return [(STATE, body, ()), *held]
 
 
 def install_state(server: ServerState, attendance: Attendance, body: Mapping[str, Any]) -> None:
@@ -98,7 +102,7 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         server.prepared = PreparedLoad(body["id"], body["checkpoint"])
     elif method in (PREPARE, ROWS, BLOCK, PREPARED):
         _replay_import(server, method, body, arrays)
-    elif method != STATE:  # that of a snapshot that was not finished
+    else:
         _replay_control(server, method, body, arrays)
 
 
