@@ -4,6 +4,7 @@
 #include <cstring>
 #include <mutex>
 #include <shared_mutex>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "table/scan.h"
@@ -64,22 +65,24 @@ std::array<std::size_t, Arenas::kClassesMax> take_by_class(Arenas::Reservation& 
 }  // namespace
 
 void Table::marks(std::int64_t stream, std::span<std::uint64_t> out) const {
-  const Marks::Array* marks = marks_.find(stream);
+  const StreamMarks* marks = marks_.find(stream);
   if (marks == nullptr) {
     std::fill(out.begin(), out.end(), 0);
     return;
   }
-  for (std::uint32_t bucket = 0; bucket < kNumBuckets; bucket += kBucketsPerStripe) {
-    std::shared_lock lock(mutex_of(bucket));
-    std::copy_n(marks->begin() + bucket, kBucketsPerStripe, out.begin() + bucket);
+  for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
+    std::shared_lock lock(stripes_[stripe]);
+    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+      out[stripe * kBucketsPerStripe + i] = (*marks)[stripe * kBucketsPerStripe + i];
+    }
   }
 }
 
 void Table::set_marks(std::int64_t stream, std::span<const std::uint64_t> marks) {
-  Marks::Array& array = marks_.of(stream);
-  for (std::uint32_t bucket = 0; bucket < kNumBuckets; bucket += kBucketsPerStripe) {
-    std::unique_lock lock(mutex_of(bucket));
-    std::copy_n(marks.begin() + bucket, kBucketsPerStripe, array.begin() + bucket);
+  StreamMarks& own = marks_.of(stream);
+  for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
+    std::unique_lock lock(stripes_[stripe]);
+    own.assign(stripe, marks.subspan(stripe * kBucketsPerStripe).first<kBucketsPerStripe>());
   }
 }
 
@@ -119,7 +122,8 @@ BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since,
              layout.write_wide(row, content.rows.data() + i * row_bytes());
            });
   for (const auto& [stream, marks] : marks_.streams()) {
-    if ((*marks)[bucket] > 0) content.marks.emplace_back(stream, (*marks)[bucket]);
+    const std::uint64_t mark = (*marks)[bucket];
+    if (mark > 0) content.marks.emplace_back(stream, mark);
   }
   content.pending = admission_.save(bucket);
   return content;
@@ -180,9 +184,7 @@ void Table::check_content(const char* who, std::uint32_t bucket, const BucketVie
 // Replaces a bucket's rows and marks by those of `content`, which was checked. Nothing changes on
 // an error.
 void Table::replace(std::uint32_t bucket, const BucketView& content) {
-  std::vector<std::pair<Marks::Array*, std::uint64_t>> marks;
-  for (const auto& [stream, sequence] : content.marks)
-    marks.emplace_back(&marks_.of(stream), sequence);
+  for (const auto& [stream, sequence] : content.marks) marks_.of(stream);
   Admission::Pending pending;
   if (content.pending) pending = admission_.parse(bucket, *content.pending);
   std::vector<std::uint64_t> removed(content.removed.begin(), content.removed.end());
@@ -190,7 +192,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   std::unique_lock lock(mutex_of(bucket));
   std::vector<Arena::Ref> old;
   index_.refs_of(bucket, old);
-  const std::vector<std::pair<std::int64_t, Marks::Array*>> streams = marks_.streams();
+  const std::vector<std::pair<StreamMarks*, std::uint64_t>> marks = changed_marks(bucket, content);
   const auto counts = count_by_class(content);
   Arenas::Reservation reservation(arenas_, counts);
   std::vector<Index::Entry> scratch;
@@ -208,8 +210,24 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   for (std::size_t i = 0; i < num_rows; ++i) {
     insert_row(refs[next[content.classes[i]]++], content, i);
   }
-  for (const auto& [stream, array] : streams) (*array)[bucket] = 0;
-  for (const auto& [array, sequence] : marks) (*array)[bucket] = sequence;
+  for (const auto& [stream, mark] : marks) stream->set(bucket, mark);
+}
+
+// The streams whose mark of the bucket the content changes, with the new one. They have room for
+// it. Requires: the stripe's lock.
+std::vector<std::pair<StreamMarks*, std::uint64_t>> Table::changed_marks(
+    std::uint32_t bucket, const BucketView& content) {
+  std::unordered_map<const StreamMarks*, std::uint64_t> marks;
+  for (const auto& [stream, mark] : content.marks) marks[marks_.find(stream)] = mark;
+  std::vector<std::pair<StreamMarks*, std::uint64_t>> changed;
+  for (const auto& [number, stream] : marks_.streams()) {
+    const auto found = marks.find(stream);
+    const std::uint64_t mark = found == marks.end() ? 0 : found->second;
+    if ((*stream)[bucket] == mark) continue;
+    stream->part(bucket / kBucketsPerStripe);
+    changed.emplace_back(stream, mark);
+  }
+  return changed;
 }
 
 // Inserts row i of the content, whose key is absent, as `ref`, a row of its class. Requires: there

@@ -4,51 +4,114 @@
 #include <string>
 
 #include "base/error.h"
-#include "store/index.h"
 
 namespace trireme {
+
+std::uint64_t StreamMarks::operator[](std::uint32_t bucket) const noexcept {
+  const std::uint32_t stripe = bucket / kBucketsPerStripe;
+  return parted_[stripe] == nullptr ? equal_[stripe]
+                                    : (*parted_[stripe])[bucket % kBucketsPerStripe];
+}
+
+std::uint64_t StreamMarks::reached(std::uint32_t stripe, std::uint64_t sequence) const noexcept {
+  if (parted_[stripe] == nullptr) return equal_[stripe] >= sequence ? ~std::uint64_t{0} : 0;
+  std::uint64_t reached = 0;
+  for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+    reached |= std::uint64_t{(*parted_[stripe])[i] >= sequence} << i;
+  }
+  return reached;
+}
+
+void StreamMarks::assign(std::uint32_t stripe,
+                         std::span<const std::uint64_t, kBucketsPerStripe> marks) {
+  part(stripe);
+  std::ranges::copy(marks, parted_[stripe]->begin());
+  join(stripe);
+}
+
+void StreamMarks::part(std::uint32_t stripe) {
+  if (parted_[stripe] != nullptr) return;
+  auto parted = std::make_unique<Parted>();
+  parted->fill(equal_[stripe]);
+  parted_[stripe] = std::move(parted);
+  ++num_parted_;
+}
+
+void StreamMarks::set(std::uint32_t bucket, std::uint64_t mark) noexcept {
+  const std::uint32_t stripe = bucket / kBucketsPerStripe;
+  (*parted_[stripe])[bucket % kBucketsPerStripe] = mark;
+  join(stripe);
+}
+
+void StreamMarks::raise(std::uint32_t stripe, std::uint64_t sequence,
+                        std::uint64_t passed_over) noexcept {
+  if (parted_[stripe] == nullptr) {
+    equal_[stripe] = std::max(equal_[stripe], sequence);
+    return;
+  }
+  for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+    if ((passed_over >> i & 1) != 0) continue;
+    std::uint64_t& mark = (*parted_[stripe])[i];
+    mark = std::max(mark, sequence);
+  }
+  join(stripe);
+}
+
+void StreamMarks::join(std::uint32_t stripe) noexcept {
+  const Parted& marks = *parted_[stripe];
+  if (std::ranges::any_of(marks, [&](std::uint64_t mark) { return mark != marks[0]; })) return;
+  equal_[stripe] = marks[0];
+  parted_[stripe].reset();
+  --num_parted_;
+}
+
+std::size_t StreamMarks::bytes() const noexcept {
+  return sizeof *this + num_parted_ * sizeof(Parted);
+}
 
 Marks::Marks(int num_streams_max) {
   if (num_streams_max < 1) {
     throw Error(ErrorCode::kBadRequest,
                 "Table: expected num_streams_max >= 1, found " + std::to_string(num_streams_max));
   }
-  arrays_.resize(static_cast<std::size_t>(num_streams_max));
+  streams_.resize(static_cast<std::size_t>(num_streams_max));
 }
 
 void Marks::check(std::int64_t stream) const {
-  const auto num_streams_max = static_cast<std::int64_t>(arrays_.size());
+  const auto num_streams_max = static_cast<std::int64_t>(streams_.size());
   if (stream >= 0 && stream < num_streams_max) return;
   throw Error(ErrorCode::kBadRequest, "Table: expected a stream in [0, " +
                                           std::to_string(num_streams_max) + "), found " +
                                           std::to_string(stream));
 }
 
-Marks::Array& Marks::of(std::int64_t stream) {
+StreamMarks& Marks::of(std::int64_t stream) {
   check(stream);
   std::lock_guard lock(mutex_);
-  std::unique_ptr<Array>& array = arrays_[static_cast<std::size_t>(stream)];
-  if (array == nullptr) array = std::make_unique<Array>();
-  return *array;
+  std::unique_ptr<StreamMarks>& marks = streams_[static_cast<std::size_t>(stream)];
+  if (marks == nullptr) marks = std::make_unique<StreamMarks>();
+  return *marks;
 }
 
-const Marks::Array* Marks::find(std::int64_t stream) const {
+const StreamMarks* Marks::find(std::int64_t stream) const {
   check(stream);
   std::lock_guard lock(mutex_);
-  return arrays_[static_cast<std::size_t>(stream)].get();
+  return streams_[static_cast<std::size_t>(stream)].get();
 }
 
-std::vector<std::pair<std::int64_t, Marks::Array*>> Marks::streams() const {
+std::vector<std::pair<std::int64_t, StreamMarks*>> Marks::streams() const {
   std::lock_guard lock(mutex_);
-  std::vector<std::pair<std::int64_t, Array*>> found;
-  for (std::size_t i = 0; i < arrays_.size(); ++i) {
-    if (arrays_[i] != nullptr) found.emplace_back(static_cast<std::int64_t>(i), arrays_[i].get());
+  std::vector<std::pair<std::int64_t, StreamMarks*>> found;
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    if (streams_[i] != nullptr) found.emplace_back(static_cast<std::int64_t>(i), streams_[i].get());
   }
   return found;
 }
 
 std::size_t Marks::bytes() const {
-  return arrays_.size() * sizeof arrays_[0] + streams().size() * sizeof(Array);
+  std::size_t n = streams_.size() * sizeof streams_[0];
+  for (const auto& [stream, marks] : streams()) n += marks->bytes();
+  return n;
 }
 
 Advance::Advance(std::span<const PushId> ids, Marks& marks) {
@@ -64,24 +127,18 @@ Advance::Advance(std::span<const PushId> ids, Marks& marks) {
   }
 }
 
-std::uint64_t Advance::applied(std::uint32_t first_bucket) const noexcept {
+std::uint64_t Advance::applied(std::uint32_t stripe) const noexcept {
   std::uint64_t reached = 0;
-  for (const auto& [marks, sequence] : ids_) {
-    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
-      reached |= std::uint64_t{(*marks)[first_bucket + i] >= sequence} << i;
-    }
-  }
+  for (const auto& [marks, sequence] : ids_) reached |= marks->reached(stripe, sequence);
   return reached;
 }
 
-void Advance::raise(std::uint32_t first_bucket, std::uint64_t passed_over) const noexcept {
-  for (const auto& [marks, sequence] : ids_) {
-    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
-      if ((passed_over >> i & 1) != 0) continue;
-      std::uint64_t& mark = (*marks)[first_bucket + i];
-      mark = std::max(mark, sequence);
-    }
-  }
+void Advance::part(std::uint32_t stripe) const {
+  for (const auto& [marks, sequence] : ids_) marks->part(stripe);
+}
+
+void Advance::raise(std::uint32_t stripe, std::uint64_t passed_over) const noexcept {
+  for (const auto& [marks, sequence] : ids_) marks->raise(stripe, sequence, passed_over);
 }
 
 }  // namespace trireme

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "store/index.h"
 
 namespace trireme {
 
@@ -22,20 +25,51 @@ struct PushId {
   std::int64_t sequence;
 };
 
+// The marks of one stream. The buckets of a stripe nearly always have the same mark, which is held
+// once: a push raises 64 marks, not 4,096. They differ after a load of buckets that were saved at
+// different moments, until the next push. Threads: guarded by the stripes' locks.
+class StreamMarks {
+ public:
+  std::uint64_t operator[](std::uint32_t bucket) const noexcept;
+  // Bit i: bucket i of the stripe has this sequence.
+  std::uint64_t reached(std::uint32_t stripe, std::uint64_t sequence) const noexcept;
+
+  // The marks of a stripe. Errors: std::bad_alloc.
+  void assign(std::uint32_t stripe, std::span<const std::uint64_t, kBucketsPerStripe> marks);
+  // Lets the marks of a stripe differ. Errors: std::bad_alloc.
+  void part(std::uint32_t stripe);
+  // Requires: part().
+  void set(std::uint32_t bucket, std::uint64_t mark) noexcept;
+  // Raises the marks of the stripe's buckets but those whose bits are set in `passed_over`.
+  // Requires: part(), if there are any.
+  void raise(std::uint32_t stripe, std::uint64_t sequence, std::uint64_t passed_over) noexcept;
+
+  // From any thread.
+  std::size_t bytes() const noexcept;
+
+ private:
+  using Parted = std::array<std::uint64_t, kBucketsPerStripe>;
+
+  // Holds the marks of a stripe once, if they are equal.
+  void join(std::uint32_t stripe) noexcept;
+
+  std::array<std::uint64_t, kNumStripes> equal_{};             // of all buckets of a stripe
+  std::array<std::unique_ptr<Parted>, kNumStripes> parted_{};  // where they differ
+  std::atomic<std::size_t> num_parted_ = 0;
+};
+
 class Marks {
  public:
-  using Array = std::array<std::uint64_t, kNumBuckets>;
-
   explicit Marks(int num_streams_max);
 
   // The marks of a stream; created at its first use, and never moved.
   // Errors: kBadRequest if the stream is not in [0, num_streams_max).
-  Array& of(std::int64_t stream);
+  StreamMarks& of(std::int64_t stream);
   // The same, but null for a stream that is not used yet.
-  const Array* find(std::int64_t stream) const;
+  const StreamMarks* find(std::int64_t stream) const;
 
   // Every stream seen so far.
-  std::vector<std::pair<std::int64_t, Array*>> streams() const;
+  std::vector<std::pair<std::int64_t, StreamMarks*>> streams() const;
 
   std::size_t bytes() const;
 
@@ -43,7 +77,7 @@ class Marks {
   void check(std::int64_t stream) const;
 
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<Array>> arrays_;  // guarded by mutex_
+  std::vector<std::unique_ptr<StreamMarks>> streams_;  // guarded by mutex_
 };
 
 // A push, or the pushes merged into one gradient, with the marks that it advances.
@@ -52,14 +86,17 @@ class Advance {
   // Errors: kBadRequest without ids, for an unknown stream, or a sequence < 1.
   Advance(std::span<const PushId> ids, Marks& marks);
 
-  // Bit i: bucket first_bucket + i has one of the ids already. Requires: the stripe's lock.
-  std::uint64_t applied(std::uint32_t first_bucket) const noexcept;
+  // Bit i: bucket i of the stripe has one of the ids already. Requires: the stripe's lock.
+  std::uint64_t applied(std::uint32_t stripe) const noexcept;
+  // Lets the stripe's marks differ, for a raise() that passes over some buckets.
+  // Requires: the stripe's lock. Errors: std::bad_alloc.
+  void part(std::uint32_t stripe) const;
   // Raises the marks of the stripe's buckets but those whose bits are set in `passed_over`.
-  // Requires: the stripe's lock.
-  void raise(std::uint32_t first_bucket, std::uint64_t passed_over = 0) const noexcept;
+  // Requires: the stripe's lock; part(), if there are any.
+  void raise(std::uint32_t stripe, std::uint64_t passed_over = 0) const noexcept;
 
  private:
-  std::vector<std::pair<Marks::Array*, std::uint64_t>> ids_;
+  std::vector<std::pair<StreamMarks*, std::uint64_t>> ids_;
 };
 
 }  // namespace trireme

@@ -237,6 +237,8 @@ class Table {
   void check_content(const char* who, std::uint32_t bucket, const BucketView& content) const;
   void raise_version_to(const BucketView& content) noexcept;
   void replace(std::uint32_t bucket, const BucketView& content);
+  std::vector<std::pair<StreamMarks*, std::uint64_t>> changed_marks(std::uint32_t bucket,
+                                                                    const BucketView& content);
   std::vector<Arena::Ref> refs_since(std::uint32_t bucket, std::uint32_t since) const;
   void insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept;
 

@@ -152,8 +152,9 @@ void Table::check_columns(const PushColumns& columns, std::size_t num_keys) cons
 std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const Step& step) {
   const std::uint32_t first_bucket = stripe * kBucketsPerStripe;
   std::unique_lock lock(stripes_[stripe]);
-  const std::uint64_t applied = step.advance.applied(first_bucket);
+  const std::uint64_t applied = step.advance.applied(stripe);
   if (applied == ~std::uint64_t{0}) return 0;
+  if (applied != 0) step.advance.part(stripe);
   std::size_t num_keys = group.keys.size();
   if (applied == 0) {
     num_keys = apply_group(group, step);
@@ -165,7 +166,7 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
     }
     num_keys = apply_group(remaining.group(), step);
   }
-  step.advance.raise(first_bucket, applied);
+  step.advance.raise(stripe, applied);
   // The push is applied and marked. If an eviction fails, the next push evicts.
   if (max_rows_of_bucket_) {
     for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
@@ -237,9 +238,9 @@ std::size_t Table::apply_group(const Group& group, const Step& step) {
 
 void Table::advance(std::span<const PushId> ids) {
   const Advance advance(ids, marks_);
-  for (std::uint32_t bucket = 0; bucket < kNumBuckets; bucket += kBucketsPerStripe) {
-    std::unique_lock lock(mutex_of(bucket));
-    advance.raise(bucket);
+  for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
+    std::unique_lock lock(stripes_[stripe]);
+    advance.raise(stripe);
   }
 }
 

