@@ -24,6 +24,7 @@ from trireme.rows.core_table import make_core_table
 from trireme.server.log import durable_journal
 from trireme.server.log.replay import state_records
 from trireme.server.log.segment import Record
+from trireme.server.log.state_folder import StateFolder
 from trireme.server.prepared_import import PreparedImport, filled_buckets
 from trireme.server.state import ServerState
 from trireme.storage.local import LocalStorage
@@ -85,7 +86,7 @@ def killed_beginning_a_segment(server: Served, folder: Path, num_records: int | 
     """What comes up if it had been killed when so many records of a new segment were written."""
 
     def some(*args: Any) -> list[Record]:
-        return state_records(*args)[:num_records]
+        return list(state_records(*args))[:num_records]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(durable_journal, "state_records", some)
@@ -139,6 +140,21 @@ def test_a_server_killed_while_it_begins_a_segment_keeps_what_it_holds(
     assert (successor.content(), prepared_content(state), state.sync_waits()) == expected
     server.close()
     successor.close()
+
+
+def test_what_follows_a_segment_that_could_not_be_noted_is_refused(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it were deleted, no start would miss it."""
+
+    def refuse(*_: Any) -> None:
+        raise ResourceExhausted("log: cannot write the note")
+
+    monkeypatch.setattr(StateFolder, "note", refuse)
+    with pytest.raises(ResourceExhausted, match="cannot write the note"):
+        server.snapshot()
+    with pytest.raises(ResourceExhausted, match="cannot write the note"):
+        server.state.raise_version(99)
 
 
 @pytest.mark.parametrize("when", ["before", "while"])

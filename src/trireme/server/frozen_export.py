@@ -40,6 +40,7 @@ def _on_save(state: ServerState, root: Path, request: Request) -> Reply:
         raise BadRequest(f"export.save: expected dtype one of {DTYPES}, found {dtype!r}")
     if len(classes) != len(names):
         raise BadRequest(f"export.save: expected a class for {len(names)} tables, found {classes}")
+    state.check_settled()
     state.raise_version(version + 1)
     state.forget_removed(forget)
     with writing(f"export: cannot write {folder}"):

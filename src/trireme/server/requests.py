@@ -256,5 +256,5 @@ class RequestHandlers:
         return Reply({"tables": tables})
 
 
-def _nobody() -> None:
-    """Waits for nothing."""
+def _nobody(*_: object, **__: object) -> None:
+    """Waits for nothing, and is told so."""

@@ -87,7 +87,8 @@ class CheckpointHandlers:
     def _on_stop(self, request: Request) -> Reply:
         job = need(request.body, "job", str)
         self._operations.get(job).progress.stop()
-        if self._checked is not None and self._checked[0] == job:
+        checked = self._checked
+        if checked is not None and checked[0] == job:
             self._keep(None)
         return Reply()
 
@@ -104,8 +105,13 @@ class CheckpointHandlers:
             server.held.hold(("load", deferred), 0)
             self._waiting.append(deferred)
             if len(self._waiting) == 1:
-                work = partial(self._load, id)
-                self._operations.start(uuid.uuid4().hex, work, self._answer_waiting)
+                try:
+                    work = partial(self._load, id)
+                    self._operations.start(uuid.uuid4().hex, work, self._answer_waiting)
+                except BaseException:  # the next one tries again
+                    self._waiting.remove(deferred)
+                    server.held.free(("load", deferred))
+                    raise
         return deferred
 
     def _drop(self, id: str) -> Reply:
@@ -149,6 +155,11 @@ class CheckpointHandlers:
                 raise lost(body["job"], "has left files") from error
 
     def _check(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
+        self._read(storage, body, progress)
+        return {}
+
+    def _read(self, storage: Storage, body: Body, progress: OperationProgress) -> CheckpointLoad:
+        """Read and check this server's share of a checkpoint, and keep it for its installation."""
         self._keep(None)  # first: frees its staged rows
         with self._manifest(storage, body) as (manifest, num_bytes):
             if manifest.id != need(body, "id", str):
@@ -160,7 +171,7 @@ class CheckpointHandlers:
             load.check(progress)
             progress.add(0)  # raises if stopped: no load would follow
             self._keep((body["job"], load), num_bytes)
-        return {}
+        return load
 
     def _keep(self, checked: tuple[str, CheckpointLoad] | None, num_bytes: int = 0) -> None:
         """Keep a load that was checked until it is installed. num_bytes: of its manifest."""
@@ -178,7 +189,7 @@ class CheckpointHandlers:
 
     def _prepare(self, storage: Storage, body: Body, _: OperationProgress) -> Result:
         server, id = self._server, need_name(body, "load", JOB_CHARS_MAX)
-        if not self._is_checked(body):
+        if self._checked_load(body) is None:
             self._keep(None)
             raise BadRequest(
                 f"checkpoint.prepare: expected a load that was checked before, found"
@@ -188,10 +199,12 @@ class CheckpointHandlers:
         server.journal.wait_kept()
         return {}
 
-    def _is_checked(self, body: Body) -> bool:
-        load = None if self._checked is None else self._checked[1]
+    def _checked_load(self, body: Body) -> CheckpointLoad | None:
+        """What was checked for these fields, if nothing else has been checked since."""
+        checked = self._checked
+        load = None if checked is None else checked[1]
         expected = (need(body, "id", str), _load_plan(body))
-        return load is not None and (load.manifest.id, load.plan) == expected
+        return load if load and (load.manifest.id, load.plan) == expected else None
 
     def _load(self, id: str, progress: OperationProgress) -> Result:
         """Load what is prepared, unless an earlier call has."""
@@ -200,13 +213,12 @@ class CheckpointHandlers:
             if not isinstance(prepared, PreparedLoad) or prepared.id != id:
                 return {}
             body = {**prepared.checkpoint, "job": id}
-            if not self._is_checked(body):  # the server was restarted, or this failed before
-                self._check(self._storage(body), body, progress)
-            checked = self._checked
+            load = self._checked_load(body)
+            if load is None:  # the server was restarted, or this failed before
+                load = self._read(self._storage(body), body, progress)
             self._keep(None)
-            assert checked is not None
             with self._server.journal.replacing():
-                checked[1].install(progress)
+                load.install(progress)
             with self._server.journal.changing_once():
                 self._server.finish(id, commit=True)
         return {}

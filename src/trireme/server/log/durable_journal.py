@@ -23,7 +23,7 @@ from trireme.server.state import ServerState
 logger = logging.getLogger("trireme.server")
 
 LATE_MAX = 64
-"""Changes that wait for a snapshot."""
+"""How many changes may wait for a snapshot."""
 
 
 class DurableJournal(Journal):
@@ -157,9 +157,9 @@ class DurableJournal(Journal):
         """Write snapshots when they are due; the thread's function."""
         while True:
             self._due.wait()
+            self._due.clear()  # first: `close` sets it once more
             if self._is_closing:
                 return
-            self._due.clear()
             with self._writing:
                 if self._log.num_bytes < self._next_at or self._unkept is not None:
                     continue
@@ -178,7 +178,11 @@ class DurableJournal(Journal):
         self._next_at = self._log.num_bytes + self._log_bytes  # when to try again, if this fails
         with self._changes.exclusive():
             number = self._log.rotate(state_records(self._server, self._attendance))
-            self._folder.note(number)
+            try:
+                self._folder.note(number)
+            except TriremeError as error:  # nobody would miss what follows if it were gone
+                self._log.end(error)
+                raise
             start, begun = self._log.num_bytes, time.monotonic()
         self._progress = OperationProgress()  # a failure stops it, and no other
         if self._is_closing:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -67,7 +67,7 @@ class Log:
             self.num_bytes += segment.end - before
             self._end_of_records = self.num_bytes
 
-    def rotate(self, first: Sequence[Record]) -> int:
+    def rotate(self, first: Iterable[Record]) -> int:
         """Start a new segment with these records; returns its number. After an error the old
         segment is in use as before, but a sync that fails ends the log. Nobody may append
         meanwhile.
@@ -83,7 +83,7 @@ class Log:
             self._notify(position, None)
         return number
 
-    def _rotate(self, first: Sequence[Record]) -> int:
+    def _rotate(self, first: Iterable[Record]) -> int:
         with self._lock, self._syncing, writing(f"log: cannot write in {self._folder}"):
             if self._failure is not None:
                 raise self._failure
@@ -99,7 +99,7 @@ class Log:
             old.close()
         return new.number
 
-    def _follower(self, old: Segment, first: Sequence[Record]) -> Segment:
+    def _follower(self, old: Segment, first: Iterable[Record]) -> Segment:
         """A new segment with these records, after all of the old one is kept."""
         if self.is_synced:  # first: an unfinished record with a segment behind is a damage
             with _syncing(old.path):
@@ -111,7 +111,7 @@ class Log:
                 sync_folder(self._folder)
             raise
 
-    def _begun(self, number: int, first: Sequence[Record]) -> Segment:
+    def _begun(self, number: int, first: Iterable[Record]) -> Segment:
         """A new segment with these records, kept; after an error it is removed again."""
         new = Segment(self._folder, number, self._state, is_synced=self.is_synced)
         try:
@@ -176,12 +176,14 @@ class Log:
                 log.warning("log: cannot note what %s keeps: %s", self._segment.path, error)
             self.num_bytes = begin + self._segment.end
 
-    def _end(self, error: _SyncFailed) -> ResourceExhausted:
-        """Acknowledge nothing any more: what is on the disk is unknown after a failed sync, also if
-        a later one succeeds.
-        """
-        failure = _failure_of(error)
+    def end(self, failure: TriremeError) -> None:
+        """Acknowledge nothing any more, for this reason."""
         self._notify(0, failure)
+
+    def _end(self, error: _SyncFailed) -> ResourceExhausted:
+        """What is on the disk is unknown after a failed sync, also if a later one succeeds."""
+        failure = _failure_of(error)
+        self.end(failure)
         return failure
 
     def _notify(self, position: int, failure: TriremeError | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trireme.errors import Corruption, TriremeError, writing
 from trireme.server.attendance import Attendance
-from trireme.server.log.replay import STATE, install_state, leave_out, replay
+from trireme.server.log.replay import STATE, STATE_END, install_state, leave_out, replay
 from trireme.server.log.segment import Record, SegmentReader, file_name
 from trireme.server.log.snapshot import read_snapshot
 from trireme.server.log.state_folder import StateFolder
@@ -96,15 +96,13 @@ class Recovery:
                 raise Corruption(f"{path}: expected a segment of the same state as those before")
             self.state = reader.head.state
             self._server.state_id = self.state.hex()
-            known = 0  # records to come that only repeat what the segments before have
+            is_known = False  # it only repeats what the segments before have
             for at, record in reader.records():
-                if record[0] == STATE and snapshot is None:
-                    known = 1 + record[1]["follow"]
-                if known:
-                    known -= 1
-                else:
+                is_known = is_known or (record[0] == STATE and snapshot is None)
+                if not is_known:
                     self._execute(path, at, record, snapshot)
                     snapshot = None
+                is_known = is_known and record[0] != STATE_END
                 self._num_records += 1
                 if time.monotonic() - self._reported_at > PROGRESS_S:
                     self._reported_at = time.monotonic()

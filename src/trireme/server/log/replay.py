@@ -1,7 +1,7 @@
 """What a log holds besides rows and the content of blocks, and how its records are replayed."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,14 @@ from trireme.server.requests import RequestHandlers
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
-STATE = "log.state"
+STATE, STATE_END = "log.state", "log.state_end"
 
 
-def state_records(server: ServerState, attendance: Attendance) -> list[Record]:
+def state_records(server: ServerState, attendance: Attendance) -> Iterator[Record]:
     """The first records of a segment that belongs to a snapshot. Nothing may change meanwhile.
 
-    The first says how many of them follow it: without the snapshot they repeat what the segments
-    before have, and a kill may have left a part of them, such as rows of an import that is whole.
+    Without the snapshot they repeat what the segments before have, and a kill may have left a part
+    of them, such as some rows of an import that is whole: replay leaves them out, up to the last.
     """
     assignment, tables, streams = server.assignment, server.tables, server.streams
     state = {
@@ -46,11 +46,12 @@ def state_records(server: ServerState, attendance: Attendance) -> list[Record]:
         "settled": list(tables.settled),
         "staleness": list(streams.staleness.items()),
     }
-    held: list[Record] = [("ps.push", *push.to_wire()) for push in server.staging.staged()]
+    yield STATE, {"shard": state, "attendance": attendance.gone()}, ()
+    for push in server.staging.staged():
+        yield "ps.push", *push.to_wire()
     if server.prepared is not None:
-        held += server.prepared.records()
-    body = {"shard": state, "attendance": attendance.gone(), "follow": len(held)}
-    return [(STATE, body, ()), *held]
+        yield from server.prepared.records()
+    yield STATE_END, {}, ()
 
 
 def install_state(server: ServerState, attendance: Attendance, body: Mapping[str, Any]) -> None:
@@ -102,7 +103,7 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         server.prepared = PreparedLoad(body["id"], body["checkpoint"])
     elif method in (PREPARE, ROWS, BLOCK, PREPARED):
         _replay_import(server, method, body, arrays)
-    else:
+    elif method != STATE_END:
         _replay_control(server, method, body, arrays)
 
 
