@@ -5,6 +5,7 @@ the table forgets it has removed.
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -155,6 +156,43 @@ def test_what_follows_a_segment_that_could_not_be_noted_is_refused(
         server.snapshot()
     with pytest.raises(ResourceExhausted, match="cannot write the note"):
         server.state.raise_version(99)
+
+
+def test_a_recovered_row_has_the_version_that_its_push_stamped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save raises the version while a snapshot is written, between two pushes that it has in some
+    of its buckets only.
+    """
+    server, requests = Served(tmp_path / "state"), Requests(Random(3), "async")
+    for request in [*requests.first(), requests.push(0, 0)]:
+        server.ask(*request)
+    save = threading.Thread(target=server.state.raise_version, args=[7])
+
+    is_first, lock = True, threading.Lock()
+
+    def read(*args: Any) -> _core.BucketColumns:
+        nonlocal is_first
+        columns = SNAPSHOT_COLUMNS(*args)
+        with lock:
+            if is_first:
+                is_first = False
+                for _ in range(10):
+                    server.ask(*requests.push(0, 0))
+                save.start()
+                save.join(0.5)
+                server.ask(*requests.push(0, 0))
+        return columns
+
+    server.ask(*requests.push(0, 0))
+    monkeypatch.setattr(_core, "snapshot_columns", read)
+    server.snapshot()
+    save.join()
+    server.ask(*requests.push(0, 0))
+    expected = server.content()
+    server.restart()
+    assert server.content() == expected
+    server.close()
 
 
 @pytest.mark.parametrize("when", ["before", "while"])

@@ -359,7 +359,8 @@ class ServerState:
         """The rows and blocks are now those of a checkpoint, which `version` follows. streams: as
         in `Streams.reset`.
         """
-        self.raise_version(version)
+        with self.journal.changing():  # within `replacing`
+            self._raise_version(version)
         with self.lock:
             self.staging.forget()
             self.streams.reset(streams)
@@ -368,8 +369,15 @@ class ServerState:
     # ---- versions and age ----
 
     def raise_version(self, version: int) -> None:
-        """Stamp rows that change from now on with this version, or a later one."""
-        with self.journal.changing(), self.lock:
+        """Stamp rows that change from now on with this version, or a later one. Waits for a
+        snapshot that is being written: with rows of a later version than its beginning had, replay
+        would stamp pushes before that later, and evict other rows.
+        """
+        with self.journal.changing_once():
+            self._raise_version(version)
+
+    def _raise_version(self, version: int) -> None:
+        with self.lock:
             self.journal.record("log.version", {"version": version})
             self.tables.raise_version(version)
 
