@@ -111,16 +111,19 @@ class StateFolder:
             sync_folder(self.path)
 
     def empty(self) -> None:
-        """Remove all state: the job is over. If interrupted, opening the folder does the rest."""
+        """Remove all state: the job is over. If interrupted, opening the folder does the rest.
+        Raises ResourceExhausted, BadRequest: the disk is full or broken.
+        """
         ended = self.path / _ENDED
-        ended.touch()
-        sync_folder(self.path)
-        self.note(0)
-        parts = self.path.glob(f"{COORDINATOR}*")
-        for path in (*parts, *self.snapshots().values(), *self.segments().values()):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        sync_folder(self.path)
-        ended.unlink()
+        with writing(f"log: cannot remove the state in {self.path}"):
+            ended.touch()
+            sync_folder(self.path)
+            self.note(0)
+            parts = self.path.glob(f"{COORDINATOR}*")
+            for path in (*parts, *self.snapshots().values(), *self.segments().values()):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            sync_folder(self.path)
+            ended.unlink()
 
     def close(self) -> None:
         os.close(self._lock)
