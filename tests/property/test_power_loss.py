@@ -109,7 +109,7 @@ def run(disk: Disk, random: Random, seen: list[int]) -> None:
                 disk.fails_in = random.randint(1, 4)
             try:
                 if random.random() < 0.2:
-                    life.log.rotate([("log.state", {}, ())])
+                    life.log.rotate([("log.state", {}, ()), ("log.state_end", {}, ())])
                 else:
                     life.append()
             except (BadRequest, ResourceExhausted):  # of that sync, or one that has ended the log

@@ -12,12 +12,7 @@ import numpy as np
 import xxhash
 
 from trireme.errors import BadRequest, Corruption, NotReady, SchemaMismatch
-from trireme.protocol.block_messages import (
-    ids_from_wire,
-    map_from_kept,
-    map_to_kept,
-    map_to_wire,
-)
+from trireme.protocol.block_messages import ids_from_wire, map_from_kept, map_to_kept, map_to_wire
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Arrays, need, need_list
 from trireme.rpc import HeldBytes, Reply, Request

@@ -110,13 +110,13 @@ def watch_state(registry: Registry, state: ServerState) -> None:
         "trireme_sync_held": (
             "Sync: pushes staged and not applied (staged), pulls that wait for a step (waiting).",
             state.sync_waits,
-        ),
+        )
     }
     gauges["mode"] = {
         "trireme_checkpoint_age_seconds": (
             "Time since the last checkpoint of this mode was published; absent before one.",
             state.counts.checkpoint_ages_s,
-        ),
+        )
     }
     for label, of_label in gauges.items():
         for name, (documentation, read) in of_label.items():

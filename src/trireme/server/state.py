@@ -56,10 +56,7 @@ class ServerState:
     """
 
     def __init__(
-        self,
-        pool: _core.Pool,
-        limits: CapacityLimits | None = None,
-        store_hosts: StoreHosts = None,
+        self, pool: _core.Pool, limits: CapacityLimits | None = None, store_hosts: StoreHosts = None
     ) -> None:
         self.pool = pool
         self.limits = limits or CapacityLimits()

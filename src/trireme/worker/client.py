@@ -92,10 +92,7 @@ class WorkerClient:
             raise
 
     def _join(self, silence_s: float) -> None:
-        body: dict[str, Any] = {
-            "servers": list(self.servers.endpoints),
-            "token": uuid.uuid4().hex,
-        }
+        body: dict[str, Any] = {"servers": list(self.servers.endpoints), "token": uuid.uuid4().hex}
         if self.is_late:
             body["late"] = True
         else:

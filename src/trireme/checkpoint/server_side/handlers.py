@@ -101,17 +101,12 @@ class CheckpointHandlers:
         if not commit:
             return server.journal.change_once(partial(self._drop, id))
         deferred = Deferred(lambda: f"server {server.assignment.index} has not done load {id} yet")
-        with self._lock:
+        with self._lock:  # which `_answer_waiting` takes, too
+            if not self._waiting:
+                work = partial(self._load, id)
+                self._operations.start(uuid.uuid4().hex, work, self._answer_waiting)
             server.held.hold(("load", deferred), 0)
             self._waiting.append(deferred)
-            if len(self._waiting) == 1:
-                try:
-                    work = partial(self._load, id)
-                    self._operations.start(uuid.uuid4().hex, work, self._answer_waiting)
-                except BaseException:  # the next one tries again
-                    self._waiting.remove(deferred)
-                    server.held.free(("load", deferred))
-                    raise
         return deferred
 
     def _drop(self, id: str) -> Reply:

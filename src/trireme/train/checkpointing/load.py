@@ -189,10 +189,7 @@ def _load_on_servers(
 
 
 def _load_on_worker(
-    optimizer: DistributedOptimizer,
-    loaded: dict[str, Any],
-    location: Location,
-    random: RandomState,
+    optimizer: DistributedOptimizer, loaded: dict[str, Any], location: Location, random: RandomState
 ) -> LoadedCheckpoint:
     """Bring this worker to the state that the servers have loaded."""
     path, extra, worker = str(loaded["path"]), loaded["extra"], optimizer.cluster.worker

@@ -7,11 +7,7 @@ import torch
 from torch import Tensor
 
 from trireme.dense.optimizers import needs_whole, shapes_made
-from trireme.interchange.worker_side.dense_blocks import (
-    SCALARS,
-    read_blocks,
-    write_blocks,
-)
+from trireme.interchange.worker_side.dense_blocks import SCALARS, read_blocks, write_blocks
 from trireme.protocol.block_messages import BlockTensors
 from trireme.worker.client import WorkerClient
 from trireme.worker.dense_parameters import DenseParameters
