@@ -130,6 +130,23 @@ def test_state_survives_save_and_restore() -> None:
     np.testing.assert_array_equal(other.read(ids), store.read(ids))
 
 
+def test_marks_that_were_read_stay_as_they_were_and_can_be_restored() -> None:
+    store = BlockStore()
+    specs = cut("p", 12, 0, 4)
+    store.create("SGD", [{"lr": 1.0}], specs, np.zeros(12, dtype=np.float32), {3: 1})
+    first, second, third = (spec.id for spec in specs)
+    store.advance([(3, 2)])
+    kept = store.slices_of(first)
+    store.advance([(3, 3), (4, 1)])
+    store.restore(first, kept)  # beside others that began with the very same marks
+    store.apply([{"lr": 1.0}], [first, second], np.ones(8, dtype=np.float32), [(3, 3)])
+    np.testing.assert_array_equal(store.read([first, second]), np.repeat([-1, 0], 4))
+    store.apply([{"lr": 1.0}], [second], np.ones(4, dtype=np.float32), [(4, 2)])
+    marks = [store.marks_of(block_id) for block_id in (first, second, third)]
+    assert marks == [{3: 3}, {3: 3, 4: 2}, {3: 3, 4: 1}]
+    assert kept[0].marks == {3: 2}
+
+
 def part_of(store: BlockStore, ids: list[str], start: int, end: int) -> BlockSlice:
     """Elements of a parameter cut into blocks, as they would be read from a checkpoint."""
     parts = [part for block_id in ids for part in store.slices_of(block_id)]

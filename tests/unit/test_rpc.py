@@ -6,11 +6,13 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 from proxy import Faults, Proxy
+from tests.conditions import wait_until
 from trireme.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -129,6 +131,34 @@ def test_calls_of_one_client_are_handled_in_order(
 ) -> None:
     client.call_all([Call(server.endpoint, "note", {"value": i}) for i in range(300)], timeout_s=30)
     assert service.seen == list(range(300))
+
+
+def test_no_answer_waits_for_a_slow_request() -> None:
+    """Answers of quick requests leave together; the handler of the next one may prove slow."""
+    service = Service()
+    replies: queue.SimpleQueue[str] = queue.SimpleQueue()
+    first, last = Service(), Service()
+    handlers = {**service.handlers, "first": first.hold, "last": last.hold}
+
+    with ExitStack() as stack:
+        server = stack.enter_context(Server("127.0.0.1:0", handlers, name="s", threads=1))
+
+        def ask(method: str) -> None:
+            with RpcClient(name=method) as client:
+                client.call(server.endpoint, method, timeout_s=50)
+            replies.put(method)
+
+        threads = [threading.Thread(target=ask, args=[name]) for name in ("first", "echo", "last")]
+        stack.callback(lambda: [thread.join(60) for thread in threads])
+        for num_queued, thread in zip((0, 1, 2), threads, strict=True):
+            thread.start()
+            assert first.is_entered.wait(30)
+            wait_until(lambda num=num_queued: server.usage().queued == num)
+        first.may_go_on.set()
+        assert last.is_entered.wait(30)
+        assert {replies.get(timeout=30), replies.get(timeout=30)} == {"first", "echo"}
+        last.may_go_on.set()
+        assert replies.get(timeout=30) == "last"
 
 
 def test_deferred_is_answered_from_another_thread(

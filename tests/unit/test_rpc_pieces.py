@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from tests.conditions import wait_until
 from tests.seeds import SEED, named_in_failure
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.rpc import Call, Limits, Reply, Request, RpcClient, Server, frames, peers
@@ -199,10 +198,3 @@ def test_an_assembly_names_the_piece_that_it_expects() -> None:
     assert not assembly.add(piece(3, 0, 0)[0], [np.zeros(2, np.uint8)])
     with pytest.raises(BadRequest, match="message 3 at byte 2 of 8"):
         assembly.add(piece(3, 5, 0)[0], [np.zeros(2, np.uint8)])
-
-
-def wait_until(is_true: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)

@@ -185,7 +185,7 @@ def _array(i: int, spec: Any, part: Any) -> Array:
 
 
 def _checked_spec(i: int, spec: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    if type(spec) is not list or [type(value) for value in spec] != [str, list]:
+    if type(spec) is not list or [*map(type, spec)] != [str, list]:
         raise BadRequest(f"rpc.unpack: array {i} needs [dtype, shape], found {repr(spec)[:80]}")
     dtype = DTYPES.get(spec[0])
     if dtype is None:
@@ -193,6 +193,8 @@ def _checked_spec(i: int, spec: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
             f"rpc.unpack: array {i} needs a dtype of {', '.join(DTYPES)}, found {spec[0][:80]!r}"
         )
     shape = spec[1]
+    if len(shape) == 1 and type(shape[0]) is int and 0 <= shape[0] <= DIM_MAX:
+        return dtype, (shape[0],)  # most arrays
     if len(shape) > NDIM_MAX or not all(type(dim) is int and 0 <= dim <= DIM_MAX for dim in shape):
         raise BadRequest(
             f"rpc.unpack: array {i} needs at most {NDIM_MAX} dims in [0, {DIM_MAX}], "

@@ -6,6 +6,10 @@ queues, and then handles requests outside the lock, answering from the same thre
 one thread wake-up. One thread more exists than handlers may run, so one is always free to receive.
 A keeper thread observes connections, authenticates them and ends requests at their deadlines.
 
+Answers of quick requests wait for a moment while others are ready to be handled, and leave
+together: an answer by itself wakes ZeroMQ's thread, which takes longer than to handle an empty
+push. A request that proves slow holds them back until another thread or the keeper sends them.
+
 Invariants:
   - The socket is used with the lock held only. A thread that used it receives until nothing is left
     or wakes another thread: any use may consume the event that would have woken one. Likewise a
@@ -13,6 +17,7 @@ Invariants:
   - A peer is in `_ready` if and only if its queue is not empty, no handler runs for it and it is
     not stalled.
   - A request counts against its peer's and the server's limits from arrival until it is answered.
+  - While an answer is in `_unsent`, a handler or the keeper runs, or a thread has been woken.
 """
 
 from __future__ import annotations
@@ -47,6 +52,8 @@ _log = logging.getLogger("trireme.rpc")
 
 # Messages received at a time, before answers are sent.
 _BATCH = 64
+# An answer waits for those of requests that are handled within this time.
+_TOGETHER_S = 0.0002
 # A deferred request ends this long before the client's deadline, so that the client learns why.
 _EARLY_S_MAX = 0.3
 _DESCRIPTORS = 2  # of a connection: ZeroMQ's and the copy of peers.py
@@ -128,6 +135,8 @@ class Server:
         self._num_requests = 0
         self._num_bytes = 0
         self._deferred: dict[_PendingRequest, Deferred] = {}
+        self._unsent: list[tuple[_PendingRequest, Reply | TriremeError]] = []
+        self._unsent_since = 0.0
         self._is_stopping = False
         self._is_closed = False
         self._is_keeper_idle = True
@@ -205,7 +214,7 @@ class Server:
         with self._lock:
             running, deferred = len(self._running), len(self._deferred)
             return Usage(
-                queued=self._num_requests - running - deferred,
+                queued=self._num_requests - running - deferred - len(self._unsent),
                 running=running,
                 deferred=deferred,
                 num_bytes=self._held_bytes(),
@@ -227,14 +236,20 @@ class Server:
         while True:
             self._serving.poll()
             with self._lock:
+                self._send_unsent()
                 self._receive()
                 pending = self._take()
             while pending is not None:
-                answer = self._handle(pending.take_request())
+                start = time.monotonic()
+                answer = self._handle(pending.take_request(), start)
                 with self._lock:
-                    self._done_running(pending, answer)
+                    self._done_running(pending, answer, start)
+                    if not self._ready or time.monotonic() - self._unsent_since > _TOGETHER_S:
+                        self._send_unsent()
                     self._receive()
                     following = self._take()
+                    if following is None and self._unsent:
+                        os.eventfd_write(self._work, 1)  # a thread comes to send them
                 if isinstance(answer, Deferred):
                     answer.bind(partial(self._answer_later, pending))
                 pending = following
@@ -242,13 +257,13 @@ class Server:
                 os.eventfd_write(self._work, 1)  # wake the next one
                 return
 
-    def _handle(self, request: Request) -> Reply | Deferred | TriremeError:
+    def _handle(self, request: Request, now: float) -> Reply | Deferred | TriremeError:
         handler = self._handlers.get(request.method)
         if handler is None:
             return BadRequest(
                 f"{self.name} has no such method; it has {sorted(self._handlers)}"[:500]
             )
-        if request.deadline < time.monotonic():
+        if request.deadline < now:
             return DeadlineExceeded("the deadline passed before its turn came")
         try:
             answer: object = handler(request)
@@ -281,8 +296,9 @@ class Server:
         return None
 
     def _done_running(
-        self, pending: _PendingRequest, answer: Reply | Deferred | TriremeError
+        self, pending: _PendingRequest, answer: Reply | Deferred | TriremeError, start: float
     ) -> None:
+        """start: when its handler began."""
         peer = pending.peer
         peer.is_running = False
         self._running.remove(pending)
@@ -290,8 +306,15 @@ class Server:
             self._ready.append(peer)
         if isinstance(answer, Deferred):
             self._deferred[pending] = answer
-        else:
+            return
+        if not self._unsent:
+            self._unsent_since = start
+        self._unsent.append((pending, answer))
+
+    def _send_unsent(self) -> None:
+        for pending, answer in self._unsent:
             self._answer(pending, answer)
+        self._unsent.clear()
 
     def _answer_later(self, pending: _PendingRequest, answer: Answer) -> None:
         with self._lock:
@@ -398,6 +421,9 @@ class Server:
                 self._is_keeper_idle = not self._has_duties()
             self._keeping.poll(None if self._is_keeper_idle else TICK_S)
             with self._lock:
+                if self._unsent:
+                    os.eventfd_write(self._work, 1)  # sending may consume the event of a message
+                    self._send_unsent()
                 self._socket.answer_zap()
                 self._socket.peers.follow()
                 self._socket.check()
@@ -433,6 +459,7 @@ class Server:
     # Ending
 
     def _refuse_rest(self) -> None:
+        self._send_unsent()
         error = Unavailable(f"{self.name} stops")
         for pending in [*self._deferred, *(p for peer in self._socket.peers for p in peer.queue)]:
             self._answer(pending, error, handled=False)

@@ -250,7 +250,8 @@ class ServerSocket:
     @property
     def assembling_bytes(self) -> int:
         """Bytes of the calls of which some pieces have arrived."""
-        return sum(assembly.num_bytes for assembly in self.peers.assembling.values())
+        assembling = self.peers.assembling
+        return sum(a.num_bytes for a in assembling.values()) if assembling else 0
 
     def _check_size(self, num_parts: int, num_bytes: int) -> None:
         limits = self._limits
@@ -291,7 +292,7 @@ class ServerSocket:
             )
         except BadRequest as error:  # the fault is the handler's, not the request's
             return Internal(f"the handler's reply: {error}")
-        num_bytes = sum(map(len, parts))
+        num_bytes = sum([len(part) for part in parts])
         if num_bytes > peer.call_bytes_max:
             return ResourceExhausted(
                 f"the client takes replies of {peer.call_bytes_max} bytes, found one of {num_bytes}"
@@ -318,7 +319,7 @@ class ServerSocket:
             if error.errno != zmq.EHOSTUNREACH:  # the peer is gone: no caller waits for the answer
                 raise
         else:
-            num_bytes = sum(frames.wire_bytes(len(p), self._is_curve) for p in parts)
+            num_bytes = sum([frames.wire_bytes(len(p), self._is_curve) for p in parts])
             self.peers.note_sent(peer, num_bytes)
             self.num_bytes_out += num_bytes
 

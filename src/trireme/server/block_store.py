@@ -5,7 +5,7 @@ servers, so every number of servers computes the same bits.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,22 @@ Thousands of slices with the marks of a thousand streams each would take more th
 
 @dataclass(eq=False)
 class _MarkGroup:
-    """Slices that share marks: to raise those of all costs as little as to raise those of one."""
+    """Slices that share marks: to raise those of all costs as little as to raise those of one.
+    newer: marks that were raised since `marks` was made, instead of those there. A push, even an
+    empty one, raises one mark of a thousand.
+    """
 
     marks: Marks
     num_slices: int = 0
+    newer: dict[int, int] = field(default_factory=dict)
+
+    def last(self, stream: int) -> int:
+        """The last sequence of a stream that the slices have seen."""
+        return self.newer.get(stream) or self.marks.get(stream, 0)
+
+    def advance(self, ids: Sequence[tuple[int, int]]) -> None:
+        for stream, sequence in ids:
+            self.newer[stream] = max(self.last(stream), sequence)
 
 
 @dataclass(eq=False)
@@ -235,7 +247,7 @@ class BlockStore:
         unseen = {
             group
             for group in self._groups.values()
-            if all(group.marks.get(stream, 0) < sequence for stream, sequence in ids)
+            if all(group.last(stream) < sequence for stream, sequence in ids)
         }
         start = 0
         for block_id in block_ids:
@@ -307,16 +319,16 @@ class BlockStore:
 
     def advance(self, ids: Sequence[tuple[int, int]]) -> None:
         """Raise the marks of all blocks."""
-        for group in list(self._groups.values()):
-            self._set_marks(group, _raised(group.marks, ids))
+        for group in self._groups.values():
+            group.advance(ids)
 
     def newest_mark(self, stream: int) -> int:
         """The last sequence of a stream that any slice has seen."""
-        return max((group.marks.get(stream, 0) for group in self._groups.values()), default=0)
+        return max((group.last(stream) for group in self._groups.values()), default=0)
 
     def marks_of(self, block_id: str) -> Marks:
         """The last sequence of each stream that the whole block has seen."""
-        marks = [live.group.marks for live in self._slices[block_id]]
+        marks = [self._whole_marks(live.group) for live in self._slices[block_id]]
         if len(marks) == 1:
             return marks[0]
         return {s: min(m[s] for m in marks) for s in marks[0] if all(s in m for m in marks)}
@@ -332,21 +344,30 @@ class BlockStore:
         for live in slices:
             members.setdefault(live.group, []).append(live)
         for group, raised_ones in members.items():
-            marks = _raised(group.marks, ids)
             if len(raised_ones) == group.num_slices:
-                self._set_marks(group, marks)
+                group.advance(ids)
                 continue
+            marks = dict(self._whole_marks(group))
             for live in raised_ones:
                 self._leave_group(live)
                 live.group = self._joined_group(marks)
+            raised_ones[0].group.advance(ids)
+
+    def _whole_marks(self, group: _MarkGroup) -> Marks:
+        """All its marks, which others may keep."""
+        if group.newer:
+            self._set_marks(group, {**group.marks, **group.newer})
+        return group.marks
 
     def _set_marks(self, group: _MarkGroup, marks: Marks) -> None:
         del self._groups[id(group.marks)]
-        group.marks = marks
+        group.marks, group.newer = marks, {}
         self._groups[id(marks)] = group
 
     def _joined_group(self, marks: Marks) -> _MarkGroup:
         """The group of these very marks, with one slice more."""
+        if id(marks) in self._groups:
+            self._whole_marks(self._groups[id(marks)])  # which may have been raised
         group = self._groups.setdefault(id(marks), _MarkGroup(marks))
         group.num_slices += 1
         return group
@@ -368,7 +389,8 @@ class BlockStore:
                 name: value.clone() if isinstance(value, Tensor) else torch.tensor(value)
                 for name, value in state.items()
             }
-            slices.append(BlockSlice(start + live.start, tensors, live.group.marks))
+            marks = self._whole_marks(live.group)
+            slices.append(BlockSlice(start + live.start, tensors, marks))
         return slices
 
     def state_of(self, block_id: str) -> dict[str, Tensor]:
@@ -434,10 +456,3 @@ def _tried_as(group: GroupValues) -> GroupValues:
     step and a lower one cannot fail where a higher one does not.
     """
     return {**group, "lr": 1.0} if 0 <= group.get("lr", 2.0) <= 1 else group
-
-
-def _raised(marks: Marks, ids: Sequence[tuple[int, int]]) -> Marks:
-    new = dict(marks)
-    for stream, sequence in ids:
-        new[stream] = max(new.get(stream, 0), sequence)
-    return new

@@ -14,6 +14,7 @@ core.
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from threading import Lock, RLock
 from typing import Any
 
@@ -249,8 +250,8 @@ class ServerState:
         """Raises ResourceExhausted as `CapacityLimits.check_rows`. staged: rows of an import or
         load that are held beside those of the tables.
         """
-        served = [table.rows for table in list(self.tables.values())]
-        self.limits.check_rows([*served, *staged], num_marks)
+        served = (table.rows for table in list(self.tables.values()))
+        self.limits.check_rows(chain(served, staged), num_marks)
 
     def stage_or_apply(self, push: Push) -> None:
         """Stage or apply a push that has been checked and recorded."""
@@ -265,8 +266,16 @@ class ServerState:
         self._apply(pushes, norm)
 
     def _apply(self, pushes: list[Push], norm: float | None = None) -> None:
-        """Apply one push, or the pushes of one sync step as one update. What has some of them
-        already, in a checkpoint saved between two pushes, gets the others.
+        """Apply one push, or the pushes of one sync step as one update."""
+        if any(push.tables or push.blocks for push in pushes):
+            self._update_lacking(pushes, norm)
+            self._record(pushes)
+        else:  # with many servers, a worker's batch has keys of few
+            self.pass_over(pushes)
+
+    def _update_lacking(self, pushes: list[Push], norm: float | None) -> None:
+        """Update all that lacks the pushes. What has some of them already, in a checkpoint saved
+        between two pushes, gets the others.
         """
         ahead = {push.stream for push in pushes if len(pushes) > 1 and self._is_ahead(push)}
         self._update(StepGradient(pushes, self.pool, norm))
@@ -276,15 +285,14 @@ class ServerState:
                 parts.insert(0, level)
             for part in parts:
                 self._update(StepGradient(part, self.pool, norm, step=pushes))
-        self._record(pushes)
 
     def pass_over(self, pushes: list[Push]) -> None:
-        """Count pushes as applied that cannot be."""
-        for push in pushes:
-            for table in list(self.tables.values()):
-                table.rows.advance([push.id])
-            with self.blocks_lock:
-                self.blocks.advance([push.id])
+        """Count pushes as applied that change nothing, or cannot be applied."""
+        ids = [push.id for push in pushes]
+        for table in list(self.tables.values()):
+            table.rows.advance(ids)
+        with self.blocks_lock:
+            self.blocks.advance(ids)
         self._record(pushes)
 
     def _record(self, pushes: list[Push]) -> None:
