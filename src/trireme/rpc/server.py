@@ -6,9 +6,10 @@ queues, and then handles requests outside the lock, answering from the same thre
 one thread wake-up. One thread more exists than handlers may run, so one is always free to receive.
 A keeper thread observes connections, authenticates them and ends requests at their deadlines.
 
-Answers of quick requests wait for a moment while others are ready to be handled, and leave
-together: an answer by itself wakes ZeroMQ's thread, which takes longer than to handle an empty
-push. A request that proves slow holds them back until another thread or the keeper sends them.
+Answers of quick requests wait for a moment while others are ready to be handled, and those that a
+handler gives to deferred requests until it returns. They leave together: an answer by itself wakes
+ZeroMQ's thread, which takes longer than to handle an empty push. If a handler proves slow, another
+thread or the keeper sends them.
 
 Invariants:
   - The socket is used with the lock held only. A thread that used it receives until nothing is left
@@ -137,6 +138,7 @@ class Server:
         self._deferred: dict[_PendingRequest, Deferred] = {}
         self._unsent: list[tuple[_PendingRequest, Reply | TriremeError]] = []
         self._unsent_since = 0.0
+        self._serving_ids: set[int] = set()  # of the threads that serve
         self._is_stopping = False
         self._is_closed = False
         self._is_keeper_idle = True
@@ -233,6 +235,7 @@ class Server:
     # Serving threads
 
     def _serve(self) -> None:
+        self._serving_ids.add(threading.get_ident())
         while True:
             self._serving.poll()
             with self._lock:
@@ -248,10 +251,10 @@ class Server:
                         self._send_unsent()
                     self._receive()
                     following = self._take()
-                    if following is None and self._unsent:
-                        os.eventfd_write(self._work, 1)  # a thread comes to send them
                 if isinstance(answer, Deferred):
                     answer.bind(partial(self._answer_later, pending))
+                if following is None and self._unsent:
+                    os.eventfd_write(self._work, 1)  # a thread comes to send them
                 pending = following
             if self._is_stopping:
                 os.eventfd_write(self._work, 1)  # wake the next one
@@ -307,8 +310,13 @@ class Server:
         if isinstance(answer, Deferred):
             self._deferred[pending] = answer
             return
+        self._hold_back(pending, answer, start)
+
+    def _hold_back(
+        self, pending: _PendingRequest, answer: Reply | TriremeError, since: float
+    ) -> None:
         if not self._unsent:
-            self._unsent_since = start
+            self._unsent_since = since
         self._unsent.append((pending, answer))
 
     def _send_unsent(self) -> None:
@@ -320,7 +328,10 @@ class Server:
         with self._lock:
             if self._is_closed:
                 return
-            self._answer(pending, answer)
+            self._hold_back(pending, answer, time.monotonic())
+            if threading.get_ident() in self._serving_ids and len(self._unsent) < _BATCH:
+                return
+            self._send_unsent()
             if self._socket.has_input():
                 os.eventfd_write(self._work, 1)
 
