@@ -24,18 +24,24 @@ def start_pool(threads: int) -> _core.Pool:
 
 
 @contextmanager
-def frozen_objects() -> Iterator[None]:
-    """While the block runs, the cyclic garbage collector ignores the objects that exist now.
+def frozen_objects(num_new: int = 0) -> Iterator[None]:
+    """While the block runs, the cyclic garbage collector ignores the objects that exist now, and
+    searches when there are `num_new` others; 0: when Python would.
 
     Modules and functions, hundreds of thousands of objects, live until the end. Each search of them
-    stops all threads for a tenth of a second. No effect if the process has frozen objects itself.
+    stops all threads for a tenth of a second. No effect on them if the process has frozen objects
+    itself.
     """
     is_ours = gc.get_freeze_count() == 0
+    thresholds = gc.get_threshold()
     if is_ours:
         gc.freeze()
+    if num_new:
+        gc.set_threshold(num_new, *thresholds[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         if is_ours:
             gc.unfreeze()
 

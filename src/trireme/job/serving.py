@@ -28,6 +28,10 @@ from trireme.threads import frozen_objects, start_pool, torch_threads
 
 log = logging.getLogger("trireme.job")
 
+# A step of a thousand workers makes 12,000 objects that live until it is applied. For so many the
+# collector would search all that the server has, each time.
+_NEW_OBJECTS = 50_000
+
 
 @contextmanager
 def _stop_on_signals(attendance: Attendance) -> Iterator[None]:
@@ -119,7 +123,7 @@ def serve(
             state=state.state_id,
         )
         # One thread steps the blocks: they are too small to be worth waking others for.
-        with frozen_objects(), torch_threads(1), server, _stop_on_signals(attendance):
+        with frozen_objects(_NEW_OBJECTS), torch_threads(1), server, _stop_on_signals(attendance):
             requests.watch(server)
             health.opened()
             log.info("listening on %s", server.endpoint)

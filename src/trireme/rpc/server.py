@@ -136,7 +136,7 @@ class Server:
         self._num_requests = 0
         self._num_bytes = 0
         self._deferred: dict[_PendingRequest, Deferred] = {}
-        self._unsent: list[tuple[_PendingRequest, Reply | TriremeError]] = []
+        self._unsent: deque[tuple[_PendingRequest, Answer]] = deque()  # any thread may append
         self._unsent_since = 0.0
         self._serving_ids: set[int] = set()  # of the threads that serve
         self._is_stopping = False
@@ -310,26 +310,20 @@ class Server:
         if isinstance(answer, Deferred):
             self._deferred[pending] = answer
             return
-        self._hold_back(pending, answer, start)
-
-    def _hold_back(
-        self, pending: _PendingRequest, answer: Reply | TriremeError, since: float
-    ) -> None:
         if not self._unsent:
-            self._unsent_since = since
+            self._unsent_since = start
         self._unsent.append((pending, answer))
 
     def _send_unsent(self) -> None:
-        for pending, answer in self._unsent:
-            self._answer(pending, answer)
-        self._unsent.clear()
+        while self._unsent:
+            self._answer(*self._unsent.popleft())
 
     def _answer_later(self, pending: _PendingRequest, answer: Answer) -> None:
+        self._unsent.append((pending, answer))
+        if threading.get_ident() in self._serving_ids and len(self._unsent) < _BATCH:
+            return  # without the lock: a handler may answer a thousand deferred requests
         with self._lock:
             if self._is_closed:
-                return
-            self._hold_back(pending, answer, time.monotonic())
-            if threading.get_ident() in self._serving_ids and len(self._unsent) < _BATCH:
                 return
             self._send_unsent()
             if self._socket.has_input():
