@@ -161,6 +161,37 @@ def test_no_answer_waits_for_a_slow_request() -> None:
         assert replies.get(timeout=30) == "last"
 
 
+def test_deferred_answers_of_a_handler_that_goes_on_are_sent_and_counted_once() -> None:
+    service = Service()
+
+    def answer_and_hold(request: Request) -> None:
+        for _ in range(3):
+            service.deferred.get(timeout=30).reply(Reply({"late": True}))
+        service.hold(request)
+
+    handlers = {**service.handlers, "answer": answer_and_hold}
+    with ExitStack() as stack:
+        server = stack.enter_context(Server("127.0.0.1:0", handlers, name="s"))
+        waiting, answering = (stack.enter_context(RpcClient(name=name)) for name in ("w", "a"))
+        stack.callback(service.may_go_on.set)
+        replies: list[Reply] = []
+        calls = [Call(server.endpoint, "defer") for _ in range(3)]
+        wait = threading.Thread(
+            target=lambda: replies.extend(waiting.call_all(calls, timeout_s=50))
+        )
+        wait.start()
+        hold = threading.Thread(
+            target=lambda: answering.call(server.endpoint, "answer", timeout_s=50)
+        )
+        hold.start()
+        assert service.is_entered.wait(30)
+        assert server.usage()[:3] == (0, 1, 0)  # queued, running, deferred
+        wait.join(30)
+        assert [reply.body for reply in replies] == [{"late": True}] * 3
+        service.may_go_on.set()
+        hold.join(30)
+
+
 def test_deferred_is_answered_from_another_thread(
     server: Server, client: RpcClient, service: Service
 ) -> None:

@@ -214,9 +214,10 @@ class Server:
     def usage(self) -> Usage:
         """The requests and bytes that it holds now and has processed."""
         with self._lock:
+            self._flush()
             running, deferred = len(self._running), len(self._deferred)
             return Usage(
-                queued=self._num_requests - running - deferred - len(self._unsent),
+                queued=self._num_requests - running - deferred,
                 running=running,
                 deferred=deferred,
                 num_bytes=self._held_bytes(),
@@ -318,13 +319,21 @@ class Server:
         while self._unsent:
             self._answer(*self._unsent.popleft())
 
+    def _flush(self) -> None:
+        """As `_send_unsent`, on a thread that does not receive."""
+        if self._unsent:
+            os.eventfd_write(self._work, 1)  # sending may consume the event of a message
+            self._send_unsent()
+
     def _answer_later(self, pending: _PendingRequest, answer: Answer) -> None:
-        self._unsent.append((pending, answer))
         if threading.get_ident() in self._serving_ids and len(self._unsent) < _BATCH:
-            return  # without the lock: a handler may answer a thousand deferred requests
+            # Without the lock: a handler may answer a thousand deferred requests.
+            self._unsent.append((pending, answer))
+            return
         with self._lock:
             if self._is_closed:
                 return
+            self._unsent.append((pending, answer))
             self._send_unsent()
             if self._socket.has_input():
                 os.eventfd_write(self._work, 1)
@@ -426,9 +435,7 @@ class Server:
                 self._is_keeper_idle = not self._has_duties()
             self._keeping.poll(None if self._is_keeper_idle else TICK_S)
             with self._lock:
-                if self._unsent:
-                    os.eventfd_write(self._work, 1)  # sending may consume the event of a message
-                    self._send_unsent()
+                self._flush()
                 self._socket.answer_zap()
                 self._socket.peers.follow()
                 self._socket.check()

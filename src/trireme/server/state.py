@@ -266,17 +266,12 @@ class ServerState:
         self._apply(pushes, norm)
 
     def _apply(self, pushes: list[Push], norm: float | None = None) -> None:
-        """Apply one push, or the pushes of one sync step as one update."""
-        if any(push.tables or push.blocks for push in pushes):
-            self._update_lacking(pushes, norm)
-            self._record(pushes)
-        else:  # with many servers, a worker's batch has keys of few
-            self.pass_over(pushes)
-
-    def _update_lacking(self, pushes: list[Push], norm: float | None) -> None:
-        """Update all that lacks the pushes. What has some of them already, in a checkpoint saved
-        between two pushes, gets the others.
+        """Apply one push, or the pushes of one sync step as one update. What has some of them
+        already, in a checkpoint saved between two pushes, gets the others.
         """
+        if not any(push.tables or push.blocks for push in pushes):
+            self.pass_over(pushes)  # with many servers, a worker's batch has keys of few
+            return
         ahead = {push.stream for push in pushes if len(pushes) > 1 and self._is_ahead(push)}
         self._update(StepGradient(pushes, self.pool, norm))
         if ahead:
@@ -285,6 +280,7 @@ class ServerState:
                 parts.insert(0, level)
             for part in parts:
                 self._update(StepGradient(part, self.pool, norm, step=pushes))
+        self._record(pushes)
 
     def pass_over(self, pushes: list[Push]) -> None:
         """Count pushes as applied that change nothing, or cannot be applied."""
