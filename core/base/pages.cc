@@ -97,6 +97,10 @@ void make_writable(std::byte* data, std::size_t bytes) {
   if (::mprotect(data, bytes, PROT_READ | PROT_WRITE) != 0) fail(bytes);
 }
 
+void give_back(std::byte* data, std::size_t bytes) noexcept {
+  ::madvise(data, bytes, MADV_DONTNEED);
+}
+
 std::size_t memory_bytes() noexcept {
   return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
          static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));

@@ -41,6 +41,9 @@ class Pages {
 // Turns whole pages of reserved address space into zeroed memory. Errors: kResourceExhausted.
 void make_writable(std::byte* data, std::size_t bytes);
 
+// Gives the memory of whole pages back to the system; it is zeros when it is used again.
+void give_back(std::byte* data, std::size_t bytes) noexcept;
+
 // The memory of this machine.
 std::size_t memory_bytes() noexcept;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -43,6 +44,7 @@ Arena::Reservation::Reservation(Arena& arena, std::size_t num_rows)
     : arena_(arena), num_rows_(num_rows) {
   std::lock_guard lock(arena.mutex_);
   const std::size_t wanted = arena.num_reserved_ + num_rows;
+  if (wanted > arena.num_free_ && arena.limit_ != kNoLimit) arena.end_shrink(true);
   arena.commit(arena.num_rows_ + wanted - std::min(wanted, arena.num_free_));
   arena.num_reserved_ = wanted;
 }
@@ -78,13 +80,62 @@ void Arena::collapse() noexcept {
   }
 }
 
+void Arena::put(Ref ref) noexcept {
+  std::memcpy(row(ref), &free_, sizeof free_);
+  free_ = ref;
+  ++num_free_;
+}
+
 void Arena::free(std::span<const Ref> refs) noexcept {
   std::lock_guard lock(mutex_);
   for (const Ref ref : refs) {
-    std::memcpy(row(ref), &free_, sizeof free_);
-    free_ = ref;
+    if (ref < limit_) {
+      put(ref);
+    } else {
+      left_.push_back(ref);  // there is room for all of them
+      if (left_.size() == num_rows_ - limit_) end_shrink(false);
+    }
   }
-  num_free_ += refs.size();
+}
+
+bool Arena::shrink(std::size_t num_rows) {
+  std::lock_guard lock(mutex_);
+  if (limit_ != kNoLimit || num_rows == 0 || num_rows >= num_rows_) return false;
+  left_.reserve(num_rows_ - num_rows);
+  limit_ = num_rows;
+  Ref ref = free_;
+  for (std::size_t n = std::exchange(num_free_, 0); n > 0; --n) {
+    Ref next;
+    std::memcpy(&next, row(ref), sizeof next);
+    ref >= num_rows ? left_.push_back(ref) : put(ref);
+    ref = next;
+  }
+  if (num_free_ < num_reserved_) {
+    end_shrink(true);
+    return false;
+  }
+  if (left_.size() == num_rows_ - num_rows) end_shrink(false);
+  return true;
+}
+
+void Arena::end_shrink(bool is_abandoned) noexcept {
+  const std::size_t limit = limit_.exchange(kNoLimit);
+  if (is_abandoned) {
+    for (const Ref ref : left_) put(ref);
+  } else {
+    const std::size_t end = round_up(num_rows_ * row_bytes_, kPageBytes);
+    const std::size_t kept = round_up(limit * row_bytes_, kPageBytes);
+    give_back(pages_.data() + kept, end - kept);
+    num_rows_ = limit;
+    collapsed_bytes_ = std::min(collapsed_bytes_, kept / kHugePageBytes * kHugePageBytes);
+  }
+  left_.clear();
+  left_.shrink_to_fit();
+}
+
+Arena::Use Arena::use() const {
+  std::lock_guard lock(mutex_);
+  return {.num_rows = num_rows_, .num_free = num_free_};
 }
 
 std::size_t Arena::bytes() const {

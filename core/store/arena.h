@@ -14,11 +14,13 @@
 // comes from allocate(), or through a lock that its owner released.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "base/pages.h"
 
@@ -52,6 +54,18 @@ class Arena {
 
   void free(std::span<const Ref> refs) noexcept;
 
+  // Gives memory back: rows from number `num_rows` on are not given out again, and when the last of
+  // them is freed, their memory goes to the system. Abandoned if rows are needed before that; then,
+  // and if it ends, no row is leaving. False: too many rows are in use, or some are leaving
+  // already. Errors: std::bad_alloc.
+  bool shrink(std::size_t num_rows);
+  bool is_leaving(Ref ref) const noexcept { return ref >= limit_.load(std::memory_order_relaxed); }
+  struct Use {
+    std::size_t num_rows;  // whose memory was taken
+    std::size_t num_free;  // of them, those that can be given out
+  };
+  Use use() const;
+
   // Announces that about this many more rows will be taken. Fewer or more may be.
   void expect(std::size_t num_rows) noexcept;
 
@@ -73,6 +87,8 @@ class Arena {
   void commit(std::size_t num_rows);
   Ref take() noexcept;
   void collapse() noexcept;
+  void put(Ref ref) noexcept;
+  void end_shrink(bool is_abandoned) noexcept;
   bool is_huge(std::size_t offset) const noexcept;
 
   const std::size_t row_bytes_;
@@ -88,6 +104,9 @@ class Arena {
   std::size_t num_reserved_ = 0;
   std::size_t num_free_ = 0;
   Ref free_ = 0;  // first free row; each holds the next in its first bytes
+  static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
+  std::atomic<std::size_t> limit_{kNoLimit};  // rows from this number on are leaving
+  std::vector<Ref> left_;                     // those of them that are free
 };
 
 }  // namespace trireme

@@ -71,6 +71,16 @@ void Arenas::free(std::span<const Ref> refs) noexcept {
   }
 }
 
+Arenas::Ref Arenas::ref_of(const std::byte* row) const noexcept {
+  const int row_class = class_of(row);
+  const Arena& arena = of(row_class);
+  const auto own =
+      static_cast<Ref>(static_cast<std::size_t>(row - arena.null_row()) / arena.row_bytes());
+  if (num_classes() == 1) return own;
+  const Class& chunks = classes_[static_cast<std::size_t>(row_class)];
+  return Ref{chunks.chunks[own >> kChunkBits]} << kChunkBits | (own & kInChunk);
+}
+
 void Arenas::expect(std::size_t num_rows) noexcept {
   for (const auto& arena : arenas_) arena->expect(num_rows);
 }

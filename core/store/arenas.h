@@ -64,6 +64,16 @@ class Arenas {
   };
 
   void free(std::span<const Ref> refs) noexcept;
+  // The reference of a row that belongs to one of the arenas.
+  Ref ref_of(const std::byte* row) const noexcept;
+  // See Arena.
+  bool shrink(int row_class, std::size_t num_rows) {
+    return arenas_[static_cast<std::size_t>(row_class)]->shrink(num_rows);
+  }
+  bool is_leaving(Ref ref) const noexcept {
+    const Chunk& chunk = chunks_[ref >> kChunkBits];
+    return of(chunk.row_class).is_leaving(Ref{chunk.number} << kChunkBits | (ref & kInChunk));
+  }
   // Announces that about this many more rows will be taken, of any classes.
   void expect(std::size_t num_rows) noexcept;
   std::size_t bytes() const;  // memory taken from the system

@@ -160,11 +160,32 @@ void Index::reserve(std::uint32_t bucket, std::size_t num_rows, std::uint32_t no
   entries_of(bucket, scratch);
   lay_out(bucket, static_cast<std::uint32_t>(std::max(lines_for(num_rows), grown(num_lines))));
   clear(bucket);
+  insert_again(scratch, now);
+}
+
+void Index::insert_again(const std::vector<Entry>& entries, std::uint32_t now) noexcept {
   constexpr std::size_t kRowsAhead = 64;
-  for (std::size_t i = 0; i < scratch.size(); ++i) {
-    __builtin_prefetch(arenas_.row(scratch[std::min(i + kRowsAhead, scratch.size() - 1)].ref));
-    insert(mix64(key_of_row(arenas_.row(scratch[i].ref))), scratch[i], now);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    __builtin_prefetch(arenas_.row(entries[std::min(i + kRowsAhead, entries.size() - 1)].ref));
+    insert(mix64(key_of_row(arenas_.row(entries[i].ref))), entries[i], now);
   }
+}
+
+void Index::trim(std::uint32_t bucket, std::uint32_t now, std::vector<Entry>& scratch) {
+  const Bucket& b = buckets_[bucket];
+  const std::uint64_t num_lines = b.num_rows == 0 ? 0 : grown(lines_for(b.num_rows));
+  if (num_lines * 2 > b.num_lines) return;
+  scratch.clear();
+  scratch.reserve(b.num_rows);
+  entries_of(bucket, scratch);
+  lay_out(bucket, static_cast<std::uint32_t>(num_lines));
+  clear(bucket);
+  insert_again(scratch, now);
+  const std::uint32_t stripe = bucket / kBucketsPerStripe;
+  const std::size_t end = round_up(num_lines_max_[stripe] * sizeof(IndexLine), kPageBytes);
+  num_lines_max_[stripe] = num_lines_of_stripe(stripe);
+  const std::size_t kept = round_up(num_lines_max_[stripe] * sizeof(IndexLine), kPageBytes);
+  give_back(memory_[stripe].data() + kept, end - kept);
 }
 
 std::size_t Index::num_lines_of_stripe(std::uint32_t stripe) const noexcept {

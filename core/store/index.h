@@ -140,6 +140,9 @@ class Index {
   // The same without lines whose rows have not changed since a version; 0: all lines.
   void refs_since(std::uint32_t bucket, std::uint32_t since, std::uint32_t now,
                   std::vector<Arena::Ref>& refs) const;
+  // Gives memory back if a bucket has far fewer rows than it had. Errors: std::bad_alloc, nothing
+  // changed.
+  void trim(std::uint32_t bucket, std::uint32_t now, std::vector<Entry>& scratch);
   // Forgets a bucket's rows, which the caller frees; its lines stay.
   void clear(std::uint32_t bucket) noexcept;
   // Frees the lines of an empty bucket.
@@ -181,6 +184,7 @@ class Index {
   void entries_of(std::uint32_t bucket, std::vector<Entry>& entries) const;
   std::size_t num_lines_of_stripe(std::uint32_t stripe) const noexcept;
   void lay_out(std::uint32_t bucket, std::uint32_t num_lines) noexcept;
+  void insert_again(const std::vector<Entry>& entries, std::uint32_t now) noexcept;
 
   const Arenas& arenas_;
   std::array<Pages, kNumStripes> memory_;  // the lines of a stripe's buckets, in order
