@@ -104,29 +104,56 @@ BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since,
                               std::uint32_t removed_since) const {
   check_bucket(bucket);
   BucketContent content;
-  std::shared_lock lock(mutex_of(bucket));
+  if (tier_ == nullptr) {
+    std::shared_lock lock(mutex_of(bucket));
+    fill(content, bucket, since, removed_since, {});
+  } else {
+    tier_->read_bucket(
+        bucket, [&](std::uint32_t version) { return since == 0 || version > since; },
+        [&](std::span<const ssd::ColdRows::Place> places) {
+          fill(content, bucket, since, removed_since, places);
+        });
+  }
+  return content;
+}
+
+// Requires: the stripe's lock.   on_ssd: the bucket's rows there; others than those that changed
+// since may be among them.
+void Table::fill(BucketContent& content, std::uint32_t bucket, std::uint32_t since,
+                 std::uint32_t removed_since, std::span<const ssd::ColdRows::Place> on_ssd) const {
   if (removed_since != 0) {
     const std::uint32_t known = since == 0 ? removed_.known_since(bucket) : 0;
     content.removed_since = std::max(removed_since, known);
     content.removed = removed_.since(bucket, content.removed_since);
   }
   const std::vector<Arena::Ref> refs = refs_since(bucket, since);
-  content.keys = Array<std::uint64_t>(refs.size());
-  content.classes = Array<std::uint8_t>(refs.size());
-  content.rows = Array<std::uint8_t>(refs.size() * row_bytes());
+  const std::size_t size = refs.size() + on_ssd.size();
+  content.keys = Array<std::uint64_t>(size);
+  content.classes = Array<std::uint8_t>(size);
+  content.rows = Array<std::uint8_t>(size * row_bytes());
+  const auto write = [&](std::size_t i, const std::byte* row, int row_class) {
+    content.keys[i] = key_of_row(row);
+    content.classes[i] = static_cast<std::uint8_t>(row_class);
+    classes_[row_class].write_wide(row, content.rows.data() + i * row_bytes());
+  };
   const std::size_t bytes_ahead = std::min<std::size_t>(arenas_.row_bytes(), 256);
   for_rows(arenas_, classes_.layouts(), refs, from_start, bytes_ahead,
-           [&](std::size_t i, const RowLayout& layout, const std::byte* row) {
-             content.keys[i] = key_of_row(row);
-             content.classes[i] = static_cast<std::uint8_t>(arenas_.class_of(refs[i]));
-             layout.write_wide(row, content.rows.data() + i * row_bytes());
+           [&](std::size_t i, const RowLayout&, const std::byte* row) {
+             write(i, row, arenas_.class_of(refs[i]));
            });
+  std::size_t num_rows = refs.size();
+  for (const auto& place : on_ssd) {
+    if (since != 0 && classes_[place.row_class].stamp(place.row).version <= since) continue;
+    write(num_rows++, place.row, place.row_class);
+  }
+  content.keys.truncate(num_rows);
+  content.classes.truncate(num_rows);
+  content.rows.truncate(num_rows * row_bytes());
   for (const auto& [stream, marks] : marks_.streams()) {
     const std::uint64_t mark = (*marks)[bucket];
     if (mark > 0) content.marks.emplace_back(stream, mark);
   }
   content.pending = admission_.save(bucket);
-  return content;
 }
 
 void Table::restore(std::uint32_t bucket, const BucketView& content) {
@@ -189,7 +216,10 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   if (content.pending) pending = admission_.parse(bucket, *content.pending);
   std::vector<std::uint64_t> removed(content.removed.begin(), content.removed.end());
   std::vector<std::uint32_t> removed_at(removed.size(), content.removed_at);
-  std::unique_lock lock(mutex_of(bucket));
+  const std::uint32_t stripe = bucket / kBucketsPerStripe;
+  const Tier::Lock lock = tier_ == nullptr
+                              ? Tier::Lock(nullptr, stripe, std::unique_lock(stripes_[stripe]))
+                              : tier_->lock_stripe(stripe, content.keys.size());
   std::vector<Arena::Ref> old;
   index_.refs_of(bucket, old);
   const std::vector<std::pair<StreamMarks*, std::uint64_t>> marks = changed_marks(bucket, content);
@@ -203,6 +233,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   index_.reserve(bucket, num_rows, version(), scratch);
   index_.clear(bucket);
   arenas_.free(old);
+  if (tier_ != nullptr) tier_->clear(bucket);
   if (num_rows == 0) index_.release(bucket);
   removed_.restore(bucket, std::move(removed), std::move(removed_at), content.removed_since);
   admission_.replace(bucket, std::move(pending));
@@ -250,7 +281,9 @@ void Table::apply(std::uint32_t bucket, const BucketView& content,
   Admission::Pending pending;
   if (content.pending) pending = admission_.parse(bucket, *content.pending);
   raise_version_to(content);
-  std::unique_lock lock(mutex_of(bucket));
+  std::vector<std::uint64_t> keys(content.keys.begin(), content.keys.end());
+  keys.insert(keys.end(), removed.begin(), removed.end());
+  const Tier::Lock lock = lock_rows(bucket / kBucketsPerStripe, keys);
   const std::size_t num_rows = content.keys.size();
   Arenas::Reservation reservation(arenas_, count_by_class(content));
   std::vector<Index::Entry> scratch;

@@ -17,6 +17,9 @@ namespace {
 // Fewer blocks than this are not worth waking threads for.
 constexpr std::size_t kParallelBlocksMin = 4;
 
+// Keys whose rows are read from SSD together, without going through memory.
+constexpr std::size_t kReadKeys = 256;
+
 }  // namespace
 
 // Holds the shared locks of several stripes, taken in the order of the stripes. Writers hold one
@@ -65,6 +68,53 @@ void Table::find_all(const Rows& rows, std::span<const std::uint64_t> keys, std:
   }
 }
 
+// Calls visit(i, row, row_class) for each key that has a row, absent(i) for the others.
+template <class Visit, class Absent>
+void Table::read_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
+                     const Visit& visit, const Absent& absent) const {
+  const auto visit_row = [=, this](std::size_t i, const std::byte* row)
+                             TRIREME_INLINE_LAMBDA { visit(i, row, arenas_.class_of(row)); };
+  if (tier_ == nullptr) {
+    return find_all(arenas_, keys, row_bytes, pool, visit_row,
+                    [&](std::size_t i, const std::byte* row)
+                        TRIREME_INLINE_LAMBDA { row == nullptr ? absent(i) : visit_row(i, row); });
+  }
+  tier_->fetch(keys, pool);
+  const Array<std::size_t> left = find_in_memory(arenas_, keys, row_bytes, pool, visit_row, absent);
+  read_on_ssd(keys, left.span(), visit, absent);
+}
+
+// What find_all does for a table with an SSD tier, in two steps. The positions of the keys that may
+// have a row on SSD are returned, the others without a row are absent.
+template <class Rows, class Visit, class Absent>
+Array<std::size_t> Table::find_in_memory(const Rows& rows, std::span<const std::uint64_t> keys,
+                                         std::size_t row_bytes, Pool& pool, const Visit& visit,
+                                         const Absent& absent) const {
+  Array<std::size_t> left(keys.size());
+  std::atomic<std::size_t> num_left{0};
+  find_all(rows, keys, row_bytes, pool, visit, [&](std::size_t i, const std::byte* row) {
+    if (row != nullptr) return visit(i, row);
+    if (!tier_->may_have(keys[i])) return absent(i);
+    left[num_left.fetch_add(1, std::memory_order_relaxed)] = i;
+  });
+  left.truncate(num_left);
+  return left;
+}
+
+template <class Visit, class Absent>
+void Table::read_on_ssd(std::span<const std::uint64_t> keys, std::span<const std::size_t> left,
+                        const Visit& visit, const Absent& absent) const {
+  std::vector<std::uint64_t> some;
+  for (std::size_t begin = 0; begin < left.size(); begin += kReadKeys) {
+    const auto positions = left.subspan(begin, std::min(kReadKeys, left.size() - begin));
+    some.clear();
+    for (const std::size_t i : positions) some.push_back(keys[i]);
+    tier_->read(some, [&](std::size_t i, const std::byte* row, int row_class) {
+      row == nullptr ? absent(positions[i]) : visit(positions[i], row, row_class);
+    });
+  }
+}
+
 std::size_t Table::lookup(std::span<const std::uint64_t> keys, float* out, Pool& pool,
                           int row_class) const {
   check_class("lookup", row_class);
@@ -78,13 +128,20 @@ std::size_t Table::lookup_plain(std::span<const std::uint64_t> keys, float* out,
     const auto copy = [=](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
       copy_floats(out + static_cast<std::ptrdiff_t>(i) * dim, weights_of_row(row), dim);
     };
-    const auto settle = [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
-      if (row != nullptr) return copy(i, row);
+    const auto absent = [&](std::size_t i) {
       missing.fetch_add(1, std::memory_order_relaxed);
       write_absent(keys[i], out + static_cast<std::ptrdiff_t>(i) * dim, dim);
     };
-    find_all(arenas_.of(0), keys, kWeightsOffset + static_cast<std::size_t>(dim) * sizeof(float),
-             pool, copy, settle);
+    const std::size_t bytes = kWeightsOffset + static_cast<std::size_t>(dim) * sizeof(float);
+    if (tier_ == nullptr) {
+      return find_all(arenas_.of(0), keys, bytes, pool, copy,
+                      [&](std::size_t i, const std::byte* row)
+                          TRIREME_INLINE_LAMBDA { row == nullptr ? absent(i) : copy(i, row); });
+    }
+    tier_->fetch(keys, pool);
+    read_on_ssd(
+        keys, find_in_memory(arenas_.of(0), keys, bytes, pool, copy, absent).span(),
+        [&](std::size_t i, const std::byte* row, int) { copy(i, row); }, absent);
   });
   return missing;
 }
@@ -92,19 +149,19 @@ std::size_t Table::lookup_plain(std::span<const std::uint64_t> keys, float* out,
 std::size_t Table::lookup_any(std::span<const std::uint64_t> keys, float* out, Pool& pool,
                               int dim) const {
   std::atomic<std::size_t> missing{0};
-  const auto copy = [=, this](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
-    const RowLayout& layout = layout_of(row);
-    float* weights = out + static_cast<std::ptrdiff_t>(i) * dim;
-    const int size = std::min(dim, layout.dim());
-    layout.read_weights(row, weights, size);
-    std::fill(weights + size, weights + dim, 0.0F);
-  };
-  const auto settle = [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
-    if (row != nullptr) return copy(i, row);
-    missing.fetch_add(1, std::memory_order_relaxed);
-    write_absent(keys[i], out + static_cast<std::ptrdiff_t>(i) * dim, dim);
-  };
-  find_all(arenas_, keys, classes_.wide().weights_end(), pool, copy, settle);
+  read_all(
+      keys, classes_.wide().weights_end(), pool,
+      [=, this](std::size_t i, const std::byte* row, int row_class) TRIREME_INLINE_LAMBDA {
+        const RowLayout& layout = classes_[row_class];
+        float* weights = out + static_cast<std::ptrdiff_t>(i) * dim;
+        const int size = std::min(dim, layout.dim());
+        layout.read_weights(row, weights, size);
+        std::fill(weights + size, weights + dim, 0.0F);
+      },
+      [&](std::size_t i) {
+        missing.fetch_add(1, std::memory_order_relaxed);
+        write_absent(keys[i], out + static_cast<std::ptrdiff_t>(i) * dim, dim);
+      });
   return missing;
 }
 
@@ -120,27 +177,27 @@ void Table::write_absent(std::uint64_t key, float* weights, int dim) const noexc
 }
 
 void Table::contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const {
-  find_all(
-      arenas_, keys, sizeof(std::uint64_t), pool,
-      [&](std::size_t i, const std::byte*) TRIREME_INLINE_LAMBDA { out[i] = true; },
-      [&](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA { out[i] = row != nullptr; });
+  read_all(
+      keys, sizeof(std::uint64_t), pool,
+      [=](std::size_t i, const std::byte*, int) TRIREME_INLINE_LAMBDA { out[i] = true; },
+      [=](std::size_t i) { out[i] = false; });
 }
 
 void Table::statistics(std::span<const std::uint64_t> keys, double* out, const DataTime& now,
                        Pool& pool) const {
   check_scored("statistics");
-  const auto write = [=, this](std::size_t i, const std::byte* row) {
-    const RowLayout& layout = layout_of(row);
-    const ShowClick found = now.effective(layout.stamp(row), layout.score(row), policy_.rates);
-    out[2 * i] = found.show;
-    out[2 * i + 1] = found.click;
-  };
-  find_all(arenas_, keys, arenas_.row_bytes(), pool, write,
-           [=](std::size_t i, const std::byte* row) {
-             if (row != nullptr) return write(i, row);
-             out[2 * i] = 0.0;
-             out[2 * i + 1] = 0.0;
-           });
+  read_all(
+      keys, arenas_.row_bytes(), pool,
+      [=, this](std::size_t i, const std::byte* row, int row_class) {
+        const RowLayout& layout = classes_[row_class];
+        const ShowClick found = now.effective(layout.stamp(row), layout.score(row), policy_.rates);
+        out[2 * i] = found.show;
+        out[2 * i + 1] = found.click;
+      },
+      [=](std::size_t i) {
+        out[2 * i] = 0.0;
+        out[2 * i + 1] = 0.0;
+      });
 }
 
 }  // namespace trireme

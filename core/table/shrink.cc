@@ -19,7 +19,7 @@ struct Age {
   std::uint32_t time;
   std::uint32_t version;
   std::uint64_t draw;
-  Arena::Ref row;
+  std::size_t row;  // its number in the list
 
   auto operator<=>(const Age&) const = default;
 };
@@ -29,61 +29,87 @@ struct Age {
 Table::Shrunk Table::shrink(std::uint32_t bucket, const DataTime& now, std::uint32_t version) {
   check_bucket(bucket);
   raise_version(version);
-  std::unique_lock lock(mutex_of(bucket));
+  LockedBucket locked = lock_bucket(bucket);
   std::vector<Arena::Ref> refs;
   index_.refs_of(bucket, refs);
+  const auto is_expired = [&](const RowLayout& layout, const std::byte* row) {
+    return policy_.is_expired(layout.stamp(row), is_scored() ? &layout.score(row) : nullptr, now);
+  };
   std::size_t num_expired = 0;
   for_rows(arenas_, classes_.layouts(), refs, from_stamp, sizeof(Stamp) + sizeof(Score),
            [&](std::size_t i, const RowLayout& layout, const std::byte* row) {
-             const Score* score = is_scored() ? &layout.score(row) : nullptr;
-             if (policy_.is_expired(layout.stamp(row), score, now)) refs[num_expired++] = refs[i];
+             if (is_expired(layout, row)) refs[num_expired++] = refs[i];
            });
   refs.resize(num_expired);
-  remove(bucket, refs);
+  Tier::Places expired;
+  std::erase_if(locked.on_ssd(), [&](const Tier::Place& place) {
+    if (!is_expired(classes_[place.row_class], place.row)) return false;
+    expired.push_back(place);
+    return true;
+  });
+  remove(bucket, refs, expired);
+  num_expired += expired.size();
   num_expired_ += num_expired;
   admission_.forget_before(bucket, policy_.oldest_kept(now.time), now.time);
-  return {.num_expired = num_expired, .num_evicted = evict(bucket)};
+  return {.num_expired = num_expired, .num_evicted = evict(bucket, locked.on_ssd())};
 }
 
 // Shrinks a bucket that is over its limit: removes the rows whose last push is longest ago. Ties
 // are broken by a hash of key and marks: the same on every machine, but not always the same keys.
-// Returns the number of rows removed. Requires: the stripe's lock.
-std::size_t Table::evict(std::uint32_t bucket) {
-  if (!max_rows_of_bucket_ || index_.num_rows(bucket) <= *max_rows_of_bucket_) return 0;
+// Returns the number of rows removed.   on_ssd: all the bucket's rows there. Requires: the stripe's
+// lock.
+std::size_t Table::evict(std::uint32_t bucket, std::span<const Tier::Place> on_ssd) {
+  if (!max_rows_of_bucket_ || num_rows_of(bucket) <= *max_rows_of_bucket_) return 0;
   std::uint64_t draw = 0;
   for (const auto& [stream, marks] : marks_.streams()) draw += (*marks)[bucket];
   std::vector<Arena::Ref> refs;
   index_.refs_of(bucket, refs);
-  std::vector<Age> rows(refs.size());
-  for_rows(arenas_, classes_.layouts(), refs, from_start, arenas_.row_bytes(),
-           [&](std::size_t i, const RowLayout& layout, const std::byte* row) {
-             const Stamp& stamp = layout.stamp(row);
-             rows[i] = {.time = stamp.time,
-                        .version = stamp.version,
-                        .draw = mix64(key_of_row(row) ^ mix64(draw)),
-                        .row = refs[i]};
-           });
+  std::vector<Age> rows(refs.size() + on_ssd.size());
+  const auto note = [&](std::size_t i, const RowLayout& layout, const std::byte* row) {
+    const Stamp& stamp = layout.stamp(row);
+    rows[i] = {.time = stamp.time,
+               .version = stamp.version,
+               .draw = mix64(key_of_row(row) ^ mix64(draw)),
+               .row = i};
+  };
+  for_rows(arenas_, classes_.layouts(), refs, from_start, arenas_.row_bytes(), note);
+  for (std::size_t i = 0; i < on_ssd.size(); ++i) {
+    note(refs.size() + i, classes_[on_ssd[i].row_class], on_ssd[i].row);
+  }
   const std::uint32_t kept = *max_rows_of_bucket_ - *max_rows_of_bucket_ / kSlack;
   const std::size_t num_evicted = rows.size() - kept;
   const auto end = rows.begin() + static_cast<std::ptrdiff_t>(num_evicted);
   std::nth_element(rows.begin(), end, rows.end());
-  refs.clear();
-  for (auto row = rows.begin(); row != end; ++row) refs.push_back(row->row);
-  remove(bucket, refs);
+  std::vector<Arena::Ref> old;
+  Tier::Places old_on_ssd;
+  for (auto row = rows.begin(); row != end; ++row) {
+    if (row->row < refs.size()) {
+      old.push_back(refs[row->row]);
+    } else {
+      old_on_ssd.push_back(on_ssd[row->row - refs.size()]);
+    }
+  }
+  remove(bucket, old, old_on_ssd);
   num_evicted_ += num_evicted;
   return num_evicted;
 }
 
 // Requires: the stripe's lock; the rows belong to the bucket.
-void Table::remove(std::uint32_t bucket, std::span<const Arena::Ref> rows) {
-  removed_.prepare(bucket, rows.size());
+void Table::remove(std::uint32_t bucket, std::span<const Arena::Ref> rows,
+                   std::span<const Tier::Place> on_ssd) {
+  removed_.prepare(bucket, rows.size() + on_ssd.size());
   for (const Arena::Ref row : rows) {
     const std::uint64_t key = key_of_row(arenas_.row(row));
     Arena::Ref erased;
     TRIREME_CHECK(index_.erase(key, erased) && erased == row);
-    removed_.add(bucket, key, version(), index_.num_rows(bucket));
+    removed_.add(bucket, key, version(), num_rows_of(bucket));
   }
   arenas_.free(rows);
+  for (const Tier::Place& place : on_ssd) {
+    const std::uint64_t key = key_of_row(place.row);
+    tier_->take(place);
+    removed_.add(bucket, key, version(), num_rows_of(bucket));
+  }
 }
 
 void Table::forget_removed(std::uint32_t version) {

@@ -30,7 +30,8 @@ Table::Table(const TableConfig& config)
       arenas_(classes_.row_bytes()),
       index_(arenas_),
       marks_(config.num_streams_max),
-      admission_(config.admission, config.seed) {
+      admission_(config.admission, config.seed),
+      tier_(config.tier.devices.empty() ? nullptr : std::make_unique<Tier>(*this, config.tier)) {
   if (admission_.reads_score() && !is_scored()) {
     throw Error(
         ErrorCode::kBadRequest,
@@ -43,13 +44,14 @@ std::size_t Table::num_rows() const {
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
     std::shared_lock lock(stripes_[stripe]);
     for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
-      n += index_.num_rows(stripe * kBucketsPerStripe + i);
+      n += num_rows_of(stripe * kBucketsPerStripe + i);
     }
   }
   return n;
 }
 
 std::size_t Table::bytes() const {
+  if (tier_ != nullptr) return tier_->bytes();
   std::size_t n = sizeof *this + arenas_.bytes() + marks_.bytes();
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
     std::shared_lock lock(stripes_[stripe]);
@@ -67,6 +69,21 @@ void Table::raise_version(std::uint32_t version) noexcept {
   while (found < version &&
          !version_.compare_exchange_weak(found, version, std::memory_order_relaxed)) {
   }
+}
+
+Tier::Lock Table::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
+  if (tier_ != nullptr) return tier_->lock_rows(stripe, keys);
+  return {nullptr, stripe, std::unique_lock(stripes_[stripe])};
+}
+
+Table::LockedBucket Table::lock_bucket(std::uint32_t bucket) {
+  LockedBucket locked;
+  if (tier_ != nullptr) {
+    locked.tiered.emplace(tier_->lock_bucket(bucket));
+  } else {
+    locked.lock.emplace(nullptr, bucket / kBucketsPerStripe, std::unique_lock(mutex_of(bucket)));
+  }
+  return locked;
 }
 
 void Table::check_bucket(std::uint32_t bucket) {

@@ -21,6 +21,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -44,6 +45,7 @@
 #include "table/policy.h"
 #include "table/removed.h"
 #include "table/stripe.h"
+#include "table/tier.h"
 
 namespace trireme {
 
@@ -59,6 +61,7 @@ struct TableConfig {
   PolicyConfig policy;
   AdmissionConfig admission;
   int num_streams_max = 1024;
+  TierConfig tier;
   std::string simd = "auto";  // see choose_isa
 };
 
@@ -183,6 +186,12 @@ class Table {
   // version will be requested.
   void forget_removed(std::uint32_t version);
   Counters counters() const noexcept;
+  // Brings the rows of keys into memory, as a lookup does.   keys: any number of times each.
+  void fetch(std::span<const std::uint64_t> keys, Pool& pool) {
+    if (tier_ != nullptr) tier_->fetch(keys, pool);
+  }
+  // Null without an SSD tier.
+  const Tier* tier() const noexcept { return tier_.get(); }
 
   // Show and click of each key at a moment, 0 if absent.   keys: (N). out: (N, 2). Errors of both:
   // kBadRequest if the table is not scored.
@@ -198,17 +207,41 @@ class Table {
   void contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const;
 
  private:
+  friend class Tier;
   class SharedLocks;
   class Selection;
 
   StripeMutex& mutex_of(std::uint32_t bucket) const noexcept {
     return stripes_[bucket / kBucketsPerStripe];
   }
+  std::size_t num_rows_of(std::uint32_t bucket) const noexcept {
+    return index_.num_rows(bucket) + (tier_ == nullptr ? 0 : tier_->num_rows(bucket));
+  }
+  // The stripe's exclusive lock, when the rows of the keys are in memory.
+  Tier::Lock lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys);
+  // The stripe's exclusive lock, with all the bucket's rows on SSD.
+  struct LockedBucket {
+    std::optional<Tier::Bucket> tiered;
+    std::optional<Tier::Lock> lock;
+    Tier::Places none;
+    Tier::Places& on_ssd() { return tiered ? tiered->on_ssd : none; }
+  };
+  LockedBucket lock_bucket(std::uint32_t bucket);
   template <class Function>
   void for_stripes(std::span<const std::uint64_t> keys, Pool& pool, const Function& function) const;
   template <class Rows, class Visit, class Settle>
   void find_all(const Rows& rows, std::span<const std::uint64_t> keys, std::size_t row_bytes,
                 Pool& pool, const Visit& visit, const Settle& settle) const;
+  template <class Rows, class Visit, class Absent>
+  Array<std::size_t> find_in_memory(const Rows& rows, std::span<const std::uint64_t> keys,
+                                    std::size_t row_bytes, Pool& pool, const Visit& visit,
+                                    const Absent& absent) const;
+  template <class Visit, class Absent>
+  void read_on_ssd(std::span<const std::uint64_t> keys, std::span<const std::size_t> left,
+                   const Visit& visit, const Absent& absent) const;
+  template <class Visit, class Absent>
+  void read_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
+                const Visit& visit, const Absent& absent) const;
   std::size_t lookup_plain(std::span<const std::uint64_t> keys, float* out, Pool& pool) const;
   std::size_t lookup_any(std::span<const std::uint64_t> keys, float* out, Pool& pool,
                          int dim) const;
@@ -221,8 +254,9 @@ class Table {
   void insert_rows(Selection& absent, std::span<Arena::Ref> rows, Arenas::Reservation& reservation,
                    const Step& step, const GroupUpdate& update,
                    std::vector<Index::Entry>& scratch) noexcept;
-  std::size_t evict(std::uint32_t bucket);
-  void remove(std::uint32_t bucket, std::span<const Arena::Ref> rows);
+  std::size_t evict(std::uint32_t bucket, std::span<const Tier::Place> on_ssd);
+  void remove(std::uint32_t bucket, std::span<const Arena::Ref> rows,
+              std::span<const Tier::Place> on_ssd);
   static void check_bucket(std::uint32_t bucket);
   void check_scored(const char* who) const;
   void check_class(const char* who, int row_class) const;
@@ -239,6 +273,8 @@ class Table {
   void replace(std::uint32_t bucket, const BucketView& content);
   std::vector<std::pair<StreamMarks*, std::uint64_t>> changed_marks(std::uint32_t bucket,
                                                                     const BucketView& content);
+  void fill(BucketContent& content, std::uint32_t bucket, std::uint32_t since,
+            std::uint32_t removed_since, std::span<const ssd::ColdRows::Place> on_ssd) const;
   std::vector<Arena::Ref> refs_since(std::uint32_t bucket, std::uint32_t since) const;
   void insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept;
 
@@ -261,6 +297,7 @@ class Table {
   std::atomic<std::uint64_t> num_expired_{0};
   std::atomic<std::uint64_t> num_evicted_{0};
   mutable std::array<StripeMutex, kNumStripes> stripes_;
+  const std::unique_ptr<Tier> tier_;  // null: all rows are in memory
 };
 
 }  // namespace trireme

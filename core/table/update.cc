@@ -1,6 +1,7 @@
 // Table: update, advance, settle and erase: what changes rows one by one.
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -151,27 +152,34 @@ void Table::check_columns(const PushColumns& columns, std::size_t num_keys) cons
 
 std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const Step& step) {
   const std::uint32_t first_bucket = stripe * kBucketsPerStripe;
-  std::unique_lock lock(stripes_[stripe]);
-  const std::uint64_t applied = step.advance.applied(stripe);
-  if (applied == ~std::uint64_t{0}) return 0;
-  if (applied != 0) step.advance.part(stripe);
+  std::uint64_t over = 0;  // buckets over their limit, bit by bit
   std::size_t num_keys = group.keys.size();
-  if (applied == 0) {
-    num_keys = apply_group(group, step);
-  } else {
-    Selection remaining(group);
-    for (std::size_t i = 0; i < num_keys; ++i) {
-      const std::uint32_t bucket = bucket_of(group.keys[i]) % kBucketsPerStripe;
-      if ((applied >> bucket & 1) == 0) remaining.add(i);
+  {
+    const Tier::Lock lock = lock_rows(stripe, group.keys);
+    const std::uint64_t applied = step.advance.applied(stripe);
+    if (applied == ~std::uint64_t{0}) return 0;
+    if (applied != 0) step.advance.part(stripe);
+    if (applied == 0) {
+      num_keys = apply_group(group, step);
+    } else {
+      Selection remaining(group);
+      for (std::size_t i = 0; i < num_keys; ++i) {
+        const std::uint32_t bucket = bucket_of(group.keys[i]) % kBucketsPerStripe;
+        if ((applied >> bucket & 1) == 0) remaining.add(i);
+      }
+      num_keys = apply_group(remaining.group(), step);
     }
-    num_keys = apply_group(remaining.group(), step);
+    step.advance.raise(stripe, applied);
+    for (std::uint32_t i = 0; max_rows_of_bucket_ && i < kBucketsPerStripe; ++i) {
+      const bool is_over = num_rows_of(first_bucket + i) > *max_rows_of_bucket_;
+      over |= std::uint64_t{is_over && (applied >> i & 1) == 0} << i;
+    }
   }
-  step.advance.raise(stripe, applied);
   // The push is applied and marked. If an eviction fails, the next push evicts.
-  if (max_rows_of_bucket_) {
-    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
-      if ((applied >> i & 1) == 0) evict(first_bucket + i);
-    }
+  for (; over != 0; over &= over - 1) {
+    const auto bucket = first_bucket + static_cast<std::uint32_t>(std::countr_zero(over));
+    LockedBucket locked = lock_bucket(bucket);
+    evict(bucket, locked.on_ssd());
   }
   return num_keys;
 }
@@ -340,7 +348,7 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
     if (group.keys.empty()) return;
     std::vector<Arena::Ref> refs;
     refs.reserve(group.keys.size());
-    std::unique_lock lock(stripes_[stripe]);
+    const Tier::Lock lock = lock_rows(stripe, group.keys);
     const auto num_keys = count_by_bucket(group.keys);
     for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
       removed_.prepare(stripe * kBucketsPerStripe + i, num_keys[i]);
@@ -350,7 +358,7 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
       if (!index_.erase(key, ref)) continue;
       refs.push_back(ref);
       const std::uint32_t bucket = bucket_of(key);
-      removed_.add(bucket, key, version(), index_.num_rows(bucket));
+      removed_.add(bucket, key, version(), num_rows_of(bucket));
     }
     arenas_.free(refs);
     erased += refs.size();
@@ -361,7 +369,7 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
 void Table::settle(std::span<const std::uint64_t> keys, const float* delta_scores, Pool& pool) {
   check_scored("settle");
   for_stripes(keys, pool, [&](std::uint32_t stripe, const Group& group) {
-    std::unique_lock lock(stripes_[stripe]);
+    const Tier::Lock lock = lock_rows(stripe, group.keys);
     for (std::size_t i = 0; i < group.keys.size(); ++i) {
       if (std::byte* row = index_.find(group.keys[i]); row != nullptr) {
         layout_of(row).score(row).delta_score -= delta_scores[group.position(i)];

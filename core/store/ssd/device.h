@@ -87,6 +87,7 @@ class Device {
   virtual void sync(FileId file) = 0;
 
   virtual std::vector<std::string> names() = 0;  // of the files, sorted
+  virtual std::string path_of(const std::string& name) const = 0;
   virtual void remove(const std::string& name) = 0;
   // Gives a file a further name.
   virtual void link(const std::string& name, const std::string& further) = 0;

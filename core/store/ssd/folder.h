@@ -23,6 +23,7 @@ class Folder : public Device {
   void close(FileId file) override;
   void sync(FileId file) override;
   std::vector<std::string> names() override;
+  std::string path_of(const std::string& name) const override { return path_ + "/" + name; }
   void remove(const std::string& name) override;
   void link(const std::string& name, const std::string& further) override;
   void sync_names() override;

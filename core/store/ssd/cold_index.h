@@ -1,0 +1,86 @@
+// The index of the cold rows of one bucket: from a key to the pages that may hold it.
+//
+// Keys of cold rows are on SSD only. So an entry cannot be checked in memory, and a table of
+// entries cannot grow by hashing its keys again. Here an entry is 22 bits of the key's hash and the
+// number of a page, in the order of the hashes. The high bits of the hash are the number of a cell,
+// about 24 entries, and are not stored: the more rows, the narrower the entries, 3.3 to 4.5 bytes.
+// An absent key finds a page in vain with probability n / 2^22 for n rows of the bucket.
+//
+// Entries are added many at a time, which writes all anew; one is erased where it lies.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "base/array.h"
+#include "store/ssd/page.h"
+
+namespace trireme::ssd {
+
+class ColdIndex {
+ public:
+  static constexpr std::size_t kNumPagesMax = 0xFFFF;
+
+  struct Entry {
+    std::uint64_t hash;
+    PageNumber page;
+  };
+
+  // Calls visit(page) for each entry that agrees with the hash. A page may come twice.
+  template <class Visit>
+  void find(std::uint64_t hash, const Visit& visit) const {
+    if (num_entries_ == 0) return;
+    const std::uint32_t bits = bits_of(hash);
+    const std::uint64_t rest = bits & ((1U << rest_bits_) - 1);
+    const std::size_t cell = bits >> rest_bits_;
+    for (std::uint32_t i = starts_[cell]; i < starts_[cell + 1]; ++i) {
+      const std::uint64_t entry = read(i);
+      const auto page = static_cast<PageNumber>(entry);
+      if (entry >> kPageBits == rest && page != kErased) visit(page);
+    }
+  }
+
+  // The index with some entries, which are sorted in place, and without others, which must be
+  // there. Errors: std::bad_alloc.
+  ColdIndex with(std::span<Entry> added, std::span<const Entry> removed = {}) const;
+  // Removes one entry. Requires: it is there.
+  void erase(std::uint64_t hash, PageNumber page) noexcept;
+
+  std::size_t num_entries() const noexcept { return num_entries_ - num_erased_; }
+  std::size_t bytes() const noexcept { return entries_.size() + starts_.size() * sizeof(Start); }
+
+ private:
+  using Start = std::uint32_t;
+  static constexpr int kHashBits = 22;
+  static constexpr int kPageBits = 16;
+  static constexpr PageNumber kErased = 0xFFFF;
+  static constexpr std::size_t kCellEntriesMin = 16;  // on average; at most twice as many
+
+  // The bits of the hash below those of the bucket.
+  static std::uint32_t bits_of(std::uint64_t hash) noexcept {
+    return static_cast<std::uint32_t>(hash << 12 >> (64 - kHashBits));
+  }
+  int width() const noexcept { return rest_bits_ + kPageBits; }
+  // Entries lie bit to bit. Eight bytes contain any of them, wherever it begins.
+  std::uint64_t read(std::uint32_t i) const noexcept {
+    const std::size_t bit = std::size_t{i} * static_cast<unsigned>(width());
+    std::uint64_t word;
+    std::memcpy(&word, entries_.data() + bit / 8, sizeof word);
+    return word >> bit % 8 & ((std::uint64_t{1} << width()) - 1);
+  }
+  void write(std::uint32_t i, std::uint64_t entry) noexcept;
+  std::uint32_t bits_at(std::size_t cell, std::uint64_t entry) const noexcept {
+    return static_cast<std::uint32_t>(cell << rest_bits_ | entry >> kPageBits);
+  }
+
+  Array<std::uint8_t> entries_;
+  Array<Start> starts_;  // of the cells, and the end of the last
+  std::uint32_t num_entries_ = 0;
+  std::uint32_t num_erased_ = 0;
+  int rest_bits_ = kHashBits;  // of the hash, stored in an entry
+};
+
+}  // namespace trireme::ssd

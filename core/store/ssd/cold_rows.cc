@@ -1,0 +1,196 @@
+#include "store/ssd/cold_rows.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+
+#include "base/error.h"
+
+namespace trireme::ssd {
+
+ColdRows::ColdRows(PageLog& log, std::span<const RowLayout> layouts, std::uint32_t table)
+    : log_(log), layouts_(layouts), table_(table) {
+  std::size_t num_rows_max = 0;
+  for (int i = 0; i < static_cast<int>(layouts.size()); ++i) {
+    num_rows_max = std::max(num_rows_max, rows_per_page(i));
+  }
+  TRIREME_CHECK(num_rows_max > 0 && num_rows_max <= kNumPageRowsMax);
+  words_per_page_ = (num_rows_max + 31) / 32;
+}
+
+std::size_t ColdRows::rows_per_page(int row_class) const noexcept {
+  return rows_of_page(log_.page_bytes(), layouts_[static_cast<std::size_t>(row_class)].row_bytes());
+}
+
+// The bytes of a page, if they were read; else null, and its position is wanted.
+const std::byte* ColdRows::bytes_of(const Bucket& bucket, PageNumber number,
+                                    std::uint32_t bucket_number, Reads reads,
+                                    std::vector<Position>& wanted) const {
+  const Position position = bucket.pages[number].position;
+  for (const PagesRead& read : reads) {
+    const PagesRead::Page* page = read.find(position);
+    // Its segment may have been another when it was read.
+    if (page == nullptr || page->generation != log_.generation(position)) continue;
+    if (page->error != 0) log_.fail(position, *page, bucket_number);
+    const PageHeader header = header_of(page->bytes);
+    if (header.table != table_ || header.bucket != bucket_number || header.number != number) {
+      PagesRead::Page wrong = *page;
+      wrong.error = EBADMSG;
+      log_.fail(position, wrong, bucket_number);
+    }
+    return page->bytes;
+  }
+  wanted.push_back(position);
+  return nullptr;
+}
+
+ColdRows::Found ColdRows::find(std::uint64_t key, Reads reads, Place& place,
+                               std::vector<Position>& wanted) const {
+  const std::uint64_t hash = mix64(key);
+  const std::uint32_t number = bucket_of_hash(hash);
+  const Bucket& bucket = buckets_[number];
+  const std::size_t num_wanted = wanted.size();
+  bool is_here = false;
+  bucket.index.find(hash, [&](PageNumber page) {
+    if (is_here) return;
+    const std::byte* bytes = bytes_of(bucket, page, number, reads, wanted);
+    if (bytes == nullptr) return;
+    const PageHeader header = header_of(bytes);
+    for_rows_of_page(header, bytes, [&](const Place& other) {
+      if (key_of_row(other.row) != key) return;
+      place = other;
+      is_here = true;
+    });
+  });
+  if (is_here) {
+    wanted.resize(num_wanted);
+    return Found::kHere;
+  }
+  return wanted.size() > num_wanted ? Found::kUnread : Found::kAbsent;
+}
+
+// The row is not in its page any more.
+void ColdRows::drop(Bucket& bucket, const Place& place) noexcept {
+  std::uint32_t& word = bucket.left[place.page * words_per_page_ + place.slot / 32];
+  const std::uint32_t bit = 1U << place.slot % 32;
+  TRIREME_CHECK((word & bit) != 0);
+  word &= ~bit;
+  Page& page = bucket.pages[place.page];
+  log_.forget(page.position, 1);
+  if (--page.num_rows == 0) ++bucket.num_free;
+}
+
+void ColdRows::take(const Place& place) noexcept {
+  Bucket& bucket = buckets_[place.bucket];
+  bucket.index.erase(mix64(key_of_row(place.row)), place.page);
+  drop(bucket, place);
+}
+
+void ColdRows::clear(std::uint32_t bucket) noexcept {
+  Bucket& own = buckets_[bucket];
+  for (const Page& page : own.pages) {
+    if (page.num_rows > 0) log_.forget(page.position, page.num_rows);
+  }
+  own = Bucket{};
+}
+
+ColdRows::Pages ColdRows::prepare(std::uint32_t bucket, const Rows& added) {
+  const auto& [rows, classes, moved] = added;
+  Bucket& own = buckets_[bucket];
+  Pages pages;
+  for (std::size_t i = 0; i < rows.size();) {
+    const std::size_t end = i + rows_per_page(classes[i]);
+    const std::uint8_t row_class = classes[i];
+    while (i < std::min(end, rows.size()) && classes[i] == row_class) ++i;
+    pages.ends_.push_back(i);
+  }
+  for (std::size_t i = 0; own.num_free > 0 && i < own.pages.size(); ++i) {
+    if (pages.numbers_.size() == pages.size()) break;
+    if (own.pages[i].num_rows == 0) pages.numbers_.push_back(static_cast<PageNumber>(i));
+  }
+  const std::size_t num_new = pages.size() - pages.numbers_.size();
+  const std::size_t num_pages = own.pages.size() + num_new;
+  if (num_pages > ColdIndex::kNumPagesMax) {
+    throw Error(ErrorCode::kResourceExhausted, "ColdRows: expected at most " +
+                                                   std::to_string(ColdIndex::kNumPagesMax) +
+                                                   " pages of bucket " + std::to_string(bucket) +
+                                                   ", found " + std::to_string(num_pages));
+  }
+  if (num_pages > own.pages.capacity()) {  // by little: memory that is not used costs rows
+    own.pages.reserve(num_pages + num_pages / 16);
+    own.left.reserve(own.pages.capacity() * words_per_page_);
+  }
+  for (std::size_t i = 0; i < num_new; ++i) {
+    pages.numbers_.push_back(static_cast<PageNumber>(own.pages.size() + i));
+  }
+  std::vector<ColdIndex::Entry> entries(rows.size());
+  for (std::size_t page = 0, i = 0; page < pages.size(); ++page) {
+    for (; i < pages.ends_[page]; ++i) {
+      entries[i] = {.hash = mix64(key_of_row(rows[i])), .page = pages.numbers_[page]};
+    }
+  }
+  std::vector<ColdIndex::Entry> old;
+  for (const Place& place : moved) {
+    old.push_back({.hash = mix64(key_of_row(place.row)), .page = place.page});
+  }
+  pages.index_ = own.index.with(entries, old);
+  return pages;
+}
+
+void ColdRows::put(std::uint32_t bucket, const Rows& added, Pages&& pages, PageLog::Room& room,
+                   std::span<std::byte> scratch) noexcept {
+  const auto& [rows, classes, moved] = added;
+  Bucket& own = buckets_[bucket];
+  for (std::size_t p = 0, i = 0; p < pages.size(); ++p) {
+    const std::size_t begin = i;
+    const RowLayout& layout = layouts_[classes[begin]];
+    Page page;
+    for (; i < pages.ends_[p]; ++i) {
+      std::memcpy(scratch.data() + kPageHeaderBytes + (i - begin) * layout.row_bytes(), rows[i],
+                  layout.row_bytes());
+      page.version = std::max(page.version, layout.stamp(rows[i]).version);
+    }
+    const PageNumber number = pages.numbers_[p];
+    page.num_rows = static_cast<std::uint16_t>(i - begin);
+    seal(scratch, {.checksum = 0,
+                   .table = table_,
+                   .bucket = static_cast<std::uint16_t>(bucket),
+                   .number = number,
+                   .num_rows = page.num_rows,
+                   .row_class = classes[begin],
+                   .format = 0,
+                   .row_bytes = static_cast<std::uint32_t>(layout.row_bytes()),
+                   .zeros = 0});
+    page.position = log_.append(room, scratch);
+    if (number < own.pages.size()) {
+      --own.num_free;
+    } else {
+      own.pages.emplace_back();
+      own.left.resize(own.pages.size() * words_per_page_);
+    }
+    own.pages[number] = page;
+    for (std::size_t word = 0; word < words_per_page_; ++word) {
+      const std::size_t first = word * 32;
+      const std::size_t n = std::clamp<std::size_t>(page.num_rows, first, first + 32) - first;
+      own.left[number * words_per_page_ + word] =
+          static_cast<std::uint32_t>((std::uint64_t{1} << n) - 1);
+    }
+  }
+  own.index = std::move(pages.index_);
+  for (const Place& place : moved) drop(own, place);
+}
+
+bool ColdRows::is_current(const PageHeader& header, Position position) const noexcept {
+  if (header.table != table_ || header.bucket >= kNumBuckets) return false;
+  const Bucket& bucket = buckets_[header.bucket];
+  return header.number < bucket.pages.size() && bucket.pages[header.number].num_rows > 0 &&
+         bucket.pages[header.number].position == position;
+}
+
+std::size_t ColdRows::bytes(std::uint32_t bucket) const noexcept {
+  const Bucket& own = buckets_[bucket];
+  return own.index.bytes() + own.pages.capacity() * sizeof(Page) +
+         own.left.capacity() * sizeof own.left[0];
+}
+
+}  // namespace trireme::ssd

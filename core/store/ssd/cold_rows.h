@@ -1,0 +1,173 @@
+// The cold rows of a table: which pages each bucket has, which rows of them are left, and where to
+// look for a key.
+//
+// A page number belongs to a bucket; the page table gives its position in the log, so a page can
+// move without a change of the index. A row leaves its page when it becomes hot or is removed: its
+// bit is cleared, its bytes stay.
+//
+// Threads: what concerns a bucket is guarded by its stripe's lock, which the table holds.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/hash.h"
+#include "store/layout.h"
+#include "store/ssd/cold_index.h"
+#include "store/ssd/page_log.h"
+
+namespace trireme::ssd {
+
+class ColdRows {
+ public:
+  // layouts: of the row classes; they and the log outlive this. table: the number in its pages.
+  ColdRows(PageLog& log, std::span<const RowLayout> layouts, std::uint32_t table);
+
+  std::size_t num_rows(std::uint32_t bucket) const noexcept {
+    return buckets_[bucket].index.num_entries();
+  }
+  std::size_t rows_per_page(int row_class) const noexcept;
+
+  // Whether a row of the key may be here.
+  bool may_have(std::uint64_t key) const {
+    const std::uint64_t hash = mix64(key);
+    bool has = false;
+    buckets_[bucket_of_hash(hash)].index.find(hash, [&](PageNumber) { has = true; });
+    return has;
+  }
+
+  // A row in a page that was read.
+  struct Place {
+    std::uint32_t bucket;
+    PageNumber page;
+    std::uint16_t slot;
+    int row_class;
+    const std::byte* row;
+  };
+
+  // Pages from one or more reads.
+  using Reads = std::span<const PagesRead>;
+
+  enum class Found { kAbsent, kHere, kUnread };
+  // Looks for a key in the pages that were read. kUnread: pages to be read were added to `wanted`.
+  // Errors: kCorruption, kUnavailable: a page of the key could not be read.
+  Found find(std::uint64_t key, Reads reads, Place& place, std::vector<Position>& wanted) const;
+  // Calls visit(place) for each row of a bucket. False: nothing was visited, and pages to be read
+  // were added to `wanted`. Errors: as above. keep(version): whether to visit a page whose newest
+  // version this is.
+  template <class Keep, class Visit>
+  bool for_rows(std::uint32_t bucket, Reads reads, std::vector<Position>& wanted, const Keep& keep,
+                const Visit& visit) const;
+
+  // Forgets a row. Requires: find() or for_rows() returned the place under the same lock.
+  void take(const Place& place) noexcept;
+  // Forgets all rows of a bucket.
+  void clear(std::uint32_t bucket) noexcept;
+
+  // Rows of a bucket that become pages, each of one class.
+  class Pages {
+   public:
+    std::size_t size() const noexcept { return ends_.size(); }
+
+   private:
+    friend class ColdRows;
+    std::vector<std::size_t> ends_;  // of each page's rows
+    ColdIndex index_;                // with them
+    std::vector<PageNumber> numbers_;
+  };
+  struct Rows {
+    std::span<const std::byte* const> rows;
+    std::span<const std::uint8_t> classes;  // of the rows, ascending
+    std::span<const Place> moved;           // where some of the rows have been so far
+  };
+  // Prepares so that put() cannot fail.
+  // Errors: std::bad_alloc; kResourceExhausted: the bucket has 2^16 pages.
+  Pages prepare(std::uint32_t bucket, const Rows& rows);
+  // Writes the rows to pages. Requires: prepare() under the same lock; room for pages.size();
+  // scratch: a page.
+  void put(std::uint32_t bucket, const Rows& rows, Pages&& pages, PageLog::Room& room,
+           std::span<std::byte> scratch) noexcept;
+
+  // The bucket and number of a page of the log, if it still has rows.
+  bool is_current(const PageHeader& header, Position position) const noexcept;
+  // Calls visit(place) for the rows that are left of a current page. Returns their number.
+  template <class Visit>
+  std::size_t for_rows_of_page(const PageHeader& header, const std::byte* page,
+                               const Visit& visit) const;
+
+  std::size_t bytes(std::uint32_t bucket) const noexcept;  // of memory, beside kOwnBytes
+
+ private:
+  struct Page {
+    Position position = 0;
+    std::uint32_t version = 0;   // the newest of its rows
+    std::uint16_t num_rows = 0;  // left; 0: the number is free
+  };
+  struct Bucket {
+    ColdIndex index;
+    std::vector<Page> pages;
+    std::vector<std::uint32_t> left;  // a bit for each row of each page
+    std::size_t num_free = 0;         // page numbers
+  };
+
+ public:
+  static constexpr std::size_t kOwnBytes = sizeof(Bucket) * kNumBuckets;
+
+ private:
+  const std::byte* bytes_of(const Bucket& bucket, PageNumber number, std::uint32_t bucket_number,
+                            Reads reads, std::vector<Position>& wanted) const;
+  bool is_left(const Bucket& bucket, PageNumber page, std::size_t slot) const noexcept {
+    return bucket.left[page * words_per_page_ + slot / 32] >> slot % 32 & 1;
+  }
+  void drop(Bucket& bucket, const Place& place) noexcept;
+
+  PageLog& log_;
+  const std::span<const RowLayout> layouts_;
+  const std::uint32_t table_;
+  std::size_t words_per_page_ = 0;
+  const std::unique_ptr<std::array<Bucket, kNumBuckets>> memory_ =
+      std::make_unique<std::array<Bucket, kNumBuckets>>();
+  std::array<Bucket, kNumBuckets>& buckets_ = *memory_;
+};
+
+template <class Visit>
+std::size_t ColdRows::for_rows_of_page(const PageHeader& header, const std::byte* page,
+                                       const Visit& visit) const {
+  const Bucket& bucket = buckets_[header.bucket];
+  std::size_t n = 0;
+  for (std::uint16_t slot = 0; slot < header.num_rows; ++slot) {
+    if (!is_left(bucket, header.number, slot)) continue;
+    ++n;
+    visit(Place{.bucket = header.bucket,
+                .page = header.number,
+                .slot = slot,
+                .row_class = header.row_class,
+                .row = row_of_page(page, header.row_bytes, slot)});
+  }
+  return n;
+}
+
+template <class Keep, class Visit>
+bool ColdRows::for_rows(std::uint32_t bucket, Reads reads, std::vector<Position>& wanted,
+                        const Keep& keep, const Visit& visit) const {
+  const Bucket& own = buckets_[bucket];
+  const std::size_t num_wanted = wanted.size();
+  const auto for_pages = [&](const auto& function) {
+    for (std::size_t i = 0; i < own.pages.size(); ++i) {
+      const Page& page = own.pages[i];
+      if (page.num_rows == 0 || !keep(page.version)) continue;
+      function(bytes_of(own, static_cast<PageNumber>(i), bucket, reads, wanted));
+    }
+  };
+  for_pages([](const std::byte*) {});
+  if (wanted.size() > num_wanted) return false;
+  for_pages([&](const std::byte* page) { for_rows_of_page(header_of(page), page, visit); });
+  return true;
+}
+
+}  // namespace trireme::ssd

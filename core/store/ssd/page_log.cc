@@ -1,0 +1,567 @@
+#include "store/ssd/page_log.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+
+#include "base/error.h"
+
+namespace trireme::ssd {
+
+namespace {
+
+constexpr std::size_t kRunPagesMax = 64;  // neighbours that one transfer reads
+constexpr std::string_view kSuffix = ".rows";
+
+std::string name_of(std::uint64_t generation) {
+  std::array<char, 32> name;
+  std::snprintf(name.data(), name.size(), "%012llx", static_cast<unsigned long long>(generation));
+  return name.data() + std::string(kSuffix);
+}
+
+std::string text_of(int error) { return std::generic_category().message(error); }
+
+}  // namespace
+
+// A segment. Closed when nobody reads it any more.
+struct PageLog::File {
+  File(std::shared_ptr<Device> on, FileId file, std::string called, std::uint64_t made_as)
+      : device(std::move(on)), id(file), name(std::move(called)), generation(made_as) {}
+  ~File() { device->close(id); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  const std::shared_ptr<Device> device;
+  const FileId id;
+  const std::string name;
+  const std::uint64_t generation;
+  // Guarded by the log's mutex.
+  std::uint32_t number = 0;
+  std::size_t device_number = 0;
+  std::size_t num_pages = 0;  // appended
+  std::size_t num_written = 0;
+  std::size_t num_rows = 0;  // left
+  std::size_t num_rows_then = 0;
+  bool is_synced = true;
+  bool is_aside = false;
+};
+
+struct PageLog::Buffer {
+  enum class State { kFilling, kFull, kWriting };
+
+  std::shared_ptr<File> file;
+  std::size_t first;  // page of the segment
+  std::size_t capacity;
+  std::byte* data;
+  std::uint64_t number;  // they are begun in this order
+  std::size_t num_pages = 0;
+  State state = State::kFilling;
+
+  bool has(std::uint32_t segment, std::size_t page) const noexcept {
+    return file->number == segment && first <= page && page < first + num_pages;
+  }
+};
+
+// Queues of one thread at a time, one for each device.
+class PageLog::Reader {
+ public:
+  Reader(std::span<const std::shared_ptr<Device>> devices, std::size_t depth) {
+    for (const auto& device : devices) queues_.push_back(device->make_queue(depth));
+    pending_.resize(devices.size());
+  }
+
+  void add(std::size_t device, const Transfer& transfer) { pending_[device].push_back(transfer); }
+
+  // Calls ended(finished) for each transfer, which may add others.
+  template <class Ended>
+  void run(std::chrono::milliseconds timeout, const Ended& ended) {
+    std::array<Finished, 64> finished;
+    for (bool is_active = true; is_active;) {
+      is_active = false;
+      for (std::size_t i = 0; i < queues_.size(); ++i) {
+        std::vector<Transfer>& pending = pending_[i];
+        // The first of the list go first, so that neighbours on the disk are read in their order.
+        const std::size_t n = queues_[i]->submit(std::span(pending).subspan(num_begun(i)));
+        begun_[i] += n;
+        if (begun_[i] == pending.size()) {
+          pending.clear();
+          begun_[i] = 0;
+        }
+      }
+      for (std::size_t i = 0; i < queues_.size(); ++i) {
+        const std::size_t in_flight = queues_[i]->num_in_flight();
+        if (in_flight > 0) {
+          const std::size_t n = queues_[i]->reap(std::span(finished), std::size_t{1}, timeout);
+          for (const Finished& one : std::span(finished).first(n)) ended(one);
+        }
+        is_active |= queues_[i]->num_in_flight() > 0 || !pending_[i].empty();
+      }
+    }
+  }
+
+ private:
+  std::size_t& num_begun(std::size_t device) {
+    if (begun_.size() <= device) begun_.resize(queues_.size());
+    return begun_[device];
+  }
+
+  std::vector<std::unique_ptr<Queue>> queues_;
+  std::vector<std::vector<Transfer>> pending_;
+  std::vector<std::size_t> begun_;  // of the pending ones
+};
+
+const PagesRead::Page* PagesRead::find(Position position) const noexcept {
+  const auto at = std::ranges::lower_bound(positions_, position);
+  if (at == positions_.end() || *at != position) return nullptr;
+  return &pages_[static_cast<std::size_t>(at - positions_.begin())];
+}
+
+PageLog::PageLog(std::vector<std::shared_ptr<Device>> devices, const PageLogConfig& config)
+    : devices_(std::move(devices)),
+      config_(config),
+      memory_(config.num_buffers * config.buffer_pages * config.page_bytes) {
+  const bool fits = config.page_bytes % kBlockBytes == 0 && config.page_bytes > 0 &&
+                    config.buffer_pages > 0 && config.num_buffers >= 2 && config.read_depth > 0 &&
+                    config.segment_pages >= config.buffer_pages &&
+                    config.segment_pages <= (std::size_t{1} << 24);
+  if (devices_.empty() || !fits) {
+    throw Error(ErrorCode::kBadRequest,
+                "PageLog: expected a device, pages of whole blocks, and segments of at least a "
+                "buffer, found " +
+                    std::to_string(devices_.size()) + " devices, pages of " +
+                    std::to_string(config.page_bytes) + " bytes, buffers of " +
+                    std::to_string(config.buffer_pages) + " and segments of " +
+                    std::to_string(config.segment_pages) + " pages");
+  }
+  for (const auto& device : devices_) {
+    for (const std::string& name : device->names()) {
+      if (name.ends_with(kSuffix)) device->remove(name);
+    }
+    writers_.push_back(device->make_queue(config.num_buffers));
+  }
+  const std::size_t buffer_bytes = config.buffer_pages * config.page_bytes;
+  for (std::size_t i = 0; i < config.num_buffers; ++i) {
+    free_buffers_.push_back(memory_.data() + i * buffer_bytes);
+  }
+}
+
+PageLog::~PageLog() {
+  readers_.clear();
+  writers_.clear();  // waits for what they write
+}
+
+PageLog::Room::~Room() {
+  if (left_ == 0) return;
+  std::lock_guard lock(log_.mutex_);
+  log_.num_reserved_ -= left_;
+  log_.changed_.notify_all();
+}
+
+// Pages that fit into the open segments.
+std::size_t PageLog::pages_left() const noexcept {
+  std::size_t n = 0;
+  for (const std::uint32_t number : open_) n += config_.segment_pages - files_[number]->num_pages;
+  return n;
+}
+
+// Pages that can be appended now: a buffer ends with its segment.
+std::size_t PageLog::buffer_room() const noexcept {
+  std::size_t free = free_buffers_.size();
+  std::size_t n = 0;
+  bool is_first = true;
+  for (const std::uint32_t number : open_) {
+    std::size_t left = config_.segment_pages - files_[number]->num_pages;
+    if (is_first && !buffers_.empty() && buffers_.back().state == Buffer::State::kFilling) {
+      const std::size_t here = buffers_.back().capacity - buffers_.back().num_pages;
+      n += here;
+      left -= here;
+    }
+    is_first = false;
+    for (; left > 0 && free > 0; --free) {
+      const std::size_t here = std::min(left, config_.buffer_pages);
+      n += here;
+      left -= here;
+    }
+  }
+  return n;
+}
+
+PageLog::Room PageLog::reserve(std::size_t num_pages) {
+  TRIREME_CHECK(num_pages * 2 <= config_.num_buffers * config_.buffer_pages);
+  remove_empty();
+  for (;;) {
+    bool lacks_segment;
+    {
+      std::unique_lock lock(mutex_);
+      const auto has_room = [&] { return buffer_room() >= num_reserved_ + num_pages; };
+      const auto can_go_on = [&] {
+        return has_room() || pages_left() < num_reserved_ + num_pages ||
+               (!buffers_.empty() && buffers_.front().state != Buffer::State::kFilling);
+      };
+      if (!changed_.wait_for(lock, config_.timeout, can_go_on)) {  // others hold what is left
+        throw Error(ErrorCode::kDeadlineExceeded, "PageLog.reserve: expected room for " +
+                                                      std::to_string(num_pages) + " pages within " +
+                                                      std::to_string(config_.timeout.count()) +
+                                                      " ms, found none");
+      }
+      if (has_room()) {
+        num_reserved_ += num_pages;
+        break;
+      }
+      lacks_segment = pages_left() < num_reserved_ + num_pages;
+    }
+    if (lacks_segment) {
+      add_segment();
+    } else {
+      write_some(true);
+    }
+  }
+  Room room(*this, num_pages);
+  write_some(false);
+  return room;
+}
+
+// Makes a segment on the next device that has space for it.
+void PageLog::add_segment() {
+  std::lock_guard write(write_mutex_);
+  std::uint64_t generation;
+  {
+    std::lock_guard lock(mutex_);
+    // Another thread may have made one meanwhile.
+    if (pages_left() >= num_reserved_ + config_.buffer_pages) return;
+    files_.reserve(files_.size() + 1);
+    empty_.reserve(files_.size() + 1);
+    generation = ++generation_;
+  }
+  const std::string name = name_of(generation);
+  const std::uint64_t num_bytes = std::uint64_t{config_.segment_pages} * config_.page_bytes;
+  for (std::size_t tried = 1;; ++tried) {
+    const std::size_t at = next_device_++ % devices_.size();
+    try {
+      auto file = std::make_shared<File>(devices_[at], devices_[at]->create(name, num_bytes), name,
+                                         generation);
+      std::lock_guard lock(mutex_);
+      auto slot = std::ranges::find(files_, nullptr);
+      if (slot == files_.end()) slot = files_.insert(files_.end(), nullptr);
+      file->number = static_cast<std::uint32_t>(slot - files_.begin());
+      file->device_number = at;
+      open_.push_back(file->number);
+      *slot = std::move(file);
+      changed_.notify_all();
+      return;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kResourceExhausted || tried == devices_.size()) throw;
+    }
+  }
+}
+
+// Requires: mutex_; an open segment that is not full, and a free buffer.
+void PageLog::begin_buffer() noexcept {
+  const std::shared_ptr<File>& file = files_[open_.front()];
+  buffers_.push_back(
+      {.file = file,
+       .first = file->num_pages,
+       .capacity = std::min(config_.buffer_pages, config_.segment_pages - file->num_pages),
+       .data = free_buffers_.back(),
+       .number = ++num_begun_});
+  free_buffers_.pop_back();
+}
+
+Position PageLog::append(Room& room, std::span<const std::byte> page) noexcept {
+  const PageHeader header = header_of(page.data());
+  std::lock_guard lock(mutex_);
+  TRIREME_CHECK(room.left_ > 0 && page.size() == config_.page_bytes);
+  --room.left_;
+  --num_reserved_;
+  if (buffers_.empty() || buffers_.back().state != Buffer::State::kFilling) begin_buffer();
+  Buffer& buffer = buffers_.back();
+  File& file = *buffer.file;
+  const std::size_t number = file.num_pages++;
+  std::memcpy(buffer.data + buffer.num_pages++ * config_.page_bytes, page.data(), page.size());
+  file.num_rows += header.num_rows;
+  file.num_rows_then += header.num_rows;
+  file.is_synced = false;
+  ++counts_.pages_written;
+  if (buffer.num_pages == buffer.capacity) {
+    buffer.state = Buffer::State::kFull;
+    changed_.notify_all();
+  }
+  if (file.num_pages == config_.segment_pages) open_.pop_front();
+  return static_cast<Position>(file.number * config_.segment_pages + number);
+}
+
+// Begins to write what is full, and frees what has been written. Returns false if another thread is
+// at it and this one need not wait.
+bool PageLog::write_some(bool must_wait) {
+  std::unique_lock write(write_mutex_, std::defer_lock);
+  if (must_wait) {
+    write.lock();
+  } else if (!write.try_lock()) {
+    return false;
+  }
+  std::vector<std::pair<std::size_t, Transfer>> transfers;
+  std::size_t oldest = devices_.size();  // the device that has been written to for longest
+  {
+    std::lock_guard lock(mutex_);
+    transfers.reserve(buffers_.size());
+    for (Buffer& buffer : buffers_) {
+      if (buffer.state == Buffer::State::kFilling) continue;
+      if (oldest == devices_.size()) oldest = buffer.file->device_number;
+      if (buffer.state == Buffer::State::kWriting) continue;
+      const std::size_t first = buffer.file->number * config_.segment_pages + buffer.first;
+      transfers.emplace_back(buffer.file->device_number,
+                             Transfer{.kind = Transfer::Kind::kWrite,
+                                      .file = buffer.file->id,
+                                      .offset = std::uint64_t{buffer.first} * config_.page_bytes,
+                                      .bytes = {buffer.data, buffer.num_pages * config_.page_bytes},
+                                      .tag = first});
+    }
+  }
+  const auto set_state = [&](std::uint64_t first, Buffer::State state) {
+    std::lock_guard lock(mutex_);
+    for (Buffer& buffer : buffers_) {
+      if (buffer.file->number * config_.segment_pages + buffer.first == first) buffer.state = state;
+    }
+  };
+  for (const auto& [device, transfer] : transfers) {
+    if (writers_[device]->submit({&transfer, 1}) == 1) {
+      set_state(transfer.tag, Buffer::State::kWriting);
+    }
+  }
+  std::string failed;
+  int error = 0;
+  for (std::size_t device = 0; device < devices_.size(); ++device) {
+    const std::size_t in_flight = writers_[device]->num_in_flight();
+    if (in_flight == 0) continue;
+    std::vector<Finished> finished(in_flight);
+    const std::size_t num_min = must_wait && device == oldest ? 1 : 0;
+    const std::size_t n = writers_[device]->reap(finished, num_min, config_.timeout);
+    for (const Finished& one : std::span(finished).first(n)) {
+      if (one.error != 0) {
+        set_state(one.tag, Buffer::State::kFull);  // the next call writes it again
+        error = one.error;
+        failed = place_of(static_cast<Position>(one.tag));
+        continue;
+      }
+      std::lock_guard lock(mutex_);
+      const auto buffer = std::ranges::find_if(buffers_, [&](const Buffer& b) {
+        return b.file->number * config_.segment_pages + b.first == one.tag;
+      });
+      File& file = *buffer->file;
+      file.num_written += buffer->num_pages;
+      if (file.num_rows == 0 && file.num_written == config_.segment_pages) {
+        empty_.push_back(std::move(files_[file.number]));
+      }
+      free_buffers_.push_back(buffer->data);
+      buffers_.erase(buffer);
+      changed_.notify_all();
+    }
+  }
+  if (error != 0) {
+    throw Error(error == ENOSPC ? ErrorCode::kResourceExhausted : ErrorCode::kUnavailable,
+                "PageLog: expected to write " + failed + ", found: " + text_of(error));
+  }
+  return true;
+}
+
+void PageLog::forget(Position position, std::size_t num_rows) noexcept {
+  std::lock_guard lock(mutex_);
+  std::shared_ptr<File>& file = files_[position / config_.segment_pages];
+  TRIREME_CHECK(file != nullptr && file->num_rows >= num_rows);
+  file->num_rows -= num_rows;
+  if (file->num_rows == 0 && file->num_written == config_.segment_pages) {
+    empty_.push_back(std::move(file));
+  }
+}
+
+void PageLog::remove_empty() {
+  for (;;) {
+    std::shared_ptr<File> file;
+    {
+      std::lock_guard lock(mutex_);
+      if (empty_.empty()) return;
+      file = std::move(empty_.back());
+      empty_.pop_back();
+    }
+    file->device->remove(file->name);
+  }
+}
+
+PagesRead PageLog::read(std::vector<Position> positions) {
+  PagesRead result;
+  const std::size_t page_bytes = config_.page_bytes;
+  const std::size_t num_bytes = positions.size() * page_bytes;
+  bytes_of_reads_ += num_bytes;
+  result.counted_ = {&bytes_of_reads_, PagesRead::Discount{num_bytes}};
+  result.positions_ = std::move(positions);
+  result.pages_.resize(result.positions_.size());
+  result.memory_ = Pages(num_bytes);
+  const auto bytes_of = [&](std::size_t i) { return result.memory_.data() + i * page_bytes; };
+  std::vector<std::shared_ptr<File>> files(result.positions_.size());  // of pages to be read
+  std::unique_ptr<Reader> reader;
+  std::size_t num_reads = 0;
+  {
+    std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      const auto number = static_cast<std::uint32_t>(result.positions_[i] / config_.segment_pages);
+      const std::size_t page = result.positions_[i] % config_.segment_pages;
+      result.pages_[i] = {.bytes = bytes_of(i), .generation = 0, .error = 0};
+      if (number >= files_.size() || files_[number] == nullptr) continue;
+      result.pages_[i].generation = files_[number]->generation;
+      const auto buffer =
+          std::ranges::find_if(buffers_, [&](const Buffer& b) { return b.has(number, page); });
+      if (buffer == buffers_.end()) {
+        files[i] = files_[number];
+        ++num_reads;
+      } else {
+        std::memcpy(bytes_of(i), buffer->data + (page - buffer->first) * page_bytes, page_bytes);
+      }
+    }
+    if (num_reads > 0 && !readers_.empty()) {
+      reader = std::move(readers_.back());
+      readers_.pop_back();
+    }
+    counts_.pages_read += num_reads;
+  }
+  if (num_reads > 0) {
+    if (reader == nullptr) reader = std::make_unique<Reader>(devices_, config_.read_depth);
+    std::uint64_t num_transfers = 0;
+    const auto add = [&](std::size_t i, std::size_t n) {
+      const std::uint64_t page = result.positions_[i] % config_.segment_pages;
+      reader->add(files[i]->device_number, {.kind = Transfer::Kind::kRead,
+                                            .file = files[i]->id,
+                                            .offset = page * page_bytes,
+                                            .bytes = {bytes_of(i), n * page_bytes},
+                                            .tag = i << 8 | n});
+      ++num_transfers;
+    };
+    for (std::size_t i = 0; i < files.size();) {
+      std::size_t n = 1;
+      if (files[i] != nullptr) {
+        while (n < kRunPagesMax && i + n < files.size() && files[i + n] == files[i] &&
+               result.positions_[i + n] == result.positions_[i] + n) {
+          ++n;
+        }
+        add(i, n);
+      }
+      i += n;
+    }
+    reader->run(config_.timeout, [&](const Finished& finished) {
+      const std::size_t first = finished.tag >> 8, n = finished.tag & 0xFF;
+      for (std::size_t i = first; i < first + n; ++i) {
+        if (finished.error != 0 && n > 1) {
+          add(i, 1);  // the others may be readable
+        } else if (finished.error != 0) {
+          result.pages_[i].error = finished.error;
+        } else if (!is_whole({bytes_of(i), page_bytes})) {
+          result.pages_[i].error = EBADMSG;
+        }
+      }
+    });
+    std::lock_guard lock(mutex_);
+    counts_.reads += num_transfers;
+    readers_.push_back(std::move(reader));
+  }
+  for (PagesRead::Page& page : result.pages_) {
+    if (page.error != 0 || page.generation == 0) page.bytes = nullptr;
+  }
+  return result;
+}
+
+std::uint64_t PageLog::generation(Position position) const {
+  const std::size_t number = position / config_.segment_pages;
+  std::lock_guard lock(mutex_);
+  return number < files_.size() && files_[number] != nullptr ? files_[number]->generation : 0;
+}
+
+std::string PageLog::place_of(Position position) const {
+  std::lock_guard lock(mutex_);
+  const std::shared_ptr<File>& file = files_[position / config_.segment_pages];
+  const std::size_t offset = position % config_.segment_pages * config_.page_bytes;
+  return file->device->path_of(file->name) + " at offset " + std::to_string(offset);
+}
+
+void PageLog::fail(Position position, const PagesRead::Page& page, std::uint32_t bucket) const {
+  const std::string what = "PageLog: expected a page of bucket " + std::to_string(bucket) + " in " +
+                           place_of(position) + ", found ";
+  if (page.error == EBADMSG) {
+    throw Error(ErrorCode::kCorruption, what + "one with a wrong checksum");
+  }
+  throw Error(ErrorCode::kUnavailable, what + "that it cannot be read: " + text_of(page.error));
+}
+
+std::optional<PageLog::Segment> PageLog::emptiest() const {
+  std::lock_guard lock(mutex_);
+  const File* best = nullptr;
+  const auto is_emptier = [](const File& a, const File& b) {
+    return a.num_rows * b.num_rows_then < b.num_rows * a.num_rows_then;
+  };
+  for (const std::shared_ptr<File>& file : files_) {
+    if (file == nullptr || file->num_written < config_.segment_pages) continue;
+    if (file->is_aside) continue;
+    if (best == nullptr || is_emptier(*file, *best)) best = file.get();
+  }
+  if (best == nullptr) return {};
+  return Segment{.first = static_cast<Position>(best->number * config_.segment_pages),
+                 .num_pages = config_.segment_pages,
+                 .num_rows = best->num_rows,
+                 .num_rows_then = best->num_rows_then};
+}
+
+void PageLog::set_aside(Position position) noexcept {
+  std::lock_guard lock(mutex_);
+  const std::shared_ptr<File>& file = files_[position / config_.segment_pages];
+  if (file != nullptr) file->is_aside = true;
+}
+
+void PageLog::flush() {
+  std::uint64_t last;  // the buffer that was begun last
+  std::vector<std::shared_ptr<File>> files;
+  {
+    std::lock_guard lock(mutex_);
+    if (!buffers_.empty()) {
+      Buffer& buffer = buffers_.back();
+      if (buffer.state == Buffer::State::kFilling) buffer.state = Buffer::State::kFull;
+    }
+    last = num_begun_;
+    std::ranges::copy_if(files_, std::back_inserter(files),
+                         [](const auto& file) { return file != nullptr && !file->is_synced; });
+  }
+  const auto is_written = [&] {
+    std::lock_guard lock(mutex_);
+    return std::ranges::none_of(buffers_, [&](const Buffer& b) { return b.number <= last; });
+  };
+  while (!is_written()) write_some(true);
+  for (const std::shared_ptr<File>& file : files) {
+    std::size_t num_pages;
+    {
+      std::lock_guard lock(mutex_);
+      num_pages = file->num_pages;
+    }
+    file->device->sync(file->id);
+    std::lock_guard lock(mutex_);
+    file->is_synced = file->num_pages == num_pages;
+  }
+  for (const auto& device : devices_) device->sync_names();
+}
+
+PageLog::Use PageLog::use() const {
+  std::lock_guard lock(mutex_);
+  Use use = counts_;
+  for (const std::shared_ptr<File>& file : files_) {
+    if (file == nullptr) continue;
+    ++use.num_segments;
+    use.bytes += std::uint64_t{config_.segment_pages} * config_.page_bytes;
+    use.num_pages += file->num_pages;
+    use.num_rows += file->num_rows;
+    use.num_rows_then += file->num_rows_then;
+  }
+  return use;
+}
+
+std::size_t PageLog::bytes() const noexcept { return memory_.size() + bytes_of_reads_; }
+
+}  // namespace trireme::ssd

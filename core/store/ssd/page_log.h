@@ -1,0 +1,174 @@
+// Where pages lie: segments, files of 64 MiB to which pages are appended, spread over the devices.
+//
+// A page is first in a buffer. Full buffers are written while others fill; whoever needs room when
+// none is left waits for a write. A page never changes. When all rows of a segment are gone, its
+// file is removed, and its number used again; readers of the old one finish first.
+//
+// Threads: any. No lock is held while a thread waits for a device, but for those that wait for the
+// same writes.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/pages.h"
+#include "store/ssd/device.h"
+#include "store/ssd/page.h"
+
+namespace trireme::ssd {
+
+// A page's place: the number of its segment times the pages of a segment, plus its number there.
+using Position = std::uint32_t;
+
+struct PageLogConfig {
+  std::size_t page_bytes = kBlockBytes;  // see page_bytes_for
+  std::size_t segment_pages = 16384;
+  std::size_t buffer_pages = 256;  // written at once
+  std::size_t num_buffers = 4;
+  std::size_t read_depth = 256;
+  std::chrono::milliseconds timeout{30000};  // of a device
+};
+
+// Pages that were read, ascending by position. Their memory counts among that of the log, which
+// outlives them.
+class PagesRead {
+ public:
+  struct Page {
+    const std::byte* bytes;    // null: it could not be read
+    std::uint64_t generation;  // of its segment; 0: the segment was gone
+    int error;                 // an errno, EBADMSG if the checksum is wrong; 0: it is whole
+  };
+
+  // Null if the position was not read.
+  const Page* find(Position position) const noexcept;
+  bool empty() const noexcept { return positions_.empty(); }
+
+ private:
+  friend class PageLog;
+
+  struct Discount {
+    std::size_t num_bytes;
+    void operator()(std::atomic<std::size_t>* bytes) const noexcept { *bytes -= num_bytes; }
+  };
+
+  std::vector<Position> positions_;
+  std::vector<Page> pages_;
+  Pages memory_;
+  std::unique_ptr<std::atomic<std::size_t>, Discount> counted_;
+};
+
+class PageLog {
+ public:
+  // Removes what is left of an earlier log on these devices.
+  // Errors: kBadRequest (no devices, a config that does not fit); those of the devices.
+  PageLog(std::vector<std::shared_ptr<Device>> devices, const PageLogConfig& config);
+  ~PageLog();
+  PageLog(const PageLog&) = delete;
+  PageLog& operator=(const PageLog&) = delete;
+
+  // The right to append so many pages without an error. The destructor gives up what is left.
+  class Room {
+   public:
+    Room(Room&& other) noexcept : log_(other.log_), left_(std::exchange(other.left_, 0)) {}
+    Room& operator=(Room&&) = delete;
+    ~Room();
+
+   private:
+    friend class PageLog;
+    Room(PageLog& log, std::size_t num_pages) : log_(log), left_(num_pages) {}
+    PageLog& log_;
+    std::size_t left_;
+  };
+  // May write, and wait. Requires: at most half of all buffers. Errors: kResourceExhausted: the
+  // devices are full. kUnavailable, kDeadlineExceeded: nothing is lost, a later call tries again.
+  Room reserve(std::size_t num_pages);
+  // Appends a sealed page. Requires: room.
+  Position append(Room& room, std::span<const std::byte> page) noexcept;
+  // Rows of a page are gone.
+  void forget(Position position, std::size_t num_rows) noexcept;
+
+  // Reads pages.   positions: ascending, distinct. An error of the device, or a wrong checksum, is
+  // noted with the page. Errors: kDeadlineExceeded, kUnavailable; std::bad_alloc.
+  PagesRead read(std::vector<Position> positions);
+  // The generation of the segment that the position is in now; 0: none.
+  std::uint64_t generation(Position position) const;
+  // The error of a page that could not be read, with its file and offset.
+  [[noreturn]] void fail(Position position, const PagesRead::Page& page,
+                         std::uint32_t bucket) const;
+
+  // The emptiest of the segments that are complete and written.
+  struct Segment {
+    Position first;
+    std::size_t num_pages;
+    std::size_t num_rows;       // that are left
+    std::size_t num_rows_then;  // when it was written
+  };
+  std::optional<Segment> emptiest() const;
+  // Never again names the segment of a position, some page of which cannot be read.
+  void set_aside(Position position) noexcept;
+  // Writes and syncs all that was appended.
+  void flush();
+
+  struct Use {
+    std::size_t num_segments = 0;
+    std::uint64_t bytes = 0;                                     // of the files
+    std::uint64_t num_pages = 0;                                 // appended, in segments that exist
+    std::uint64_t num_rows = 0;                                  // left in them
+    std::uint64_t num_rows_then = 0;                             // written to them
+    std::uint64_t pages_read = 0, reads = 0, pages_written = 0;  // since the start
+  };
+  Use use() const;
+  std::size_t buffer_bytes() const noexcept { return memory_.size(); }
+  std::size_t bytes() const noexcept;  // of memory, those of reads under way included
+  std::size_t page_bytes() const noexcept { return config_.page_bytes; }
+  std::size_t segment_pages() const noexcept { return config_.segment_pages; }
+
+ private:
+  struct File;
+  struct Buffer;
+  class Reader;
+
+  std::size_t pages_left() const noexcept;
+  std::size_t buffer_room() const noexcept;
+  void begin_buffer() noexcept;
+  void add_segment();
+  bool write_some(bool must_wait);
+  void remove_empty();
+  std::string place_of(Position position) const;
+
+  const std::vector<std::shared_ptr<Device>> devices_;
+  const PageLogConfig config_;
+  const Pages memory_;  // of the buffers
+
+  mutable std::mutex mutex_;  // guards what follows, up to write_mutex_
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<File>> files_;  // by the segment's number; null: the number is free
+  std::deque<std::uint32_t> open_;            // segments that pages can be appended to
+  std::deque<Buffer> buffers_;                // the last may be filling
+  std::vector<std::byte*> free_buffers_;
+  std::uint64_t num_begun_ = 0;               // buffers
+  std::vector<std::shared_ptr<File>> empty_;  // to be removed
+  std::size_t num_reserved_ = 0;
+  std::uint64_t generation_ = 0;
+  std::vector<std::unique_ptr<Reader>> readers_;  // that no thread uses
+  Use counts_;
+
+  std::mutex write_mutex_;                       // guards what follows; taken before mutex_
+  std::vector<std::unique_ptr<Queue>> writers_;  // one for each device
+  std::size_t next_device_ = 0;
+
+  std::atomic<std::size_t> bytes_of_reads_{0};
+};
+
+}  // namespace trireme::ssd

@@ -1,0 +1,578 @@
+#include "table/tier.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "store/find.h"
+#include "table/table.h"
+
+namespace trireme {
+
+namespace {
+
+// What the hand does at a bucket: pages that it writes, the share of the rows in memory that it
+// moves out at most, and after how many rounds it halves the counts of uses.
+constexpr std::size_t kPagesOut = 8;
+constexpr std::size_t kShareOut = 16;
+constexpr std::uint64_t kRoundsPerDecay = 4;
+
+// Cleaning: the share of the rows on SSD that are left, in per cent, below which it begins; pages
+// that it reads at a time; and the share above which a segment is not worth it.
+constexpr std::size_t kLeftPercentMin = 70;
+constexpr std::size_t kPagesCleaned = 32;
+constexpr std::size_t kWorthPercentMax = 95;
+
+// A fetch: tasks for the threads of a pool, each for some stripes; keys that are looked for at a
+// time; and pages that are read at a time, as many as keep a device busy, but a small part of the
+// budget.
+constexpr std::size_t kFetchTasks = 16;
+constexpr std::size_t kFetchKeys = 512;
+constexpr std::size_t kFetchPages = 1024;
+constexpr std::size_t kFetchShare = 64;
+
+constexpr std::size_t kNumBuffers = 4;
+constexpr std::size_t kBufferPagesMin = 16;
+constexpr std::size_t kIndexBytesPerRow = 8;  // of the index of rows in memory
+
+ssd::PageLogConfig log_config(const TierConfig& config, std::size_t row_bytes) {
+  const std::size_t page_bytes = ssd::page_bytes_for(row_bytes);
+  const std::size_t buffer_pages = std::max(config.buffer_bytes / page_bytes, kBufferPagesMin);
+  return {.page_bytes = page_bytes,
+          .segment_pages = std::max(config.segment_bytes / page_bytes, buffer_pages),
+          .buffer_pages = buffer_pages,
+          .num_buffers = kNumBuffers,
+          .timeout = config.timeout};
+}
+
+void sort_distinct(std::vector<ssd::Position>& positions) {
+  std::ranges::sort(positions);
+  positions.erase(std::ranges::unique(positions).begin(), positions.end());
+}
+
+std::string mebibytes(std::size_t bytes) {
+  return std::to_string((bytes + (std::size_t{1} << 20) - 1) >> 20) + " MiB";
+}
+
+}  // namespace
+
+Tier::Tier(Table& table, const TierConfig& config)
+    : table_(table),
+      memory_bytes_(config.memory_bytes),
+      log_(config.devices, log_config(config, table.arenas_.row_bytes())),
+      cold_(log_, table.classes_.layouts(), config.number),
+      uses_(table.arenas_.num_classes() == 1 ? table.arenas_.of(0).num_rows_max()
+                                             : std::size_t{1} << 32) {
+  const std::size_t own = bytes_beside_rows();
+  if (memory_bytes_ < own + own / 8) {
+    throw Error(ErrorCode::kBadRequest,
+                "Table: expected a budget of at least " + std::to_string(own + own / 8) +
+                    " bytes for a table with an SSD tier, found " + std::to_string(memory_bytes_));
+  }
+}
+
+StripeMutex& Tier::mutex_of_stripe(std::uint32_t stripe) const noexcept {
+  return table_.stripes_[stripe];
+}
+
+Tier::Room::Room(Tier& tier, std::size_t num_rows, std::size_t num_bytes) noexcept
+    : tier_(&tier), num_rows_(num_rows), num_bytes_(num_bytes) {
+  tier.promised_rows_ += num_rows;
+  tier.promised_bytes_ += num_bytes;
+}
+
+Tier::Room& Tier::Room::operator=(Room&& other) noexcept {
+  std::swap(tier_, other.tier_);
+  std::swap(num_rows_, other.num_rows_);
+  std::swap(num_bytes_, other.num_bytes_);
+  return *this;
+}
+
+Tier::Room::~Room() {
+  if (tier_ == nullptr) return;
+  tier_->promised_rows_ -= num_rows_;
+  tier_->promised_bytes_ -= num_bytes_;
+}
+
+// Counts again what a stripe takes beside its rows. Requires: its exclusive lock.
+void Tier::note(std::uint32_t stripe) noexcept {
+  std::size_t cold = 0, others = table_.index_.bytes(stripe);
+  for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+    const std::uint32_t bucket = stripe * kBucketsPerStripe + i;
+    cold += cold_.bytes(bucket);
+    others += table_.removed_.bytes(bucket) + table_.admission_.bytes(bucket);
+  }
+  cold_bytes_[stripe] = cold;
+  stripe_bytes_[stripe] = cold + others;
+}
+
+std::size_t Tier::bytes_beside_rows() const noexcept {
+  std::size_t n = sizeof(Table) + sizeof(Tier) + ssd::ColdRows::kOwnBytes + log_.buffer_bytes() +
+                  table_.marks_.bytes();
+  for (const auto& bytes : stripe_bytes_) n += bytes.load(std::memory_order_relaxed);
+  return n;
+}
+
+Tier::Memory Tier::memory() const {
+  const std::size_t promised = promised_rows_;
+  Memory memory{.taken = bytes_beside_rows() + promised_bytes_ + promised * kIndexBytesPerRow};
+  std::size_t free_max = 0, largest_bytes = 0;
+  for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
+    const Arena& arena = table_.arenas_.of(i);
+    const Arena::Use use = arena.use();
+    const std::size_t row_bytes = arena.row_bytes() + sizeof(std::uint8_t);
+    memory.taken += use.num_rows * row_bytes;
+    if (use.num_free < promised) {
+      memory.lacking += (promised - use.num_free) * row_bytes;
+    } else if ((use.num_free - promised) * row_bytes > free_max) {
+      free_max = (use.num_free - promised) * row_bytes;
+      memory.freest = i;
+    }
+    if (use.num_rows * row_bytes > largest_bytes) {
+      largest_bytes = use.num_rows * row_bytes;
+      memory.largest = i;
+    }
+  }
+  return memory;
+}
+
+// Whether what is there and what was promised is within the budget. Rows get more memory only if
+// some is left then, so that what grows beside them can take it.
+bool Tier::fits() const {
+  const Memory found = memory();
+  if (found.lacking == 0) return found.taken <= memory_bytes_;
+  return found.taken + found.lacking <= memory_bytes_ - memory_bytes_ / 32;
+}
+
+Tier::Room Tier::make_room(std::size_t num_rows, std::size_t num_bytes) {
+  Room room(*this, num_rows, num_bytes);
+  // Each round without a row moved halves the rows that a bucket must have.
+  constexpr std::size_t kVainRounds = 16, kRounds = 64;
+  std::size_t num_vain = 0;
+  for (std::size_t num_steps = 0; !fits(); ++num_steps) {
+    num_vain = step() ? 0 : num_vain + 1;
+    if (num_vain > 0 && num_vain % kNumBuckets == 0) ++halvings_;
+    if (num_vain < kVainRounds * kNumBuckets && num_steps < kRounds * kNumBuckets) continue;
+    throw Error(ErrorCode::kResourceExhausted,
+                "Table: expected " + std::to_string(num_rows) + " rows to fit into its budget of " +
+                    mebibytes(memory_bytes_) + ", found that " + mebibytes(bytes_beside_rows()) +
+                    " are taken by what finds its rows on SSD, and by buffers; give it more "
+                    "memory (`trireme size` tells how much)");
+  }
+  return room;
+}
+
+// Goes on to the next bucket. Returns whether rows were moved.
+bool Tier::step() {
+  const std::uint64_t hand = hand_.fetch_add(1, std::memory_order_relaxed);
+  const auto bucket = static_cast<std::uint32_t>(hand % kNumBuckets);
+  if (bucket == 0 && saw_more_.exchange(false)) --halvings_;
+  begin_shrink();
+  const std::size_t num_moved = move_out(bucket, hand / kNumBuckets % kRoundsPerDecay == 0);
+  clean();
+  return num_moved > 0;
+}
+
+// The indexes grow as rows go to SSD, and one row class may need what another has: then rows have
+// too much memory. Those with the highest numbers leave it as the hand goes by.
+void Tier::begin_shrink() {
+  const Memory found = memory();
+  std::size_t excess = 0;
+  int row_class = found.largest;
+  const std::size_t goal = memory_bytes_ - memory_bytes_ / 32;
+  if (found.taken > memory_bytes_ - memory_bytes_ / 64) {
+    excess = found.taken - goal;
+  } else if (found.lacking > 0 && found.freest >= 0 && found.taken + found.lacking > goal) {
+    excess = found.taken + found.lacking - goal;
+    row_class = found.freest;
+  }
+  if (excess == 0) return;
+  const Arena& arena = table_.arenas_.of(row_class);
+  const std::size_t num_rows = arena.use().num_rows;
+  const std::size_t num_leaving = excess / arena.row_bytes() + 1;
+  if (num_leaving < num_rows) table_.arenas_.shrink(row_class, num_rows - num_leaving);
+}
+
+// Keeps the references of the rows that were used least.
+void Tier::keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) const {
+  if (num_rows >= refs.size()) return;
+  std::vector<std::pair<std::uint8_t, Arena::Ref>> order(refs.size());
+  for (std::size_t i = 0; i < refs.size(); ++i) {
+    order[i] = {uses(refs[i]).load(std::memory_order_relaxed), refs[i]};
+  }
+  std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(num_rows),
+                   order.end());
+  refs.resize(num_rows);
+  for (std::size_t i = 0; i < num_rows; ++i) refs[i] = order[i].second;
+}
+
+// Moves rows of a bucket that were used least to SSD, whole pages of them if it has enough.
+// Returns how many rows were moved.
+std::size_t Tier::move_out(std::uint32_t bucket, bool decays) {
+  const std::uint32_t stripe = bucket / kBucketsPerStripe;
+  {
+    std::shared_lock lock(mutex_of_stripe(stripe));
+    if (table_.index_.num_rows(bucket) == 0) return 0;
+  }
+  const int num_classes = table_.arenas_.num_classes();
+  ssd::PageLog::Room room = log_.reserve(kPagesOut + static_cast<std::size_t>(num_classes));
+  Lock lock(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
+  std::vector<Arena::Ref> refs;
+  table_.index_.refs_of(bucket, refs);
+  if (decays) {
+    for (const Arena::Ref ref : refs) {
+      uses(ref).store(uses(ref).load(std::memory_order_relaxed) / 2, std::memory_order_relaxed);
+    }
+  }
+  const std::size_t num_relocated = relocate(refs);
+  if (num_relocated > 0) {
+    refs.clear();
+    table_.index_.refs_of(bucket, refs);
+  }
+  std::vector<Arena::Ref> coldest, of_class;
+  for (int i = 0; i < num_classes; ++i) {
+    of_class.clear();
+    std::ranges::copy_if(refs, std::back_inserter(of_class),
+                         [&](Arena::Ref ref) { return table_.arenas_.class_of(ref) == i; });
+    const std::size_t per_page = cold_.rows_per_page(i);
+    const int halvings = halvings_;
+    const std::size_t num_min = std::max<std::size_t>(per_page >> std::min(halvings, 16), 1);
+    if (halvings > 0 && of_class.size() >= 2 * num_min) saw_more_ = true;
+    if (of_class.size() < num_min) continue;
+    const std::size_t num_pages =
+        std::clamp<std::size_t>(of_class.size() / kShareOut / per_page, 1,
+                                kPagesOut / static_cast<unsigned>(num_classes) + 1);
+    keep_coldest(of_class, num_pages * per_page);
+    coldest.insert(coldest.end(), of_class.begin(), of_class.end());
+  }
+  write_out(bucket, coldest, {}, room);
+  std::vector<Index::Entry> scratch;
+  table_.index_.trim(bucket, table_.version(), scratch);
+  num_evicted_ += coldest.size();
+  return coldest.size() + num_relocated;
+}
+
+// Moves rows whose memory is to be given back to other places in memory, as far as there are some.
+// Returns how many. Requires: the stripe's lock.
+std::size_t Tier::relocate(std::span<const Arena::Ref> refs) {
+  std::size_t n = 0;
+  for (const Arena::Ref ref : refs) {
+    if (!table_.arenas_.is_leaving(ref)) continue;
+    const int row_class = table_.arenas_.class_of(ref);
+    const Arena& arena = table_.arenas_.of(row_class);
+    if (arena.use().num_free <= promised_rows_ + 1) continue;
+    std::array<std::size_t, Arenas::kClassesMax> one{};
+    one[static_cast<std::size_t>(row_class)] = 1;
+    Arenas::Reservation reservation(table_.arenas_, one);
+    const Arena::Ref other = reservation.take(row_class);
+    std::byte* row = table_.arenas_.row(other);
+    std::memcpy(row, table_.arenas_.row(ref), arena.row_bytes());
+    uses(other).store(uses(ref).load(std::memory_order_relaxed), std::memory_order_relaxed);
+    const Arena::Ref old = table_.index_.replace(key_of_row(row), other);
+    table_.arenas_.free({&old, 1});
+    ++n;
+  }
+  return n;
+}
+
+// Writes rows that are in memory, and others that are on SSD, to new pages. Requires: the lock of
+// the bucket's stripe, exclusive; room for the pages.
+void Tier::write_out(std::uint32_t bucket, std::span<const Arena::Ref> refs, const Places& moved,
+                     ssd::PageLog::Room& room) {
+  struct Row {
+    std::uint8_t row_class;
+    const std::byte* bytes;
+  };
+  std::vector<Row> order;
+  order.reserve(refs.size() + moved.size());
+  for (const Place& place : moved) {
+    order.push_back({static_cast<std::uint8_t>(place.row_class), place.row});
+  }
+  for (const Arena::Ref ref : refs) {
+    order.push_back(
+        {static_cast<std::uint8_t>(table_.arenas_.class_of(ref)), table_.arenas_.row(ref)});
+  }
+  if (order.empty()) return;
+  std::ranges::stable_sort(order, {}, &Row::row_class);
+  std::vector<const std::byte*> rows(order.size());
+  std::vector<std::uint8_t> classes(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    rows[i] = order[i].bytes;
+    classes[i] = order[i].row_class;
+  }
+  std::vector<std::byte> scratch(log_.page_bytes());
+  const ssd::ColdRows::Rows added{.rows = rows, .classes = classes, .moved = moved};
+  ssd::ColdRows::Pages pages = cold_.prepare(bucket, added);
+  // From here on nothing fails.
+  cold_.put(bucket, added, std::move(pages), room, scratch);
+  for (const Arena::Ref ref : refs) {
+    Arena::Ref erased;
+    const std::uint64_t key = key_of_row(table_.arenas_.row(ref));
+    TRIREME_CHECK(table_.index_.erase(key, erased) && erased == ref);
+  }
+  table_.arenas_.free(refs);
+}
+
+// Frees segments, if many rows on SSD are gone: some pages at a time.
+void Tier::clean() {
+  std::unique_lock lock(clean_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  if (clean_left_ > 0 && log_.generation(clean_next_) != clean_generation_) clean_left_ = 0;
+  if (clean_left_ == 0) {
+    const ssd::PageLog::Use use = log_.use();
+    if (use.num_rows * 100 >= use.num_rows_then * kLeftPercentMin) return;
+    const std::optional<ssd::PageLog::Segment> victim = log_.emptiest();
+    if (!victim || victim->num_rows * 100 > victim->num_rows_then * kWorthPercentMax) return;
+    clean_next_ = victim->first;
+    clean_left_ = victim->num_pages;
+    clean_generation_ = log_.generation(clean_next_);
+  }
+  std::vector<ssd::Position> positions(std::min(clean_left_, kPagesCleaned));
+  std::iota(positions.begin(), positions.end(), clean_next_);
+  const ssd::PagesRead read = log_.read(positions);
+  clean_next_ += static_cast<ssd::Position>(positions.size());
+  clean_left_ -= positions.size();
+  for (std::size_t begin = 0, end; begin < positions.size(); begin = end) {
+    const ssd::PagesRead::Page* first = read.find(positions[begin]);
+    end = begin + 1;
+    if (first->error != 0) log_.set_aside(positions[begin]);
+    if (first->bytes == nullptr || first->generation != clean_generation_) continue;
+    const std::uint16_t bucket = ssd::header_of(first->bytes).bucket;
+    for (; end < positions.size() && end - begin < kPagesOut; ++end) {
+      const ssd::PagesRead::Page* page = read.find(positions[end]);
+      if (page->bytes == nullptr || page->generation != clean_generation_) break;
+      if (ssd::header_of(page->bytes).bucket != bucket) break;
+    }
+    clean_bucket(std::span(positions).subspan(begin, end - begin), read);
+  }
+}
+
+// Writes the rows that are left of some pages of a bucket to new pages, together with rows from
+// memory that fill the last one.
+void Tier::clean_bucket(std::span<const ssd::Position> positions, const ssd::PagesRead& read) {
+  const auto num_classes = static_cast<std::size_t>(table_.arenas_.num_classes());
+  ssd::PageLog::Room room = log_.reserve(kPagesOut + num_classes);
+  const std::uint32_t bucket = ssd::header_of(read.find(positions[0])->bytes).bucket;
+  const std::uint32_t stripe = bucket / kBucketsPerStripe;
+  if (stripe >= kNumStripes) return;
+  Lock lock(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
+  if (log_.generation(positions[0]) != clean_generation_) return;
+  Places places;
+  for (const ssd::Position position : positions) {
+    const std::byte* page = read.find(position)->bytes;
+    const ssd::PageHeader header = ssd::header_of(page);
+    if (!cold_.is_current(header, position)) continue;
+    cold_.for_rows_of_page(header, page, [&](const Place& place) { places.push_back(place); });
+  }
+  if (places.empty()) return;
+  std::vector<Arena::Ref> refs;
+  if (num_classes == 1) {
+    const std::size_t per_page = cold_.rows_per_page(0);
+    const std::size_t rest = places.size() % per_page;
+    if (rest > 0) {
+      table_.index_.refs_of(bucket, refs);
+      keep_coldest(refs, per_page - rest);
+    }
+  }
+  write_out(bucket, refs, places, room);
+  num_cleaned_ += places.size();
+  num_evicted_ += refs.size();
+}
+
+ssd::PagesRead Tier::read_pages(std::vector<ssd::Position> positions) const {
+  sort_distinct(positions);
+  return log_.read(std::move(positions));
+}
+
+const std::byte* Tier::row_in_memory(std::uint64_t key) const noexcept {
+  return table_.index_.find(key);
+}
+
+int Tier::class_of(const std::byte* row) const noexcept { return table_.arenas_.class_of(row); }
+
+// Looks for keys of one stripe. counts: whether their use is counted. Requires: the stripe's lock.
+Tier::Search Tier::search(std::span<const std::uint64_t> keys,
+                          std::span<const ssd::PagesRead> reads, bool counts) const {
+  Search result;
+  std::uint64_t num_hits = 0;
+  const auto visit = [&](const std::byte* row) {
+    if (!counts) return;
+    ++num_hits;
+    const auto use = uses(table_.arenas_.ref_of(row));
+    const std::uint8_t n = use.load(std::memory_order_relaxed);
+    if (n < 255) use.store(static_cast<std::uint8_t>(n + 1), std::memory_order_relaxed);
+  };
+  const auto find_cold = [&](std::uint64_t key) {
+    Place place;
+    switch (cold_.find(key, reads, place, result.wanted)) {
+      case ssd::ColdRows::Found::kHere:
+        result.here.push_back(place);
+        break;
+      case ssd::ColdRows::Found::kUnread:
+        result.unread.push_back(key);
+        break;
+      case ssd::ColdRows::Found::kAbsent:
+        break;
+    }
+  };
+  std::vector<std::uint64_t> absent;
+  absent.reserve(std::min(keys.size(), kFindBlock));
+  for (std::size_t begin = 0; begin < keys.size(); begin += kFindBlock) {
+    const auto block = keys.subspan(begin, std::min(kFindBlock, keys.size() - begin));
+    absent.clear();
+    Finder finder(table_.arenas_, table_.index_, sizeof(std::uint64_t));
+    finder.begin(block);
+    finder.find(
+        [&](std::size_t, const IndexLine*, const std::byte* row, bool is_found) {
+          if (is_found) visit(row);
+        },
+        [&](std::size_t i, const IndexLine*, const std::byte* row) {
+          row == nullptr ? absent.push_back(block[i]) : visit(row);
+        });
+    for (const std::uint64_t key : absent) find_cold(key);
+  }
+  num_hits_ += num_hits;
+  if (counts) num_misses_ += result.unread.size();
+  return result;
+}
+
+// Copies rows from pages to memory, and forgets the pages'. A row may be there twice. Requires: the
+// stripe's lock, exclusive; room for them.
+void Tier::move_in(std::uint32_t stripe, const Places& places) {
+  if (places.empty()) return;
+  std::array<std::size_t, Arenas::kClassesMax> counts{};
+  for (const Place& place : places) ++counts[static_cast<std::size_t>(place.row_class)];
+  Arenas::Reservation reservation(table_.arenas_, counts);
+  std::vector<Index::Entry> scratch;
+  table_.index_.prepare(stripe, places.size(), scratch);
+  const std::uint32_t now = table_.version();
+  for (const Place& place : places) {
+    const std::uint64_t key = key_of_row(place.row);
+    if (table_.index_.find(key) != nullptr) continue;
+    const RowLayout& layout = table_.classes_[place.row_class];
+    const Arena::Ref ref = reservation.take(place.row_class);
+    std::memcpy(table_.arenas_.row(ref), place.row, layout.row_bytes());
+    const auto version = static_cast<std::uint16_t>(layout.stamp(place.row).version);
+    table_.index_.reserve(place.bucket, table_.index_.num_rows(place.bucket) + 1, now, scratch);
+    table_.index_.insert(mix64(key), {ref, version}, now);
+    uses(ref).store(1, std::memory_order_relaxed);
+    cold_.take(place);
+  }
+}
+
+Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new) {
+  Room room = make_room(num_new);
+  Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
+  result.room_ = std::move(room);
+  return result;
+}
+
+Tier::Lock Tier::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
+  Room room = make_room(keys.size());
+  std::vector<Room> rooms;
+  std::vector<ssd::PagesRead> reads;
+  for (bool is_first = true;; is_first = false) {
+    Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
+    Search found = search(keys, reads, is_first);
+    if (found.wanted.empty()) {
+      move_in(stripe, found.here);
+      result.room_ = std::move(room);
+      return result;
+    }
+    result.lock_.unlock();
+    rooms.push_back(make_room(0, found.wanted.size() * log_.page_bytes()));
+    reads.push_back(read_pages(std::move(found.wanted)));
+  }
+}
+
+Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
+  const std::uint32_t stripe = bucket / kBucketsPerStripe;
+  const auto all = [](std::uint32_t) { return true; };
+  std::vector<Room> rooms;
+  std::vector<ssd::PagesRead> reads;
+  for (;;) {
+    Lock lock(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
+    std::vector<ssd::Position> wanted;
+    Places places;
+    if (cold_.for_rows(bucket, reads, wanted, all,
+                       [&](const Place& place) { places.push_back(place); })) {
+      return {.on_ssd = std::move(places),
+              .reads = std::move(reads),
+              .rooms = std::move(rooms),
+              .lock = std::move(lock)};
+    }
+    lock.lock_.unlock();
+    rooms.push_back(make_room(0, wanted.size() * log_.page_bytes()));
+    reads.push_back(read_pages(std::move(wanted)));
+  }
+}
+
+void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool) {
+  const KeysByStripe groups(keys, pool);
+  const std::size_t pages_max =
+      std::clamp<std::size_t>(memory_bytes_ / kFetchShare / log_.page_bytes(), 1, kFetchPages);
+  auto fetch_stripes = [&](std::size_t task) {
+    constexpr std::size_t kStripes = kNumStripes / kFetchTasks;
+    std::vector<Missing> missing;
+    std::vector<ssd::Position> wanted;
+    for (std::size_t stripe = task * kStripes; stripe < (task + 1) * kStripes; ++stripe) {
+      const std::span<const std::uint64_t> all = groups[stripe].keys;
+      for (std::size_t begin = 0; begin < all.size(); begin += kFetchKeys) {
+        std::shared_lock lock(mutex_of_stripe(static_cast<std::uint32_t>(stripe)));
+        Search found =
+            search(all.subspan(begin, std::min(kFetchKeys, all.size() - begin)), {}, true);
+        lock.unlock();
+        if (found.unread.empty()) continue;
+        wanted.insert(wanted.end(), found.wanted.begin(), found.wanted.end());
+        missing.push_back({static_cast<std::uint32_t>(stripe), std::move(found.unread)});
+        if (wanted.size() < pages_max) continue;
+        move_in(missing, std::exchange(wanted, {}));
+        missing.clear();
+      }
+    }
+    if (!missing.empty()) move_in(missing, std::move(wanted));
+  };
+  pool.run(kFetchTasks, fetch_stripes);
+}
+
+// Reads pages, and moves rows from them to memory.
+void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted) {
+  std::size_t num_rows = 0;
+  for (const Missing& group : missing) num_rows += group.keys.size();
+  Room room;
+  try {
+    room = make_room(num_rows, wanted.size() * log_.page_bytes());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kResourceExhausted && error.code() != ErrorCode::kUnavailable) {
+      throw;
+    }
+    // They stay where they are, and can be read there. Whoever wants to change them gets the error.
+    num_refused_ += num_rows;
+    return;
+  }
+  const ssd::PagesRead read = read_pages(std::move(wanted));
+  for (const Missing& group : missing) {
+    Lock lock(this, group.stripe, std::unique_lock(mutex_of_stripe(group.stripe)));
+    move_in(group.stripe, search(group.keys, {&read, 1}, false).here);
+  }
+}
+
+std::size_t Tier::bytes() const {
+  return bytes_beside_rows() - log_.buffer_bytes() + log_.bytes() + table_.arenas_.bytes();
+}
+
+Tier::Use Tier::use() const {
+  std::size_t index_bytes = ssd::ColdRows::kOwnBytes;
+  for (const auto& bytes : cold_bytes_) index_bytes += bytes.load(std::memory_order_relaxed);
+  return {.log = log_.use(),
+          .memory_bytes = memory_bytes_,
+          .bytes = bytes(),
+          .index_bytes = index_bytes,
+          .num_hits = num_hits_,
+          .num_misses = num_misses_,
+          .num_evicted = num_evicted_,
+          .num_cleaned = num_cleaned_,
+          .num_refused = num_refused_};
+}
+
+}  // namespace trireme

@@ -1,0 +1,257 @@
+// The SSD tier of a table: rows that are used seldom lie in pages on SSD, the others in memory.
+//
+// A row is in one of the two; which one is no part of the table's state, and no result depends on
+// it. What changes rows first makes those that it needs hot, under the stripe's lock; no lock is
+// held while pages are read. What only reads may do without.
+//
+// Memory is bounded by a budget, over rows, both indexes, buffers and reads. Whoever needs room
+// for rows promises it beforehand. If it is not there, a hand goes round the buckets: of each it
+// moves the rows that were used least since to SSD, whole pages at a time, and cleans old segments
+// as far as that needs it. Uses are counted, and the counts halved as the hand goes by.
+//
+// Threads: any.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <shared_mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/pages.h"
+#include "base/pool.h"
+#include "store/arenas.h"
+#include "store/index.h"
+#include "store/ssd/cold_rows.h"
+#include "store/ssd/device.h"
+#include "store/ssd/page_log.h"
+#include "table/stripe.h"
+
+namespace trireme {
+
+class Table;
+
+struct TierConfig {
+  std::vector<std::shared_ptr<ssd::Device>> devices;  // none: all rows are in memory
+  std::size_t memory_bytes = 0;                       // of the table
+  std::uint32_t number = 0;                           // of the table, in its pages
+  std::size_t segment_bytes = std::size_t{64} << 20;
+  std::size_t buffer_bytes = std::size_t{1} << 20;  // written at once
+  std::chrono::milliseconds timeout{30000};         // of a device
+};
+
+class Tier {
+ public:
+  using Place = ssd::ColdRows::Place;
+  using Places = std::vector<Place>;
+
+  // The table outlives it. Errors: kBadRequest: the budget is below what the tier itself needs; and
+  // those of the devices.
+  Tier(Table& table, const TierConfig& config);
+
+  // The promise that so many rows of any class, and bytes for reads, fit into the budget.
+  class Room {
+   public:
+    Room() = default;
+    Room(Tier& tier, std::size_t num_rows, std::size_t num_bytes) noexcept;
+    Room(Room&& other) noexcept { *this = std::move(other); }
+    Room& operator=(Room&& other) noexcept;
+    ~Room();
+
+   private:
+    Tier* tier_ = nullptr;
+    std::size_t num_rows_ = 0;
+    std::size_t num_bytes_ = 0;
+  };
+  // Moves rows to SSD as far as that is needed. Requires: no lock of the table is held.
+  // Errors: kResourceExhausted: the budget is too small, or the devices are full; kUnavailable,
+  // kDeadlineExceeded.
+  Room make_room(std::size_t num_rows, std::size_t num_bytes = 0);
+
+  // A stripe's exclusive lock, and the room for what is done under it.
+  class Lock {
+   public:
+    Lock(Tier* tier, std::uint32_t stripe, std::unique_lock<StripeMutex> lock) noexcept
+        : tier_(tier), stripe_(stripe), lock_(std::move(lock)) {}
+    Lock(Lock&&) = default;
+    ~Lock() {
+      if (tier_ != nullptr && lock_.owns_lock()) tier_->note(stripe_);
+    }
+
+   private:
+    friend class Tier;
+    Tier* tier_;
+    std::uint32_t stripe_;
+    Room room_;  // given up after the lock
+    std::unique_lock<StripeMutex> lock_;
+  };
+  // Locks a stripe when all rows of these keys are in memory, with room for as many again.
+  Lock lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys);
+  // Locks the stripe of a bucket, with all that is in the bucket.
+  struct Bucket;
+  Bucket lock_bucket(std::uint32_t bucket);
+  // Forgets a row on SSD that was found under the lock.
+  void take(const Place& place) noexcept { cold_.take(place); }
+  // Locks a stripe, with room for new rows.
+  Lock lock_stripe(std::uint32_t stripe, std::size_t num_new);
+
+  // Brings the rows of keys into memory, and counts their use. Rows that find no room stay on SSD.
+  void fetch(std::span<const std::uint64_t> keys, Pool& pool);
+  // Whether a key that has no row in memory may have one on SSD. Requires: the stripe's lock.
+  bool may_have(std::uint64_t key) const { return cold_.may_have(key); }
+  // Calls visit(i, row, row_class) under a lock for the row of each key, wherever it is; row is
+  // null if the key has none.
+  template <class Visit>
+  void read(std::span<const std::uint64_t> keys, const Visit& visit) const;
+
+  // Calls function(places) under the stripe's shared lock with the rows of a bucket that are on
+  // SSD. keep: see ColdRows::for_rows.
+  template <class Keep, class Function>
+  void read_bucket(std::uint32_t bucket, const Keep& keep, const Function& function) const;
+
+  // Forgets the rows of a bucket on SSD. Requires: the stripe's lock.
+  void clear(std::uint32_t bucket) noexcept { cold_.clear(bucket); }
+  std::size_t num_rows(std::uint32_t bucket) const noexcept { return cold_.num_rows(bucket); }
+
+  struct Use {
+    ssd::PageLog::Use log;
+    std::size_t memory_bytes;                // the budget
+    std::size_t bytes;                       // of memory
+    std::size_t index_bytes;                 // of them: what finds the rows on SSD
+    std::uint64_t num_hits, num_misses;      // of keys with a row, when it was needed
+    std::uint64_t num_evicted, num_cleaned;  // rows written for the one reason or the other
+    std::uint64_t num_refused;               // rows read that found no room in memory
+  };
+  Use use() const;
+  std::size_t bytes() const;  // of memory
+
+ private:
+  // Keys whose rows are not in memory.
+  struct Search {
+    Places here;                        // rows in pages that were read
+    std::vector<std::uint64_t> unread;  // keys whose pages were not
+    std::vector<ssd::Position> wanted;  // those pages
+  };
+
+  StripeMutex& mutex_of_stripe(std::uint32_t stripe) const noexcept;
+  void note(std::uint32_t stripe) noexcept;
+  std::size_t bytes_beside_rows() const noexcept;
+  // What is in memory, in bytes; and what the promised rows lack.
+  struct Memory {
+    std::size_t taken = 0;
+    std::size_t lacking = 0;
+    int largest = 0;  // row class
+    int freest = -1;  // the class with the most free rows beyond those promised; -1: none
+  };
+  Memory memory() const;
+  bool fits() const;
+  bool step();
+  void begin_shrink();
+  std::size_t move_out(std::uint32_t bucket, bool decays);
+  std::size_t relocate(std::span<const Arena::Ref> refs);
+  void keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) const;
+  void write_out(std::uint32_t bucket, std::span<const Arena::Ref> refs, const Places& moved,
+                 ssd::PageLog::Room& room);
+  void clean();
+  void clean_bucket(std::span<const ssd::Position> positions, const ssd::PagesRead& read);
+  Search search(std::span<const std::uint64_t> keys, std::span<const ssd::PagesRead> reads,
+                bool counts) const;
+  ssd::PagesRead read_pages(std::vector<ssd::Position> positions) const;
+  const std::byte* row_in_memory(std::uint64_t key) const noexcept;
+  int class_of(const std::byte* row) const noexcept;
+  struct Missing {
+    std::uint32_t stripe;
+    std::vector<std::uint64_t> keys;
+  };
+  void move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted);
+  void move_in(std::uint32_t stripe, const Places& places);
+  std::atomic_ref<std::uint8_t> uses(Arena::Ref ref) const noexcept {
+    return std::atomic_ref(reinterpret_cast<std::uint8_t&>(uses_.data()[ref]));
+  }
+
+  Table& table_;
+  const std::size_t memory_bytes_;
+  mutable ssd::PageLog log_;
+  ssd::ColdRows cold_;
+  const Pages uses_;  // a byte for each reference
+
+  std::atomic<std::size_t> promised_rows_{0};
+  std::atomic<std::size_t> promised_bytes_{0};
+  std::array<std::atomic<std::size_t>, kNumStripes> stripe_bytes_{};  // beside rows
+  std::array<std::atomic<std::size_t>, kNumStripes> cold_bytes_{};    // of them: cold_
+  std::atomic<std::uint64_t> hand_{0};
+  // The hand goes past buckets with fewer rows than fill a page; if all have fewer, half of them;
+  // and so on.
+  std::atomic<int> halvings_{0};
+  std::atomic<bool> saw_more_{false};  // since bucket 0: a bucket for which one less would do
+
+  std::mutex clean_mutex_;  // guards what follows
+  ssd::Position clean_next_ = 0;
+  std::size_t clean_left_ = 0;  // pages of the segment that is being cleaned
+  std::uint64_t clean_generation_ = 0;
+
+  mutable std::atomic<std::uint64_t> num_hits_{0}, num_misses_{0}, num_refused_{0};
+  std::atomic<std::uint64_t> num_evicted_{0}, num_cleaned_{0};
+};
+
+struct Tier::Bucket {
+  Places on_ssd;
+  std::vector<ssd::PagesRead> reads;  // where those rows are
+  std::vector<Room> rooms;
+  Lock lock;
+};
+
+template <class Visit>
+void Tier::read(std::span<const std::uint64_t> keys, const Visit& visit) const {
+  std::vector<std::size_t> left(keys.size());
+  std::iota(left.begin(), left.end(), std::size_t{0});
+  for (std::vector<ssd::PagesRead> reads; !left.empty();) {
+    std::vector<ssd::Position> wanted;
+    std::size_t num_left = 0;
+    for (const std::size_t i : left) {
+      std::shared_lock lock(mutex_of_stripe(stripe_of_hash(mix64(keys[i]))));
+      if (const std::byte* row = row_in_memory(keys[i]); row != nullptr) {
+        visit(i, row, class_of(row));
+        continue;
+      }
+      Place place;
+      switch (cold_.find(keys[i], reads, place, wanted)) {
+        case ssd::ColdRows::Found::kHere:
+          visit(i, place.row, place.row_class);
+          break;
+        case ssd::ColdRows::Found::kAbsent:
+          visit(i, static_cast<const std::byte*>(nullptr), 0);
+          break;
+        case ssd::ColdRows::Found::kUnread:
+          left[num_left++] = i;
+      }
+    }
+    left.resize(num_left);
+    if (!left.empty()) reads.push_back(read_pages(std::move(wanted)));
+  }
+}
+
+template <class Keep, class Function>
+void Tier::read_bucket(std::uint32_t bucket, const Keep& keep, const Function& function) const {
+  for (std::vector<ssd::PagesRead> reads;;) {
+    std::vector<ssd::Position> wanted;
+    {
+      std::shared_lock lock(mutex_of_stripe(bucket / kBucketsPerStripe));
+      Places places;
+      if (cold_.for_rows(bucket, reads, wanted, keep,
+                         [&](const Place& place) { places.push_back(place); })) {
+        return function(places);
+      }
+    }
+    reads.push_back(read_pages(std::move(wanted)));
+  }
+}
+
+}  // namespace trireme

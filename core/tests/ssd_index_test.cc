@@ -1,0 +1,82 @@
+// The cold index against a list: random rows added in batches and erased, for buckets of few rows
+// and of many; and what it costs.
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "check.h"
+#include "store/ssd/cold_index.h"
+
+using namespace trireme;
+using namespace trireme::ssd;
+
+namespace {
+
+using Entry = ColdIndex::Entry;
+
+std::vector<int> pages_of(const ColdIndex& index, std::uint64_t hash) {
+  std::vector<int> pages;
+  index.find(hash, [&](PageNumber page) { pages.push_back(page); });
+  return pages;
+}
+
+// Hashes of one bucket, some of which agree in all bits that the index keeps.
+std::uint64_t some_hash(test::Random& random) {
+  const std::uint64_t hash = random.next() >> 12;
+  return random.below(10) == 0 ? hash & 0xFF00000000FFF : hash;
+}
+
+void test_random_batches_agree_with_a_list(std::uint64_t seed) {
+  test::Random random(seed);
+  for (const std::size_t batch_max : {3UL, 40UL, 4000UL}) {
+    ColdIndex index;
+    std::vector<Entry> list;
+    for (int round = 0; round < 60; ++round) {
+      std::vector<Entry> added(random.below(batch_max + 1));
+      for (Entry& entry : added) {
+        entry = {some_hash(random), static_cast<std::uint16_t>(random.below(0xFFFF))};
+      }
+      list.insert(list.end(), added.begin(), added.end());
+      index = index.with(added);
+      for (std::size_t n = random.below(list.size() + 1) / 4; n > 0; --n) {
+        std::swap(list[random.below(list.size())], list.back());
+        index.erase(list.back().hash, list.back().page);
+        list.pop_back();
+      }
+      CHECK_EQUAL(index.num_entries(), list.size());
+    }
+    std::size_t num_more = 0;  // pages of other rows
+    std::map<std::uint64_t, std::vector<int>> expected;
+    for (const Entry& entry : list) expected[entry.hash].push_back(entry.page);
+    for (auto& [hash, pages] : expected) {
+      std::vector<int> found = pages_of(index, hash);
+      num_more += found.size() - pages.size();
+      std::ranges::sort(found);
+      std::ranges::sort(pages);
+      CHECK(std::ranges::includes(found, pages));
+    }
+    std::size_t num_in_vain = 0;
+    for (int i = 0; i < 10000; ++i) num_in_vain += pages_of(index, random.next() >> 12).size();
+    CHECK(num_in_vain <= 10000 * list.size() / (1U << 22) * 2 + 100);
+  }
+}
+
+void test_bytes_of_a_row() {
+  test::Random random(1);
+  for (const std::size_t num_rows : {1000UL, 10000UL, 50000UL, 250000UL}) {
+    std::vector<Entry> rows(num_rows);
+    for (Entry& entry : rows) entry = {random.next() >> 12, 7};
+    const ColdIndex index = ColdIndex().with(rows);
+    const double bytes = static_cast<double>(index.bytes()) / static_cast<double>(num_rows);
+    std::cout << num_rows << " rows of a bucket: " << bytes << " bytes each" << std::endl;
+    CHECK(bytes < 4.6);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  test_random_batches_agree_with_a_list(test::seed_of(argc, argv));
+  test_bytes_of_a_row();
+  CHECK(pages_of(ColdIndex(), 1).empty());
+}

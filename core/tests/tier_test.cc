@@ -1,0 +1,552 @@
+// A table with an SSD tier does what the same table in memory does: random operations on both, of
+// all kinds of tables, with budgets from all of the rows to few of them. The device is the fake
+// one.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "store/ssd/fake_device.h"
+#include "table/table.h"
+
+using namespace trireme;
+
+namespace {
+
+using Keys = std::vector<std::uint64_t>;
+
+constexpr std::uint32_t kDay = kSecondsPerDay;
+
+// Keys of few buckets, so that each has pages enough.
+Keys keys_of_buckets(test::Random& random, std::uint32_t num_buckets, std::size_t num_keys) {
+  Keys keys;
+  while (keys.size() < num_keys) {
+    const std::uint64_t key = random.next();
+    if (bucket_of(key) % (kNumBuckets / num_buckets) == 0) keys.push_back(key);
+  }
+  return keys;
+}
+
+TableConfig some_config(test::Random& random) {
+  TableConfig config;
+  const std::array<std::string, 5> rules{"sgd", "adagrad", "adam", "ftrl", "momentum"};
+  config.rule.name = rules[random.below(rules.size())];
+  config.dims = {static_cast<int>(1 + random.below(24))};
+  const std::array<std::string, 3> dtypes{"float32", "bfloat16", "float16"};
+  if (random.below(3) == 0) config.dtype = dtypes[random.below(3)];
+  if (random.below(3) == 0) config.dims.push_back(config.dims[0] + 5);
+  if (random.below(2) == 0) {
+    config.policy.is_scored = true;
+    config.policy.rates = {.nonclk_coeff = 0.5, .click_coeff = 2.0, .decay_rate = 0.5};
+    config.policy.delete_threshold = 0.25;
+    config.policy.delete_after_unseen_days = 10;
+    if (random.below(2) == 0) config.policy.embedx_threshold = 2.0;
+  }
+  if (random.below(3) == 0) config.policy.ttl_s = 5 * kDay;
+  if (random.below(4) == 0) config.policy.max_rows = 200 * kNumBuckets;
+  if (random.below(3) == 0) config.admission = {.name = "count_filter", .n = 2};
+  return config;
+}
+
+struct Budget {
+  std::size_t own;   // what a tier takes without rows
+  std::size_t rows;  // for rows and their index
+};
+
+TierConfig tier_config(std::shared_ptr<ssd::FakeDevice> device, std::size_t memory_bytes) {
+  return {.devices = {device},
+          .memory_bytes = memory_bytes,
+          .number = 7,
+          .segment_bytes = std::size_t{256} << 10,
+          .buffer_bytes = std::size_t{64} << 10};
+}
+
+std::size_t own_bytes(TableConfig config) {
+  config.tier = tier_config(std::make_shared<ssd::FakeDevice>(1), std::size_t{1} << 30);
+  return Table(config).bytes();
+}
+
+struct Row {
+  std::uint8_t row_class;
+  std::vector<std::uint8_t> bytes;
+  bool operator==(const Row&) const = default;
+};
+
+struct Content {
+  std::map<std::uint64_t, Row> rows;
+  std::vector<std::pair<std::int64_t, std::uint64_t>> marks;
+  std::vector<std::uint8_t> pending;
+  Keys removed;
+  bool operator==(const Content&) const = default;
+};
+
+Content content_of(const BucketContent& content, std::size_t row_bytes) {
+  Content result;
+  for (std::size_t i = 0; i < content.keys.size(); ++i) {
+    const auto bytes = content.rows.span().subspan(i * row_bytes, row_bytes);
+    result.rows[content.keys[i]] = {content.classes[i], {bytes.begin(), bytes.end()}};
+  }
+  CHECK_EQUAL(result.rows.size(), content.keys.size());
+  result.marks = content.marks;
+  result.pending = {content.pending.span().begin(), content.pending.span().end()};
+  result.removed = {content.removed.span().begin(), content.removed.span().end()};
+  return result;
+}
+
+// The same operations on a table in memory and on one with a tier.
+class Pair {
+ public:
+  Pair(test::Random& random, double share, int num_buckets, std::size_t num_keys)
+      : random_(random),
+        config_(some_config(random)),
+        pool_(static_cast<int>(1 + random.below(3))),
+        device_(std::make_shared<ssd::FakeDevice>(random.next())),
+        memory_(config_),
+        keys_(keys_of_buckets(random, static_cast<std::uint32_t>(num_buckets), num_keys)) {
+    const std::size_t row_bytes = memory_.row_bytes() + 16 + 8 + 1;
+    const auto all = static_cast<double>(num_keys * row_bytes) * 1.1;
+    budget_ = own_bytes(config_) + static_cast<std::size_t>(all * share) + kLeast;
+    TableConfig config = config_;
+    config.tier = tier_config(device_, budget_);
+    tiered_.emplace(config);
+  }
+
+  void step() {
+    switch (random_.below(20)) {
+      case 0:
+        return restore();
+      case 1:
+        return shrink();
+      case 2:
+        return erase();
+      case 3:
+        return settle();
+      case 4:
+        return apply();
+      case 5:
+      case 6:
+        return compare_bucket(some_bucket(), random_.below(2) == 0 ? 0 : some_version());
+      case 7:
+        return contains();
+      case 8:
+      case 9:
+        return lookup();
+      default:
+        return update();
+    }
+  }
+
+  void check_all() {
+    for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) compare_bucket(bucket, 0);
+    lookup();
+  }
+
+  const Tier& tier() const { return *tiered_->tier(); }
+  std::size_t num_errors() const { return num_errors_; }
+  void set_faults(bool has) { has_faults_ = has; }
+
+ private:
+  static constexpr std::size_t kLeast = std::size_t{2} << 20;
+
+  std::uint32_t some_bucket() { return bucket_of(keys_[random_.below(keys_.size())]); }
+  std::uint32_t some_version() { return static_cast<std::uint32_t>(random_.below(version_ + 1)); }
+
+  std::size_t number_of(const Table& table) const { return &table == &memory_ ? 0 : 1; }
+
+  // Some keys come often, most seldom.
+  Keys some_keys(std::size_t num_max) {
+    Keys keys(1 + random_.below(num_max));
+    for (std::uint64_t& key : keys) {
+      const bool is_frequent = random_.below(2) == 0;
+      key = keys_[random_.below(is_frequent ? keys_.size() / 20 + 1 : keys_.size())];
+    }
+    return keys;
+  }
+
+  // What a call on a faulty device has left undone is done by the same call when it works again.
+  template <class Function>
+  void both(const Function& function) {
+    function(memory_);
+    if (has_faults_) {
+      device_->set_faults({.read_error = random_.below(2) == 0 ? 0.05 : 0,
+                           .write_error = random_.below(2) == 0 ? 0.2 : 0,
+                           .late = 0.3,
+                           .stuck = random_.below(20) == 0 ? 0.1 : 0});
+      try {
+        function(*tiered_);
+      } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::kUnavailable ||
+              error.code() == ErrorCode::kDeadlineExceeded);
+        ++num_errors_;
+        device_->set_faults({});
+        function(*tiered_);
+      }
+      device_->set_faults({});
+    } else {
+      function(*tiered_);
+    }
+    CHECK_EQUAL(tiered_->num_rows(), memory_.num_rows());
+    if (tiered_->bytes() > budget_) CHECK_EQUAL(tiered_->bytes(), budget_);
+  }
+
+  void update() {
+    const Keys keys = some_keys(4000);
+    const auto dim = static_cast<std::size_t>(memory_.classes()[0].dim());
+    std::vector<float> grads(keys.size() * dim);
+    for (float& grad : grads) grad = static_cast<float>(random_.below(1000)) / 500 - 1;
+    std::vector<float> show_click(2 * keys.size());
+    for (float& n : show_click) n = static_cast<float>(random_.below(2));
+    time_ += static_cast<std::uint32_t>(random_.below(kDay / 4));
+    version_ += static_cast<std::uint32_t>(random_.below(2));
+    const PushId id{static_cast<std::int64_t>(random_.below(3)), ++sequence_};
+    std::array<std::size_t, 2> applied{};
+    both([&](Table& table) {
+      applied[number_of(table)] =
+          table.update(keys, grads.data(), std::array{id}, RuleValues{.lr = 0.1}, pool_,
+                       {.time = time_,
+                        .version = version_,
+                        .show_click = table.is_scored() ? show_click.data() : nullptr});
+    });
+    if (!has_faults_) CHECK_EQUAL(applied[0], applied[1]);
+  }
+
+  void lookup() {
+    Keys keys = some_keys(6000);
+    keys.push_back(random_.next());  // absent
+    const int row_class = static_cast<int>(random_.below(config_.dims.size()));
+    const auto dim = static_cast<std::size_t>(config_.dims[static_cast<std::size_t>(row_class)]);
+    std::array<std::vector<float>, 2> weights;
+    std::array<std::size_t, 2> num_absent{};
+    both([&](Table& table) {
+      const std::size_t i = number_of(table);
+      weights[i].resize(keys.size() * dim);
+      num_absent[i] = table.lookup(keys, weights[i].data(), pool_, row_class);
+    });
+    CHECK_EQUAL(num_absent[0], num_absent[1]);
+    CHECK(weights[0] == weights[1]);
+    if (!memory_.is_scored()) return;
+    std::array<std::vector<double>, 2> shows;
+    both([&](Table& table) {
+      std::vector<double>& out = shows[number_of(table)];
+      out.resize(2 * keys.size());
+      table.statistics(keys, out.data(), {time_, false}, pool_);
+    });
+    CHECK(shows[0] == shows[1]);
+  }
+
+  void contains() {
+    Keys keys = some_keys(300);
+    keys.push_back(random_.next());
+    std::array<std::vector<char>, 2> has;
+    both([&](Table& table) {
+      std::vector<char>& out = has[number_of(table)];
+      out.resize(keys.size());
+      table.contains(keys, reinterpret_cast<bool*>(out.data()), pool_);
+    });
+    CHECK(has[0] == has[1]);
+  }
+
+  void erase() {
+    const Keys keys = some_keys(50);
+    std::array<std::size_t, 2> erased{};
+    both([&](Table& table) { erased[number_of(table)] = table.erase(keys, pool_); });
+    if (!has_faults_) CHECK_EQUAL(erased[0], erased[1]);
+  }
+
+  void settle() {
+    if (!memory_.is_scored() || has_faults_) return;
+    const Keys keys = some_keys(100);
+    const std::vector<float> scores(keys.size(), 0.25F);
+    both([&](Table& table) { table.settle(keys, scores.data(), pool_); });
+  }
+
+  void shrink() {
+    const std::uint32_t bucket = some_bucket();
+    std::array<Table::Shrunk, 2> shrunk{};
+    both([&](Table& table) {
+      shrunk[number_of(table)] = table.shrink(bucket, {time_, true}, version_);
+    });
+    CHECK_EQUAL(shrunk[0].num_expired, shrunk[1].num_expired);
+    CHECK_EQUAL(shrunk[0].num_evicted, shrunk[1].num_evicted);
+  }
+
+  // What a bucket has is written to it, or to it as it is later.
+  void restore() {
+    const std::uint32_t bucket = some_bucket();
+    saved_bucket_ = bucket;
+    saved_ = memory_.snapshot(bucket);
+    update();
+    both([&](Table& table) {
+      table.restore(bucket, {.keys = saved_.keys.span(),
+                             .classes = saved_.classes.span(),
+                             .rows = saved_.rows.span(),
+                             .marks = saved_.marks,
+                             .pending = saved_.pending.span()});
+    });
+  }
+
+  void apply() {
+    if (saved_bucket_ == kNumBuckets) return;
+    const Keys removed{saved_.keys.size() == 0 ? keys_of(saved_bucket_) : saved_.keys[0]};
+    const std::size_t half = saved_.keys.size() / 2;
+    both([&](Table& table) {
+      table.apply(saved_bucket_,
+                  {.keys = saved_.keys.span().first(half),
+                   .classes = saved_.classes.span().first(half),
+                   .rows = saved_.rows.span().first(half * table.row_bytes()),
+                   .marks = {},
+                   .pending = {}},
+                  removed);
+    });
+  }
+
+  std::uint64_t keys_of(std::uint32_t bucket) const {
+    return *std::ranges::find(keys_, bucket, bucket_of);
+  }
+
+  void compare_bucket(std::uint32_t bucket, std::uint32_t since) {
+    std::vector<Content> contents;
+    bool is_refused = false;
+    for (const Table* table :
+         {static_cast<const Table*>(&memory_), static_cast<const Table*>(&*tiered_)}) {
+      try {
+        contents.push_back(content_of(table->snapshot(bucket, since), table->row_bytes()));
+      } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::kBadRequest);
+        is_refused = true;
+      }
+    }
+    if (is_refused) {
+      CHECK(contents.empty());
+    } else {
+      CHECK(contents[0] == contents[1]);
+    }
+  }
+
+  test::Random& random_;
+  const TableConfig config_;
+  Pool pool_;
+  std::shared_ptr<ssd::FakeDevice> device_;
+  Table memory_;
+  const Keys keys_;
+  std::size_t budget_;
+  std::optional<Table> tiered_;
+  std::uint32_t time_ = 10 * kDay;
+  std::uint32_t version_ = 1;
+  std::int64_t sequence_ = 0;
+  bool has_faults_ = false;
+  std::size_t num_errors_ = 0;
+  std::uint32_t saved_bucket_ = kNumBuckets;
+  BucketContent saved_;
+};
+
+void test_a_tiered_table_agrees_with_one_in_memory(std::uint64_t seed) {
+  for (const double share : {1.0, 0.3, 0.1, 0.03}) {
+    test::Random random(seed * 31 + static_cast<std::uint64_t>(share * 100));
+    Pair pair(random, share, 64, 40000);
+    for (int i = 0; i < 250; ++i) pair.step();
+    pair.check_all();
+    const Tier::Use use = pair.tier().use();
+    std::cout << "share " << share << ": " << use.num_evicted << " rows to SSD, " << use.num_cleaned
+              << " cleaned, " << use.num_misses << " of " << use.num_hits + use.num_misses
+              << " read from there, " << use.log.num_segments << " segments" << std::endl;
+    CHECK_EQUAL(use.num_refused, 0U);
+  }
+}
+
+void test_faults_of_the_device_lose_nothing(std::uint64_t seed) {
+  test::Random random(seed);
+  Pair pair(random, 0.1, 64, 60000);
+  pair.set_faults(true);
+  for (int i = 0; i < 200; ++i) pair.step();
+  pair.set_faults(false);
+  pair.check_all();
+  std::cout << pair.num_errors() << " calls failed" << std::endl;
+}
+
+// Counts how often each key was pushed by several threads, while others look up, take snapshots and
+// shrink.
+void test_many_callers(std::uint64_t seed) {
+  constexpr int kNumPushers = 3, kNumPushes = 40;
+  test::Random random(seed);
+  const Keys keys = keys_of_buckets(random, 64, 40000);
+  TableConfig config;
+  config.dims = {8};
+  config.rule.name = "sgd";
+  config.initializer = "constant";
+  config.absent = "zeros";
+  const std::size_t own = own_bytes(config);
+  config.tier = tier_config(std::make_shared<ssd::FakeDevice>(seed), own + (std::size_t{1} << 20));
+  Table table(config);
+  std::vector<std::vector<int>> counts(kNumPushers, std::vector<int>(keys.size()));
+  std::vector<std::thread> threads;
+  std::atomic<int> num_left = kNumPushers;
+  for (int t = 0; t < kNumPushers; ++t) {
+    threads.emplace_back([&, t] {
+      test::Random own_random(seed * 100 + static_cast<std::uint64_t>(t));
+      Pool pool(1);
+      for (std::int64_t push = 1; push <= kNumPushes; ++push) {
+        Keys some(1000);
+        for (std::uint64_t& key : some) {
+          const std::size_t i = own_random.below(own_random.below(2) == 0 ? 1000 : keys.size());
+          key = keys[i];
+          ++counts[static_cast<std::size_t>(t)][i];
+        }
+        const std::vector<float> grads(some.size() * 8, -1.0F);
+        table.update(some, grads.data(), std::array{PushId{t, push}}, RuleValues{.lr = 1.0}, pool);
+      }
+      --num_left;
+    });
+  }
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      test::Random own_random(seed * 100 + 50 + static_cast<std::uint64_t>(t));
+      Pool pool(2);
+      std::vector<float> weights(500 * 8);
+      while (num_left > 0) {
+        Keys some(500);
+        for (std::uint64_t& key : some) key = keys[own_random.below(keys.size())];
+        table.lookup(some, weights.data(), pool);
+        for (std::size_t i = 0; i < weights.size(); i += 8) {
+          for (std::size_t j = 1; j < 8; ++j) CHECK_EQUAL(weights[i + j], weights[i]);
+        }
+        table.snapshot(bucket_of(some[0]));
+        table.shrink(bucket_of(some[1]), {1, false}, 1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Pool pool(1);
+  std::vector<float> weights(keys.size() * 8);
+  table.lookup(keys, weights.data(), pool);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    int count = 0;
+    for (const std::vector<int>& of_one : counts) count += of_one[i];
+    CHECK_EQUAL(weights[i * 8], static_cast<float>(count));
+  }
+  CHECK(table.tier()->use().num_misses > 0);
+  CHECK(table.bytes() <= config.tier.memory_bytes);
+}
+
+// A table of rows whose weights tell how often they were pushed, on a device of its own.
+struct Counted {
+  Counted(std::uint64_t seed, std::size_t num_keys, std::size_t row_budget)
+      : random(seed),
+        keys(keys_of_buckets(random, 64, num_keys)),
+        device(std::make_shared<ssd::FakeDevice>(seed)) {
+    TableConfig config;
+    config.dims = {8};
+    config.rule.name = "sgd";
+    config.initializer = "constant";
+    config.absent = "zeros";
+    const std::size_t own = own_bytes(config);
+    config.tier = tier_config(device, own + row_budget);
+    table.emplace(config);
+  }
+
+  std::size_t push(std::span<const std::uint64_t> some) {
+    const std::vector<float> grads(some.size() * 8, -1.0F);
+    return table->update(some, grads.data(), std::array{PushId{0, ++sequence}},
+                         RuleValues{.lr = 1.0}, pool);
+  }
+  float count_of(std::uint64_t key) {
+    std::array<float, 8> weights{};
+    table->lookup(std::array{key}, weights.data(), pool);
+    return weights[0];
+  }
+
+  test::Random random;
+  Keys keys;
+  Pool pool{1};
+  std::shared_ptr<ssd::FakeDevice> device;
+  std::optional<Table> table;
+  std::int64_t sequence = 0;
+};
+
+void test_a_full_device_refuses_pushes_and_answers_lookups(std::uint64_t seed) {
+  Counted counted(seed, 60000, std::size_t{1} << 20);
+  counted.device->set_faults({.capacity_bytes = std::size_t{1} << 20});
+  std::size_t num_pushed = 0;
+  std::optional<Error> refused;
+  while (!refused && num_pushed + 1000 <= counted.keys.size()) {
+    const auto some = std::span(counted.keys).subspan(num_pushed, 1000);
+    try {
+      counted.push(some);
+      num_pushed += 1000;
+    } catch (const Error& error) {
+      refused = error;
+    }
+  }
+  CHECK(refused && refused->code() == ErrorCode::kResourceExhausted);
+  CHECK(num_pushed > 10000);
+  for (std::size_t i = 0; i < num_pushed; i += 7) CHECK_EQUAL(counted.count_of(counted.keys[i]), 1);
+  // With space again, the same push ends what it began.
+  counted.device->set_faults({});
+  --counted.sequence;
+  counted.push(std::span(counted.keys).subspan(num_pushed, 1000));
+  for (std::size_t i = 0; i < num_pushed + 1000; i += 7) {
+    CHECK_EQUAL(counted.count_of(counted.keys[i]), 1);
+  }
+  CHECK_EQUAL(counted.table->num_rows(), num_pushed + 1000);
+}
+
+void test_a_damaged_page_is_an_error_of_its_rows_alone(std::uint64_t seed) {
+  Counted counted(seed, 60000, std::size_t{1} << 20);
+  for (std::size_t i = 0; i < counted.keys.size(); i += 1000) {
+    counted.push(std::span(counted.keys).subspan(i, 1000));
+  }
+  const std::vector<std::string> names = counted.device->names();
+  CHECK(!names.empty());
+  const std::uint64_t num_bits = (std::uint64_t{256} << 10) * 8;
+  for (int i = 0; i < 20; ++i) {
+    counted.device->flip_bit(names[counted.random.below(names.size())],
+                             counted.random.below(num_bits));
+  }
+  std::size_t num_damaged = 0;
+  for (const std::uint64_t key : counted.keys) {
+    try {
+      CHECK_EQUAL(counted.count_of(key), 1);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::kCorruption);
+      const std::string what = error.what();
+      CHECK(what.find("bucket " + std::to_string(bucket_of(key)) + " ") != std::string::npos);
+      CHECK(what.find(".rows at offset ") != std::string::npos);
+      ++num_damaged;
+    }
+  }
+  CHECK(num_damaged > 0 && num_damaged <= 20 * 100);
+}
+
+void test_a_budget_that_the_tier_alone_exceeds_is_refused() {
+  TableConfig config;
+  config.dims = {8};
+  config.rule.name = "sgd";
+  config.tier = tier_config(std::make_shared<ssd::FakeDevice>(1), 1000);
+  bool is_refused = false;
+  try {
+    const Table table(config);
+  } catch (const Error& error) {
+    is_refused = error.code() == ErrorCode::kBadRequest;
+  }
+  CHECK(is_refused);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::uint64_t seed = test::seed_of(argc, argv);
+  test_a_budget_that_the_tier_alone_exceeds_is_refused();
+  const std::uint64_t num_seeds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  for (std::uint64_t i = 0; i < num_seeds; ++i) {
+    test_a_tiered_table_agrees_with_one_in_memory(seed + i);
+    test_faults_of_the_device_lose_nothing(seed + i);
+    test_many_callers(seed + i);
+    test_a_full_device_refuses_pushes_and_answers_lookups(seed + i);
+    test_a_damaged_page_is_an_error_of_its_rows_alone(seed + i);
+  }
+}
