@@ -62,6 +62,7 @@ void register_feed(nb::module_& m);
 void register_frozen(nb::module_& m);
 void register_metrics(nb::module_& m);
 void register_row_text(nb::module_& m);
+void register_ssd(nb::module_& m);
 void register_statistics(nb::module_& m);
 void register_strings(nb::module_& m);
 void register_table(nb::module_& m);

@@ -13,6 +13,7 @@ NB_MODULE(_core, m) {
   trireme::bind::register_frozen(m);
   trireme::bind::register_metrics(m);
   trireme::bind::register_row_text(m);
+  trireme::bind::register_ssd(m);
   trireme::bind::register_statistics(m);
   trireme::bind::register_strings(m);
   trireme::bind::register_table(m);

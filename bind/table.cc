@@ -4,11 +4,13 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -56,7 +58,11 @@ void init_table(Table* self, std::vector<int> dims, std::string dtype, std::stri
                 bool shared, std::string bias_correction, float initial_accumulator, bool nesterov,
                 std::string initializer, float init_a, float init_b, std::uint64_t seed,
                 std::string absent, int num_streams_max, std::string simd,
-                const PolicyConfig& policy, const AdmissionConfig& admission) {
+                const PolicyConfig& policy, const AdmissionConfig& admission,
+                std::vector<std::shared_ptr<ssd::Device>> ssd, std::size_t memory_bytes,
+                std::uint32_t number, std::size_t segment_bytes, std::size_t buffer_bytes,
+                int timeout_ms) {
+  nb::gil_scoped_release release;
   new (self) Table({.dims = std::move(dims),
                     .dtype = std::move(dtype),
                     .rule = {.name = std::move(rule),
@@ -72,6 +78,12 @@ void init_table(Table* self, std::vector<int> dims, std::string dtype, std::stri
                     .policy = policy,
                     .admission = admission,
                     .num_streams_max = num_streams_max,
+                    .tier = {.devices = std::move(ssd),
+                             .memory_bytes = memory_bytes,
+                             .number = number,
+                             .segment_bytes = segment_bytes,
+                             .buffer_bytes = buffer_bytes,
+                             .timeout = std::chrono::milliseconds(timeout_ms)},
                     .simd = std::move(simd)});
 }
 
@@ -169,6 +181,32 @@ nb::tuple shrink(Table& table, std::uint32_t bucket, std::uint32_t time, bool da
   return nb::make_tuple(shrunk.num_expired, shrunk.num_evicted);
 }
 
+std::optional<std::map<std::string, std::uint64_t>> tier(const Table& table) {
+  if (table.tier() == nullptr) return std::nullopt;
+  const Tier::Use use = table.tier()->use();
+  return {{{"memory_bytes", use.memory_bytes},
+           {"bytes", use.bytes},
+           {"own_bytes", use.own_bytes},
+           {"index_bytes", use.index_bytes},
+           {"rows", use.log.num_rows},
+           {"hits", use.num_hits},
+           {"misses", use.num_misses},
+           {"evicted", use.num_evicted},
+           {"cleaned", use.num_cleaned},
+           {"refused", use.num_refused},
+           {"reads", use.log.reads},
+           {"pages_read", use.log.pages_read},
+           {"pages_written", use.log.pages_written},
+           {"segments", use.log.num_segments},
+           {"ssd_bytes", use.log.bytes},
+           {"rows_written", use.log.num_rows_then}}};
+}
+
+void fetch(Table& table, Keys keys, Pool& pool) {
+  nb::gil_scoped_release release;
+  table.fetch(as_span(keys), pool);
+}
+
 std::map<std::string, std::uint64_t> counters(const Table& table) {
   const Counters counters = table.counters();
   return {{"admitted", counters.admitted},
@@ -217,6 +255,9 @@ void register_table(nb::module_& m) {
            "nesterov"_a = false, "initializer"_a = "uniform", "init_a"_a, "init_b"_a, "seed"_a,
            "absent"_a = "initial", "num_streams_max"_a = 1024, "simd"_a = "auto",
            "policy"_a = PolicyConfig(), "admission"_a = AdmissionConfig(),
+           "ssd"_a = std::vector<std::shared_ptr<ssd::Device>>(), "memory_bytes"_a = 0,
+           "number"_a = 0, "segment_bytes"_a = std::size_t{64} << 20,
+           "buffer_bytes"_a = std::size_t{1} << 20, "timeout_ms"_a = 30000,
            R"(dims: weights of a row, per row class.
 
 dtype: of the weights, float32, bfloat16 or float16. State is always float32. 16-bit weights are
@@ -232,6 +273,9 @@ absent: what a lookup writes for an absent key, initial (weights) or zeros.
 num_streams_max: streams are numbered from 0 to num_streams_max - 1.
 simd: auto, scalar, avx2 or avx512. All give the same bits.
 policy: how long rows live. admission: which keys get a row.
+ssd: devices for rows that are used seldom; none: all rows are in memory. The others are for such a
+table: memory_bytes that it takes at most; its number, which its pages have; bytes of a file on the
+devices, and of what is written at once; how long to wait for a device.
 Raises BadRequest, naming the value.)")
       .def_prop_ro(
           "dim", [](const Table& t) { return t.classes()[0].dim(); },
@@ -264,6 +308,19 @@ Raises BadRequest, naming the value.)")
                    "Number of rows.")
       .def_prop_ro("bytes", &Table::bytes, nb::call_guard<nb::gil_scoped_release>(),
                    "Bytes of memory taken from the system.")
+      .def_prop_ro("tier", &tier,
+                   "Numbers of the SSD tier; None without one. memory_bytes: the budget. bytes: of "
+                   "memory; own_bytes: beside rows; index_bytes: what finds the rows on SSD. rows: "
+                   "on SSD. hits, misses: keys with a row, in memory or not, when needed. evicted, "
+                   "cleaned: rows written because memory was needed, or segments. refused: rows "
+                   "read that found no room in memory. reads, pages_read, pages_written, segments, "
+                   "ssd_bytes: of the device. rows_written: that the segments had when written.")
+      .def("fetch", &fetch, "keys"_a.noconvert(), "pool"_a,
+           "Bring the rows of keys from SSD into memory, as a lookup does. keys: (N,) uint64.")
+      .def("set_memory", &Table::set_memory, "num_bytes"_a,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Set the budget of a table with an SSD tier; rows leave memory at once if it is less. "
+           "Raises ResourceExhausted: less than it needs; the budget stays.")
       .def_prop_ro(
           "simd", [](const Table& t) { return std::string(isa_name(t.isa())); },
           "The instruction set in use.")

@@ -190,6 +190,9 @@ class Table {
   void fetch(std::span<const std::uint64_t> keys, Pool& pool) {
     if (tier_ != nullptr) tier_->fetch(keys, pool);
   }
+  // Sets the budget of a table with an SSD tier. Errors: kBadRequest without one; those of
+  // Tier::make_room, nothing changed.
+  void set_memory(std::size_t num_bytes);
   // Null without an SSD tier.
   const Tier* tier() const noexcept { return tier_.get(); }
 

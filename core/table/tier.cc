@@ -162,6 +162,16 @@ Tier::Room Tier::make_room(std::size_t num_rows, std::size_t num_bytes) {
   return room;
 }
 
+void Tier::set_memory(std::size_t num_bytes) {
+  const std::size_t before = memory_bytes_.exchange(num_bytes);
+  try {
+    make_room(0);
+  } catch (...) {
+    memory_bytes_ = before;
+    throw;
+  }
+}
+
 // Goes on to the next bucket. Returns whether rows were moved.
 bool Tier::step() {
   const std::uint64_t hand = hand_.fetch_add(1, std::memory_order_relaxed);
@@ -567,6 +577,7 @@ Tier::Use Tier::use() const {
   return {.log = log_.use(),
           .memory_bytes = memory_bytes_,
           .bytes = bytes(),
+          .own_bytes = bytes_beside_rows(),
           .index_bytes = index_bytes,
           .num_hits = num_hits_,
           .num_misses = num_misses_,

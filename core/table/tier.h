@@ -75,6 +75,9 @@ class Tier {
   // kDeadlineExceeded.
   Room make_room(std::size_t num_rows, std::size_t num_bytes = 0);
 
+  // Sets the budget, and keeps it when it returns. Errors: as above; the budget stays.
+  void set_memory(std::size_t num_bytes);
+
   // A stripe's exclusive lock, and the room for what is done under it.
   class Lock {
    public:
@@ -124,6 +127,7 @@ class Tier {
     ssd::PageLog::Use log;
     std::size_t memory_bytes;                // the budget
     std::size_t bytes;                       // of memory
+    std::size_t own_bytes;                   // of them: beside rows
     std::size_t index_bytes;                 // of them: what finds the rows on SSD
     std::uint64_t num_hits, num_misses;      // of keys with a row, when it was needed
     std::uint64_t num_evicted, num_cleaned;  // rows written for the one reason or the other
@@ -177,7 +181,7 @@ class Tier {
   }
 
   Table& table_;
-  const std::size_t memory_bytes_;
+  std::atomic<std::size_t> memory_bytes_;
   mutable ssd::PageLog log_;
   ssd::ColdRows cold_;
   const Pages uses_;  // a byte for each reference
