@@ -202,6 +202,11 @@ std::optional<std::map<std::string, std::uint64_t>> tier(const Table& table) {
            {"rows_written", use.log.num_rows_then}}};
 }
 
+void prepare(Table& table, Keys keys, Pool& pool) {
+  nb::gil_scoped_release release;
+  table.prepare(as_span(keys), pool);
+}
+
 void fetch(Table& table, Keys keys, Pool& pool) {
   nb::gil_scoped_release release;
   table.fetch(as_span(keys), pool);
@@ -246,7 +251,7 @@ void register_table(nb::module_& m) {
   register_rule_values(m);
   register_policies(m);
   nb::class_<Table> table(
-      m, "Table",
+      m, "Table", nb::is_weak_referenceable(),
       "Rows of weights, state and statistics by 64-bit key, in memory. Any thread "
       "may call any function at any time.");
   table
@@ -317,6 +322,11 @@ Raises BadRequest, naming the value.)")
                    "ssd_bytes: of the device. rows_written: that the segments had when written.")
       .def("fetch", &fetch, "keys"_a.noconvert(), "pool"_a,
            "Bring the rows of keys from SSD into memory, as a lookup does. keys: (N,) uint64.")
+      .def(
+          "prepare", &prepare, "keys"_a.noconvert(), "pool"_a,
+          "Before an update of these keys: bring their rows into memory, with room for as many new "
+          "ones. keys: (K,) uint64. Raises ResourceExhausted: the budget is too small, or the "
+          "devices are full. Unavailable, DeadlineExceeded, Corruption: a device, a page.")
       .def("set_memory", &Table::set_memory, "num_bytes"_a,
            nb::call_guard<nb::gil_scoped_release>(),
            "Set the budget of a table with an SSD tier; rows leave memory at once if it is less. "

@@ -190,6 +190,14 @@ class Table {
   void fetch(std::span<const std::uint64_t> keys, Pool& pool) {
     if (tier_ != nullptr) tier_->fetch(keys, pool);
   }
+  // Before an update: brings the rows of its keys into memory, and sees to it that there is room for
+  // as many new ones. What the update then lacks is what other callers have taken meanwhile.
+  // Errors: those of Tier::make_room; a page that cannot be read.
+  void prepare(std::span<const std::uint64_t> keys, Pool& pool) {
+    if (tier_ == nullptr) return;
+    tier_->fetch(keys, pool, true);
+    tier_->make_room(keys.size());
+  }
   // Sets the budget of a table with an SSD tier. Errors: kBadRequest without one; those of
   // Tier::make_room, nothing changed.
   void set_memory(std::size_t num_bytes);

@@ -517,7 +517,7 @@ Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
   }
 }
 
-void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool) {
+void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, bool must_fit) {
   const KeysByStripe groups(keys, pool);
   const std::size_t pages_max =
       std::clamp<std::size_t>(memory_bytes_ / kFetchShare / log_.page_bytes(), 1, kFetchPages);
@@ -536,26 +536,27 @@ void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool) {
         wanted.insert(wanted.end(), found.wanted.begin(), found.wanted.end());
         missing.push_back({static_cast<std::uint32_t>(stripe), std::move(found.unread)});
         if (wanted.size() < pages_max) continue;
-        move_in(missing, std::exchange(wanted, {}));
+        move_in(missing, std::exchange(wanted, {}), must_fit);
         missing.clear();
       }
     }
-    if (!missing.empty()) move_in(missing, std::move(wanted));
+    if (!missing.empty()) move_in(missing, std::move(wanted), must_fit);
   };
   pool.run(kFetchTasks, fetch_stripes);
 }
 
 // Reads pages, and moves rows from them to memory.
-void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted) {
+void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted,
+                   bool must_fit) {
   std::size_t num_rows = 0;
   for (const Missing& group : missing) num_rows += group.keys.size();
   Room room;
   try {
     room = make_room(num_rows, wanted.size() * log_.page_bytes());
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kResourceExhausted && error.code() != ErrorCode::kUnavailable) {
-      throw;
-    }
+    const bool lacks_room =
+        error.code() == ErrorCode::kResourceExhausted || error.code() == ErrorCode::kUnavailable;
+    if (must_fit || !lacks_room) throw;
     // They stay where they are, and can be read there. Whoever wants to change them gets the error.
     num_refused_ += num_rows;
     return;

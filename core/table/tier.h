@@ -105,8 +105,9 @@ class Tier {
   // Locks a stripe, with room for new rows.
   Lock lock_stripe(std::uint32_t stripe, std::size_t num_new);
 
-  // Brings the rows of keys into memory, and counts their use. Rows that find no room stay on SSD.
-  void fetch(std::span<const std::uint64_t> keys, Pool& pool);
+  // Brings the rows of keys into memory, and counts their use. Rows that find no room stay on SSD;
+  // if must_fit, that is an error, as for make_room.
+  void fetch(std::span<const std::uint64_t> keys, Pool& pool, bool must_fit = false);
   // Whether a key that has no row in memory may have one on SSD. Requires: the stripe's lock.
   bool may_have(std::uint64_t key) const { return cold_.may_have(key); }
   // Calls visit(i, row, row_class) under a lock for the row of each key, wherever it is; row is
@@ -174,7 +175,7 @@ class Tier {
     std::uint32_t stripe;
     std::vector<std::uint64_t> keys;
   };
-  void move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted);
+  void move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted, bool must_fit);
   void move_in(std::uint32_t stripe, const Places& places);
   std::atomic_ref<std::uint8_t> uses(Arena::Ref ref) const noexcept {
     return std::atomic_ref(reinterpret_cast<std::uint8_t&>(uses_.data()[ref]));

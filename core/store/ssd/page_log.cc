@@ -151,6 +151,15 @@ PageLog::PageLog(std::vector<std::shared_ptr<Device>> devices, const PageLogConf
 PageLog::~PageLog() {
   readers_.clear();
   writers_.clear();  // waits for what they write
+  std::vector<std::shared_ptr<File>> files = files_;
+  files.insert(files.end(), empty_.begin(), empty_.end());
+  for (const std::shared_ptr<File>& file : files) {
+    try {
+      if (file != nullptr) file->device->remove(file->name);
+    } catch (const Error&) {
+      // The next log on this device removes it.
+    }
+  }
 }
 
 PageLog::Room::~Room() {

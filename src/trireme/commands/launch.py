@@ -35,7 +35,7 @@ exit code is then 0.
 Environment, for every process of the job; options override it:
   TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_LIMITS, TRIREME_INSECURE=1,
   TRIREME_DURABILITY, TRIREME_STATE_DIR, TRIREME_LOG_BYTES, TRIREME_SKIP_RECORDS,
-  TRIREME_STORE_HOSTS, TRIREME_STREAMS
+  TRIREME_MEMORY, TRIREME_SSD_DIR, TRIREME_STORE_HOSTS, TRIREME_STREAMS
       the same as the options
   TRIREME_METRICS
       the same as --metrics PORT: server i gets PORT + i, the workers get the ports after the last

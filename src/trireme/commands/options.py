@@ -67,6 +67,17 @@ def add_common(command: argparse.ArgumentParser) -> None:
         " tables_max=8,table_bytes_max=64GiB; docs/security.md lists the names",
     )
     add(
+        "--memory",
+        metavar="BYTES",
+        help="memory that the tables of a server take, such as 20GiB; the rows beyond it, which are"
+        " used seldom, lie in --ssd_dir; default: all rows are in memory",
+    )
+    add(
+        "--ssd_dir",
+        metavar="DIR,...",
+        help="folders on SSD for the rows beyond --memory; several are used at once",
+    )
+    add(
         "--store_hosts",
         metavar="HOST[:PORT],...",
         help="hosts that servers connect to when a worker names them: in endpoint_url and the like,"

@@ -21,9 +21,9 @@ coordinator. A server ends with code 0 when all workers have ended, or on SIGTER
 error when the remaining workers are silent for twice the timeout.
 
 Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT,
-TRIREME_LIMITS, TRIREME_STORE_HOSTS, TRIREME_METRICS, TRIREME_INSECURE=1, TRIREME_DURABILITY,
-TRIREME_STATE_DIR, TRIREME_LOG_BYTES and TRIREME_SKIP_RECORDS mean the same as the options. Options
-override them.
+TRIREME_LIMITS, TRIREME_MEMORY, TRIREME_SSD_DIR, TRIREME_STORE_HOSTS, TRIREME_METRICS,
+TRIREME_INSECURE=1, TRIREME_DURABILITY, TRIREME_STATE_DIR, TRIREME_LOG_BYTES and
+TRIREME_SKIP_RECORDS mean the same as the options. Options override them.
 """
     + KEYS
 )

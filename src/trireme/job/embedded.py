@@ -7,6 +7,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.handlers import handlers_of
 from trireme.server.attendance import Attendance
 from trireme.server.monitoring import watch_state
+from trireme.server.row_tier import RowTier
 from trireme.server.state import ServerState
 from trireme.threads import start_pool
 from trireme.worker.client import WorkerClient
@@ -15,17 +16,23 @@ from trireme.worker.transport import LOCAL, LocalTransport
 
 
 def embedded(
-    *, streams: int = 0, threads: int = 0, timeout_s: float = 60.0, metrics: str | None = None
+    *,
+    streams: int = 0,
+    threads: int = 0,
+    timeout_s: float = 60.0,
+    metrics: str | None = None,
+    tier: RowTier | None = None,
 ) -> Cluster:
     """Make a cluster whose servers are in this process.
 
     Args:
         streams: number of streams that it trains on one after the other in each pass; 0: one.
         metrics: "[host:]port" that answers /metrics and /healthz.
+        tier: where the rows of tables lie; default in memory.
     """
     own_metrics = WorkerMetrics("embedded", metrics)
     pool = start_pool(threads)
-    server = ServerState(pool)
+    server = ServerState(pool, tier=tier)
     watch_state(own_metrics.registry, server)
     handlers = handlers_of(server, Coordinator(), Attendance().handlers(), Path("/"))
     transport = LocalTransport(handlers, own_metrics.calls.observe)
@@ -38,4 +45,7 @@ def embedded(
         pool=pool,
         timeout_s=timeout_s,
     )
-    return Cluster(client, pool, metrics=own_metrics, server=server)
+    cluster = Cluster(client, pool, metrics=own_metrics, server=server)
+    if tier is not None:
+        cluster.on_close(tier.close)
+    return cluster

@@ -19,6 +19,7 @@ from trireme.job.handlers import handlers_of
 from trireme.rpc import Server, ServerKeys
 from trireme.server.attendance import Attendance
 from trireme.server.monitoring import RequestMetrics, watch_state, watch_workers
+from trireme.server.row_tier import RowTier
 from trireme.server.server_limits import ServerLimits
 from trireme.server.state import ServerState
 from trireme.telemetry.endpoint import Endpoint
@@ -64,6 +65,7 @@ def serve(
     root: Path | None = None,
     durability: Durability | None = None,
     limits: ServerLimits | None = None,
+    tier: RowTier | None = None,
     store_hosts: frozenset[str] = frozenset(),
     name: str = "server",
     metrics: str | None = None,
@@ -81,6 +83,7 @@ def serve(
         root: folder below which checkpoints are written and read; default the working directory.
         durability: what survives this process; default nothing.
         limits: on the memory that peers can make it use.
+        tier: where the rows of tables lie; default in memory. Closed at the end.
         store_hosts: hosts of stores that peers may name, see trireme.server.store_hosts.
         name: its name in workers' messages, besides its address.
         metrics: "[host:]port" that answers /metrics and /healthz; port 0 chooses a free one.
@@ -98,7 +101,9 @@ def serve(
         if metrics is not None:  # before the server, to report that it is not open yet
             stack.enter_context(Endpoint(metrics, registry, health))
         limits = limits or ServerLimits()
-        state = ServerState(start_pool(threads), limits.capacity, store_hosts)
+        if tier is not None:
+            stack.callback(tier.close)
+        state = ServerState(start_pool(threads), limits.capacity, store_hosts, tier)
         attendance = Attendance()
         coordinator = Coordinator(held=state.held)
         if durability is not None and durability.folder is not None:

@@ -40,6 +40,8 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_THREADS": "threads",
     "TRIREME_METRICS": "metrics",
     "TRIREME_LIMITS": "limits",
+    "TRIREME_MEMORY": "memory",
+    "TRIREME_SSD_DIR": "ssd_dir",
     "TRIREME_STORE_HOSTS": "store_hosts",
 }
 # The facts that make a process part of a job. The others only tune it.

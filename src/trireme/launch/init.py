@@ -30,6 +30,8 @@ def init(
     keys: str | None = None,
     timeout_s: float | None = None,
     metrics: str | int | None = None,
+    memory: str | int | None = None,
+    ssd_dir: str | None = None,
 ) -> Cluster:
     """Start or join the job, and make its cluster the default. A server process serves here, then
     exits with 0, or with 2 if its place or its state is wrong.
@@ -52,6 +54,10 @@ def init(
         timeout_s: deadline of every call, the wait for other processes included.
         metrics: [HOST:]PORT where this process answers /metrics and /healthz. Port 0 chooses a free
             one and reports it. Default: none.
+        memory: bytes that the tables of this process take in memory, such as "2GiB", embedded or on
+            a server. Rows beyond that, those that are used seldom, lie in ssd_dir. Default: all
+            rows are in memory.
+        ssd_dir: folders on SSD for those rows, "PATH,...".
 
     Raises:
         BadRequest: half-set or contradicting variables.
@@ -69,6 +75,8 @@ def init(
         keys=keys,
         timeout_s=timeout_s,
         metrics=metrics,
+        memory=memory,
+        ssd_dir=ssd_dir,
     )
     log.info("%s", process.describe())
     if process.role == "server":
@@ -91,8 +99,9 @@ def connect(process: ProcessRole) -> Cluster:
     }
     if process.role == "embedded":
         from trireme.job.embedded import embedded
+        from trireme.server.row_tier import make_row_tier
 
-        return embedded(**options)
+        return embedded(**options, tier=make_row_tier(process.memory, process.ssd_dir))
     from trireme.job import connecting
 
     return connecting.connect(
@@ -131,6 +140,7 @@ def serve_role(process: ProcessRole) -> int:
 def _serve(process: ProcessRole) -> None:
     from trireme.job.durability import Durability, parse_records
     from trireme.job.serving import serve
+    from trireme.server.row_tier import make_row_tier
     from trireme.server.server_limits import parse_limits
     from trireme.server.store_hosts import parse_hosts
 
@@ -154,5 +164,6 @@ def _serve(process: ProcessRole) -> None:
         name=f"server {process.index}" if process.servers else "server",
         metrics=process.metrics,
         limits=parse_limits(process.limits or ""),
+        tier=make_row_tier(process.memory, process.ssd_dir),
         store_hosts=parse_hosts(process.store_hosts or ""),
     )

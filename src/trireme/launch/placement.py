@@ -52,6 +52,8 @@ class LaunchConfig:
     streams: int | None = None
     join: tuple[str, ...] = ()
     limits: str | None = None
+    memory: str | None = None
+    ssd_dir: str | None = None
     store_hosts: str | None = None
 
 

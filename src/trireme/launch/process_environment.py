@@ -61,6 +61,8 @@ def process_environment(
         "TRIREME_KEYS": config.keys,
         "TRIREME_ROOT": config.root,
         "TRIREME_LIMITS": config.limits,
+        "TRIREME_MEMORY": config.memory,
+        "TRIREME_SSD_DIR": config.ssd_dir,
         "TRIREME_STORE_HOSTS": config.store_hosts,
         "TRIREME_TIMEOUT_S": config.timeout_s,
     }

@@ -54,6 +54,8 @@ class ProcessRole:
     threads: int | None = None
     metrics: str | None = None
     limits: str | None = None
+    memory: str | None = None
+    ssd_dir: str | None = None
     store_hosts: str | None = None
     source: str = "nothing set"
 
@@ -89,6 +91,8 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
             skip_records: records of the log to leave out if they fail, as FILE:OFFSET,...
             threads: threads of Trireme's own work; default: chosen from the machine.
             limits: bounds on what peers may make a server hold, see trireme.server.server_limits.
+            memory: bytes that the tables take in memory, such as 20GiB.
+            ssd_dir: folders for the rows beyond that, as PATH,...
             store_hosts: hosts of stores that peers may name, see trireme.server.store_hosts.
 
     Raises:
@@ -141,6 +145,8 @@ def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
         threads=_optional_integer(facts, "threads", low=1),
         metrics=_metrics_address(facts.get("metrics")),
         limits=_optional_text(facts, "limits"),
+        memory=_optional_text(facts, "memory"),
+        ssd_dir=_optional_text(facts, "ssd_dir"),
         store_hosts=_optional_text(facts, "store_hosts"),
         source="from " + ", ".join(names) if names else "nothing names servers",
     )

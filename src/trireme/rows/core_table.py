@@ -14,8 +14,10 @@ _OTHER_VALUES = (
 )
 
 
-def make_core_table(schema: TableSchema) -> _core.Table:
-    """The core's table for a schema. Raises BadRequest for unknown values."""
+def make_core_table(schema: TableSchema, **tier: Any) -> _core.Table:
+    """The core's table for a schema. tier: where its rows lie if not in memory, see `_core.Table`.
+    Raises BadRequest for unknown values.
+    """
     # Gradients are scaled before they reach the core.
     rule = {name: v for name, v in schema.rule.items() if name not in ("scale", "per_show")}
     policy = {name: v for name, v in schema.policy.items() if name not in _OTHER_VALUES}
@@ -46,4 +48,5 @@ def make_core_table(schema: TableSchema) -> _core.Table:
         policy=_core.PolicyConfig(is_scored=schema.is_scored, **policy),
         admission=_core.AdmissionConfig(**(schema.admission or {})),
         **named,
+        **tier,
     )

@@ -33,6 +33,38 @@ USAGE = {
 """Gauges of a server: the field of `Usage` that each reads, and its documentation."""
 
 
+TIER = {
+    "trireme_table_memory_limit_bytes": (
+        "memory_bytes",
+        "With rows on SSD: the memory that the table may take, its part of --memory.",
+    ),
+    "trireme_table_ssd_rows": ("rows", "Rows of a table that lie on SSD."),
+    "trireme_table_ssd_index_bytes": ("index_bytes", "Memory of what finds the rows on SSD."),
+    "trireme_table_ssd_bytes": ("ssd_bytes", "Bytes of a table's files on SSD."),
+    "trireme_table_ssd_rows_kept": (
+        "rows_written",
+        "Rows that these files held when they were written; those that are left are"
+        " trireme_table_ssd_rows.",
+    ),
+    "trireme_table_hits_total": ("hits", "Keys whose row was in memory when it was needed."),
+    "trireme_table_misses_total": ("misses", "Keys whose row may lie on SSD, and was looked for."),
+    "trireme_table_ssd_reads_total": ("reads", "Reads from SSD; one may read several pages."),
+    "trireme_table_ssd_read_pages_total": ("pages_read", "Pages read from SSD."),
+    "trireme_table_ssd_written_pages_total": ("pages_written", "Pages written to SSD."),
+    "trireme_table_ssd_evicted_rows_total": ("evicted", "Rows written because memory was needed."),
+    "trireme_table_ssd_cleaned_rows_total": (
+        "cleaned",
+        "Rows written again to free the files around them. Write amplification is evicted plus"
+        " cleaned rows by evicted rows.",
+    ),
+    "trireme_table_ssd_refused_rows_total": (
+        "refused",
+        "Rows that pulls read from SSD and that found no room in memory.",
+    ),
+}
+"""Gauges of a table with rows on SSD: the field of `_core.Table.tier`, and the documentation."""
+
+
 class RequestMetrics:
     """Metrics of requests. Give `observe` to the RPC server, and that server to `watch`."""
 
@@ -131,12 +163,20 @@ def _by_table(state: ServerState) -> Gauges:
     def keys(kind: str) -> Read:
         return lambda: state.counts.read(kind)
 
+    def tier(field: str) -> Read:
+        def read() -> dict[str, int]:
+            uses = {name: table.rows.tier for name, table in list(state.tables.items())}
+            return {name: use[field] for name, use in uses.items() if use is not None}
+
+        return read
+
     memory = "Memory of a table on this server, index included."
     missing = "Keys that pulls asked for and that had no row."
     pushed = "Keys with a gradient in applied pushes."
     return {
         "trireme_table_rows": ("Rows of a table on this server.", rows("rows")),
         "trireme_table_bytes": (memory, rows("bytes")),
+        **{name: (text, tier(field)) for name, (field, text) in TIER.items()},
         "trireme_table_pulled_keys_total": ("Keys that pulls asked for.", keys("pulled")),
         "trireme_table_missing_keys_total": (missing, keys("missing")),
         "trireme_table_pushed_keys_total": (pushed, keys("pushed")),

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trireme import _core
+from trireme.byte_size import parse_number
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.protocol.block_spec import BlockSpec
 from trireme.rpc import Limits
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 MARKS_BYTES = 1 << 10
 """Of the marks of one stream in one table, where buckets have the same ones."""
-
-_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +101,9 @@ def parse_limits(text: str) -> ServerLimits:
 
 
 def _number(name: str, text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?((?:[KMGT]iB)?)", text)
-    number = float(match[1]) * _UNITS[match[2]] if match else math.nan
-    is_whole = number == math.floor(number) if match else False
-    if not match or not (is_whole or name.endswith("_s")):
+    number = parse_number(text)
+    is_whole = not math.isnan(number) and number == math.floor(number)
+    if math.isnan(number) or not (is_whole or name.endswith("_s")):
         raise BadRequest(f"limits: expected {name} as a number, such as 64 or 2GiB, found {text!r}")
     return int(number) if is_whole else number
 

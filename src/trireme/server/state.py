@@ -35,6 +35,7 @@ from trireme.server.journal import Journal
 from trireme.server.pacing import Pacing
 from trireme.server.prepared_import import PreparedImport, filled_buckets
 from trireme.server.prepared_load import PreparedLoad
+from trireme.server.row_tier import RowTier
 from trireme.server.served_tables import ServedTable, ServedTables
 from trireme.server.server_limits import CapacityLimits
 from trireme.server.staging import Staging
@@ -52,16 +53,22 @@ class ServerState:
 
     journal: makes changes durable.
     store_hosts: hosts of stores that peers may name.
+    tier: where the rows of tables lie; None: in memory.
     held: the budget of what peers make it hold.
     state_id: random name of the contents; a server that started without them has another one.
     """
 
     def __init__(
-        self, pool: _core.Pool, limits: CapacityLimits | None = None, store_hosts: StoreHosts = None
+        self,
+        pool: _core.Pool,
+        limits: CapacityLimits | None = None,
+        store_hosts: StoreHosts = None,
+        tier: RowTier | None = None,
     ) -> None:
         self.pool = pool
         self.limits = limits or CapacityLimits()
         self.store_hosts = store_hosts
+        self.tier = tier
         self.held = HeldBytes(self.limits.held_bytes_max)
         self.journal = Journal()
         self.state_id = uuid.uuid4().hex
@@ -118,6 +125,10 @@ class ServerState:
 
     # ---- tables and blocks ----
 
+    def make_rows(self, schema: TableSchema) -> _core.Table:
+        """An empty table for this server. Raises BadRequest; ResourceExhausted: it has no room."""
+        return make_core_table(schema) if self.tier is None else self.tier.make_rows(schema)
+
     def create_table(self, schema: TableSchema) -> None:
         """Make the table unless it exists. Raises as `ServedTables.check_schema`."""
         with self.journal.changing(), self.lock:
@@ -126,7 +137,7 @@ class ServerState:
                 return
             self.limits.check_new_table(len(self.tables), schema.admission)
             self.check_rows(len(self.streams.applied_ids()))
-            rows = make_core_table(schema)
+            rows = self.make_rows(schema)
             self.journal.record("ps.create_table", {"schema": schema.to_wire()})
             self.tables.add(schema, rows, self.streams.applied_ids())
 
@@ -233,7 +244,10 @@ class ServerState:
         bucket_map = self.assignment.map_of_version(push.map_version)
         self.check_rows()
         for part in push.tables:
-            self.table(part.table).check_push(part)
+            table = self.table(part.table)
+            table.check_push(part)
+            if self.tier is not None:  # what finds no room is refused before it is recorded
+                table.rows.prepare(part.keys, self.pool)
         if push.blocks is not None:
             block_ids = bucket_map.blocks_of(self.assignment.index)
             expected = self.blocks.size_of(block_ids)
@@ -295,6 +309,8 @@ class ServerState:
         with self.lock:
             for push in self.streams.record(pushes):
                 self.counts.add_push(push)
+                if self.tier is not None:
+                    self.tier.note_push()
                 if push.step and not push.staged:
                     self.pacing.record(push.stream, push.step)
 

@@ -78,7 +78,7 @@ class CheckpointLoad:
         tasks: list[Callable[[], None]] = []
         for name in self._tables():
             if self._is_new(name):
-                self._staged[name] = make_core_table(self.manifest.tables[name].schema)
+                self._staged[name] = self._server.make_rows(self.manifest.tables[name].schema)
                 self._staged[name].expect(self._num_rows(name))
             for files in self._row_files(name):
                 progress.expect(files.rows.num_bytes + files.buckets.num_bytes)

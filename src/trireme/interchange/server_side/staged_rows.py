@@ -14,7 +14,6 @@ import numpy.typing as npt
 from trireme import _core
 from trireme.errors import BadRequest, DataError
 from trireme.protocol.routing import NUM_BUCKETS, Keys, buckets_of
-from trireme.rows.core_table import make_core_table
 from trireme.rows.wide_rows import RowLayout, WideRows
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
@@ -55,7 +54,7 @@ class StagedRows:
     def of(cls, server: ServerState, table: ServedTable) -> StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
         wanted[server.assignment.owned_buckets()] = 1
-        return cls(table.schema, make_core_table(table.schema), wanted)
+        return cls(table.schema, server.make_rows(table.schema), wanted)
 
     @property
     def layout(self) -> RowLayout:

@@ -11,7 +11,6 @@ from trireme.protocol.block_messages import map_from_kept, map_to_kept
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
 from trireme.protocol.wire import Array, Push
-from trireme.rows.core_table import make_core_table
 from trireme.rpc import Request
 from trireme.server.attendance import Attendance
 from trireme.server.log.segment import Record
@@ -129,7 +128,7 @@ def _replay_import(
 ) -> None:
     prepared = server.prepared
     if method == PREPARE:
-        rows = {name: make_core_table(server.table(name).schema) for name in body["tables"]}
+        rows = {name: server.make_rows(server.table(name).schema) for name in body["tables"]}
         server.prepared = PreparedImport(body["id"], body["replace"], rows, is_whole=False)
     elif not isinstance(prepared, PreparedImport) or prepared.id != body["id"]:
         raise BadRequest(f"expected {PREPARE} of import {body['id']} before its {method}")
