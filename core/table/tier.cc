@@ -51,7 +51,8 @@ void sort_distinct(std::vector<ssd::Position>& positions) {
 }
 
 std::string mebibytes(std::size_t bytes) {
-  return std::to_string((bytes + (std::size_t{1} << 20) - 1) >> 20) + " MiB";
+  const std::size_t tenths = bytes * 10 >> 20;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MiB";
 }
 
 }  // namespace
@@ -345,8 +346,9 @@ void Tier::clean() {
   for (std::size_t begin = 0, end; begin < positions.size(); begin = end) {
     const ssd::PagesRead::Page* first = read.find(positions[begin]);
     end = begin + 1;
+    if (first->generation != clean_generation_) continue;
     if (first->error != 0) log_.set_aside(positions[begin]);
-    if (first->bytes == nullptr || first->generation != clean_generation_) continue;
+    if (first->bytes == nullptr) continue;
     const std::uint16_t bucket = ssd::header_of(first->bytes).bucket;
     for (; end < positions.size() && end - begin < kPagesOut; ++end) {
       const ssd::PagesRead::Page* page = read.find(positions[end]);

@@ -419,6 +419,8 @@ PagesRead PageLog::read(std::vector<Position> positions) {
       const std::size_t page = result.positions_[i] % config_.segment_pages;
       result.pages_[i] = {.bytes = bytes_of(i), .generation = 0, .error = 0};
       if (number >= files_.size() || files_[number] == nullptr) continue;
+      // Of an older segment with this number: what a later page here will be is not known yet.
+      if (page >= files_[number]->num_pages) continue;
       result.pages_[i].generation = files_[number]->generation;
       const auto buffer =
           std::ranges::find_if(buffers_, [&](const Buffer& b) { return b.has(number, page); });

@@ -46,7 +46,7 @@ class PagesRead {
  public:
   struct Page {
     const std::byte* bytes;    // null: it could not be read
-    std::uint64_t generation;  // of its segment; 0: the segment was gone
+    std::uint64_t generation;  // of its segment; 0: the page was gone
     int error;                 // an errno, EBADMSG if the checksum is wrong; 0: it is whole
   };
 
