@@ -190,8 +190,8 @@ class Table {
   void fetch(std::span<const std::uint64_t> keys, Pool& pool) {
     if (tier_ != nullptr) tier_->fetch(keys, pool);
   }
-  // Before an update: brings the rows of its keys into memory, and sees to it that there is room for
-  // as many new ones. What the update then lacks is what other callers have taken meanwhile.
+  // Before an update: brings the rows of its keys into memory, and sees to it that there is room
+  // for as many new ones. What the update then lacks is what other callers have taken meanwhile.
   // Errors: those of Tier::make_room; a page that cannot be read.
   void prepare(std::span<const std::uint64_t> keys, Pool& pool) {
     if (tier_ == nullptr) return;

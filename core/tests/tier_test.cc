@@ -522,6 +522,23 @@ void test_a_damaged_page_is_an_error_of_its_rows_alone(std::uint64_t seed) {
   CHECK(num_damaged > 0 && num_damaged <= 20 * 100);
 }
 
+// Whoever reads at a place where no page is yet, of an older segment with that number, must not
+// take what was there for the page that comes to lie there.
+void test_a_page_that_is_not_there_yet_is_not_a_damaged_one() {
+  ssd::PageLog log({std::make_shared<ssd::FakeDevice>(1)},
+                   {.segment_pages = 8, .buffer_pages = 4, .num_buffers = 2});
+  std::vector<std::byte> page(ssd::kBlockBytes);
+  ssd::PageHeader header{};
+  header.num_rows = 1;
+  header.row_bytes = 8;
+  ssd::seal(page, header);
+  ssd::PageLog::Room room = log.reserve(1);
+  CHECK_EQUAL(log.append(room, page), 0U);
+  const ssd::PagesRead read = log.read({0, 5});
+  CHECK(read.find(0)->generation == log.generation(0) && read.find(0)->error == 0);
+  CHECK(read.find(5)->generation == 0 && read.find(5)->error == 0);
+}
+
 void test_a_budget_that_the_tier_alone_exceeds_is_refused() {
   TableConfig config;
   config.dims = {8};
@@ -541,6 +558,7 @@ void test_a_budget_that_the_tier_alone_exceeds_is_refused() {
 int main(int argc, char** argv) {
   const std::uint64_t seed = test::seed_of(argc, argv);
   test_a_budget_that_the_tier_alone_exceeds_is_refused();
+  test_a_page_that_is_not_there_yet_is_not_a_damaged_one();
   const std::uint64_t num_seeds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   for (std::uint64_t i = 0; i < num_seeds; ++i) {
     test_a_tiered_table_agrees_with_one_in_memory(seed + i);

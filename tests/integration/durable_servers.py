@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ class DurableServers:
 
     state: where servers keep what they have; default `folder`, which they write checkpoints below.
     log_bytes: small, so that snapshots are frequent. keys: encrypt.
+    options: of all servers, besides these.
     """
 
     def __init__(
@@ -35,9 +37,10 @@ class DurableServers:
         log_bytes: int = 1 << 17,
         keys: bool = False,
         state: Path | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self._programs, self.folder, self._state = programs, folder, state or folder
-        self._options = ["--durability", durability]
+        self._options = ["--durability", durability, *options]
         if durability != "none":
             self._options += ["--log_bytes", str(log_bytes)]
         self._keys = folder / "keys" if keys else None

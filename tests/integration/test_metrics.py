@@ -103,8 +103,11 @@ def scraped(url: str) -> dict[str, tuple[str, set[str]]]:
     return actual
 
 
-def test_the_page_lists_the_metrics_of_servers_and_workers(programs: Template) -> None:
-    server, server_url, address = start_server(programs)
+def test_the_page_lists_the_metrics_of_servers_and_workers(
+    programs: Template, tmp_path: Path
+) -> None:
+    tier = {"TRIREME_MEMORY": "64MiB", "TRIREME_SSD_DIR": str(tmp_path)}
+    server, server_url, address = start_server(programs, **tier)
     with server, worker(programs, address) as training:
         worker_url = training.wait_line(AT)[1]
         training.wait_line(r"^batch 9$")

@@ -170,13 +170,14 @@ def _by_table(state: ServerState) -> Gauges:
 
         return read
 
+    tier_gauges = {name: (text, tier(field)) for name, (field, text) in TIER.items()}
     memory = "Memory of a table on this server, index included."
     missing = "Keys that pulls asked for and that had no row."
     pushed = "Keys with a gradient in applied pushes."
     return {
         "trireme_table_rows": ("Rows of a table on this server.", rows("rows")),
         "trireme_table_bytes": (memory, rows("bytes")),
-        **{name: (text, tier(field)) for name, (field, text) in TIER.items()},
+        **({} if state.tier is None else tier_gauges),
         "trireme_table_pulled_keys_total": ("Keys that pulls asked for.", keys("pulled")),
         "trireme_table_missing_keys_total": (missing, keys("missing")),
         "trireme_table_pushed_keys_total": (pushed, keys("pushed")),

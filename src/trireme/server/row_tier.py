@@ -127,11 +127,11 @@ class RowTier:
 
     def _set_parts(self, parts: Sequence[int]) -> None:
         """Those that get less give it up first."""
-        tables = [table() for table in self._tables]
-        for part, table in sorted(
-            ((part, table) for part, table in zip(parts, tables, strict=True) if table is not None),
-            key=lambda pair: pair[0] - pair[1].memory_bytes,
-        ):
+        changes = []
+        for part, table in zip(parts, (table() for table in self._tables), strict=True):
+            if table is not None and (use := table.tier) is not None:
+                changes.append((part - use["memory_bytes"], part, table))
+        for _, part, table in sorted(changes, key=lambda change: change[0]):
             table.set_memory(part)
 
     def _own_folder(self, parent: Path) -> Path:
