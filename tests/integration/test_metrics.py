@@ -18,6 +18,7 @@ from tests.integration.test_pages import run_blocks
 from tests.programs import Program, Template
 from tests.repo import tree
 from trireme.job.embedded import embedded
+from trireme.server.row_tier import make_row_tier
 
 TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
 SERVER = ["-m", "trireme", "server", "--listen", "127.0.0.1:0", "--metrics", "0"]
@@ -148,8 +149,8 @@ def _check_numbers(server: Mapping[str, Metric], worker: Mapping[str, Metric]) -
     assert sum(values(worker["trireme_worker_retries"], "method").values()) == 0
 
 
-def test_an_embedded_process_tells_both_sides() -> None:
-    with embedded(metrics="0") as cluster:
+def test_an_embedded_process_tells_both_sides(tmp_path: Path) -> None:
+    with embedded(metrics="0", tier=make_row_tier("64MiB", str(tmp_path))) as cluster:
         url = cluster.metrics.url
         assert url is not None
         actual = scraped(url)
