@@ -108,8 +108,8 @@ void Tier::note(std::uint32_t stripe) noexcept {
 }
 
 std::size_t Tier::bytes_beside_rows() const noexcept {
-  std::size_t n = sizeof(Table) + sizeof(Tier) + ssd::ColdRows::kOwnBytes + log_.buffer_bytes() +
-                  table_.marks_.bytes();
+  std::size_t n =
+      sizeof(Table) + sizeof(Tier) + ssd::ColdRows::kOwnBytes + log_.buffer_bytes() + marks_bytes_;
   for (const auto& bytes : stripe_bytes_) n += bytes.load(std::memory_order_relaxed);
   return n;
 }
@@ -149,10 +149,16 @@ Tier::Room Tier::make_room(std::size_t num_rows, std::size_t num_bytes) {
   Room room(*this, num_rows, num_bytes);
   // Each round without a row moved halves the rows that a bucket must have.
   constexpr std::size_t kVainRounds = 16, kRounds = 64;
+  constexpr std::size_t kVainSteps = 64;  // before it looks again, for others may make room too
   std::size_t num_vain = 0;
-  for (std::size_t num_steps = 0; !fits(); ++num_steps) {
-    num_vain = step() ? 0 : num_vain + 1;
-    if (num_vain > 0 && num_vain % kNumBuckets == 0) ++halvings_;
+  marks_bytes_ = table_.marks_.bytes();
+  for (std::size_t num_steps = 0; !fits();) {
+    bool has_moved = false;
+    for (std::size_t i = 0; i < kVainSteps && !has_moved; ++i, ++num_steps) {
+      has_moved = step();
+      num_vain = has_moved ? 0 : num_vain + 1;
+      if (num_vain > 0 && num_vain % kNumBuckets == 0) ++halvings_;
+    }
     if (num_vain < kVainRounds * kNumBuckets && num_steps < kRounds * kNumBuckets) continue;
     throw Error(ErrorCode::kResourceExhausted,
                 "Table: expected " + std::to_string(num_rows) + " rows to fit into its budget of " +
@@ -178,6 +184,10 @@ bool Tier::step() {
   const std::uint64_t hand = hand_.fetch_add(1, std::memory_order_relaxed);
   const auto bucket = static_cast<std::uint32_t>(hand % kNumBuckets);
   if (bucket == 0 && saw_more_.exchange(false)) --halvings_;
+  {
+    std::shared_lock lock(mutex_of_stripe(bucket / kBucketsPerStripe));
+    if (table_.index_.num_rows(bucket) == 0) return false;
+  }
   begin_shrink();
   const std::size_t num_moved = move_out(bucket, hand / kNumBuckets % kRoundsPerDecay == 0);
   clean();
@@ -221,10 +231,6 @@ void Tier::keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) con
 // Returns how many rows were moved.
 std::size_t Tier::move_out(std::uint32_t bucket, bool decays) {
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
-  {
-    std::shared_lock lock(mutex_of_stripe(stripe));
-    if (table_.index_.num_rows(bucket) == 0) return 0;
-  }
   const int num_classes = table_.arenas_.num_classes();
   ssd::PageLog::Room room = log_.reserve(kPagesOut + static_cast<std::size_t>(num_classes));
   Lock lock(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));

@@ -191,6 +191,7 @@ class Tier {
   std::atomic<std::size_t> promised_bytes_{0};
   std::array<std::atomic<std::size_t>, kNumStripes> stripe_bytes_{};  // beside rows
   std::array<std::atomic<std::size_t>, kNumStripes> cold_bytes_{};    // of them: cold_
+  std::atomic<std::size_t> marks_bytes_{0};
   std::atomic<std::uint64_t> hand_{0};
   // The hand goes past buckets with fewer rows than fill a page; if all have fewer, half of them;
   // and so on.

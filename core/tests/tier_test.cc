@@ -345,11 +345,11 @@ class Pair {
   BucketContent saved_;
 };
 
-void test_a_tiered_table_agrees_with_one_in_memory(std::uint64_t seed) {
+void test_a_tiered_table_agrees_with_one_in_memory(std::uint64_t seed, int num_steps) {
   for (const double share : {1.0, 0.3, 0.1, 0.03}) {
     test::Random random(seed * 31 + static_cast<std::uint64_t>(share * 100));
     Pair pair(random, share, 64, 40000);
-    for (int i = 0; i < 250; ++i) pair.step();
+    for (int i = 0; i < num_steps; ++i) pair.step();
     pair.check_all();
     const Tier::Use use = pair.tier().use();
     std::cout << "share " << share << ": " << use.num_evicted << " rows to SSD, " << use.num_cleaned
@@ -359,11 +359,11 @@ void test_a_tiered_table_agrees_with_one_in_memory(std::uint64_t seed) {
   }
 }
 
-void test_faults_of_the_device_lose_nothing(std::uint64_t seed) {
+void test_faults_of_the_device_lose_nothing(std::uint64_t seed, int num_steps) {
   test::Random random(seed);
   Pair pair(random, 0.1, 64, 60000);
   pair.set_faults(true);
-  for (int i = 0; i < 200; ++i) pair.step();
+  for (int i = 0; i < num_steps; ++i) pair.step();
   pair.set_faults(false);
   pair.check_all();
   std::cout << pair.num_errors() << " calls failed" << std::endl;
@@ -372,7 +372,7 @@ void test_faults_of_the_device_lose_nothing(std::uint64_t seed) {
 // Counts how often each key was pushed by several threads, while others look up, take snapshots and
 // shrink.
 void test_many_callers(std::uint64_t seed) {
-  constexpr int kNumPushers = 3, kNumPushes = 40;
+  constexpr int kNumPushers = 3, kNumPushes = 20;
   test::Random random(seed);
   const Keys keys = keys_of_buckets(random, 64, 40000);
   TableConfig config;
@@ -560,9 +560,10 @@ int main(int argc, char** argv) {
   test_a_budget_that_the_tier_alone_exceeds_is_refused();
   test_a_page_that_is_not_there_yet_is_not_a_damaged_one();
   const std::uint64_t num_seeds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  const int num_steps = argc > 2 ? 250 : 60;
   for (std::uint64_t i = 0; i < num_seeds; ++i) {
-    test_a_tiered_table_agrees_with_one_in_memory(seed + i);
-    test_faults_of_the_device_lose_nothing(seed + i);
+    test_a_tiered_table_agrees_with_one_in_memory(seed + i, num_steps);
+    test_faults_of_the_device_lose_nothing(seed + i, num_steps);
     test_many_callers(seed + i);
     test_a_full_device_refuses_pushes_and_answers_lookups(seed + i);
     test_a_damaged_page_is_an_error_of_its_rows_alone(seed + i);
