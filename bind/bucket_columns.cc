@@ -37,14 +37,16 @@ struct Columns {
   Result1<std::int64_t> removed_offsets;
   Result1<std::uint64_t> removed;
   std::uint32_t removed_since;
+  Result1<std::int64_t> place_offsets;
+  Result1<std::uint8_t> places;
 };
 
 Columns snapshot(const Table& table, std::uint32_t first, std::uint32_t count, std::uint32_t since,
-                 std::uint32_t removed_since, const std::vector<std::size_t>& widths) {
+                 std::uint32_t removed_since, const std::vector<std::size_t>& widths, bool stay) {
   BucketColumns found;
   {
     nb::gil_scoped_release release;
-    found = snapshot_columns(table, first, count, since, removed_since, widths);
+    found = snapshot_columns(table, first, count, since, removed_since, widths, stay);
   }
   Columns columns{.num_rows = result(std::move(found.num_rows)),
                   .keys = bind::result(std::move(found.keys)),
@@ -57,7 +59,9 @@ Columns snapshot(const Table& table, std::uint32_t first, std::uint32_t count, s
                   .pending = result(std::move(found.pending)),
                   .removed_offsets = result(std::move(found.removed_offsets)),
                   .removed = result(std::move(found.removed)),
-                  .removed_since = found.removed_since};
+                  .removed_since = found.removed_since,
+                  .place_offsets = result(std::move(found.place_offsets)),
+                  .places = result(std::move(found.places))};
   for (Array<std::uint8_t>& column : found.columns) {
     columns.columns.push_back(bind::result(std::move(column)));
   }
@@ -127,15 +131,20 @@ void register_bucket_columns(nb::module_& m) {
                    "Offsets in removed: (m + 1,) int64.")
       .def_prop_ro("removed", part(&Columns::removed), kShared, "Removed keys: uint64.")
       .def_ro("removed_since", &Columns::removed_since,
-              "The removed keys of all buckets are known since this version.");
+              "The removed keys of all buckets are known since this version.")
+      .def_prop_ro("place_offsets", part(&Columns::place_offsets), kShared,
+                   "Offsets in places: (m + 1,) int64.")
+      .def_prop_ro("places", part(&Columns::places), kShared,
+                   "Opaque bytes: where the rows are that stay on SSD: uint8.");
   m.def(
       "snapshot_columns", &snapshot, "table"_a, "first"_a, "count"_a, "since"_a, "removed_since"_a,
-      "widths"_a,
+      "widths"_a, "stay"_a = false,
       R"(Return buckets first to first + count - 1 as columns. Each bucket is copied at one moment.
 
 since: see Table.snapshot. removed_since: list the keys removed after this version; 0: none. If
 since is 0, those that were forgotten may be missing: see the result's removed_since.
 widths: bytes of each column; their sum is Table.row_bytes.
+stay: all rows that are in memory, and the places of those on SSD; `since` has no meaning.
 Raises BadRequest, ResourceExhausted.)");
   m.def("restore_columns", &restore, "table"_a, nb::kw_only(), "buckets"_a.noconvert(),
         "num_rows"_a.noconvert(), "wanted"_a.noconvert(), "keys"_a.noconvert(),

@@ -1,13 +1,25 @@
 // Devices of rows on SSD, and what a table with such a tier tells of itself.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
-#include "bind.h"
 #include "store/ssd/device.h"
+#include "table.h"
 
 namespace trireme::bind {
 
@@ -24,7 +36,130 @@ std::shared_ptr<ssd::Device> open_device(const std::string& folder, const std::s
               "SsdDevice: expected io to be io_uring or threads, found " + io);
 }
 
+std::optional<std::map<std::string, std::uint64_t>> tier(const Table& table) {
+  if (table.tier() == nullptr) return std::nullopt;
+  const Tier::Use use = table.tier()->use();
+  return {{{"memory_bytes", use.memory_bytes},
+           {"bytes", use.bytes},
+           {"own_bytes", use.own_bytes},
+           {"index_bytes", use.index_bytes},
+           {"rows", use.log.num_rows},
+           {"hits", use.num_hits},
+           {"misses", use.num_misses},
+           {"evicted", use.num_evicted},
+           {"cleaned", use.num_cleaned},
+           {"refused", use.num_refused},
+           {"reads", use.log.reads},
+           {"pages_read", use.log.pages_read},
+           {"pages_written", use.log.pages_written},
+           {"segments", use.log.num_segments},
+           {"ssd_bytes", use.log.bytes},
+           {"rows_written", use.log.num_rows_then}}};
+}
+
+void prepare(Table& table, Keys keys, Pool& pool) {
+  nb::gil_scoped_release release;
+  table.prepare(as_span(keys), pool);
+}
+
+void fetch(Table& table, Keys keys, Pool& pool) {
+  nb::gil_scoped_release release;
+  table.fetch(as_span(keys), pool);
+}
+
+// Keeps the segments of a table until it is released.
+struct SegmentHold {
+  explicit SegmentHold(Table& table) { hold.emplace(table.need_tier("hold_segments").log()); }
+  std::optional<ssd::PageLog::Hold> hold;
+};
+
+using SegmentFields = std::tuple<std::uint32_t, std::size_t, std::string, std::size_t, std::size_t>;
+
+std::vector<SegmentFields> segments(const Table& table) {
+  ssd::PageLog& log = table.need_tier("segments").log();
+  std::vector<SegmentFields> result;
+  nb::gil_scoped_release release;
+  log.flush();
+  for (const ssd::PageLog::SegmentFile& s : log.segments()) {
+    result.emplace_back(s.number, s.device, s.name, s.num_pages, s.num_rows_then);
+  }
+  return result;
+}
+
+void adopt_segment(Table& table, std::uint32_t number, std::size_t device, std::string name,
+                   std::size_t num_pages, std::size_t num_rows_then) {
+  nb::gil_scoped_release release;
+  table.need_tier("adopt_segment")
+      .log()
+      .adopt({.number = number,
+              .device = device,
+              .name = std::move(name),
+              .num_pages = num_pages,
+              .num_rows_then = num_rows_then});
+}
+
+void restore_places(Table& table, std::uint32_t first, Array1<const std::int64_t> offsets,
+                    Array1<const std::uint8_t> places) {
+  const std::span<const std::int64_t> ends = as_span(offsets);
+  const std::span<const std::uint8_t> bytes = as_span(places);
+  nb::gil_scoped_release release;
+  if (ends.empty() || ends[0] < 0 || !std::ranges::is_sorted(ends) ||
+      static_cast<std::size_t>(ends.back()) > bytes.size()) {
+    throw Error(ErrorCode::kBadRequest, "Table.restore_places: expected ascending offsets within " +
+                                            std::to_string(bytes.size()) + " bytes, found others");
+  }
+  for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
+    const auto begin = static_cast<std::size_t>(ends[i]);
+    table.restore_places(first + static_cast<std::uint32_t>(i),
+                         bytes.subspan(begin, static_cast<std::size_t>(ends[i + 1]) - begin));
+  }
+}
+
 }  // namespace
+
+void register_tier(nb::module_& m, nb::class_<Table>& table) {
+  nb::class_<SegmentHold>(m, "SegmentHold", "Keeps the segments of a table until it is released.")
+      .def("release", [](SegmentHold& held) { held.hold.reset(); });
+  table
+      .def_prop_ro("tier", &tier,
+                   "Numbers of the SSD tier; None without one. memory_bytes: the budget. bytes: of "
+                   "memory; own_bytes: beside rows; index_bytes: what finds the rows on SSD. rows: "
+                   "on SSD. hits, misses: keys with a row, in memory or not, when needed. evicted, "
+                   "cleaned: rows written because memory was needed, or segments. refused: rows "
+                   "read that found no room in memory. reads, pages_read, pages_written, segments, "
+                   "ssd_bytes: of the device. rows_written: that the segments had when written.")
+      .def("fetch", &fetch, "keys"_a.noconvert(), "pool"_a,
+           "Bring the rows of keys from SSD into memory, as a lookup does. keys: (N,) uint64.")
+      .def(
+          "prepare", &prepare, "keys"_a.noconvert(), "pool"_a,
+          "Before an update of these keys: bring their rows into memory, with room for as many new "
+          "ones. keys: (K,) uint64. Raises ResourceExhausted: the budget is too small, or the "
+          "devices are full. Unavailable, DeadlineExceeded, Corruption: a device, a page.")
+      .def("set_memory", &Table::set_memory, "num_bytes"_a,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Set the budget of a table with an SSD tier; rows leave memory at once if it is less. "
+           "Raises ResourceExhausted: less than it needs; the budget stays.")
+      .def(
+          "hold_segments", [](Table& held) { return new SegmentHold(held); },
+          nb::rv_policy::take_ownership, nb::keep_alive<0, 1>(),
+          "Keep all segments, also those without rows, until the result is released.")
+      .def("segments", &segments,
+           R"(The segments of a table that holds them, all of whose pages are durable now.
+
+Returns (number, device, name of the file, pages, rows when it was written) for each.
+Raises Unavailable, ResourceExhausted: a device.)")
+      .def("adopt_segment", &adopt_segment, "number"_a, "device"_a, "name"_a, "num_pages"_a,
+           "num_rows_then"_a,
+           R"(Go on with a segment of another table, whose file was linked into this one's folder.
+
+Raises BadRequest: its number or name is taken. Corruption: the file is too small.)")
+      .def("restore_places", &restore_places, "first"_a, "offsets"_a.noconvert(),
+           "places"_a.noconvert(),
+           R"(Go on with rows on SSD whose segments were adopted: BucketColumns' places of buckets
+first, first + 1, ..., which have been restored with the rest of their content.
+
+Raises Corruption: not such places.)");
+}
 
 void register_ssd(nb::module_& m) {
   nb::class_<ssd::Device>(m, "SsdDevice", "A folder where tables keep rows that are used seldom.")

@@ -181,37 +181,6 @@ nb::tuple shrink(Table& table, std::uint32_t bucket, std::uint32_t time, bool da
   return nb::make_tuple(shrunk.num_expired, shrunk.num_evicted);
 }
 
-std::optional<std::map<std::string, std::uint64_t>> tier(const Table& table) {
-  if (table.tier() == nullptr) return std::nullopt;
-  const Tier::Use use = table.tier()->use();
-  return {{{"memory_bytes", use.memory_bytes},
-           {"bytes", use.bytes},
-           {"own_bytes", use.own_bytes},
-           {"index_bytes", use.index_bytes},
-           {"rows", use.log.num_rows},
-           {"hits", use.num_hits},
-           {"misses", use.num_misses},
-           {"evicted", use.num_evicted},
-           {"cleaned", use.num_cleaned},
-           {"refused", use.num_refused},
-           {"reads", use.log.reads},
-           {"pages_read", use.log.pages_read},
-           {"pages_written", use.log.pages_written},
-           {"segments", use.log.num_segments},
-           {"ssd_bytes", use.log.bytes},
-           {"rows_written", use.log.num_rows_then}}};
-}
-
-void prepare(Table& table, Keys keys, Pool& pool) {
-  nb::gil_scoped_release release;
-  table.prepare(as_span(keys), pool);
-}
-
-void fetch(Table& table, Keys keys, Pool& pool) {
-  nb::gil_scoped_release release;
-  table.fetch(as_span(keys), pool);
-}
-
 std::map<std::string, std::uint64_t> counters(const Table& table) {
   const Counters counters = table.counters();
   return {{"admitted", counters.admitted},
@@ -313,24 +282,6 @@ Raises BadRequest, naming the value.)")
                    "Number of rows.")
       .def_prop_ro("bytes", &Table::bytes, nb::call_guard<nb::gil_scoped_release>(),
                    "Bytes of memory taken from the system.")
-      .def_prop_ro("tier", &tier,
-                   "Numbers of the SSD tier; None without one. memory_bytes: the budget. bytes: of "
-                   "memory; own_bytes: beside rows; index_bytes: what finds the rows on SSD. rows: "
-                   "on SSD. hits, misses: keys with a row, in memory or not, when needed. evicted, "
-                   "cleaned: rows written because memory was needed, or segments. refused: rows "
-                   "read that found no room in memory. reads, pages_read, pages_written, segments, "
-                   "ssd_bytes: of the device. rows_written: that the segments had when written.")
-      .def("fetch", &fetch, "keys"_a.noconvert(), "pool"_a,
-           "Bring the rows of keys from SSD into memory, as a lookup does. keys: (N,) uint64.")
-      .def(
-          "prepare", &prepare, "keys"_a.noconvert(), "pool"_a,
-          "Before an update of these keys: bring their rows into memory, with room for as many new "
-          "ones. keys: (K,) uint64. Raises ResourceExhausted: the budget is too small, or the "
-          "devices are full. Unavailable, DeadlineExceeded, Corruption: a device, a page.")
-      .def("set_memory", &Table::set_memory, "num_bytes"_a,
-           nb::call_guard<nb::gil_scoped_release>(),
-           "Set the budget of a table with an SSD tier; rows leave memory at once if it is less. "
-           "Raises ResourceExhausted: less than it needs; the budget stays.")
       .def_prop_ro(
           "simd", [](const Table& t) { return std::string(isa_name(t.isa())); },
           "The instruction set in use.")
@@ -394,6 +345,7 @@ Raises BadRequest if the table is not scored.)")
       .def("contains", &contains, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
            "Write whether each key has a row. keys: (N,) uint64. out: (N,) bool.");
   register_buckets(m, table);
+  register_tier(m, table);
 }
 
 }  // namespace trireme::bind

@@ -80,23 +80,27 @@ void append_lists(BucketColumns& into, const BucketContent& content) {
   into.pending_offsets.push_back(static_cast<std::int64_t>(into.pending.size()));
   append(into.removed, content.removed);
   into.removed_offsets.push_back(static_cast<std::int64_t>(into.removed.size()));
+  into.places.insert(into.places.end(), content.places.begin(), content.places.end());
+  into.place_offsets.push_back(static_cast<std::int64_t>(into.places.size()));
 }
 
 }  // namespace
 
 BucketColumns snapshot_columns(const Table& table, std::uint32_t first, std::uint32_t count,
                                std::uint32_t since, std::uint32_t removed_since,
-                               std::span<const std::size_t> widths) {
+                               std::span<const std::size_t> widths, bool stay) {
   expect("widths that add up to", std::accumulate(widths.begin(), widths.end(), std::size_t{0}),
          table.row_bytes());
   BucketColumns found;
   found.mark_offsets.push_back(0);
   found.pending_offsets.push_back(0);
   found.removed_offsets.push_back(0);
+  found.place_offsets.push_back(0);
   std::vector<BucketContent> contents;
   std::size_t n = 0;
   for (std::uint32_t bucket = first; bucket < first + count; ++bucket) {
-    contents.push_back(table.snapshot(bucket, since, removed_since));
+    contents.push_back(stay ? table.snapshot_in_memory(bucket, removed_since)
+                            : table.snapshot(bucket, since, removed_since));
     append_lists(found, contents.back());
     found.removed_since = std::max(found.removed_since, contents.back().removed_since);
     n += contents.back().keys.size();

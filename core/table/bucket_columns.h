@@ -28,14 +28,16 @@ struct BucketColumns {
   std::vector<std::int64_t> removed_offsets;
   std::vector<std::uint64_t> removed;
   std::uint32_t removed_since = 0;  // the highest of the buckets
+  std::vector<std::int64_t> place_offsets;
+  std::vector<std::uint8_t> places;  // of rows on SSD, if they stay there
 };
 
 // widths: bytes of each column, which add up to table.row_bytes().   since, removed_since: see
-// Table::snapshot.
+// Table::snapshot; with `stay`, Table::snapshot_in_memory, where `since` has no meaning.
 // Errors: kBadRequest, kResourceExhausted.
 BucketColumns snapshot_columns(const Table& table, std::uint32_t first, std::uint32_t count,
                                std::uint32_t since, std::uint32_t removed_since,
-                               std::span<const std::size_t> widths);
+                               std::span<const std::size_t> widths, bool stay = false);
 
 // The rows of some buckets, as columns. Buckets can be skipped.
 struct ColumnsView {

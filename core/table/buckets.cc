@@ -117,6 +117,21 @@ BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since,
   return content;
 }
 
+BucketContent Table::snapshot_in_memory(std::uint32_t bucket, std::uint32_t removed_since) const {
+  check_bucket(bucket);
+  const Tier& tier = need_tier("snapshot_in_memory");
+  BucketContent content;
+  std::shared_lock lock(mutex_of(bucket));
+  fill(content, bucket, 0, removed_since, {});
+  tier.save_places(bucket, content.places);
+  return content;
+}
+
+void Table::restore_places(std::uint32_t bucket, std::span<const std::uint8_t> places) {
+  check_bucket(bucket);
+  raise_version(need_tier("restore_places").restore_places(bucket, places));
+}
+
 // Requires: the stripe's lock.   on_ssd: the bucket's rows there; others than those that changed
 // since may be among them.
 void Table::fill(BucketContent& content, std::uint32_t bucket, std::uint32_t since,

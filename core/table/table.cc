@@ -71,13 +71,16 @@ void Table::raise_version(std::uint32_t version) noexcept {
   }
 }
 
-void Table::set_memory(std::size_t num_bytes) {
+Tier& Table::need_tier(const char* who) const {
   if (tier_ == nullptr) {
-    throw Error(ErrorCode::kBadRequest,
-                "Table.set_memory: expected a table with an SSD tier, found one in memory");
+    throw Error(
+        ErrorCode::kBadRequest,
+        "Table." + std::string(who) + ": expected a table with an SSD tier, found one in memory");
   }
-  tier_->set_memory(num_bytes);
+  return *tier_;
 }
+
+void Table::set_memory(std::size_t num_bytes) { need_tier("set_memory").set_memory(num_bytes); }
 
 Tier::Lock Table::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
   if (tier_ != nullptr) return tier_->lock_rows(stripe, keys);

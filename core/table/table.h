@@ -83,6 +83,7 @@ struct BucketContent {
   Array<std::uint8_t> pending;                                // the bytes of Admission::save()
   Array<std::uint64_t> removed;  // keys removed since, ascending; some may have rows again
   std::uint32_t removed_since = 0;
+  std::vector<std::uint8_t> places;  // of rows on SSD, see Table::snapshot_in_memory
 };
 
 class Table {
@@ -149,6 +150,12 @@ class Table {
   // no error if some of those keys were forgotten: the content has the others, and says since when.
   BucketContent snapshot(std::uint32_t bucket, std::uint32_t since,
                          std::uint32_t removed_since) const;
+  // All rows that are in memory, and the places of those on SSD. Errors: kBadRequest without a
+  // tier.
+  BucketContent snapshot_in_memory(std::uint32_t bucket, std::uint32_t removed_since) const;
+  // Goes on with rows on SSD. Requires: the bucket has been restored with the rest of that content.
+  // Errors: as above; those of Tier::restore_places.
+  void restore_places(std::uint32_t bucket, std::span<const std::uint8_t> places);
   // The lowest version since which the removed keys of every bucket are known.
   std::uint32_t removed_known_since() const;
   // Replaces rows, marks and pending state of a bucket; marks of other streams become 0. Nothing
@@ -203,6 +210,8 @@ class Table {
   void set_memory(std::size_t num_bytes);
   // Null without an SSD tier.
   const Tier* tier() const noexcept { return tier_.get(); }
+  // Errors: kBadRequest without one.
+  Tier& need_tier(const char* who) const;
 
   // Show and click of each key at a moment, 0 if absent.   keys: (N). out: (N, 2). Errors of both:
   // kBadRequest if the table is not scored.

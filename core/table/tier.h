@@ -124,6 +124,15 @@ class Tier {
   void clear(std::uint32_t bucket) noexcept { cold_.clear(bucket); }
   std::size_t num_rows(std::uint32_t bucket) const noexcept { return cold_.num_rows(bucket); }
 
+  // For a snapshot that leaves rows on SSD where they are.
+  ssd::PageLog& log() const noexcept { return log_; }
+  // Where the rows of a bucket on SSD are. Requires: the stripe's lock.
+  void save_places(std::uint32_t bucket, std::vector<std::uint8_t>& bytes) const;
+  // Goes on with such places; the log has adopted their segments. Requires: the bucket has no rows
+  // on SSD. Returns the newest version of the rows. Errors: kCorruption, nothing changed; those of
+  // make_room.
+  std::uint32_t restore_places(std::uint32_t bucket, std::span<const std::uint8_t> bytes);
+
   struct Use {
     ssd::PageLog::Use log;
     std::size_t memory_bytes;                // the budget

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +20,20 @@ from tests.integration.durable_servers import DurableServers
 from tests.integration.saved_rows import saved_rows
 from tests.programs import Template
 from tests.seeds import SEED
-from trireme.errors import BadRequest, ResourceExhausted
+from trireme import _core
+from trireme.coordinator.coordinator import Coordinator
+from trireme.errors import BadRequest, Corruption, ResourceExhausted
 from trireme.job.cluster import Cluster
+from trireme.job.durability import Durability, kept
 from trireme.job.embedded import embedded
+from trireme.job.handlers import handlers_of
+from trireme.protocol.block_messages import map_to_wire
+from trireme.protocol.routing import BucketMap
+from trireme.rpc import Request
+from trireme.server.attendance import Attendance
+from trireme.server.log import snapshot as snapshots
 from trireme.server.row_tier import RowTier, make_row_tier
+from trireme.server.state import ServerState
 
 BATCH, NUM_KEYS, MEMORY = 2048, 60_000, "12MiB"
 
@@ -127,9 +140,190 @@ def test_servers_that_are_killed_lose_nothing_of_what_lay_on_ssd(
 
         with servers.join(0, 1) as cluster:
             train(cluster, roots[1] / "saved", restart)
-        # What the killed one left behind is gone.
-        assert len(list(ssd_dir.iterdir())) == 1
+        # What the killed one left behind is gone, and what older snapshots kept.
+        assert len(list(ssd_dir.glob("trireme-rows-*"))) == 1
+        assert len(list(ssd_dir.glob("trireme-kept-*/*"))) == 1
     assert_same_rows(roots[0] / "saved", roots[1] / "saved")
+
+
+class Kept:
+    """A server without a network with a state folder, and half of its rows on SSD. `counts`: how
+    often each row was pushed.
+    """
+
+    KEYS = np.arange(100_000, dtype=np.uint64)
+
+    def __init__(self, folder: Path, ssd_dirs: list[Path]) -> None:
+        self.folder, self.ssd_dirs = folder, ssd_dirs
+        self.counts = np.zeros(len(self.KEYS))
+        self.number = 0
+        for path in ssd_dirs:
+            path.mkdir(exist_ok=True)
+        self.open()
+
+    def open(self, *, has_tier: bool = True) -> None:
+        self._exit = ExitStack()
+        folders = ",".join(map(str, self.ssd_dirs))
+        tier = make_row_tier("7MiB", folders) if has_tier else None
+        if tier is not None:
+            self._exit.callback(tier.close)
+        self.state = ServerState(_core.Pool(1), tier=tier)
+        coordinator, attendance = Coordinator(), Attendance()
+        durability = Durability(mode="process", folder=self.folder, log_bytes=1 << 40)
+        self.end = self._exit.enter_context(kept(durability, self.state, coordinator, attendance))
+        self._handlers = handlers_of(self.state, coordinator, attendance.handlers(), self.folder)
+
+    def ask(self, method: str, body: dict[str, Any], arrays: list[Any]) -> None:
+        request = Request(1, method, body, arrays, "test", "test", "", time.monotonic() + 10)
+        self._handlers[method](request)
+
+    def begin(self) -> None:
+        head, arrays = map_to_wire(BucketMap.even(("here",)))
+        join = {"servers": ["here"], "worker": 0, "num_workers": 1, "token": "a"}
+        self.ask("coord.join", join, [])
+        self.ask("ps.map", {"map": head, "index": 0, "job": "j", "state": ""}, list(arrays))
+        table = tr.Table(
+            "t", dim=16, optimizer=tr.optim.SGD(lr=1.0), initializer=tr.initializer.Constant(0.0)
+        )
+        self.ask("ps.create_table", {"schema": table.schema.to_wire()}, [])
+
+    def push(self, keys: Any) -> None:
+        rows = self.state.tables["t"].rows
+        self.number += 1
+        grads = np.full((len(keys), 16), -1.0, np.float32)
+        rows.update(keys, grads, [(0, self.number)], _core.RuleValues(lr=1.0), _core.Pool(1))
+        self.counts[keys.astype(np.int64)] += 1
+
+    def snapshot(self) -> None:
+        with self.state.journal.replacing():
+            pass
+
+    def read(self) -> Any:
+        rows = np.empty((len(self.KEYS), 16), np.float32)
+        self.state.tables["t"].rows.lookup(self.KEYS, rows, _core.Pool(1))
+        return rows[:, 0]
+
+    def close(self) -> None:
+        self.state.tables.clear()
+        self._exit.close()
+
+    def kept_files(self) -> list[Path]:
+        files = (path.glob("trireme-kept-*/*/*/*.rows") for path in self.ssd_dirs)
+        return sorted(file for some in files for file in some)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Kept]:
+    server = Kept(tmp_path / "state", [tmp_path / "first", tmp_path / "second"])
+    server.begin()
+    for begin in range(0, len(server.KEYS), 1000):
+        server.push(server.KEYS[begin : begin + 1000])
+    yield server
+    server.close()
+
+
+def test_a_snapshot_leaves_rows_where_they_are_and_a_start_goes_on_with_them(
+    server: Kept, tmp_path: Path
+) -> None:
+    rng, folders = np.random.default_rng(SEED), set()
+    for _ in range(3):
+        server.push(rng.choice(server.KEYS, 20_000, replace=False))
+        server.snapshot()
+        expected = server.counts.copy()
+        files = [file for file in (tmp_path / "state").rglob("*") if file.is_file()]
+        assert sum(file.stat().st_size for file in files) < 100_000 * 80 * 2 / 3
+        for _ in range(30):
+            server.push(rng.choice(server.KEYS, 2000, replace=False))
+        server.close()
+        server.open()  # what was pushed here has no record, so it is as if it had been lost
+        np.testing.assert_array_equal(server.read(), expected)
+        server.counts = expected
+        folders |= {file.parents[3].name for file in server.kept_files()}
+        use = server.state.tables["t"].rows.tier
+        assert use is not None
+        assert use["rows"] > 30_000
+    assert folders == {"first", "second"}
+
+
+def test_what_the_snapshots_of_a_job_kept_goes_with_it(server: Kept) -> None:
+    server.snapshot()
+    assert server.kept_files()
+    server.end()
+    server.close()
+    assert not any(path for folder in server.ssd_dirs for path in folder.iterdir())
+    server.open()
+
+
+def test_a_snapshot_that_fails_keeps_what_the_last_one_has(
+    server: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.snapshot()
+    files = server.kept_files()
+    expected = server.read()
+    server.push(server.KEYS[:1000])
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshots, "publish_folder", full_disk)
+        with pytest.raises(ResourceExhausted):
+            server.snapshot()
+    assert server.kept_files() == files
+    server.close()
+    server.open()
+    np.testing.assert_array_equal(server.read(), expected)
+
+
+def full_disk(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_kept_file_that_is_gone_or_cut_short_is_named(server: Kept) -> None:
+    server.snapshot()
+    server.close()
+    victim = server.kept_files()[0]
+    content = victim.read_bytes()
+    victim.unlink()
+    with pytest.raises(Corruption, match=f"expected rows in {re.escape(str(victim))}"):
+        server.open()
+    victim.write_bytes(content[:4096])
+    with pytest.raises(Corruption, match=victim.name):
+        server.open()
+    victim.write_bytes(content)
+    server.open()
+    np.testing.assert_array_equal(server.read(), server.counts)
+
+
+def test_a_flipped_bit_is_an_error_of_its_rows_alone(server: Kept) -> None:
+    server.snapshot()
+    server.close()
+    victim = server.kept_files()[0]
+    content = bytearray(victim.read_bytes())
+    content[4096 + 2000] ^= 16
+    victim.write_bytes(content)
+    server.open()
+    rows = server.state.tables["t"].rows
+    out, errors = np.empty((1, 16), np.float32), set()
+    for key in server.KEYS[::3]:
+        try:
+            rows.lookup(np.array([key]), out, _core.Pool(1))
+            assert out[0, 0] == server.counts[int(key)]
+        except Corruption as error:
+            errors.add(str(error))
+    assert len(errors) == 1
+    assert re.search(rf"bucket \d+ in .*{victim.name} at offset 4096", errors.pop())
+
+
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_a_state_with_rows_on_ssd_needs_the_folders_of_them(
+    server: Kept, tmp_path: Path, *, has_tier: bool
+) -> None:
+    server.snapshot()
+    server.close()
+    old, server.ssd_dirs = server.ssd_dirs, [tmp_path / "other"]
+    (tmp_path / "other").mkdir()
+    with pytest.raises(BadRequest, match=r"expected --memory and --ssd_dir with .*first, .*second"):
+        server.open(has_tier=has_tier)
+    server.ssd_dirs = [tmp_path / "other", *reversed(old)]  # others may come, in any order
+    server.open()
+    np.testing.assert_array_equal(server.read(), server.counts)
 
 
 def test_a_checkpoint_of_more_rows_than_memory_is_loaded(tmp_path: Path, ssd_dir: Path) -> None:

@@ -8,6 +8,15 @@
 
 namespace trireme::ssd {
 
+namespace {
+
+void expect(bool is_right) {
+  if (!is_right)
+    throw Error(ErrorCode::kCorruption, "expected an index of rows on SSD, found none");
+}
+
+}  // namespace
+
 void ColdIndex::write(std::uint32_t i, std::uint64_t entry) noexcept {
   const std::size_t bit = std::size_t{i} * static_cast<unsigned>(width());
   const std::uint64_t mask = ((std::uint64_t{1} << width()) - 1) << bit % 8;
@@ -73,6 +82,48 @@ void ColdIndex::erase(std::uint64_t hash, PageNumber page) noexcept {
   TRIREME_CHECK(i < starts_[cell + 1]);
   write(i, rest << kPageBits | kErased);
   ++num_erased_;
+}
+
+void ColdIndex::save(ByteWriter& bytes) const {
+  bytes.value(num_entries_);
+  bytes.value(num_erased_);
+  bytes.value(static_cast<std::uint32_t>(rest_bits_));
+  bytes.value(static_cast<std::uint32_t>(entries_.size()));
+  bytes.array(starts_.span());
+  bytes.array(entries_.span());
+}
+
+ColdIndex ColdIndex::load(ByteReader& bytes, std::size_t num_pages) {
+  ColdIndex index;
+  index.num_entries_ = bytes.value<std::uint32_t>();
+  index.num_erased_ = bytes.value<std::uint32_t>();
+  const auto rest_bits = bytes.value<std::uint32_t>();
+  const auto num_bytes = bytes.value<std::uint32_t>();
+  if (index.num_entries_ == 0) {
+    expect(index.num_erased_ == 0 && rest_bits == kHashBits && num_bytes == 0);
+    return index;
+  }
+  expect(rest_bits <= kHashBits);
+  index.rest_bits_ = static_cast<int>(rest_bits);
+  const std::size_t num_cells = std::size_t{1} << (kHashBits - index.rest_bits_);
+  const std::uint64_t num_bits = std::uint64_t{index.num_entries_} * index.width();
+  expect(num_bytes == (num_bits + 7) / 8 + 8);
+  bytes.expect<Start>(num_cells + 1);
+  index.starts_ = Array<Start>(num_cells + 1);
+  bytes.array(index.starts_.span());
+  expect(index.starts_[0] == 0 && index.starts_[num_cells] == index.num_entries_ &&
+         std::ranges::is_sorted(index.starts_.span()));
+  bytes.expect<std::uint8_t>(num_bytes);
+  index.entries_ = Array<std::uint8_t>(num_bytes);
+  bytes.array(index.entries_.span());
+  std::uint32_t num_erased = 0;
+  for (std::uint32_t i = 0; i < index.num_entries_; ++i) {
+    const auto page = static_cast<PageNumber>(index.read(i));
+    num_erased += page == kErased;
+    expect(page == kErased || page < num_pages);
+  }
+  expect(num_erased == index.num_erased_);
+  return index;
 }
 
 }  // namespace trireme::ssd

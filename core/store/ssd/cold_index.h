@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/array.h"
+#include "base/bytes.h"
 #include "store/ssd/page.h"
 
 namespace trireme::ssd {
@@ -48,6 +49,10 @@ class ColdIndex {
   ColdIndex with(std::span<Entry> added, std::span<const Entry> removed = {}) const;
   // Removes one entry. Requires: it is there.
   void erase(std::uint64_t hash, PageNumber page) noexcept;
+
+  void save(ByteWriter& bytes) const;
+  // What save() wrote, of a bucket with so many pages. Errors: kCorruption.
+  static ColdIndex load(ByteReader& bytes, std::size_t num_pages);
 
   std::size_t num_entries() const noexcept { return num_entries_ - num_erased_; }
   std::size_t bytes() const noexcept { return entries_.size() + starts_.size() * sizeof(Start); }

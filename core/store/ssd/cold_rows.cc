@@ -1,6 +1,7 @@
 #include "store/ssd/cold_rows.h"
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <string>
 
@@ -191,6 +192,63 @@ std::size_t ColdRows::bytes(std::uint32_t bucket) const noexcept {
   const Bucket& own = buckets_[bucket];
   return own.index.bytes() + own.pages.capacity() * sizeof(Page) +
          own.left.capacity() * sizeof own.left[0];
+}
+
+void ColdRows::save(std::uint32_t bucket, ByteWriter& bytes) const {
+  const Bucket& own = buckets_[bucket];
+  bytes.value(static_cast<std::uint32_t>(own.pages.size()));
+  bytes.value(static_cast<std::uint32_t>(words_per_page_));
+  for (const Page& page : own.pages) {
+    bytes.value(page.position);
+    bytes.value(page.version);
+    bytes.value(page.num_rows);
+  }
+  bytes.array(std::span(own.left));
+  own.index.save(bytes);
+}
+
+std::uint32_t ColdRows::load(std::uint32_t bucket, ByteReader& bytes) {
+  const auto check = [&](bool is_right) {
+    if (is_right) return;
+    throw Error(ErrorCode::kCorruption, "expected the pages of bucket " + std::to_string(bucket) +
+                                            ", found what no log of pages has");
+  };
+  TRIREME_CHECK(num_rows(bucket) == 0);
+  const auto num_pages = bytes.value<std::uint32_t>();
+  check(num_pages <= ColdIndex::kNumPagesMax && bytes.value<std::uint32_t>() == words_per_page_);
+  Bucket loaded;
+  loaded.pages.resize(num_pages);
+  std::uint32_t newest = 0;
+  std::size_t num_rows = 0;
+  for (Page& page : loaded.pages) {
+    page.position = bytes.value<Position>();
+    page.version = bytes.value<std::uint32_t>();
+    page.num_rows = bytes.value<std::uint16_t>();
+    num_rows += page.num_rows;
+    loaded.num_free += page.num_rows == 0;
+    if (page.num_rows > 0) newest = std::max(newest, page.version);
+  }
+  loaded.left.resize(num_pages * words_per_page_);
+  bytes.array(std::span(loaded.left));
+  for (std::size_t i = 0; i < num_pages; ++i) {
+    int num_left = 0;
+    for (std::size_t word = 0; word < words_per_page_; ++word) {
+      num_left += std::popcount(loaded.left[i * words_per_page_ + word]);
+    }
+    check(num_left == loaded.pages[i].num_rows);
+  }
+  loaded.index = ColdIndex::load(bytes, num_pages);
+  check(loaded.index.num_entries() == num_rows);
+  for (std::size_t i = 0; i < num_pages; ++i) {
+    const Page& page = loaded.pages[i];
+    if (page.num_rows == 0 || log_.remember(page.position, page.num_rows)) continue;
+    for (const Page& other : std::span(loaded.pages).first(i)) {
+      if (other.num_rows > 0) log_.forget(other.position, other.num_rows);
+    }
+    check(false);
+  }
+  buckets_[bucket] = std::move(loaded);
+  return newest;
 }
 
 }  // namespace trireme::ssd

@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/hash.h"
 #include "store/layout.h"
 #include "store/ssd/cold_index.h"
@@ -99,6 +100,12 @@ class ColdRows {
   template <class Visit>
   std::size_t for_rows_of_page(const PageHeader& header, const std::byte* page,
                                const Visit& visit) const;
+
+  // Where the rows of a bucket are, without them.
+  void save(std::uint32_t bucket, ByteWriter& bytes) const;
+  // Goes on with what save() wrote; the log has adopted the segments. Requires: the bucket has no
+  // rows here. Returns the newest version of the rows. Errors: kCorruption, nothing changed.
+  std::uint32_t load(std::uint32_t bucket, ByteReader& bytes);
 
   std::size_t bytes(std::uint32_t bucket) const noexcept;  // of memory, beside kOwnBytes
 

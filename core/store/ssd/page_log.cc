@@ -3,51 +3,20 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <system_error>
 
 #include "base/error.h"
+#include "store/ssd/segment.h"
 
 namespace trireme::ssd {
 
 namespace {
 
 constexpr std::size_t kRunPagesMax = 64;  // neighbours that one transfer reads
-constexpr std::string_view kSuffix = ".rows";
-
-std::string name_of(std::uint64_t generation) {
-  std::array<char, 32> name;
-  std::snprintf(name.data(), name.size(), "%012llx", static_cast<unsigned long long>(generation));
-  return name.data() + std::string(kSuffix);
-}
-
 std::string text_of(int error) { return std::generic_category().message(error); }
 
 }  // namespace
-
-// A segment. Closed when nobody reads it any more.
-struct PageLog::File {
-  File(std::shared_ptr<Device> on, FileId file, std::string called, std::uint64_t made_as)
-      : device(std::move(on)), id(file), name(std::move(called)), generation(made_as) {}
-  ~File() { device->close(id); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  const std::shared_ptr<Device> device;
-  const FileId id;
-  const std::string name;
-  const std::uint64_t generation;
-  // Guarded by the log's mutex.
-  std::uint32_t number = 0;
-  std::size_t device_number = 0;
-  std::size_t num_pages = 0;  // appended
-  std::size_t num_written = 0;
-  std::size_t num_rows = 0;  // left
-  std::size_t num_rows_then = 0;
-  bool is_synced = true;
-  bool is_aside = false;
-};
 
 struct PageLog::Buffer {
   enum class State { kFilling, kFull, kWriting };
@@ -138,7 +107,7 @@ PageLog::PageLog(std::vector<std::shared_ptr<Device>> devices, const PageLogConf
   }
   for (const auto& device : devices_) {
     for (const std::string& name : device->names()) {
-      if (name.ends_with(kSuffix)) device->remove(name);
+      if (name.ends_with(kSegmentSuffix)) device->remove(name);
     }
     writers_.push_back(device->make_queue(config.num_buffers));
   }
@@ -245,7 +214,7 @@ void PageLog::add_segment() {
     empty_.reserve(files_.size() + 1);
     generation = ++generation_;
   }
-  const std::string name = name_of(generation);
+  const std::string name = segment_name(generation);
   const std::uint64_t num_bytes = std::uint64_t{config_.segment_pages} * config_.page_bytes;
   for (std::size_t tried = 1;; ++tried) {
     const std::size_t at = next_device_++ % devices_.size();
@@ -257,6 +226,7 @@ void PageLog::add_segment() {
       if (slot == files_.end()) slot = files_.insert(files_.end(), nullptr);
       file->number = static_cast<std::uint32_t>(slot - files_.begin());
       file->device_number = at;
+      file->capacity = config_.segment_pages;
       open_.push_back(file->number);
       *slot = std::move(file);
       changed_.notify_all();
@@ -361,9 +331,7 @@ bool PageLog::write_some(bool must_wait) {
       });
       File& file = *buffer->file;
       file.num_written += buffer->num_pages;
-      if (file.num_rows == 0 && file.num_written == config_.segment_pages) {
-        empty_.push_back(std::move(files_[file.number]));
-      }
+      if (is_empty(file)) empty_.push_back(std::move(files_[file.number]));
       free_buffers_.push_back(buffer->data);
       buffers_.erase(buffer);
       changed_.notify_all();
@@ -381,9 +349,12 @@ void PageLog::forget(Position position, std::size_t num_rows) noexcept {
   std::shared_ptr<File>& file = files_[position / config_.segment_pages];
   TRIREME_CHECK(file != nullptr && file->num_rows >= num_rows);
   file->num_rows -= num_rows;
-  if (file->num_rows == 0 && file->num_written == config_.segment_pages) {
-    empty_.push_back(std::move(file));
-  }
+  if (is_empty(*file)) empty_.push_back(std::move(file));
+}
+
+// Whether a segment is to be removed. Requires: mutex_.
+bool PageLog::is_empty(const File& file) const noexcept {
+  return file.num_rows == 0 && file.num_written == file.capacity && num_holds_ == 0;
 }
 
 void PageLog::remove_empty() {
@@ -511,13 +482,13 @@ std::optional<PageLog::Segment> PageLog::emptiest() const {
     return a.num_rows * b.num_rows_then < b.num_rows * a.num_rows_then;
   };
   for (const std::shared_ptr<File>& file : files_) {
-    if (file == nullptr || file->num_written < config_.segment_pages) continue;
-    if (file->is_aside) continue;
+    if (file == nullptr || file->num_written < file->capacity) continue;
+    if (file->is_aside || file->num_rows == 0) continue;
     if (best == nullptr || is_emptier(*file, *best)) best = file.get();
   }
   if (best == nullptr) return {};
   return Segment{.first = static_cast<Position>(best->number * config_.segment_pages),
-                 .num_pages = config_.segment_pages,
+                 .num_pages = best->capacity,
                  .num_rows = best->num_rows,
                  .num_rows_then = best->num_rows_then};
 }

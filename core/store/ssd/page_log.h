@@ -120,6 +120,34 @@ class PageLog {
   // Writes and syncs all that was appended.
   void flush();
 
+  // As long as one holds the log, no segment is removed and no number used again.
+  class Hold {
+   public:
+    explicit Hold(PageLog& log) noexcept;
+    ~Hold();
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    PageLog& log_;
+  };
+  // A segment as another log can go on with it, from a file of the same content.
+  struct SegmentFile {
+    std::uint32_t number;
+    std::size_t device;
+    std::string name;
+    std::size_t num_pages;
+    std::size_t num_rows_then;
+  };
+  // Requires: the log is held; flush(), for pages that were appended before it.
+  std::vector<SegmentFile> segments() const;
+  // Goes on with a segment, whose file is on its device. No row of it counts until remember().
+  // Errors: kBadRequest: its number or name is taken, or the device unknown; kCorruption: the file
+  // is too small; those of the device.
+  void adopt(const SegmentFile& segment);
+  // Rows of a page of an adopted segment are left. False: there is no such page.
+  bool remember(Position position, std::size_t num_rows) noexcept;
+
   struct Use {
     std::size_t num_segments = 0;
     std::uint64_t bytes = 0;                                     // of the files
@@ -144,6 +172,7 @@ class PageLog {
   void begin_buffer() noexcept;
   void add_segment();
   bool write_some(bool must_wait);
+  bool is_empty(const File& file) const noexcept;
   void remove_empty();
   std::string place_of(Position position) const;
 
@@ -160,6 +189,7 @@ class PageLog {
   std::uint64_t num_begun_ = 0;               // buffers
   std::vector<std::shared_ptr<File>> empty_;  // to be removed
   std::size_t num_reserved_ = 0;
+  std::size_t num_holds_ = 0;
   std::uint64_t generation_ = 0;
   std::vector<std::unique_ptr<Reader>> readers_;  // that no thread uses
   Use counts_;

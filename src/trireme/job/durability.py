@@ -14,6 +14,7 @@ from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest, Corruption, TriremeError
 from trireme.server.attendance import Attendance
 from trireme.server.log.durable_journal import DurableJournal
+from trireme.server.log.kept_segments import sweep_segments
 from trireme.server.log.log import Log
 from trireme.server.log.recovery import RecordName, Recovery
 from trireme.server.log.state_folder import COORDINATOR, StateFolder
@@ -117,6 +118,7 @@ def kept(
             journal.close()
         if is_over.is_set():
             folder.empty()
+            sweep_segments(server.tier, server.state_id, ())
     finally:
         folder.close()
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import uuid
 import weakref
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -45,7 +46,11 @@ class RowTier:
     def __init__(self, memory_bytes: int, folders: Sequence[Path]) -> None:
         self.memory_bytes = memory_bytes
         self._buffer_bytes = min(max(memory_bytes >> 10, _BUFFER_BYTES_MIN), _BUFFER_BYTES_MAX)
+        self.roots = [folder.resolve() for folder in folders]
         self._tables: list[weakref.ref[_core.Table]] = []
+        self._folders_of: weakref.WeakKeyDictionary[_core.Table, list[Path]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._numbers = itertools.count(1)
         self._num_pushes = itertools.count(1)
         self._lock = Lock()
@@ -75,21 +80,24 @@ class RowTier:
             parts, own = self._parts(new=1), _TABLE_BYTES + _BUFFERS * self._buffer_bytes
             self._set_parts(parts[:-1])
             number = next(self._numbers)
-            devices = []
-            for folder in self._folders:
-                path = folder / f"table-{number}"
+            paths = [folder / f"table-{number}" for folder in self._folders]
+            for path in paths:
                 with writing(f"--ssd_dir: cannot use {path}"):
                     path.mkdir()
-                devices.append(_core.SsdDevice(str(path), self.io))
             rows = make_core_table(
                 schema,
-                ssd=devices,
+                ssd=[_core.SsdDevice(str(path), self.io) for path in paths],
                 memory_bytes=max(parts[-1], own),
-                number=number,
+                number=zlib.crc32(schema.name.encode()),
                 buffer_bytes=self._buffer_bytes,
             )
             self._tables.append(weakref.ref(rows))
+            self._folders_of[rows] = paths
             return rows
+
+    def folders_of(self, rows: _core.Table) -> list[Path]:
+        """Where a table's segments are, a folder in each of `roots`."""
+        return self._folders_of[rows]
 
     def note_push(self) -> None:
         """Divide the memory anew now and then, as rows come."""

@@ -44,6 +44,8 @@ BUCKET_LINES = pa.schema(
         _required("removed", REMOVED),
     ]
 )
+PLACES = pa.schema([_required("bucket", pa.uint16()), _required("places", pa.large_binary())])
+"""Of a snapshot that leaves rows on SSD: where those of each bucket are, in bytes of the core."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,23 @@ def read_checked_rows(
                 f"{storage.name}/{files.rows.path}: expected keys in the order of their buckets"
             )
         yield buckets, batch
+
+
+def read_places(
+    storage: Storage, path: str
+) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint8]]]:
+    """The places of consecutive buckets, some at a time: the number of the first, m + 1 offsets,
+    and the bytes. Raises Corruption: not such a file.
+    """
+    with _reader(storage, path, PLACES) as batches:
+        for batch in batches:
+            batch.validate(full=True)
+            _, offsets, content = batch["places"].buffers()
+            yield (
+                int(batch["bucket"][0].as_py()),
+                np.frombuffer(offsets, np.int64)[: batch.num_rows + 1],
+                np.frombuffer(content or b"", np.uint8),
+            )
 
 
 @contextmanager

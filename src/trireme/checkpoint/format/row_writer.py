@@ -1,7 +1,7 @@
 """Writing the row files of a table, as row_files.py describes them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trireme import _core
-from trireme.checkpoint.format.row_files import BUCKET_LINES, MARKS, REMOVED, RowColumns
+from trireme.checkpoint.format.row_files import (
+    BUCKET_LINES,
+    MARKS,
+    PLACES,
+    REMOVED,
+    RowColumns,
+)
 from trireme.protocol.wire import Array
 from trireme.storage.checked_file import written
 from trireme.storage.storage import Storage
@@ -27,7 +33,8 @@ ChooseRows = Callable[[Array], npt.NDArray[np.bool_]]
 @dataclass(frozen=True)
 class RowWriter:
     """Writes buckets of a table, each with the content of one moment. `since`, `removed_since`: as
-    in snapshot_columns. `choose`: which rows to write; None: all.
+    in snapshot_columns. `choose`: which rows to write; None: all. `stays`: rows on SSD stay there,
+    and their places are written to a third file, `stem`.places.arrow.
     """
 
     rows: _core.Table
@@ -35,6 +42,7 @@ class RowWriter:
     since: int
     removed_since: int
     choose: ChooseRows | None
+    stays: bool = False
 
     def write(
         self,
@@ -56,22 +64,33 @@ class RowWriter:
             written(storage, f"{stem}.buckets.arrow") as (buckets_file, buckets_entry),
             _arrow_file(rows_file, self.columns.schema) as rows,
             _arrow_file(buckets_file, BUCKET_LINES) as buckets,
+            ExitStack() as more,
         ):
+            places = None
+            if self.stays:
+                places_file, places_entry = more.enter_context(
+                    written(storage, f"{stem}.places.arrow")
+                )
+                places = more.enter_context(_arrow_file(places_file, PLACES))
             while first <= high:
                 count = min(buckets_per_batch, high + 1 - first)
                 snapshot = _core.snapshot_columns(
-                    self.rows, first, count, self.since, self.removed_since, self.columns.widths
+                    *(self.rows, first, count, self.since, self.removed_since),
+                    *(self.columns.widths, self.stays),
                 )
                 batch, counts = self._row_batch(snapshot)
                 if batch.num_rows:
                     rows.write_batch(batch)
                 buckets.write_batch(_bucket_batch(snapshot, first, counts))
+                if places is not None:
+                    places.write_batch(_place_batch(snapshot, first, count))
                 num_rows += batch.num_rows
                 num_removed += len(snapshot.removed)
                 removed_since = max(removed_since, snapshot.removed_since)
                 note(count)
                 first += count
                 arrays: list[Array] = [snapshot.pending, snapshot.removed, *snapshot.columns]
+                arrays.append(snapshot.places)
                 if sum(array.nbytes for array in arrays) < BATCH_BYTES // 2:
                     buckets_per_batch = min(2 * buckets_per_batch, BUCKETS_PER_BATCH_MAX)
                 del snapshot, batch, arrays  # before the next is made
@@ -83,6 +102,8 @@ class RowWriter:
             "rows": dict(rows_entry),
             "buckets": dict(buckets_entry),
         }
+        if self.stays:
+            files["places"] = dict(places_entry)
         return files, removed_since
 
     def _row_batch(self, snapshot: _core.BucketColumns) -> tuple[pa.RecordBatch, Array]:
@@ -134,4 +155,15 @@ def _bucket_batch(snapshot: _core.BucketColumns, first: int, counts: Array) -> p
             ),
         ],
         schema=BUCKET_LINES,
+    )
+
+
+def _place_batch(snapshot: _core.BucketColumns, first: int, num_buckets: int) -> pa.RecordBatch:
+    buffers = [None, pa.py_buffer(snapshot.place_offsets), pa.py_buffer(snapshot.places)]
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(np.arange(first, first + num_buckets, dtype=np.uint16)),
+            pa.LargeBinaryArray.from_buffers(pa.large_binary(), num_buckets, buffers),
+        ],
+        schema=PLACES,
     )

@@ -36,6 +36,7 @@ class SavePlan:
     """What to save. version: of this save. since: rows changed after this version; 0: all.
     removed_since: keys removed after this version, 0 for none.
     prefix: the beginning of the paths of files.
+    stays: of tables with rows on SSD, write where those are instead.
     """
 
     version: int
@@ -43,6 +44,7 @@ class SavePlan:
     removed_since: int
     prefix: str
     rows: RowsToSave
+    stays: bool = False
 
 
 def save_shard(
@@ -109,8 +111,13 @@ class _TableSave:
         rows, plan = self.table.rows, self.plan
         columns = RowColumns.of_schema(self.table.schema, rows)
         choose = plan.rows.of(self.table)
-        writer = RowWriter(rows, columns, plan.since, plan.removed_since, choose)
-        per_bucket = max(rows.rows * rows.row_bytes // max(len(owned), 1), 1)
+        use = rows.tier
+        stays = plan.stays and use is not None
+        writer = RowWriter(rows, columns, plan.since, plan.removed_since, choose, stays)
+        num_bytes = rows.rows * rows.row_bytes
+        if stays and use is not None:
+            num_bytes += use["index_bytes"] - use["rows"] * rows.row_bytes
+        per_bucket = max(num_bytes // max(len(owned), 1), 1)
         per_batch = int(np.clip(BATCH_BYTES // per_bucket, 1, BUCKETS_PER_BATCH_MAX))
 
         def write(low: int, high: int) -> None:

@@ -187,8 +187,7 @@ class DurableJournal(Journal):
         self._progress = OperationProgress()  # a failure stops it, and no other
         if self._is_closing:
             self._progress.stop()
-        size = write_snapshot(self._server, self._folder.snapshot(number), self._progress)
-        self._folder.sweep(number)
+        size = write_snapshot(self._server, self._folder, number, self._progress)
         self._begun = (start, begun)
         self._next_at = start + max(self._log_bytes, size)
         logger.info("log: snapshot %d of %d MiB is written", number, size >> 20)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trireme.errors import Corruption, TriremeError, writing
 from trireme.server.attendance import Attendance
+from trireme.server.log.kept_segments import sweep_segments
 from trireme.server.log.replay import STATE, STATE_END, install_state, leave_out, replay
 from trireme.server.log.segment import Record, SegmentReader, file_name
 from trireme.server.log.snapshot import read_snapshot
@@ -78,6 +79,9 @@ class Recovery:
             begins = self._folder.snapshot(number) if number == snapshot else None
             self._replay(segments[number], begins, is_last=number == numbers[-1])
             self.next_number = number + 1
+        if self.state is not None:
+            kept = {self._folder.snapshot(snapshot).name} if snapshot is not None else set()
+            sweep_segments(self._server.tier, self._server.state_id, kept)
         if self._server.prepared is not None and not self._server.prepared.is_whole:
             self._server.prepared = None  # killed, or its disk full, while it was recorded
         for path, at in sorted({*self._skips} - self.skipped):

@@ -6,22 +6,26 @@ segment, and as much of what follows as its marks say.
 
 import logging
 import shutil
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.json_object import JsonObject
-from trireme.checkpoint.format.manifest import BlockFile, RowFiles
-from trireme.checkpoint.format.row_files import BucketLines, RowColumns, read_rows
+from trireme.checkpoint.format.manifest import BlockFile, FileEntry, RowFiles
+from trireme.checkpoint.format.row_files import BucketLines, RowColumns, read_places, read_rows
 from trireme.checkpoint.server_side.block_assembly import BlockAssembly
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.checkpoint.server_side.save import SavePlan, write_shard
 from trireme.errors import writing
 from trireme.protocol.wire import Array
+from trireme.server.log.kept_segments import adopt_segments, keep_segments, sweep_segments
+from trireme.server.log.state_folder import StateFolder
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.storage.atomic_folder import publish_folder
@@ -35,19 +39,26 @@ CONTENTS = "contents"
 _NUMBER_MAX = (1 << 32) - 1
 # All rows, and the removed keys as far back as they are known, for deltas after recovery. The first
 # delta is since version 1.
-_ALL = SavePlan(version=0, since=0, removed_since=1, prefix="", rows=RowsToSave("full", 0, {}))
+_ALL = SavePlan(
+    version=0, since=0, removed_since=1, prefix="", rows=RowsToSave("full", 0, {}), stays=True
+)
 
 
-def write_snapshot(server: ServerState, path: Path, progress: OperationProgress) -> int:
-    """Write a snapshot while training continues, and rename it into place; returns its bytes.
+def write_snapshot(
+    server: ServerState, folder: StateFolder, number: int, progress: OperationProgress
+) -> int:
+    """Write the snapshot of segment `number` while training continues, and rename it into place;
+    returns its bytes. Rows on SSD stay where they are. Older snapshots and segments are removed.
     Raises ResourceExhausted: the disk is full, or the log has failed; no snapshot was made.
     """
-    temporary = path.with_name(f".{path.name}")
+    path = folder.snapshot(number)
+    kept = {old.name for old in folder.snapshots().values()}
     with writing(f"log: cannot write {path}"):
+        temporary = path.with_name(f".{path.name}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
-            body = write_shard(server, LocalStorage(temporary), _ALL, progress)
+            body = _write_rows(server, temporary, path.name, progress)
             # Read after the rows: keys removed meanwhile count as of this version.
             body["version"] = server.tables.version
             Document(temporary / CONTENTS, is_synced=True).write(body)
@@ -55,29 +66,81 @@ def write_snapshot(server: ServerState, path: Path, progress: OperationProgress)
             publish_folder(temporary, path, syncs_files=False)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
+            sweep_segments(server.tier, server.state_id, kept)
             raise
+    folder.sweep(number)
+    sweep_segments(server.tier, server.state_id, {path.name})
     return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+
+
+def _write_rows(
+    server: ServerState, folder: Path, snapshot: str, progress: OperationProgress
+) -> dict[str, Any]:
+    """Write rows and blocks; returns the contents."""
+    # A table made from now on is all in the log.
+    tiered = {name: t.rows for name, t in server.tables.items() if t.rows.tier is not None}
+    with ExitStack() as holds:
+        for rows in tiered.values():
+            holds.callback(rows.hold_segments().release)
+        body = write_shard(server, LocalStorage(folder), _ALL, progress)
+        if server.tier is not None:
+            kept = keep_segments(server.tier, server.state_id, snapshot, tiered)
+            for name, segments in kept.items():
+                body["tables"][name]["segments"] = segments
+    return body
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a table in a snapshot. places: the file that says where rows on SSD are."""
+
+    table: ServedTable
+    files: RowFiles
+    places: FileEntry | None
+    removed_since: int
+
+    @property
+    def entries(self) -> list[FileEntry]:
+        entries = [self.files.rows, self.files.buckets]
+        return entries if self.places is None else [*entries, self.places]
 
 
 def read_snapshot(server: ServerState, path: Path) -> int:
     """Read rows and blocks of a snapshot into a server that has its tables and blocks already;
-    returns the bytes read. Raises Corruption: a file is missing or damaged; names it.
+    returns the bytes read. Raises Corruption: a file is missing or damaged; names it. BadRequest:
+    rows lie on SSD, in folders that the server does not use.
     """
     storage = LocalStorage(path)
     fields = JsonObject(Document(path / CONTENTS, is_synced=True).read(), str(path / CONTENTS))
     version = fields.whole("version", 0, _NUMBER_MAX)
-    row_files: list[tuple[ServedTable, RowFiles, int]] = []
-    for name, table_fields in fields.object("tables").items():
-        # A table made since the snapshot began is all in the log.
-        if (table := server.tables.get(name)) is not None:
-            since = table_fields.whole("removed_since", 0, _NUMBER_MAX)
-            row_files += [(table, RowFiles.read(f), since) for f in table_fields.objects("pieces")]
+    # A table made since the snapshot began is all in the log.
+    tables = [
+        (server.tables[name], table)
+        for name, table in fields.object("tables").items()
+        if name in server.tables
+    ]
+    pieces = [
+        _Piece(
+            table,
+            RowFiles.read(piece),
+            FileEntry.read(piece.object("places")) if "places" in piece.values else None,
+            table_fields.whole("removed_since", 0, _NUMBER_MAX),
+        )
+        for table, table_fields in tables
+        for piece in table_fields.objects("pieces")
+    ]
     block_files = [BlockFile.read(file) for file in fields.objects("blocks")]
-    entries = [entry for _, files, _ in row_files for entry in (files.rows, files.buckets)]
+    entries = [entry for piece in pieces for entry in piece.entries]
     entries += [file.file for file in block_files]
     progress = OperationProgress()
     in_parallel([partial(check_file, storage, *entry) for entry in entries], progress)
-    in_parallel([partial(_read_rows, storage, version, *files) for files in row_files], progress)
+    with ExitStack() as holds:
+        for table, table_fields in tables:
+            if "segments" in table_fields.values:
+                adopt_segments(server.tier, table.rows, table_fields.object("segments"))
+                # Those without rows so far stay until all rows are known.
+                holds.callback(table.rows.hold_segments().release)
+        in_parallel([partial(_read_piece, storage, version, piece) for piece in pieces], progress)
     saved = (block.spec for file in block_files for block in file.blocks)
     assembly = BlockAssembly(server.blocks.specs(), saved, str(path))
     for file in block_files:
@@ -87,20 +150,23 @@ def read_snapshot(server: ServerState, path: Path) -> int:
     return sum(entry.num_bytes for entry in entries)
 
 
-def _read_rows(
-    storage: LocalStorage, version: int, table: ServedTable, files: RowFiles, removed_since: int
-) -> None:
-    columns = RowColumns.of_schema(table.schema, table.rows)
-    for lines, batch in read_rows(storage, files, columns.schema):
+def _read_piece(storage: LocalStorage, version: int, piece: _Piece) -> None:
+    rows = piece.table.rows
+    columns = RowColumns.of_schema(piece.table.schema, rows)
+    for lines, batch in read_rows(storage, piece.files, columns.schema):
         columns.restore(
-            table.rows,
+            rows,
             _without(lines, batch["key"].to_numpy()),
             batch,
             wanted=np.ones(len(lines.buckets), bool),
             removed_at=version,
-            removed_since=removed_since,
+            removed_since=piece.removed_since,
             apply=False,
         )
+    if piece.places is None:
+        return
+    for first, offsets, places in read_places(storage, piece.places.path):
+        rows.restore_places(first, offsets, places)
 
 
 def _without(lines: BucketLines, keys: Array) -> BucketLines:

@@ -1,0 +1,50 @@
+// A file of a page log; see page_log.h.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "store/ssd/device.h"
+#include "store/ssd/page_log.h"
+
+namespace trireme::ssd {
+
+inline constexpr std::string_view kSegmentSuffix = ".rows";
+
+inline std::string segment_name(std::uint64_t generation) {
+  std::array<char, 32> name;
+  std::snprintf(name.data(), name.size(), "%012llx", static_cast<unsigned long long>(generation));
+  return name.data() + std::string(kSegmentSuffix);
+}
+
+// A segment. Closed when nobody reads it any more.
+struct PageLog::File {
+  File(std::shared_ptr<Device> on, FileId file, std::string called, std::uint64_t made_as)
+      : device(std::move(on)), id(file), name(std::move(called)), generation(made_as) {}
+  ~File() { device->close(id); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  const std::shared_ptr<Device> device;
+  const FileId id;
+  const std::string name;
+  const std::uint64_t generation;
+  // Guarded by the log's mutex.
+  std::uint32_t number = 0;
+  std::size_t device_number = 0;
+  std::size_t capacity = 0;   // in pages
+  std::size_t num_pages = 0;  // appended
+  std::size_t num_written = 0;
+  std::size_t num_rows = 0;  // left
+  std::size_t num_rows_then = 0;
+  bool is_synced = true;
+  bool is_aside = false;
+};
+
+}  // namespace trireme::ssd
