@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from trireme.byte_size import parse_bytes
 from trireme.errors import BadRequest, check_values
 from trireme.initializer import Initializer, Uniform
 from trireme.optim import SGD, Adagrad, Rule
@@ -35,6 +36,15 @@ class RowClassId(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TableTier:
+    """That rows of a table may lie on SSD. memory_bytes: what the table takes of a server's memory;
+    None: a part of the server's --memory.
+    """
+
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class TableSchema:
     """What may never change in the life of a table. Schemas are compared by value.
 
@@ -47,6 +57,7 @@ class TableSchema:
         absent: the result of a lookup of a key without a row: its "initial" weights, or "zeros".
         policy: how long rows live, `Policy.fixed()`.
         admission: which keys get a row, `Admission.fixed()`; None: all.
+        tier: not compared, nor in checkpoints: where rows may lie. None: as the servers say.
     """
 
     name: str
@@ -58,6 +69,7 @@ class TableSchema:
     absent: str = "initial"
     policy: Mapping[str, Any] = field(default_factory=lambda: Policy().fixed())
     admission: Mapping[str, Any] | None = None
+    tier: TableTier | None = field(default=None, compare=False)
 
     @property
     def dim(self) -> int:
@@ -121,6 +133,11 @@ class TableSchema:
             "admission": None if self.admission is None else dict(self.admission),
         }
 
+    def declaration(self) -> dict[str, Any]:
+        """`to_wire`, and where rows may lie."""
+        tier = {} if self.tier is None else {"tier": {"memory_bytes": self.tier.memory_bytes}}
+        return {**self.to_wire(), **tier}
+
     @staticmethod
     def from_wire(body: Mapping[str, Any]) -> TableSchema:
         """Raises BadRequest if a field is missing or has the wrong type."""
@@ -138,6 +155,7 @@ class TableSchema:
                 absent=str(body.get("absent", "initial")),
                 policy=dict(body.get("policy", Policy().fixed())),
                 admission=None if (admission := body.get("admission")) is None else dict(admission),
+                tier=None if (tier := body.get("tier")) is None else TableTier(**tier),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadRequest(f"TableSchema: expected a complete schema, found {body!r}") from error
@@ -209,6 +227,10 @@ class Table:
         absent: what a key without a row looks like: its "initial" weights, or "zeros".
         admit: which keys get a row, one of `trireme.policy`; None: every key that is pushed.
         policy: how long rows live and what they remember, one of `trireme.policy`.
+        ssd: rows that are used seldom may lie on SSD, in the servers' --ssd_dir (docs/tiers.md),
+            which they must have. Otherwise the servers decide.
+        memory: with `ssd`, what the table may take of each server's memory, as "2GiB" or in bytes;
+            None: a part of the servers' --memory.
 
     Raises:
         BadRequest: a value is out of range.
@@ -228,6 +250,8 @@ class Table:
         absent: str = "initial",
         admit: Admission | None = None,
         policy: Policy | None = None,
+        ssd: bool = False,
+        memory: str | int | None = None,
     ) -> None:
         self.optimizer = Adagrad() if optimizer is None else optimizer
         if not isinstance(self.optimizer, Rule):
@@ -255,6 +279,7 @@ class Table:
             absent=absent,
             policy=self.policy.fixed(),
             admission=None if admit is None else admit.fixed(),
+            tier=_checked_tier(name, ssd, memory),
         )
         _check_schema(self.schema)
         self.row_class = 0
@@ -312,6 +337,19 @@ class Table:
     def __repr__(self) -> str:
         dim = f"dims={dict(self._dim_of)}" if self._dim_of else f"dim={self.dim}"
         return f"Table({self.name!r}, {dim}, optimizer={self.optimizer})"
+
+
+def _checked_tier(name: str, ssd: object, memory: str | int | None) -> TableTier | None:
+    if type(ssd) is not bool or (memory is not None and not ssd):
+        raise BadRequest(
+            f"Table {name!r}: expected memory= only with ssd=True, found memory={memory!r},"
+            f" ssd={ssd!r}"
+        )
+    if not ssd:
+        return None
+    if memory is None:
+        return TableTier()
+    return TableTier(parse_bytes(f"Table {name!r}: memory", str(memory)))
 
 
 def _checked_dims(

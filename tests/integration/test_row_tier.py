@@ -245,6 +245,18 @@ def test_a_snapshot_leaves_rows_where_they_are_and_a_start_goes_on_with_them(
     assert folders == {"first", "second"}
 
 
+def test_what_a_table_says_about_its_memory_survives_a_start(server: Kept) -> None:
+    own = tr.Table("own", dim=4, ssd=True, memory="4500000")
+    server.ask("ps.create_table", {"schema": own.schema.declaration()}, [])
+    for _ in range(2):  # from the log, and from the state that goes with a snapshot
+        server.close()
+        server.open()
+        use = server.state.tables["own"].rows.tier
+        assert use is not None
+        assert use["memory_bytes"] == 4_500_000
+        server.snapshot()
+
+
 def test_what_the_snapshots_of_a_job_kept_goes_with_it(server: Kept) -> None:
     server.snapshot()
     assert server.kept_files()
@@ -344,11 +356,57 @@ def test_a_checkpoint_of_more_rows_than_memory_is_loaded(tmp_path: Path, ssd_dir
     assert_same_rows(tmp_path / "saved", tmp_path / "again")
 
 
+def memory_of(cluster: Cluster, name: str) -> int | None:
+    assert cluster.server is not None
+    use = cluster.server.tables[name].rows.tier
+    return None if use is None else use["memory_bytes"]
+
+
+def test_a_table_says_itself_that_its_rows_lie_on_ssd(ssd_dir: Path) -> None:
+    tables = [
+        tr.Table("own", dim=4, ssd=True, memory="6MiB"),
+        tr.Table("shared", dim=4, ssd=True),
+        tr.Table("plain", dim=4),
+    ]
+    with embedded(tier=make_row_tier(None, str(ssd_dir))) as cluster:
+        cluster.client.create_table(tables[0].schema)
+        cluster.client.create_table(tables[2].schema)
+        assert [memory_of(cluster, name) for name in ("own", "plain")] == [6 << 20, None]
+        with pytest.raises(BadRequest, match=r"'shared': ssd=True: expected memory= or .*--memory"):
+            cluster.client.create_table(tables[1].schema)
+    with embedded(tier=make_row_tier("20MiB", str(ssd_dir))) as cluster:
+        for table in tables:
+            cluster.client.create_table(table.schema)
+        parts = [memory_of(cluster, table.name) for table in tables]
+        assert parts[0] == 6 << 20
+        assert sum(part or 0 for part in parts) <= 20 << 20
+        greedy = tr.Table("greedy", dim=4, ssd=True, memory="13MiB")
+        with pytest.raises(ResourceExhausted, match=r"--memory leaves 1048576 bytes, and 2 tables"):
+            cluster.client.create_table(greedy.schema)
+    with embedded() as cluster, pytest.raises(BadRequest, match=r"expected a server with a folder"):
+        cluster.client.create_table(tables[0].schema)
+
+
+def test_a_later_declaration_says_how_much_memory(ssd_dir: Path) -> None:
+    tables = [tr.Table("t", dim=4, ssd=True, memory=memory) for memory in ("6MiB", "9MiB")]
+    other = tr.Table("other", dim=4)
+    with embedded(tier=make_row_tier(None, str(ssd_dir))) as cluster:
+        cluster.client.create_table(other.schema)
+        cluster.client.create_table(tables[0].schema)
+        assert cluster.server is not None
+        for table, size in zip((*tables, tr.Table("t", dim=4)), (6, 9, 9), strict=True):
+            cluster.server.create_table(table.schema)
+            assert memory_of(cluster, "t") == size << 20
+        late = tr.Table("other", dim=4, ssd=True, memory="6MiB")
+        with pytest.raises(BadRequest, match=r"'other': ssd=True: expected a new table, found one"):
+            cluster.server.create_table(late.schema)
+
+
 def test_memory_that_the_tables_alone_exceed_is_refused(ssd_dir: Path) -> None:
     tier = make_row_tier("1MiB", str(ssd_dir))
     with (
         embedded(tier=tier) as cluster,
-        pytest.raises(ResourceExhausted, match=r"--memory is 1048576 bytes, and 1 tables take"),
+        pytest.raises(ResourceExhausted, match=r"--memory leaves 1048576 bytes, and 1 tables take"),
     ):
         cluster.client.create_table(tr.Table("ids", dim=4).schema)
 
@@ -356,8 +414,7 @@ def test_memory_that_the_tables_alone_exceed_is_refused(ssd_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("memory", "folder", "message"),
     [
-        ("1GiB", None, "expected --memory and --ssd_dir together"),
-        (None, "/", "expected --memory and --ssd_dir together"),
+        ("1GiB", None, "expected --ssd_dir with --memory"),
         ("much", "/", "--memory: expected a number of bytes such as 2GiB, found 'much'"),
         ("1GiB", "/no/such", "--ssd_dir: expected a folder, found '/no/such'"),
     ],

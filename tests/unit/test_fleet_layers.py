@@ -162,7 +162,6 @@ def test_a_slot_is_what_rows_remember(home: Cluster) -> None:
         ({"is_test": True}, r"is_test=False; call model.eval\(\)"),
         ({"entry": "none"}, r"expected entry of trireme\.fleet, found str"),
         ({"entry": SHOWN, "policy": Policy()}, "expected a ScorePolicy .* beside ShowClickEntry"),
-        ({"table_class": "SSDSparseTable"}, "'SSDSparseTable': .* in memory only"),
         ({"table_class": "MemorySparseGeoTable"}, "mode geo is the strategy's"),
         ({"table_class": "Mine"}, "'Mine': known are MemorySparseTable"),
         ({"dtype": "float64"}, "dtype 'float32', found 'float64'"),
@@ -176,6 +175,12 @@ def test_settings_without_a_meaning_are_refused_by_name(
 ) -> None:
     with pytest.raises(BadRequest, match=rf"fleet\.sparse_embedding: .*{message}"):
         make("a", **options)
+
+
+def test_rows_of_an_ssd_sparse_table_may_lie_on_ssd() -> None:
+    table = make("a", param_attr="cold", table_class="SSDSparseTable").table
+    assert table.schema.tier is not None
+    assert make("b", param_attr="other").table.schema.tier is None
 
 
 # ---- adam_d2sum ----

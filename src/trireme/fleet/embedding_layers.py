@@ -25,7 +25,7 @@ POOLS = {"sum": "sum", "average": "mean", "sqrt": "sqrt"}
 TABLE_CLASSES = {
     "MemorySparseTable": "",
     "CommonSparseTable": "",
-    "SSDSparseTable": "this version keeps rows in memory only",
+    "SSDSparseTable": "",
     "MemorySparseGeoTable": "mode geo is the strategy's, of a MemorySparseTable",
 }
 
@@ -115,7 +115,8 @@ class NamedTables:
             entry: ShowClickEntry: rows count shows and clicks, by SparseAccessor with Fleet's
                 Python defaults, or by `policy`. CountFilterEntry, ProbabilityEntry: which keys get
                 a row. The same in all layers of a table.
-            table_class: "MemorySparseTable" or, the same, "CommonSparseTable".
+            table_class: "MemorySparseTable" or, the same, "CommonSparseTable"; "SSDSparseTable":
+                rows may lie on SSD, as with `Table(ssd=True)`.
             param_attr: the name of the table, with the initializer of its rows.
             dtype: "float32".
             slot: number of this feature in rows that count shows; None: its name is the number.
@@ -139,7 +140,8 @@ class NamedTables:
         policy, admit = _policy_and_admission(entry, policy)
         if slot is not None:
             _check_slot(slot, input, policy)
-        table = self._table(param_attr, size[1], rule, policy, admit)
+        ssd = table_class == "SSDSparseTable"
+        table = self._table(param_attr, size[1], rule, policy, admit, ssd=ssd)
         if slot is not None:
             before = table.feature_numbers.setdefault(str(input), slot)
             if before != slot:
@@ -155,6 +157,8 @@ class NamedTables:
         rule: Rule,
         policy: Policy,
         admit: Admission | None,
+        *,
+        ssd: bool,
     ) -> Table:
         if param_attr is None:
             raise _refused(
@@ -165,7 +169,7 @@ class NamedTables:
         is_fleet = isinstance(rule, FleetRule)
         initializer = TailUniform() if attr.initializer is None and is_fleet else attr.initializer
         pulls = isinstance(policy, ScorePolicy) and policy.pulls_statistics
-        declared = (width - 2 * pulls, rule, initializer, policy, admit)
+        declared = (width - 2 * pulls, rule, initializer, policy, admit, ssd)
         if attr.name not in self._by_name:
             table = Table(
                 attr.name,
@@ -175,13 +179,14 @@ class NamedTables:
                 absent="zeros" if is_fleet else "initial",
                 policy=policy,
                 admit=admit,
+                ssd=ssd,
             )
             self._by_name[attr.name] = table, declared
         table, before = self._by_name[attr.name]
         if declared != before:
             raise SchemaMismatch(
                 f"fleet.sparse_embedding: expected table {attr.name!r} as declared before, (dim,"
-                f" rule, initializer, policy, entry) = {before}, found {declared}"
+                f" rule, initializer, policy, entry, SSD) = {before}, found {declared}"
             )
         return table
 

@@ -1,6 +1,9 @@
 """PaddleRec's table_parameters.* of a table: how its rows start, learn, fade and expire, by Fleet's
 formulas (trireme.optim.FleetRule, trireme.policy.ScorePolicy).
 
+table_parameters.TABLE.table_class is MemorySparseTable (default) or SSDSparseTable: rows may lie on
+SSD, as with `Table(ssd=True)`.
+
 | Key, below table_parameters.TABLE.accessor | Means |
 |---|---|
 | accessor_class | SparseAccessor (default); CtrCommonAccessor, CtrDoubleAccessor: lookups return |
@@ -38,6 +41,7 @@ RULES: dict[str, tuple[str, type[optim.FleetRule], dict[str, Any]]] = {
     "SparseAdamSGDRule": ("adam", optim.FleetAdam, {}),
     "SparseSharedAdamSGDRule": ("adam", optim.FleetSharedAdam, {}),
 }
+_IN_MEMORY, _ON_SSD = "MemorySparseTable", "SSDSparseTable"
 _PARTS = ("embed_sgd_param", "embedx_sgd_param")
 # Numbers of ctr_accessor_param by their names in a policy, and those that are whole days.
 _DAYS = ("delete_after_unseen_days", "delta_keep_days")
@@ -57,12 +61,19 @@ def table_options(
             is one show.
 
     Raises:
-        BadRequest: another dim than the model's, an unknown accessor or rule, or different rules
-            for head and tail.
+        BadRequest: another dim than the model's, an unknown class, accessor or rule, or different
+            rules for head and tail.
     """
     key = f"table_parameters.{table}.accessor"
+    table_class = config.get(f"table_parameters.{table}.table_class", _IN_MEMORY)
+    if table_class not in (_IN_MEMORY, _ON_SSD):
+        raise BadRequest(
+            f"table_parameters.{table}.table_class: expected {_IN_MEMORY} or {_ON_SSD}, found"
+            f" {table_class!r}"
+        )
+    ssd = {"ssd": True} if table_class == _ON_SSD else {}
     if not config.has_section(key):
-        return {}
+        return ssd
     kind = config.get(f"{key}.accessor_class", "SparseAccessor")
     if kind not in ACCESSORS:
         raise BadRequest(
@@ -82,6 +93,7 @@ def table_options(
         "dim": tail + 1,
         "policy": _policy(config, key, accessor, show_click),
         **_rule_options(config, key, has_tail=tail > 0),
+        **ssd,
     }
 
 

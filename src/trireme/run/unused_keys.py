@@ -18,7 +18,7 @@ _ONLINE_KEYS = (
 _THREADS = "runner.thread_num threads read, shuffle and make batches; torch's own threads train"
 _EXPORT = "an exported model has all inputs that it reads and all outputs that it returns"
 _TABLES = "tables are on the servers, if there are any, and have no fixed size"
-_DISK = "rows stay in memory until shrink removes them; none are moved to a disk"
+_DISK = "of an SSDSparseTable the rows used least leave memory, when it is full, not by age"
 _SLOTS = "rows of all slots are loaded and saved; tables=[...] selects tables"
 _BUCKETS = "a table has 4096 buckets, divided among the servers"
 
@@ -41,7 +41,6 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "hyper_parameters.sparse_feature_number": (_TABLES, ()),
     "hyper_parameters.distributed_embedding": (_TABLES, ()),
     "hyper_parameters.adam_d2sum": ("create() selects the optimizer; see fleet.AdamD2Sum", ()),
-    "table_parameters.*.table_class": ("rows are kept in memory", ("MemorySparseTable",)),
     "table_parameters.*.shard_num": (_BUCKETS, ()),
     "table_parameters.*.compress_in_save": ("checkpoints are not compressed", ()),
     "table_parameters.*.enable_sparse_table_cache": (_TABLES, ()),

@@ -1,8 +1,8 @@
 """The memory that the tables of a server share, and the folders on SSD for the rows beyond it.
 
 Each table has a folder of its own below a folder of this process, and a part of the budget: what it
-takes beside rows, and of the rest as much as its share of all rows. The folders hold nothing that
-outlives the process: what a server must not lose is in its log and its snapshots.
+takes beside rows, and of the rest as much as its share of all rows; or a budget of its own. The
+folders end with the process; what a snapshot needs has a second name (log/kept_segments.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import shutil
 import uuid
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -35,22 +36,32 @@ _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
 
 
+@dataclass
+class _TieredTable:
+    """name: of the table; one that is loaded or imported has two for a while.
+    memory_bytes: that its declaration gives it; None: a part of the server's.
+    folders: where its segments are, one in each of `RowTier.roots`.
+    """
+
+    rows: Callable[[], _core.Table | None]
+    name: str
+    memory_bytes: int | None
+    folders: list[Path]
+
+
 class RowTier:
     """Threads: any.
 
-    memory_bytes: of all tables, with their indexes and buffers.
+    memory_bytes: of all tables, with their indexes and buffers; None: those that do not say how
+        much they take are in memory.
     folders: exist, on SSD; segments are spread over them.
     Raises BadRequest: no folder, or one that cannot be used.
     """
 
-    def __init__(self, memory_bytes: int, folders: Sequence[Path]) -> None:
+    def __init__(self, memory_bytes: int | None, folders: Sequence[Path]) -> None:
         self.memory_bytes = memory_bytes
-        self._buffer_bytes = min(max(memory_bytes >> 10, _BUFFER_BYTES_MIN), _BUFFER_BYTES_MAX)
         self.roots = [folder.resolve() for folder in folders]
-        self._tables: list[weakref.ref[_core.Table]] = []
-        self._folders_of: weakref.WeakKeyDictionary[_core.Table, list[Path]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._tables: list[_TieredTable] = []
         self._numbers = itertools.count(1)
         self._num_pushes = itertools.count(1)
         self._lock = Lock()
@@ -73,74 +84,130 @@ class RowTier:
         self._folders, self._locks = [], []
 
     def make_rows(self, schema: TableSchema) -> _core.Table:
-        """A table whose rows lie here. Raises BadRequest: the schema. ResourceExhausted: one more
-        table finds no room.
+        """A table whose rows lie here, if it or the server says so. Raises BadRequest: the schema.
+        ResourceExhausted: one more table finds no room.
         """
+        memory = None if schema.tier is None else schema.tier.memory_bytes
+        if memory is None and self.memory_bytes is None:
+            if schema.tier is None:
+                return make_core_table(schema)
+            raise BadRequest(
+                f"Table {schema.name!r}: ssd=True: expected memory= or a server with --memory"
+                " (TRIREME_MEMORY, tr.init(memory=)), found neither"
+            )
         with self._lock:
-            parts, own = self._parts(new=1), _TABLE_BYTES + _BUFFERS * self._buffer_bytes
-            self._set_parts(parts[:-1])
             number = next(self._numbers)
-            paths = [folder / f"table-{number}" for folder in self._folders]
-            for path in paths:
+            folders = [folder / f"table-{number}" for folder in self._folders]
+            new = _TieredTable(_no_rows, schema.name, memory, folders)
+            self._tables = [table for table in self._tables if table.rows() is not None]
+            parts = self._parts([*self._tables, new])
+            self._set_parts(self._tables, parts)
+            for path in folders:
                 with writing(f"--ssd_dir: cannot use {path}"):
                     path.mkdir()
+            buffer_bytes = self._buffer_bytes(memory)
             rows = make_core_table(
                 schema,
-                ssd=[_core.SsdDevice(str(path), self.io) for path in paths],
-                memory_bytes=max(parts[-1], own),
+                ssd=[_core.SsdDevice(str(path), self.io) for path in folders],
+                memory_bytes=max(parts[-1], self._own_bytes(new)),
                 number=zlib.crc32(schema.name.encode()),
-                buffer_bytes=self._buffer_bytes,
+                buffer_bytes=buffer_bytes,
             )
-            self._tables.append(weakref.ref(rows))
-            self._folders_of[rows] = paths
+            new.rows = weakref.ref(rows)
+            self._tables.append(new)
             return rows
+
+    def declare(self, rows: _core.Table, schema: TableSchema) -> None:
+        """Give a table the memory that a later declaration says. Raises ResourceExhausted: there is
+        less; it keeps what it has.
+        """
+        assert schema.tier is not None
+        with self._lock:
+            table = self._of(rows)
+            old, table.memory_bytes = table.memory_bytes, schema.tier.memory_bytes
+            try:
+                self._set_parts(self._tables, self._parts(self._tables))
+            except BaseException:
+                table.memory_bytes = old
+                raise
 
     def folders_of(self, rows: _core.Table) -> list[Path]:
         """Where a table's segments are, a folder in each of `roots`."""
-        return self._folders_of[rows]
+        return self._of(rows).folders
+
+    def _of(self, rows: _core.Table) -> _TieredTable:
+        return next(table for table in self._tables if table.rows() is rows)
 
     def note_push(self) -> None:
         """Divide the memory anew now and then, as rows come."""
         if next(self._num_pushes) % _BALANCED_PUSHES == 0 and self._lock.acquire(blocking=False):
             try:
-                self._set_parts(self._parts())
+                self._set_parts(self._tables, self._parts(self._tables))
             except (ResourceExhausted, Unavailable) as error:
-                log.warning("the tables keep their parts of --memory: %s", error)
+                log.warning("the tables keep their parts of the memory: %s", error)
             finally:
                 self._lock.release()
 
-    def _parts(self, new: int = 0) -> list[int]:
-        """The budget of each table, and of new ones. Raises ResourceExhausted."""
-        self._tables = [table for table in self._tables if table() is not None]
-        owns, sizes = [], []
-        for table in filter(None, (table() for table in self._tables)):
-            use = table.tier
-            assert use is not None
-            owns.append(use["own_bytes"])
-            sizes.append(table.rows * table.row_bytes)
-        owns += [_TABLE_BYTES + _BUFFERS * self._buffer_bytes] * new
-        sizes += [0] * new
-        rest = self.memory_bytes - sum(owns)
+    def _buffer_bytes(self, memory: int | None) -> int:
+        """Of one buffer of a table."""
+        of_all = memory if memory is not None else self.memory_bytes
+        return min(max((of_all or 0) >> 10, _BUFFER_BYTES_MIN), _BUFFER_BYTES_MAX)
+
+    def _own_bytes(self, table: _TieredTable) -> int:
+        """What a table takes beside rows."""
+        if (rows := table.rows()) is None:
+            return _TABLE_BYTES + _BUFFERS * self._buffer_bytes(table.memory_bytes)
+        assert rows.tier is not None
+        return rows.tier["own_bytes"]
+
+    def _parts(self, tables: Sequence[_TieredTable]) -> list[int]:
+        """The budget of each table. Raises ResourceExhausted."""
+        parts = [0] * len(tables)
+        shared = [i for i, table in enumerate(tables) if table.memory_bytes is None]
+        total = self.memory_bytes
+        for name in dict.fromkeys(t.name for t in tables if t.memory_bytes is not None):
+            own = [i for i, t in enumerate(tables) if t.name == name and t.memory_bytes is not None]
+            memory = tables[own[-1]].memory_bytes
+            assert memory is not None
+            self._divide(f"memory= of table {name!r}", memory, tables, own, parts)
+            total = None if total is None else total - memory
+        if total is not None and (shared or total < 0):
+            self._divide("--memory", total, tables, shared, parts)
+        return parts
+
+    def _divide(
+        self,
+        what: str,
+        num_bytes: int,
+        tables: Sequence[_TieredTable],
+        numbers: Sequence[int],
+        parts: list[int],
+    ) -> None:
+        """Divide memory among some of the tables."""
+        owns = [self._own_bytes(tables[i]) for i in numbers]
+        rows = [tables[i].rows() for i in numbers]
+        sizes = [0 if table is None else table.rows * table.row_bytes for table in rows]
+        rest = num_bytes - sum(owns)
         if rest < sum(owns) // 8:
             raise ResourceExhausted(
-                f"server: --memory is {self.memory_bytes} bytes, and {len(owns)} tables take"
-                f" {sum(owns)} beside their rows; give it at least {sum(owns) * 9 // 8}"
+                f"server: {what} leaves {num_bytes} bytes, and {len(owns)} tables take {sum(owns)}"
+                f" beside their rows; give it at least {sum(owns) * 9 // 8 - num_bytes} more"
+                " (`trireme size` computes it)"
             )
         all_rows = sum(sizes)
-        shares = [size / all_rows if all_rows else 1 / len(owns) for size in sizes]
-        return [
-            own + int(rest * (_EQUAL_SHARE / len(owns) + (1 - _EQUAL_SHARE) * share))
-            for own, share in zip(owns, shares, strict=True)
-        ]
+        for i, own, size in zip(numbers, owns, sizes, strict=True):
+            share = size / all_rows if all_rows else 1 / len(owns)
+            parts[i] = own + int(rest * (_EQUAL_SHARE / len(owns) + (1 - _EQUAL_SHARE) * share))
 
-    def _set_parts(self, parts: Sequence[int]) -> None:
+    @staticmethod
+    def _set_parts(tables: Sequence[_TieredTable], parts: Sequence[int]) -> None:
         """Those that get less give it up first."""
         changes = []
-        for part, table in zip(parts, (table() for table in self._tables), strict=True):
-            if table is not None and (use := table.tier) is not None:
-                changes.append((part - use["memory_bytes"], part, table))
-        for _, part, table in sorted(changes, key=lambda change: change[0]):
-            table.set_memory(part)
+        for part, rows in zip(parts, (table.rows() for table in tables), strict=False):
+            if rows is not None and (use := rows.tier) is not None:
+                changes.append((part - use["memory_bytes"], part, rows))
+        for _, part, rows in sorted(changes, key=lambda change: change[0]):
+            rows.set_memory(part)
 
     def _own_folder(self, parent: Path) -> Path:
         """A new folder in `parent`, locked as long as this process lives. Those of processes that
@@ -190,12 +257,16 @@ def _locked(folder: Path) -> int:
 
 def make_row_tier(memory: str | None, ssd_dir: str | None) -> RowTier | None:
     """The tier of --memory and --ssd_dir; None without them. Raises BadRequest: one of the two."""
-    if memory is None and ssd_dir is None:
+    if ssd_dir is None:
+        if memory is not None:
+            raise BadRequest(
+                "server: expected --ssd_dir with --memory (where rows beyond it lie), found"
+                f" memory={memory!r} alone"
+            )
         return None
-    if memory is None or ssd_dir is None:
-        raise BadRequest(
-            "server: expected --memory and --ssd_dir together (how much memory tables take, and"
-            f" where their other rows lie), found memory={memory!r}, ssd_dir={ssd_dir!r}"
-        )
     folders = [Path(part.strip()) for part in ssd_dir.split(",") if part.strip()]
-    return RowTier(parse_bytes("--memory", memory), folders)
+    return RowTier(None if memory is None else parse_bytes("--memory", memory), folders)
+
+
+def _no_rows() -> None:
+    """The reference of a table that is not made yet."""

@@ -126,20 +126,48 @@ class ServerState:
     # ---- tables and blocks ----
 
     def make_rows(self, schema: TableSchema) -> _core.Table:
-        """An empty table for this server. Raises BadRequest; ResourceExhausted: it has no room."""
-        return make_core_table(schema) if self.tier is None else self.tier.make_rows(schema)
+        """An empty table for this server, where the table's declaration wants its rows. Raises
+        BadRequest; ResourceExhausted: it has no room.
+        """
+        if (declared := self.tables.get(schema.name)) is not None:
+            schema = declared.schema
+        if self.tier is not None:
+            return self.tier.make_rows(schema)
+        if schema.tier is not None:
+            raise BadRequest(
+                f"Table {schema.name!r}: ssd=True: expected a server with a folder for rows on SSD"
+                " (--ssd_dir, TRIREME_SSD_DIR, tr.init(ssd_dir=)), found none"
+            )
+        return make_core_table(schema)
 
     def create_table(self, schema: TableSchema) -> None:
         """Make the table unless it exists. Raises as `ServedTables.check_schema`."""
         with self.journal.changing(), self.lock:
             self.tables.check_schema(schema)
             if schema.name in self.tables:
+                self._declare_tier(schema)
                 return
             self.limits.check_new_table(len(self.tables), schema.admission)
             self.check_rows(len(self.streams.applied_ids()))
             rows = self.make_rows(schema)
-            self.journal.record("ps.create_table", {"schema": schema.to_wire()})
+            self.journal.record("ps.create_table", {"schema": schema.declaration()})
             self.tables.add(schema, rows, self.streams.applied_ids())
+
+    def _declare_tier(self, schema: TableSchema) -> None:
+        """Follow a declaration of a table that exists. Raises BadRequest: its rows are in memory.
+        ResourceExhausted: the memory that it wants is not there.
+        """
+        table = self.tables[schema.name]
+        if schema.tier in (None, table.schema.tier):
+            return
+        if self.tier is None or table.rows.tier is None:
+            raise BadRequest(
+                f"Table {schema.name!r}: ssd=True: expected a new table, found one whose rows are"
+                " in memory; take a checkpoint, and load it in a job that begins with ssd=True"
+            )
+        self.tier.declare(table.rows, schema)
+        self.journal.record("ps.create_table", {"schema": schema.declaration()})
+        table.schema = schema
 
     def check_settled(self) -> None:
         """Raises NotReady while an import or load is prepared: other servers may have its rows

@@ -128,7 +128,7 @@ class WorkerClient:
         """Make sure that all servers have the table. Raises SchemaMismatch for another schema."""
         if self._tables.get(schema.name) == schema:
             return
-        self.servers.everywhere_current("ps.create_table", {"schema": schema.to_wire()})
+        self.servers.everywhere_current("ps.create_table", {"schema": schema.declaration()})
         self._tables[schema.name] = schema
 
     def create_blocks(

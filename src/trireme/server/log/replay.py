@@ -34,7 +34,7 @@ def state_records(server: ServerState, attendance: Attendance) -> Iterator[Recor
         "job": assignment.job,
         "map": map_to_kept(assignment.map()),
         "index": assignment.index,
-        "tables": [table.schema.to_wire() for table in tables.values()],
+        "tables": [table.schema.declaration() for table in tables.values()],
         "blocks": server.blocks.declaration(),
         "streams": streams.state(),
         "staging": server.staging.state(),
