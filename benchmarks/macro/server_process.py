@@ -16,9 +16,17 @@ _START_S = 60.0
 
 
 class ServerProcess:
-    """A server that writes below `folder`. options: of the command. Ends with the block."""
+    """A server that writes below `folder`. options: of the command. start_s: until it listens. Ends
+    with the block.
+    """
 
-    def __init__(self, folder: Path, *options: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        listen: str = "127.0.0.1:0",
+        start_s: float = _START_S,
+    ) -> None:
         command = [sys.executable, "-u", "-m", "trireme", "server", "--listen", listen]
         self._log = (folder / "server.log").open("w+")
         self._process = subprocess.Popen(
@@ -27,10 +35,10 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             env=environment(),
         )
-        self.endpoint = self._wait_line(folder / "server.log", "listening on ")
+        self.endpoint = self._wait_line(folder / "server.log", "listening on ", start_s)
 
-    def _wait_line(self, path: Path, start: str) -> str:
-        deadline = time.monotonic() + _START_S
+    def _wait_line(self, path: Path, start: str, wait_s: float) -> str:
+        deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline and self._process.poll() is None:
             for line in path.read_text().splitlines():
                 if line.startswith(start):
@@ -49,6 +57,20 @@ class ServerProcess:
     def memory_mib(self) -> float:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
+
+    def peak_mib(self) -> float:
+        """The most memory since the start, or since it was forgotten."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) / (1 << 10)
+
+    def kill(self) -> None:
+        """As kill -9."""
+        self._process.kill()
+        self._process.wait(30)
 
     def log_bytes(self) -> int:
         return os.fstat(self._log.fileno()).st_size

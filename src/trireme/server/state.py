@@ -462,12 +462,14 @@ class ServerState:
             return self.staging.num_held()
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start; `staleness` and `ahead` are histograms of pushes."""
+        """Counts since the start; `staleness` and `ahead` are histograms of pushes, `tier` is None
+        for a table in memory.
+        """
         with self.lock:
             return {
                 "tables": {
-                    name: {"rows": table.rows.rows, "bytes": table.rows.bytes}
-                    for name, table in self.tables.items()
+                    name: {"rows": t.rows.rows, "bytes": t.rows.bytes, "tier": t.rows.tier}
+                    for name, t in self.tables.items()
                 },
                 "blocks": len(self.blocks),
                 "block_bytes": self.blocks.num_bytes,
