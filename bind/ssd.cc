@@ -49,6 +49,7 @@ std::optional<std::map<std::string, std::uint64_t>> tier(const Table& table) {
            {"evicted", use.num_evicted},
            {"cleaned", use.num_cleaned},
            {"refused", use.num_refused},
+           {"fetched", use.num_fetched},
            {"reads", use.log.reads},
            {"pages_read", use.log.pages_read},
            {"pages_written", use.log.pages_written},
@@ -126,10 +127,13 @@ void register_tier(nb::module_& m, nb::class_<Table>& table) {
                    "memory; own_bytes: beside rows; index_bytes: what finds the rows on SSD. rows: "
                    "on SSD. hits, misses: keys with a row, in memory or not, when needed. evicted, "
                    "cleaned: rows written because memory was needed, or segments. refused: rows "
-                   "read that found no room in memory. reads, pages_read, pages_written, segments, "
+                   "read that found no room in memory. fetched: rows brought into memory by "
+                   "fetch(). reads, pages_read, pages_written, segments, "
                    "ssd_bytes: of the device. rows_written: that the segments had when written.")
-      .def("fetch", &fetch, "keys"_a.noconvert(), "pool"_a,
-           "Bring the rows of keys from SSD into memory, as a lookup does. keys: (N,) uint64.")
+      .def(
+          "fetch", &fetch, "keys"_a.noconvert(), "pool"_a,
+          "Bring the rows of keys from SSD into memory, as far as there is room, for a later call. "
+          "keys: (N,) uint64.")
       .def(
           "prepare", &prepare, "keys"_a.noconvert(), "pool"_a,
           "Before an update of these keys: bring their rows into memory, with room for as many new "

@@ -193,16 +193,16 @@ class Table {
   // version will be requested.
   void forget_removed(std::uint32_t version);
   Counters counters() const noexcept;
-  // Brings the rows of keys into memory, as a lookup does.   keys: any number of times each.
+  // Brings the rows of keys into memory for later calls.   keys: any number of times each.
   void fetch(std::span<const std::uint64_t> keys, Pool& pool) {
-    if (tier_ != nullptr) tier_->fetch(keys, pool);
+    if (tier_ != nullptr) tier_->fetch(keys, pool, Tier::For::kLater);
   }
   // Before an update: brings the rows of its keys into memory, and sees to it that there is room
   // for as many new ones. What the update then lacks is what other callers have taken meanwhile.
   // Errors: those of Tier::make_room; a page that cannot be read.
   void prepare(std::span<const std::uint64_t> keys, Pool& pool) {
     if (tier_ == nullptr) return;
-    tier_->fetch(keys, pool, true);
+    tier_->fetch(keys, pool, Tier::For::kUpdate);
     tier_->make_room(keys.size());
   }
   // Sets the budget of a table with an SSD tier. Errors: kBadRequest without one; those of

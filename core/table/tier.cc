@@ -400,7 +400,8 @@ Tier::Use Tier::use() const {
           .num_misses = num_misses_,
           .num_evicted = num_evicted_,
           .num_cleaned = num_cleaned_,
-          .num_refused = num_refused_};
+          .num_refused = num_refused_,
+          .num_fetched = num_fetched_};
 }
 
 }  // namespace trireme

@@ -105,9 +105,13 @@ class Tier {
   // Locks a stripe, with room for new rows.
   Lock lock_stripe(std::uint32_t stripe, std::size_t num_new);
 
-  // Brings the rows of keys into memory, and counts their use. Rows that find no room stay on SSD;
-  // if must_fit, that is an error, as for make_room.
-  void fetch(std::span<const std::uint64_t> keys, Pool& pool, bool must_fit = false);
+  // Brings the rows of keys into memory, and counts their use. Rows that find no room stay on SSD.
+  enum class For {
+    kRead,
+    kUpdate,  // no room is an error, as for make_room
+    kLater,   // neither a hit nor a miss: the call that needs the rows is to come
+  };
+  void fetch(std::span<const std::uint64_t> keys, Pool& pool, For what = For::kRead);
   // Whether a key that has no row in memory may have one on SSD. Requires: the stripe's lock.
   bool may_have(std::uint64_t key) const { return cold_.may_have(key); }
   // Calls visit(i, row, row_class) under a lock for the row of each key, wherever it is; row is
@@ -142,6 +146,7 @@ class Tier {
     std::uint64_t num_hits, num_misses;      // of keys with a row, when it was needed
     std::uint64_t num_evicted, num_cleaned;  // rows written for the one reason or the other
     std::uint64_t num_refused;               // rows read that found no room in memory
+    std::uint64_t num_fetched;               // rows brought into memory for later
   };
   Use use() const;
   std::size_t bytes() const;  // of memory
@@ -184,8 +189,8 @@ class Tier {
     std::uint32_t stripe;
     std::vector<std::uint64_t> keys;
   };
-  void move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted, bool must_fit);
-  void move_in(std::uint32_t stripe, const Places& places);
+  void move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted, For what);
+  std::size_t move_in(std::uint32_t stripe, const Places& places);
   std::atomic_ref<std::uint8_t> uses(Arena::Ref ref) const noexcept {
     return std::atomic_ref(reinterpret_cast<std::uint8_t&>(uses_.data()[ref]));
   }
@@ -213,6 +218,7 @@ class Tier {
   std::uint64_t clean_generation_ = 0;
 
   mutable std::atomic<std::uint64_t> num_hits_{0}, num_misses_{0}, num_refused_{0};
+  std::atomic<std::uint64_t> num_fetched_{0};
   std::atomic<std::uint64_t> num_evicted_{0}, num_cleaned_{0};
 };
 

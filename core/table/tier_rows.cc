@@ -78,21 +78,24 @@ Tier::Search Tier::search(std::span<const std::uint64_t> keys,
         });
     for (const std::uint64_t key : absent) find_cold(key);
   }
-  num_hits_ += num_hits;
-  if (counts) num_misses_ += result.unread.size();
+  if (counts) {
+    num_hits_ += num_hits;
+    num_misses_ += result.unread.size();
+  }
   return result;
 }
 
-// Copies rows from pages to memory, and forgets the pages'. A row may be there twice. Requires: the
-// stripe's lock, exclusive; room for them.
-void Tier::move_in(std::uint32_t stripe, const Places& places) {
-  if (places.empty()) return;
+// Copies rows from pages to memory, and forgets the pages'. A row may be there twice. Returns how
+// many. Requires: the stripe's lock, exclusive; room for them.
+std::size_t Tier::move_in(std::uint32_t stripe, const Places& places) {
+  if (places.empty()) return 0;
   std::array<std::size_t, Arenas::kClassesMax> counts{};
   for (const Place& place : places) ++counts[static_cast<std::size_t>(place.row_class)];
   Arenas::Reservation reservation(table_.arenas_, counts);
   std::vector<Index::Entry> scratch;
   table_.index_.prepare(stripe, places.size(), scratch);
   const std::uint32_t now = table_.version();
+  std::size_t num_rows = 0;
   for (const Place& place : places) {
     const std::uint64_t key = key_of_row(place.row);
     if (table_.index_.find(key) != nullptr) continue;
@@ -104,7 +107,9 @@ void Tier::move_in(std::uint32_t stripe, const Places& places) {
     table_.index_.insert(mix64(key), {ref, version}, now);
     uses(ref).store(1, std::memory_order_relaxed);
     cold_.take(place);
+    ++num_rows;
   }
+  return num_rows;
 }
 
 Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new) {
@@ -154,10 +159,11 @@ Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
   }
 }
 
-void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, bool must_fit) {
+void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what) {
   const KeysByStripe groups(keys, pool);
   const std::size_t pages_max =
       std::clamp<std::size_t>(memory_bytes_ / kFetchShare / log_.page_bytes(), 1, kFetchPages);
+  const bool counts = what != For::kLater;
   auto fetch_stripes = [&](std::size_t task) {
     constexpr std::size_t kStripes = kNumStripes / kFetchTasks;
     std::vector<Missing> missing;
@@ -167,24 +173,23 @@ void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, bool must_fit)
       for (std::size_t begin = 0; begin < all.size(); begin += kFetchKeys) {
         std::shared_lock lock(mutex_of_stripe(static_cast<std::uint32_t>(stripe)));
         Search found =
-            search(all.subspan(begin, std::min(kFetchKeys, all.size() - begin)), {}, true);
+            search(all.subspan(begin, std::min(kFetchKeys, all.size() - begin)), {}, counts);
         lock.unlock();
         if (found.unread.empty()) continue;
         wanted.insert(wanted.end(), found.wanted.begin(), found.wanted.end());
         missing.push_back({static_cast<std::uint32_t>(stripe), std::move(found.unread)});
         if (wanted.size() < pages_max) continue;
-        move_in(missing, std::exchange(wanted, {}), must_fit);
+        move_in(missing, std::exchange(wanted, {}), what);
         missing.clear();
       }
     }
-    if (!missing.empty()) move_in(missing, std::move(wanted), must_fit);
+    if (!missing.empty()) move_in(missing, std::move(wanted), what);
   };
   pool.run(kFetchTasks, fetch_stripes);
 }
 
 // Reads pages, and moves rows from them to memory.
-void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted,
-                   bool must_fit) {
+void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted, For what) {
   std::size_t num_rows = 0;
   for (const Missing& group : missing) num_rows += group.keys.size();
   Room room;
@@ -193,7 +198,7 @@ void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> 
   } catch (const Error& error) {
     const bool lacks_room =
         error.code() == ErrorCode::kResourceExhausted || error.code() == ErrorCode::kUnavailable;
-    if (must_fit || !lacks_room) throw;
+    if (what == For::kUpdate || !lacks_room) throw;
     // They stay where they are, and can be read there. Whoever wants to change them gets the error.
     num_refused_ += num_rows;
     return;
@@ -201,7 +206,8 @@ void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> 
   const ssd::PagesRead read = read_pages(std::move(wanted));
   for (const Missing& group : missing) {
     Lock lock(this, group.stripe, std::unique_lock(mutex_of_stripe(group.stripe)));
-    move_in(group.stripe, search(group.keys, {&read, 1}, false).here);
+    const std::size_t n = move_in(group.stripe, search(group.keys, {&read, 1}, false).here);
+    if (what == For::kLater) num_fetched_ += n;
   }
 }
 

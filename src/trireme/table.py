@@ -174,6 +174,9 @@ def _check_schema(schema: TableSchema) -> None:
         raise BadRequest(
             f"Table: expected a name of 1 to {NAME_BYTES_MAX} bytes, found {name_bytes}"
         )
+    memory = None if schema.tier is None else schema.tier.memory_bytes
+    if memory is not None and (type(memory) is not int or memory < 1):
+        raise BadRequest(f"Table {schema.name!r}: expected memory >= 1 bytes, found {memory!r}")
     if RESERVED_CHARACTER in schema.name:
         raise BadRequest(
             f"Table: expected a name without {RESERVED_CHARACTER!r}, found {schema.name!r}"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from tests.programs import Template
 from tests.seeds import SEED
 from trireme import _core
 from trireme.coordinator.coordinator import Coordinator
-from trireme.errors import BadRequest, Corruption, ResourceExhausted
+from trireme.errors import BadRequest, Corruption, ResourceExhausted, Unavailable
 from trireme.job.cluster import Cluster
 from trireme.job.durability import Durability, kept
 from trireme.job.embedded import embedded
@@ -36,6 +37,15 @@ from trireme.server.row_tier import RowTier, make_row_tier
 from trireme.server.state import ServerState
 
 BATCH, NUM_KEYS, MEMORY = 2048, 60_000, "12MiB"
+
+
+STRATEGIES = {
+    "sync": tr.Strategy("sync"),
+    "async": tr.Strategy("async"),
+    "bounded": tr.Strategy("bounded", staleness=2),
+    "geo": tr.Strategy("geo", k=1),
+    "hybrid": tr.Strategy("hybrid"),
+}
 
 
 class Model(nn.Module):
@@ -69,14 +79,16 @@ def batches(number: int) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def train(cluster: Cluster, folder: Path, between: Callable[[], None]) -> nn.Module:
+def train(
+    cluster: Cluster, folder: Path, between: Callable[[], None], strategy: str = "sync"
+) -> nn.Module:
     torch.manual_seed(1)
     model = Model()
     trainer = tr.Trainer(
         model,
         torch.optim.Adam(model.parameters(), lr=0.01),
         loss=nn.functional.binary_cross_entropy_with_logits,
-        strategy=tr.Strategy("sync"),
+        strategy=STRATEGIES[strategy],
         progress=False,
         cluster=cluster,
     )
@@ -121,6 +133,51 @@ def test_an_embedded_job_ends_with_the_same_bits(tmp_path: Path, ssd_dir: Path) 
         assert num_bytes <= tier.memory_bytes
     assert_same_rows(tmp_path / "memory", tmp_path / "tier")
     assert list(ssd_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("is_embedded", [True, False])
+def test_rows_of_batches_to_come_are_fetched_before_they_are_pulled(
+    strategy: str, tmp_path: Path, ssd_dir: Path, programs: Template, *, is_embedded: bool
+) -> None:
+    with ExitStack() as stack:
+        if is_embedded:
+            cluster = stack.enter_context(embedded(tier=make_row_tier(MEMORY, str(ssd_dir))))
+        else:
+            options = ["--memory", MEMORY, "--ssd_dir", str(ssd_dir)]
+            servers = DurableServers(programs, 1, tmp_path, durability="none", options=options)
+            cluster = stack.enter_context(stack.enter_context(servers).join(0, 1))
+        train(cluster, tmp_path / "saved", nothing, strategy)
+        [stats] = cluster.client.stats()
+        assert stats["tables"]["ids"]["tier"]["fetched"] > 1000
+
+
+class Slow:
+    """Rows whose fetch waits."""
+
+    def __init__(self) -> None:
+        self.may_go, self.num_fetched = Event(), 0
+
+    def fetch(self, keys: Any, pool: Any) -> None:
+        assert self.may_go.wait(30)
+        self.num_fetched += 1
+        if self.num_fetched == 1:
+            raise Unavailable("the device is gone")
+
+
+def test_announcements_beyond_a_bound_are_dropped_and_a_failed_one_stops_no_other(
+    ssd_dir: Path,
+) -> None:
+    tier, rows = RowTier(1 << 30, [ssd_dir]), Slow()
+    for _ in range(100):
+        tier.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
+    tier.announce([(rows, np.zeros(5 << 20, np.uint64))])  # type: ignore[list-item]
+    assert 100 - 34 <= tier.num_dropped <= 100 - 31
+    rows.may_go.set()
+    while tier._announced.qsize():
+        rows.may_go.wait(0.01)
+    tier.close()
+    assert rows.num_fetched + tier.num_dropped == 101
 
 
 def test_servers_that_are_killed_lose_nothing_of_what_lay_on_ssd(

@@ -61,6 +61,10 @@ TIER = {
         "refused",
         "Rows that pulls read from SSD and that found no room in memory.",
     ),
+    "trireme_table_ssd_fetched_rows_total": (
+        "fetched",
+        "Rows brought into memory because workers announced that they will pull them.",
+    ),
 }
 """Gauges of a table with rows on SSD: the field of `_core.Table.tier`, and the documentation."""
 

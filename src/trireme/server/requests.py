@@ -35,6 +35,7 @@ class RequestHandlers:
             "ps.create_table": self._on_create_table,
             "ps.create_blocks": self._on_create_blocks,
             "ps.pull": self._on_pull,
+            "ps.announce": self._on_announce,
             "ps.norm": self._on_norm,
             "ps.push": self._on_push,
             "ps.streams": lambda _: self._streams(),
@@ -68,8 +69,10 @@ class RequestHandlers:
         return self._state.journal.answered(Reply())
 
     def _on_create_table(self, request: Request) -> Reply | Deferred:
-        self._state.create_table(TableSchema.from_wire(need(request.body, "schema", dict)))
-        return self._state.journal.answered(Reply())
+        schema = TableSchema.from_wire(need(request.body, "schema", dict))
+        self._state.create_table(schema)
+        has_tier = self._state.table(schema.name).rows.tier is not None
+        return self._state.journal.answered(Reply({"tier": has_tier}))
 
     def _on_create_blocks(self, request: Request) -> Reply | Deferred:
         state, body = self._state, request.body
@@ -82,6 +85,13 @@ class RequestHandlers:
         return state.journal.answered(Reply())
 
     # ---- pull ----
+
+    def _on_announce(self, request: Request) -> Reply:
+        """Keys that a pull will ask for soon: their rows may be fetched from SSD."""
+        wanted = self._rows_wanted(request)
+        if self._state.tier is not None:
+            self._state.tier.announce([(table.rows, keys_K) for table, _, keys_K in wanted])
+        return Reply()
 
     def _on_pull(self, request: Request) -> Reply | Deferred:
         """Answer rows of keys, then the blocks of this server in the map's order, if requested.

@@ -7,10 +7,12 @@ folders end with the process; what a snapshot needs has a second name (log/kept_
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import logging
 import os
+import queue
 import shutil
 import uuid
 import weakref
@@ -18,11 +20,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 
 from trireme import _core
 from trireme.byte_size import parse_bytes
-from trireme.errors import BadRequest, ResourceExhausted, Unavailable, writing
+from trireme.errors import BadRequest, ResourceExhausted, TriremeError, Unavailable, writing
+from trireme.protocol.wire import Array
 from trireme.rows.core_table import make_core_table
 from trireme.table import TableSchema
 
@@ -34,6 +37,12 @@ _BUFFERS = 4
 _TABLE_BYTES = 3 << 20  # that a new table takes beside its buffers, about
 _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
+_ANNOUNCED_MAX = 32  # announcements that wait
+_ANNOUNCED_KEYS_MAX = 4 << 20  # of one
+_CLOSE_S = 60.0
+
+
+_Announced = Sequence[tuple[_core.Table, Array]]  # tables, and (K,) uint64 keys of each
 
 
 @dataclass
@@ -67,6 +76,9 @@ class RowTier:
         self._lock = Lock()
         self._locks: list[int] = []
         self._folders: list[Path] = []
+        self._announced: queue.Queue[_Announced | None] = queue.Queue(_ANNOUNCED_MAX)
+        self._fetcher: Thread | None = None
+        self.num_dropped = 0
         try:
             for folder in folders:
                 self._folders.append(self._own_folder(folder))
@@ -77,6 +89,12 @@ class RowTier:
 
     def close(self) -> None:
         """Remove the folders of this process. The tables end first."""
+        if self._fetcher is not None:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._announced.get_nowait()
+            self._announced.put(None)
+            self._fetcher.join(_CLOSE_S)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)  # what is left is removed at the next start
         for lock in self._locks:
@@ -134,6 +152,32 @@ class RowTier:
     def folders_of(self, rows: _core.Table) -> list[Path]:
         """Where a table's segments are, a folder in each of `roots`."""
         return self._of(rows).folders
+
+    def announce(self, wanted: _Announced) -> None:
+        """Fetch rows soon, in a thread of its own. If too many announcements wait, this one is
+        dropped: whoever needs the rows reads them.
+        """
+        if sum(len(keys) for _, keys in wanted) > _ANNOUNCED_KEYS_MAX:
+            self.num_dropped += 1
+            return
+        with self._lock:
+            if self._fetcher is None:
+                self._fetcher = Thread(target=self._fetch, name="trireme-fetch", daemon=True)
+                self._fetcher.start()
+        try:
+            self._announced.put_nowait(wanted)
+        except queue.Full:
+            self.num_dropped += 1
+
+    def _fetch(self) -> None:
+        pool = _core.Pool(1)
+        while (wanted := self._announced.get()) is not None:
+            for rows, keys in wanted:
+                try:
+                    rows.fetch(keys, pool)
+                except TriremeError as error:  # the pull that needs the rows gets it too
+                    log.warning("rows that workers announced cannot be fetched: %s", error)
+            del wanted
 
     def _of(self, rows: _core.Table) -> _TieredTable:
         return next(table for table in self._tables if table.rows() is rows)

@@ -6,6 +6,7 @@ answer or a change of the bucket map, and the servers' marks make the repetition
 Threads: one may pull while another pushes, a third waits for a save, and one does the rest.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 
 from trireme import _core
 from trireme.dense.optimizers import GroupValues
+from trireme.errors import TriremeError
 from trireme.protocol.block_messages import ids_to_wire, specs_to_wire
 from trireme.protocol.clipping import NormReply, norm_of_step
 from trireme.protocol.membership import Pace
@@ -30,6 +32,8 @@ from trireme.worker.push import split_blocks, split_tables
 from trireme.worker.script import Script
 from trireme.worker.servers import Servers
 from trireme.worker.transport import Transport
+
+log = logging.getLogger("trireme.worker")
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class WorkerClient:
         self._pool = pool
         self._dense: DenseParameters | None = None
         self._tables: dict[str, TableSchema] = {}
+        self._tiered: set[str] = set()  # tables with rows on SSD, of which servers want to know
         try:
             self._join(silence_s)
         except BaseException:
@@ -128,7 +133,10 @@ class WorkerClient:
         """Make sure that all servers have the table. Raises SchemaMismatch for another schema."""
         if self._tables.get(schema.name) == schema:
             return
-        self.servers.everywhere_current("ps.create_table", {"schema": schema.declaration()})
+        body = {"schema": schema.declaration()}
+        replies = self.servers.everywhere_current("ps.create_table", body)
+        if any(reply.body["tier"] for reply in replies):
+            self._tiered.add(schema.name)
         self._tables[schema.name] = schema
 
     def create_blocks(
@@ -216,6 +224,19 @@ class WorkerClient:
             return plan.join(replies, blocks=blocks)
 
         return self.servers.until_current("pull", attempt)
+
+    def announce(self, keys: KeysByClass) -> None:
+        """Tell the servers which keys a pull will ask for soon, so that they fetch rows from SSD
+        meanwhile. Tables in memory need none. Whatever happens to it, the pull gets its rows.
+        """
+        tiered = {c: keys_K for c, keys_K in keys.items() if c.table in self._tiered}
+        if not tiered:
+            return
+        plan = PullPlan(tiered, self.servers.map, self._pool)
+        try:
+            self.servers.announce(plan.calls(plan.tables(), "ps.announce"))
+        except TriremeError as error:
+            log.info("rows were not announced to the servers: %s", error)
 
     def _norm_of(self, step: int, left_s: float) -> float | None:
         """The norm of a step's gradient over all servers; None: all have applied it."""

@@ -43,10 +43,10 @@ class PullPlan:
             "classes": [class_id.row_class for class_id in self._splits],
         }
 
-    def calls(self, body: dict[str, Any]) -> list[Call]:
+    def calls(self, body: dict[str, Any], method: str = "ps.pull") -> list[Call]:
         """One call per server."""
         return [
-            Call(endpoint, "ps.pull", body, [parts[server] for parts in self._keys])
+            Call(endpoint, method, body, [parts[server] for parts in self._keys])
             for server, endpoint in enumerate(self._map.servers)
         ]
 

@@ -1,7 +1,7 @@
 """The servers of a job as one worker calls them, with the bucket map that requests rely on.
 
-Threads: pulls, pushes, calls aside and the rest have a transport each. So one thread may pull while
-another pushes and a third waits for a save.
+Threads: pulls, pushes, announcements, calls aside and the rest have a transport each. So one thread
+may pull while another pushes and a third waits for a save.
 """
 
 import time
@@ -18,6 +18,7 @@ from trireme.worker.transport import LockedTransport, Transport
 
 T = TypeVar("T")
 RETRY_S = 0.02
+ANNOUNCE_S = 2.0
 FINISH = {"import": "import.finish", "load": "checkpoint.finish"}
 
 
@@ -41,19 +42,28 @@ class Servers:
         self.pushes = LockedTransport(connect("push"))
         self._control = LockedTransport(connect("control"))
         self._aside = LockedTransport(connect("aside"))
+        self._announcing: LockedTransport | None = None  # few jobs have tables that need it
+        self._connect = connect
         self.map: BucketMap
         self.job = ""  # the coordinator's id of it
         self.states = states
 
     def close(self) -> None:
-        for locked in (self.pulls, self.pushes, self._control, self._aside):
-            locked.transport.close()
+        for locked in (self.pulls, self.pushes, self._control, self._aside, self._announcing):
+            if locked is not None:
+                locked.transport.close()
 
     # ---- calls ----
 
     def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
         """Make these calls, in parallel; replies in their order."""
         return self._control.call_all(calls, timeout_s)
+
+    def announce(self, calls: Sequence[Call]) -> None:
+        """Make calls that need not succeed, and do not wait long."""
+        if self._announcing is None:
+            self._announcing = LockedTransport(self._connect("announce"))
+        self._announcing.call_all(calls, min(self.timeout_s, ANNOUNCE_S))
 
     def everywhere(
         self,

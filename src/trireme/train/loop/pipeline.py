@@ -139,6 +139,8 @@ class Pipeline:
             batch = as_batch(source)
             with watch.measure("unique"):
                 plan = self._planner.plan(batch, train=self._training)
+            if self._fetch is None:  # else few of the rows will be pulled
+                self._cluster.client.announce(plan.keys())
             yield _Prepared(number, batch, plan)
         if begun is not None:
             begun()
