@@ -21,8 +21,10 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag
 from trireme.rows.core_table import make_core_table
+from trireme.server.row_tier import RowTier
 from trireme.size import tables as size_tables
 from trireme.size.estimate import Need
+from trireme.size.tier import TierNeed
 from trireme.table import Table
 from trireme.train import Trainer
 
@@ -162,7 +164,7 @@ def test_the_command_says_what_each_server_needs(capsys: pytest.CaptureFixture[s
     assert lines["state"][1:3] == ["128.0", "B"]
     assert 6.5 <= float(lines["index"][1]) <= 7.4
     assert "while a checkpoint is written" in text
-    assert "no tier on SSD" in text
+    assert "--memory B estimates a table with rows on SSD" in text
     options = ["--policy", "score", "--count_filter", "3", "--pending_keys", "1e9"]
     text = output_of(capsys, "--keys", "1e6", "--dims", "16=10", "4=90", "--optimizer", "adam")
     assert "1,000,000 rows of 16, 4 float32 weights" in text
@@ -185,9 +187,40 @@ def test_the_command_reads_a_configuration(
     assert "expected --heads with a policy whose rows begin" in capsys.readouterr().err
 
 
+def test_rows_that_a_budget_holds_are_estimated(tmp_path: Path) -> None:
+    table = Table("t", dim=16, optimizer=optim.Adagrad(lr=0.1))
+    num_rows, memory = 400_000, 24 << 20
+    row_tier = RowTier(memory, [tmp_path])
+    rows = row_tier.make_rows(table.schema)
+    pool, values = _core.Pool(1), _core.RuleValues(lr=0.1)
+    for number, keys in enumerate(np.array_split(np.arange(num_rows, dtype=np.uint64), 100), 1):
+        rows.update(keys, np.ones((len(keys), 16), np.float32), [(0, number)], values, pool)
+    assert rows.tier is not None
+    tier = TierNeed(Need.on_one_of(1, table.schema, num_rows), memory)
+    assert tier.hot_rows == pytest.approx(num_rows - rows.tier["rows"], rel=0.1)
+    assert tier.least < memory
+    assert TierNeed(tier.need, tier.least).hot_rows > 0
+
+
+def test_the_command_tells_memory_disk_and_wear_of_rows_on_ssd(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["size", "--keys", "1e9", "--dim", "16", "--memory"]
+    assert cli.main([*command, "20GiB", "--evicted_rows", "1e5", "--endurance", "600"]) == 0
+    out = capsys.readouterr().out
+    assert "with 20.0 GiB of memory on each server (--memory), and rows on SSD:" in out
+    # 28 rows of 144 B in a page of 4096 B, written 1.8 times
+    days = 600e12 / (1e5 * 4096 / 28 * 1.8 * 86_400)
+    assert f": {days:,.0f} days until 600 TB" in out
+    assert cli.main([*command, "1GiB"]) == 0
+    assert "too little: it takes at least 5.5 GiB" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (["--keys", "1", "--dim", "4", "--evicted_rows", "1"], "expected --memory with"),
+        (["--keys", "1", "--dim", "4", "--memory", "much"], "--memory: expected a number of bytes"),
         (["--keys", "1e6"], "expected --dim D or -m config.yaml, found neither"),
         (["--keys", "1.5", "--dim", "4"], "expected a whole number >= 0, found '1.5'"),
         (["--keys", "1e6", "--dim", "0"], "row classes of dim 1 to 4096"),

@@ -94,3 +94,32 @@ def test_a_job_that_has_not_begun_has_nothing_to_show() -> None:
     lines = shown(Snapshot(0.0, [samples_of("a:1")]), Snapshot(1.0, [samples_of("a:1")]))
     assert lines["staleness:"] == ["no", "push", "yet"]
     assert lines["a:1"][-1] == "-"
+
+
+def test_tables_with_rows_on_ssd_have_lines_of_their_own() -> None:
+    def tiered(n: int) -> ServerSamples:
+        numbers = {
+            "table_rows": 10_000.0,
+            "table_ssd_rows": 9000.0,
+            "table_ssd_rows_kept": 12_000.0,
+            "table_memory_limit_bytes": 2.0**20,
+            "table_ssd_bytes": 2.0**26,
+            "table_hits_total": 80.0 * n,
+            "table_misses_total": 20.0 * n,
+            "table_ssd_reads_total": 15.0 * n,
+            "table_ssd_fetched_rows_total": 5.0 * n,
+            "table_ssd_evicted_rows_total": 10.0 * n,
+            "table_ssd_cleaned_rows_total": 6.0 * n,
+        }
+        labeled = {name: [({"table": "ads"}, value)] for name, value in numbers.items()}
+        plain = samples_of("a:1", uptime_seconds=1.0, pulls_total=float(n))
+        return ServerSamples("a:1", {**plain.samples, **samples_of("a:1", **labeled).samples})
+
+    file = io.StringIO()
+    before, now = Snapshot(10.0, [tiered(100)]), Snapshot(12.0, [tiered(140)])
+    Console(file=file, width=220).print(view(before, now))
+    [line] = [line for line in file.getvalue().splitlines() if "75.0%" in line]
+    assert line.split() == [
+        "ads", "1000", "9000", "1.0", "MiB", "64.0", "MiB", "75.0%", "80.0%", "300", "15", "100",
+        "200", "1.60x",
+    ]  # fmt: skip

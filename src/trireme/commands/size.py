@@ -26,7 +26,8 @@ examples:
   trireme size -m config.yaml --keys 1e8 -o hyper_parameters.sparse_feature_dim=32
       estimate the tables of a configuration's model, with this number of rows each
 
-All rows are in memory. This version keeps no rows on SSD or in GPU memory.
+  trireme size --keys 1e10 --dim 16 --server_num 8 --memory 20GiB --evicted_rows 2e4
+      estimate a table ten times its memory, with rows on SSD, and how long the disks last
 """
 
 
@@ -77,20 +78,34 @@ def add_to(command: argparse.ArgumentParser) -> None:
         metavar="P",
         help="per cent of the rows that a delta contains; default: 1",
     )
+    add("--memory", metavar="B", help="of each server, such as 20GiB: the other rows are on SSD")
+    add("--evicted_rows", type=number, metavar="N", help="rows per second that a server writes")
+    add(
+        "--endurance",
+        type=number,
+        default=1000.0,
+        metavar="TB",
+        help="terabytes that a server's disks may be written (TBW); default: 1000",
+    )
     add_config(command, purpose="whose model has the tables")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from trireme.byte_size import parse_bytes
     from trireme.drawing import size
     from trireme.size.estimate import Need
     from trireme.size.report import of_table
+    from trireme.size.tier import TierNeed, of_tier
 
     if arguments.server_num < 1 or arguments.worker_num < 1:
         raise BadRequest(
             "size: expected --server_num and --worker_num >= 1,"
             f" found {arguments.server_num} and {arguments.worker_num}"
         )
+    if arguments.evicted_rows and arguments.memory is None:
+        raise BadRequest("size: expected --memory with --evicted_rows, found none")
+    memory = None if arguments.memory is None else parse_bytes("--memory", arguments.memory)
     tables = _tables(arguments)
     if arguments.heads and all(table.schema.head_class is None for table in tables):
         raise BadRequest(
@@ -112,12 +127,16 @@ def run(arguments: argparse.Namespace) -> int:
     for need in needs:
         for line in of_table(need, arguments.keys, arguments.server_num, arguments.delta):
             sys.stdout.write(line + "\n")
+        if memory is not None:
+            tier, endurance = TierNeed(need, memory / len(needs)), arguments.endurance * 1e12
+            for line in of_tier(tier, arguments.evicted_rows, endurance):
+                sys.stdout.write(line + "\n")
         sys.stdout.write("\n")
     if len(needs) > 1:
-        memory = size(sum(need.memory for need in needs))
+        all_memory = size(sum(need.memory for need in needs))
         disk = size(sum(need.checkpoint for need in needs) * arguments.server_num)
         sys.stdout.write(
-            f"{len(needs)} tables: {memory} of memory on each server,"
+            f"{len(needs)} tables: {all_memory} of memory on each server,"
             f" {disk} of disk for a full checkpoint\n"
         )
     return 0

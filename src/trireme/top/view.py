@@ -21,6 +21,7 @@ def view(before: Snapshot, now: Snapshot) -> RenderableType:
         _servers(interval),
         *(Text(f"no answer: {server.error}") for server in now.servers if server.error),
         _tables(interval),
+        *([_tiers(interval)] if now.values_of("trireme_table_ssd_rows", "table") else []),
         _workers(interval),
         _staleness(now),
     )
@@ -108,8 +109,44 @@ def _tables(interval: _Interval) -> Table:
             _count(now.total("trireme_table_rows", table=name)),
             drawing.size(now.total("trireme_table_bytes", table=name)),
             _count(pulled),
-            f"{100 * missing / pulled:.1f}%" if pulled else _NONE,
+            _percent(missing, pulled),
             _count(interval.rate("trireme_table_pushed_keys_total", table=name)),
+        )
+    return table
+
+
+def _tiers(interval: _Interval) -> Table:
+    """Tables with rows on SSD. Written: rows written by rows that left memory."""
+    table = _table(
+        "on SSD", "in memory", "on SSD", "budget", "files", "in use", "hits", "reads/s",
+        "reads/pull", "fetched/s", "evicted/s", "written",
+    )  # fmt: skip
+    now, pulls = interval.now, interval.rate("trireme_pulls_total")
+    for name in now.values_of("trireme_table_ssd_rows", "table"):
+
+        def total(what: str, name: str = name) -> float:
+            return now.total(f"trireme_table_{what}", table=name)
+
+        def rate(what: str, name: str = name) -> float:
+            return interval.rate(f"trireme_table_{what}_total", table=name)
+
+        cold, kept = total("ssd_rows"), total("ssd_rows_kept")
+        hits, misses = rate("hits"), rate("misses")
+        reads, evicted = rate("ssd_reads"), rate("ssd_evicted_rows")
+        cleaned = rate("ssd_cleaned_rows")
+        table.add_row(
+            name,
+            _count(total("rows") - cold),
+            _count(cold),
+            drawing.size(total("memory_limit_bytes")),
+            drawing.size(total("ssd_bytes")),
+            _percent(cold, kept),
+            _percent(hits, hits + misses),
+            _count(reads),
+            _count(reads / pulls) if pulls else _NONE,
+            _count(rate("ssd_fetched_rows")),
+            _count(evicted),
+            f"{(evicted + cleaned) / evicted:.2f}x" if evicted else _NONE,
         )
     return table
 
@@ -176,6 +213,10 @@ def _table(first: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else _NONE
 
 
 def _count(number: float) -> str:
