@@ -39,6 +39,7 @@ BENCHES = {
     "network": ("benchmarks.macro.network", "a server behind a slow network: CTR-DNN"),
     "security": ("benchmarks.macro.security", "what encryption costs: CTR-DNN with keys"),
     "scale": ("benchmarks.macro.scale", "a server with 1,000 workers: CPU per request, steps"),
+    "ssd": ("benchmarks.macro.ssd", "rows on SSD, beside RocksDB, the device, and memory"),
     "hostile": ("benchmarks.macro.hostile", "what a server with keys spends on hostile peers"),
     "table": ("benchmarks.micro.bench_table", "rows of the table core, on one thread"),
     "predictor": ("benchmarks.micro.bench_predictor", "lookups in an export, beside the table's"),
