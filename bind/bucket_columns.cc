@@ -76,7 +76,8 @@ void restore(Table& table, Array1<const std::uint16_t> buckets,
              Array1<const std::int64_t> streams, Array1<const std::uint64_t> sequences,
              Array1<const std::int64_t> removed_offsets, Array1<const std::uint64_t> removed,
              Array1<const std::int64_t> pending_offsets, Array1<const std::uint8_t> pending,
-             std::uint32_t removed_at, std::uint32_t removed_since, bool apply) {
+             std::uint32_t removed_at, std::uint32_t removed_since, bool apply,
+             Array1<const std::int64_t> place_offsets, Array1<const std::uint8_t> places) {
   std::vector<std::span<const std::uint8_t>> cells;
   for (const auto& column : columns) cells.push_back(as_span(column));
   nb::gil_scoped_release release;
@@ -95,6 +96,8 @@ void restore(Table& table, Array1<const std::uint16_t> buckets,
                    .removed = as_span(removed),
                    .pending_offsets = as_span(pending_offsets),
                    .pending = as_span(pending),
+                   .place_offsets = as_span(place_offsets),
+                   .places = as_span(places),
                    .removed_at = removed_at,
                    .removed_since = removed_since},
                   apply);
@@ -151,14 +154,16 @@ Raises BadRequest, ResourceExhausted.)");
         "classes"_a.noconvert(), "columns"_a, "widths"_a, "mark_offsets"_a.noconvert(),
         "streams"_a.noconvert(), "sequences"_a.noconvert(), "removed_offsets"_a.noconvert(),
         "removed"_a.noconvert(), "pending_offsets"_a.noconvert(), "pending"_a.noconvert(),
-        "removed_at"_a, "removed_since"_a, "apply"_a,
+        "removed_at"_a, "removed_since"_a, "apply"_a, "place_offsets"_a.noconvert(),
+        "places"_a.noconvert(),
         R"(Call Table.restore, or Table.apply if `apply`, for each wanted bucket.
 
 buckets: (m,) uint16. num_rows: (m,) uint32. wanted: (m,) bool.
 The other arrays are those of BucketColumns; mark_offsets may be empty: no marks.
 removed: if `apply`, the keys to remove. Otherwise the keys removed with a version in
 (removed_since, removed_at], which later snapshots list.
-Raises what Table.restore raises; the buckets before the refused one are already replaced.)");
+place_offsets, places: of BucketColumns, where other rows are on SSD; empty: there are none.
+Raises what Table.restore raises. Corruption: not such places. The buckets before the refused one are already replaced.)");
 }
 
 }  // namespace trireme::bind

@@ -99,23 +99,6 @@ void adopt_segment(Table& table, std::uint32_t number, std::size_t device, std::
               .num_rows_then = num_rows_then});
 }
 
-void restore_places(Table& table, std::uint32_t first, Array1<const std::int64_t> offsets,
-                    Array1<const std::uint8_t> places) {
-  const std::span<const std::int64_t> ends = as_span(offsets);
-  const std::span<const std::uint8_t> bytes = as_span(places);
-  nb::gil_scoped_release release;
-  if (ends.empty() || ends[0] < 0 || !std::ranges::is_sorted(ends) ||
-      static_cast<std::size_t>(ends.back()) > bytes.size()) {
-    throw Error(ErrorCode::kBadRequest, "Table.restore_places: expected ascending offsets within " +
-                                            std::to_string(bytes.size()) + " bytes, found others");
-  }
-  for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
-    const auto begin = static_cast<std::size_t>(ends[i]);
-    table.restore_places(first + static_cast<std::uint32_t>(i),
-                         bytes.subspan(begin, static_cast<std::size_t>(ends[i + 1]) - begin));
-  }
-}
-
 }  // namespace
 
 void register_tier(nb::module_& m, nb::class_<Table>& table) {
@@ -156,13 +139,7 @@ Raises Unavailable, ResourceExhausted: a device.)")
            "num_rows_then"_a,
            R"(Go on with a segment of another table, whose file was linked into this one's folder.
 
-Raises BadRequest: its number or name is taken. Corruption: the file is too small.)")
-      .def("restore_places", &restore_places, "first"_a, "offsets"_a.noconvert(),
-           "places"_a.noconvert(),
-           R"(Go on with rows on SSD whose segments were adopted: BucketColumns' places of buckets
-first, first + 1, ..., which have been restored with the rest of their content.
-
-Raises Corruption: not such places.)");
+Raises BadRequest: its number or name is taken. Corruption: the file is too small.)");
 }
 
 void register_ssd(nb::module_& m) {

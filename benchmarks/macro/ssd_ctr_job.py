@@ -23,6 +23,7 @@ from benchmarks.micro.ssd_job import fill
 from trireme.job.embedded import embedded
 from trireme.server.row_tier import RowTier
 
+ROW_BYTES = 144  # 16 weights, 16 of state, key, stamp
 _SPREAD = 2_654_435_761
 
 
@@ -75,7 +76,8 @@ def main(argv: list[str]) -> None:
         if after
         else {}
     )
-    result = {"examples_per_s": args.batches * args.batch / spent, **detail}
+    result = {"memory": args.memory, "share": args.memory / (args.rows * ROW_BYTES)}
+    result |= {"examples_per_s": args.batches * args.batch / spent, **detail}
     sys.stdout.write(json.dumps(result) + "\n")
 
 

@@ -141,6 +141,9 @@ void restore_columns(Table& table, const ColumnsView& view, bool apply) {
   expect("streams:", view.streams.size(), view.sequences.size());
   check_offsets(view.removed_offsets, view.buckets.size(), view.removed.size());
   check_offsets(view.pending_offsets, view.buckets.size(), view.pending.size());
+  if (!view.place_offsets.empty()) {
+    check_offsets(view.place_offsets, view.buckets.size(), view.places.size());
+  }
   if (!view.mark_offsets.empty()) {
     check_offsets(view.mark_offsets, view.buckets.size(), view.streams.size());
   }
@@ -177,6 +180,9 @@ void restore_columns(Table& table, const ColumnsView& view, bool apply) {
       content.removed = removed;
       content.removed_at = view.removed_at;
       content.removed_since = view.removed_since;
+      if (!view.place_offsets.empty()) {
+        content.places = part_of(view.places, view.place_offsets, m);
+      }
       table.restore(view.buckets[m], content);
     }
   }

@@ -55,6 +55,8 @@ struct ColumnsView {
   std::span<const std::uint64_t> removed;
   std::span<const std::int64_t> pending_offsets;  // (m + 1)
   std::span<const std::uint8_t> pending;
+  std::span<const std::int64_t> place_offsets;  // (m + 1) of restore; empty: no rows on SSD
+  std::span<const std::uint8_t> places;
   std::uint32_t removed_at;  // of restore: see Table::BucketView
   std::uint32_t removed_since;
 };

@@ -127,11 +127,6 @@ BucketContent Table::snapshot_in_memory(std::uint32_t bucket, std::uint32_t remo
   return content;
 }
 
-void Table::restore_places(std::uint32_t bucket, std::span<const std::uint8_t> places) {
-  check_bucket(bucket);
-  raise_version(need_tier("restore_places").restore_places(bucket, places));
-}
-
 // Requires: the stripe's lock.   on_ssd: the bucket's rows there; others than those that changed
 // since may be among them.
 void Table::fill(BucketContent& content, std::uint32_t bucket, std::uint32_t since,
@@ -231,10 +226,15 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   if (content.pending) pending = admission_.parse(bucket, *content.pending);
   std::vector<std::uint64_t> removed(content.removed.begin(), content.removed.end());
   std::vector<std::uint32_t> removed_at(removed.size(), content.removed_at);
+  Tier::SavedPlaces places;
+  if (!content.places.empty()) {
+    places = need_tier("restore").parse_places(bucket, content.places);
+    raise_version(places.version());
+  }
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
-  const Tier::Lock lock = tier_ == nullptr
-                              ? Tier::Lock(nullptr, stripe, std::unique_lock(stripes_[stripe]))
-                              : tier_->lock_stripe(stripe, content.keys.size());
+  const Tier::Lock lock =
+      tier_ == nullptr ? Tier::Lock(nullptr, stripe, std::unique_lock(stripes_[stripe]))
+                       : tier_->lock_stripe(stripe, content.keys.size(), content.places.size());
   std::vector<Arena::Ref> old;
   index_.refs_of(bucket, old);
   const std::vector<std::pair<StreamMarks*, std::uint64_t>> marks = changed_marks(bucket, content);
@@ -248,7 +248,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   index_.reserve(bucket, num_rows, version(), scratch);
   index_.clear(bucket);
   arenas_.free(old);
-  if (tier_ != nullptr) tier_->clear(bucket);
+  if (tier_ != nullptr) tier_->restore_places(bucket, std::move(places));
   if (num_rows == 0) index_.release(bucket);
   removed_.restore(bucket, std::move(removed), std::move(removed_at), content.removed_since);
   admission_.replace(bucket, std::move(pending));

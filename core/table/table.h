@@ -153,9 +153,6 @@ class Table {
   // All rows that are in memory, and the places of those on SSD. Errors: kBadRequest without a
   // tier.
   BucketContent snapshot_in_memory(std::uint32_t bucket, std::uint32_t removed_since) const;
-  // Goes on with rows on SSD. Requires: the bucket has been restored with the rest of that content.
-  // Errors: as above; those of Tier::restore_places.
-  void restore_places(std::uint32_t bucket, std::span<const std::uint8_t> places);
   // The lowest version since which the removed keys of every bucket are known.
   std::uint32_t removed_known_since() const;
   // Replaces rows, marks and pending state of a bucket; marks of other streams become 0. Nothing
@@ -172,6 +169,8 @@ class Table {
     std::span<const std::uint64_t> removed = {};
     std::uint32_t removed_at = 0;
     std::uint32_t removed_since = 0;
+    // Of restore: where the bucket's other rows are on SSD; empty: there are none.
+    std::span<const std::uint8_t> places = {};
   };
   void restore(std::uint32_t bucket, const BucketView& content);
   // Removes keys, then inserts or replaces rows. Other rows and all marks stay, as does the pending

@@ -102,8 +102,8 @@ class Tier {
   Bucket lock_bucket(std::uint32_t bucket);
   // Forgets a row on SSD that was found under the lock.
   void take(const Place& place) noexcept { cold_.take(place); }
-  // Locks a stripe, with room for new rows.
-  Lock lock_stripe(std::uint32_t stripe, std::size_t num_new);
+  // Locks a stripe, with room for new rows, and for more to find rows on SSD.
+  Lock lock_stripe(std::uint32_t stripe, std::size_t num_new, std::size_t num_bytes);
 
   // Brings the rows of keys into memory, and counts their use. Rows that find no room stay on SSD.
   enum class For {
@@ -132,10 +132,15 @@ class Tier {
   ssd::PageLog& log() const noexcept { return log_; }
   // Where the rows of a bucket on SSD are. Requires: the stripe's lock.
   void save_places(std::uint32_t bucket, std::vector<std::uint8_t>& bytes) const;
-  // Goes on with such places; the log has adopted their segments. Requires: the bucket has no rows
-  // on SSD. Returns the newest version of the rows. Errors: kCorruption, nothing changed; those of
-  // make_room.
-  std::uint32_t restore_places(std::uint32_t bucket, std::span<const std::uint8_t> bytes);
+  using SavedPlaces = ssd::ColdRows::Saved;
+  // Errors: kCorruption: not such places, or of segments that the log has not adopted.
+  SavedPlaces parse_places(std::uint32_t bucket, std::span<const std::uint8_t> bytes) const {
+    return cold_.parse(bucket, bytes);
+  }
+  // Goes on with them, in the place of the bucket's rows on SSD. Requires: the stripe's lock.
+  void restore_places(std::uint32_t bucket, SavedPlaces&& places) noexcept {
+    cold_.restore(bucket, std::move(places));
+  }
 
   struct Use {
     ssd::PageLog::Use log;

@@ -112,8 +112,8 @@ std::size_t Tier::move_in(std::uint32_t stripe, const Places& places) {
   return num_rows;
 }
 
-Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new) {
-  Room room = make_room(num_new);
+Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new, std::size_t num_bytes) {
+  Room room = make_room(num_new, num_bytes);
   Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
   result.room_ = std::move(room);
   return result;
@@ -214,13 +214,6 @@ void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> 
 void Tier::save_places(std::uint32_t bucket, std::vector<std::uint8_t>& bytes) const {
   ByteWriter writer(bytes);
   cold_.save(bucket, writer);
-}
-
-std::uint32_t Tier::restore_places(std::uint32_t bucket, std::span<const std::uint8_t> bytes) {
-  const Room room = make_room(0, bytes.size());
-  const Lock lock = lock_stripe(bucket / kBucketsPerStripe, 0);
-  ByteReader reader(bytes);
-  return cold_.load(bucket, reader);
 }
 
 }  // namespace trireme

@@ -185,8 +185,8 @@ class Pair {
                              .pending = content.pending.span(),
                              .removed = content.removed.span(),
                              .removed_at = version_,
-                             .removed_since = content.removed_since});
-      if (!content.places.empty()) table.restore_places(bucket, content.places);
+                             .removed_since = content.removed_since,
+                             .places = content.places});
     }
   }
 

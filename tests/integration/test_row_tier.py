@@ -22,6 +22,7 @@ from tests.integration.saved_rows import saved_rows
 from tests.programs import Template
 from tests.seeds import SEED
 from trireme import _core
+from trireme.byte_size import parse_bytes
 from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest, Corruption, ResourceExhausted, Unavailable
 from trireme.job.cluster import Cluster
@@ -212,6 +213,7 @@ class Kept:
 
     def __init__(self, folder: Path, ssd_dirs: list[Path]) -> None:
         self.folder, self.ssd_dirs = folder, ssd_dirs
+        self.memory = "7MiB"
         self.counts = np.zeros(len(self.KEYS))
         self.number = 0
         for path in ssd_dirs:
@@ -221,7 +223,7 @@ class Kept:
     def open(self, *, has_tier: bool = True) -> None:
         self._exit = ExitStack()
         folders = ",".join(map(str, self.ssd_dirs))
-        tier = make_row_tier("7MiB", folders) if has_tier else None
+        tier = make_row_tier(self.memory, folders) if has_tier else None
         if tier is not None:
             self._exit.callback(tier.close)
         self.state = ServerState(_core.Pool(1), tier=tier)
@@ -300,6 +302,20 @@ def test_a_snapshot_leaves_rows_where_they_are_and_a_start_goes_on_with_them(
         assert use is not None
         assert use["rows"] > 30_000
     assert folders == {"first", "second"}
+
+
+@pytest.mark.parametrize("memory", ["5MiB", "30MiB"])
+def test_a_start_with_other_memory_keeps_all_rows(server: Kept, memory: str) -> None:
+    server.snapshot()
+    server.close()
+    server.memory = memory
+    server.open()
+    np.testing.assert_array_equal(server.read(), server.counts)
+    for some in np.array_split(server.KEYS[::2], 25):
+        server.push(some.copy())
+    np.testing.assert_array_equal(server.read(), server.counts)
+    rows = server.state.tables["t"].rows
+    assert rows.bytes <= parse_bytes("memory", memory)
 
 
 def test_what_a_table_says_about_its_memory_survives_a_start(server: Kept) -> None:

@@ -219,6 +219,7 @@ ENTRY_POINTS = {
 def test_every_cpp_file_is_built_or_included() -> None:
     lists = [*tree.ROOT.glob("*/**/CMakeLists.txt"), tree.ROOT / "Makefile"]
     built = "\n".join(path.read_text() for path in lists)
+    compiled = (tree.ROOT / "benchmarks/macro/ssd.py").read_text()  # rivals, when they are measured
     included = {
         target.strip('"<>').rpartition("/")[2]
         for path in tree.files(".h", ".cc")
@@ -228,6 +229,8 @@ def test_every_cpp_file_is_built_or_included() -> None:
     for path in tree.files(".cc"):
         if path.name.endswith("_test.cc"):
             is_built = f"({path.name.removesuffix('_test.cc')})" in built
+        elif path.parent.name == "micro":
+            is_built = f'"{path.stem}"' in compiled
         else:
             is_built = f"{path.parent.name}/{path.name}" in built or f" {path.name}\n" in built
         if not is_built:

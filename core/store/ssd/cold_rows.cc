@@ -207,18 +207,19 @@ void ColdRows::save(std::uint32_t bucket, ByteWriter& bytes) const {
   own.index.save(bytes);
 }
 
-std::uint32_t ColdRows::load(std::uint32_t bucket, ByteReader& bytes) {
+ColdRows::Saved ColdRows::parse(std::uint32_t bucket, std::span<const std::uint8_t> saved) const {
   const auto check = [&](bool is_right) {
     if (is_right) return;
-    throw Error(ErrorCode::kCorruption, "expected the pages of bucket " + std::to_string(bucket) +
-                                            ", found what no log of pages has");
+    throw Error(ErrorCode::kCorruption, "ColdRows: expected the pages of bucket " +
+                                            std::to_string(bucket) +
+                                            ", found what this log of pages has not");
   };
-  TRIREME_CHECK(num_rows(bucket) == 0);
+  ByteReader bytes(saved);
+  Saved result;
+  Bucket& loaded = result.bucket_;
   const auto num_pages = bytes.value<std::uint32_t>();
   check(num_pages <= ColdIndex::kNumPagesMax && bytes.value<std::uint32_t>() == words_per_page_);
-  Bucket loaded;
   loaded.pages.resize(num_pages);
-  std::uint32_t newest = 0;
   std::size_t num_rows = 0;
   for (Page& page : loaded.pages) {
     page.position = bytes.value<Position>();
@@ -226,7 +227,9 @@ std::uint32_t ColdRows::load(std::uint32_t bucket, ByteReader& bytes) {
     page.num_rows = bytes.value<std::uint16_t>();
     num_rows += page.num_rows;
     loaded.num_free += page.num_rows == 0;
-    if (page.num_rows > 0) newest = std::max(newest, page.version);
+    if (page.num_rows == 0) continue;
+    check(log_.has(page.position));
+    result.version_ = std::max(result.version_, page.version);
   }
   loaded.left.resize(num_pages * words_per_page_);
   bytes.array(std::span(loaded.left));
@@ -238,17 +241,16 @@ std::uint32_t ColdRows::load(std::uint32_t bucket, ByteReader& bytes) {
     check(num_left == loaded.pages[i].num_rows);
   }
   loaded.index = ColdIndex::load(bytes, num_pages);
-  check(loaded.index.num_entries() == num_rows);
-  for (std::size_t i = 0; i < num_pages; ++i) {
-    const Page& page = loaded.pages[i];
-    if (page.num_rows == 0 || log_.remember(page.position, page.num_rows)) continue;
-    for (const Page& other : std::span(loaded.pages).first(i)) {
-      if (other.num_rows > 0) log_.forget(other.position, other.num_rows);
-    }
-    check(false);
+  check(loaded.index.num_entries() == num_rows && bytes.is_at_end());
+  return result;
+}
+
+void ColdRows::restore(std::uint32_t bucket, Saved&& saved) noexcept {
+  clear(bucket);
+  for (const Page& page : saved.bucket_.pages) {
+    if (page.num_rows > 0) log_.remember(page.position, page.num_rows);
   }
-  buckets_[bucket] = std::move(loaded);
-  return newest;
+  buckets_[bucket] = std::move(saved.bucket_);
 }
 
 }  // namespace trireme::ssd

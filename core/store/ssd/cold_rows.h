@@ -103,9 +103,12 @@ class ColdRows {
 
   // Where the rows of a bucket are, without them.
   void save(std::uint32_t bucket, ByteWriter& bytes) const;
-  // Goes on with what save() wrote; the log has adopted the segments. Requires: the bucket has no
-  // rows here. Returns the newest version of the rows. Errors: kCorruption, nothing changed.
-  std::uint32_t load(std::uint32_t bucket, ByteReader& bytes);
+  // What save() wrote; the log has adopted the segments.
+  class Saved;
+  // Errors: kCorruption.
+  Saved parse(std::uint32_t bucket, std::span<const std::uint8_t> bytes) const;
+  // Goes on with it, in the place of the bucket's rows.
+  void restore(std::uint32_t bucket, Saved&& saved) noexcept;
 
   std::size_t bytes(std::uint32_t bucket) const noexcept;  // of memory, beside kOwnBytes
 
@@ -140,6 +143,17 @@ class ColdRows {
   const std::unique_ptr<std::array<Bucket, kNumBuckets>> memory_ =
       std::make_unique<std::array<Bucket, kNumBuckets>>();
   std::array<Bucket, kNumBuckets>& buckets_ = *memory_;
+};
+
+class ColdRows::Saved {
+ public:
+  Saved() = default;
+  std::uint32_t version() const noexcept { return version_; }  // the newest of the rows
+
+ private:
+  friend class ColdRows;
+  Bucket bucket_;
+  std::uint32_t version_ = 0;
 };
 
 template <class Visit>

@@ -145,8 +145,10 @@ class PageLog {
   // Errors: kBadRequest: its number or name is taken, or the device unknown; kCorruption: the file
   // is too small; those of the device.
   void adopt(const SegmentFile& segment);
-  // Rows of a page of an adopted segment are left. False: there is no such page.
-  bool remember(Position position, std::size_t num_rows) noexcept;
+  // Whether a page was appended there.
+  bool has(Position position) const noexcept;
+  // Rows of a page of an adopted segment are left. Requires: has(position).
+  void remember(Position position, std::size_t num_rows) noexcept;
 
   struct Use {
     std::size_t num_segments = 0;

@@ -82,14 +82,18 @@ void PageLog::adopt(const SegmentFile& segment) {
   next_device_ = segment.device + 1;
 }
 
-bool PageLog::remember(Position position, std::size_t num_rows) noexcept {
+bool PageLog::has(Position position) const noexcept {
   const std::size_t number = position / config_.segment_pages;
   std::lock_guard lock(mutex_);
-  if (number >= files_.size() || files_[number] == nullptr) return false;
-  File& file = *files_[number];
-  if (position % config_.segment_pages >= file.num_written) return false;
-  file.num_rows += num_rows;
-  return true;
+  return number < files_.size() && files_[number] != nullptr &&
+         position % config_.segment_pages < files_[number]->num_written;
+}
+
+void PageLog::remember(Position position, std::size_t num_rows) noexcept {
+  std::lock_guard lock(mutex_);
+  const std::shared_ptr<File>& file = files_[position / config_.segment_pages];
+  TRIREME_CHECK(file != nullptr);
+  file->num_rows += num_rows;
 }
 
 }  // namespace trireme::ssd

@@ -48,6 +48,11 @@ PLACES = pa.schema([_required("bucket", pa.uint16()), _required("places", pa.lar
 """Of a snapshot that leaves rows on SSD: where those of each bucket are, in bytes of the core."""
 
 
+Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
+"""(m + 1,) offsets and bytes of m buckets."""
+_NO_PLACES: Places = (np.zeros(0, np.int64), np.zeros(0, np.uint8))
+
+
 @dataclass(frozen=True)
 class RowColumns:
     """The parts of a wide row as columns of a file, behind key and row class; `widths` in bytes."""
@@ -85,8 +90,12 @@ class RowColumns:
         removed_at: int,
         removed_since: int,
         apply: bool,
+        places: Places | None = None,
     ) -> None:
-        """Put the wanted buckets of a file into a table, see `_core.restore_columns`."""
+        """Put the wanted buckets of a file into a table, see `_core.restore_columns`. places: of
+        these buckets' rows on SSD.
+        """
+        place_offsets, place_bytes = _NO_PLACES if places is None else places
         columns = [
             c.flatten() if pa.types.is_fixed_size_list(c.type) else c for c in batch.columns[2:]
         ]
@@ -101,6 +110,8 @@ class RowColumns:
             removed_at=removed_at,
             removed_since=removed_since,
             apply=apply,
+            place_offsets=place_offsets,
+            places=place_bytes,
         )
 
     def statistics_of(self, snapshot: _core.BucketColumns) -> Array:
@@ -178,18 +189,15 @@ def read_checked_rows(
         yield buckets, batch
 
 
-def read_places(
-    storage: Storage, path: str
-) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint8]]]:
-    """The places of consecutive buckets, some at a time: the number of the first, m + 1 offsets,
-    and the bytes. Raises Corruption: not such a file.
+def read_places(storage: Storage, path: str) -> Iterator[Places]:
+    """The places of the buckets that `read_rows` of the same piece yields, as many at a time.
+    Raises Corruption: not such a file.
     """
     with _reader(storage, path, PLACES) as batches:
         for batch in batches:
             batch.validate(full=True)
             _, offsets, content = batch["places"].buffers()
             yield (
-                int(batch["bucket"][0].as_py()),
                 np.frombuffer(offsets, np.int64)[: batch.num_rows + 1],
                 np.frombuffer(content or b"", np.uint8),
             )

@@ -4,8 +4,10 @@ A snapshot belongs to the segment of the same number: it contains everything rec
 segment, and as much of what follows as its marks say.
 """
 
+import itertools
 import logging
 import shutil
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,12 +19,18 @@ import numpy as np
 from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.json_object import JsonObject
 from trireme.checkpoint.format.manifest import BlockFile, FileEntry, RowFiles
-from trireme.checkpoint.format.row_files import BucketLines, RowColumns, read_places, read_rows
+from trireme.checkpoint.format.row_files import (
+    BucketLines,
+    Places,
+    RowColumns,
+    read_places,
+    read_rows,
+)
 from trireme.checkpoint.server_side.block_assembly import BlockAssembly
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.checkpoint.server_side.save import SavePlan, write_shard
-from trireme.errors import writing
+from trireme.errors import Corruption, writing
 from trireme.protocol.wire import Array
 from trireme.server.log.kept_segments import adopt_segments, keep_segments, sweep_segments
 from trireme.server.log.state_folder import StateFolder
@@ -153,7 +161,17 @@ def read_snapshot(server: ServerState, path: Path) -> int:
 def _read_piece(storage: LocalStorage, version: int, piece: _Piece) -> None:
     rows = piece.table.rows
     columns = RowColumns.of_schema(piece.table.schema, rows)
+    all_places: Iterator[Places | None] = itertools.repeat(None)
+    if piece.places is not None:
+        all_places = read_places(storage, piece.places.path)
     for lines, batch in read_rows(storage, piece.files, columns.schema):
+        places = next(all_places, None)
+        if piece.places is not None and (
+            places is None or len(places[0]) != len(lines.buckets) + 1
+        ):
+            raise Corruption(
+                f"{piece.places.path}: expected places of {len(lines.buckets)} buckets"
+            )
         columns.restore(
             rows,
             _without(lines, batch["key"].to_numpy()),
@@ -162,11 +180,8 @@ def _read_piece(storage: LocalStorage, version: int, piece: _Piece) -> None:
             removed_at=version,
             removed_since=piece.removed_since,
             apply=False,
+            places=places,
         )
-    if piece.places is None:
-        return
-    for first, offsets, places in read_places(storage, piece.places.path):
-        rows.restore_places(first, offsets, places)
 
 
 def _without(lines: BucketLines, keys: Array) -> BucketLines:
