@@ -191,6 +191,8 @@ class RequestHandlers:
         arrays: list[Array] = []
         missing = []
         for table, row_class, keys_K in wanted:
+            if state.tier is not None:
+                state.tier.note_pull(table.rows, keys_K)
             rows, num_missing = table.read(row_class, keys_K, time, state.pool)
             arrays.append(rows)
             missing.append(num_missing)

@@ -39,6 +39,8 @@ _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
 _ANNOUNCED_MAX = 32  # announcements that wait
 _ANNOUNCED_KEYS_MAX = 4 << 20  # of one
+_FETCHED_KEYS = 4096  # at a time
+_PULLED_MAX = 256  # pulls that are remembered
 _CLOSE_S = 60.0
 
 
@@ -78,6 +80,8 @@ class RowTier:
         self._folders: list[Path] = []
         self._announced: queue.Queue[_Announced | None] = queue.Queue(_ANNOUNCED_MAX)
         self._fetcher: Thread | None = None
+        self._pulled: dict[tuple[int, ...], None] = {}  # the oldest first
+        self._pulled_lock = Lock()
         self.num_dropped = 0
         try:
             for folder in folders:
@@ -160,6 +164,10 @@ class RowTier:
         if sum(len(keys) for _, keys in wanted) > _ANNOUNCED_KEYS_MAX:
             self.num_dropped += 1
             return
+        with self._pulled_lock:
+            for rows, keys in wanted:
+                if len(keys):  # perhaps of an earlier batch with the same keys
+                    self._pulled.pop(_signature(rows, keys), None)
         with self._lock:
             if self._fetcher is None:
                 self._fetcher = Thread(target=self._fetch, name="trireme-fetch", daemon=True)
@@ -169,14 +177,28 @@ class RowTier:
         except queue.Full:
             self.num_dropped += 1
 
+    def note_pull(self, rows: _core.Table, keys: Array) -> None:
+        """These keys are pulled now: what is left of their announcement is void."""
+        if self._fetcher is None or not len(keys):
+            return
+        with self._pulled_lock:
+            self._pulled[_signature(rows, keys)] = None
+            if len(self._pulled) > _PULLED_MAX:
+                del self._pulled[next(iter(self._pulled))]
+
     def _fetch(self) -> None:
         pool = _core.Pool(1)
         while (wanted := self._announced.get()) is not None:
             for rows, keys in wanted:
-                try:
-                    rows.fetch(keys, pool)
-                except TriremeError as error:  # the pull that needs the rows gets it too
-                    log.warning("rows that workers announced cannot be fetched: %s", error)
+                signature = _signature(rows, keys) if len(keys) else ()
+                for begin in range(0, len(keys), _FETCHED_KEYS):
+                    if signature in self._pulled:  # else both would read the same pages
+                        break
+                    try:
+                        rows.fetch(keys[begin : begin + _FETCHED_KEYS], pool)
+                    except TriremeError as error:  # the pull that needs the rows gets it too
+                        log.warning("rows that workers announced cannot be fetched: %s", error)
+                        break
             del wanted
 
     def _of(self, rows: _core.Table) -> _TieredTable:
@@ -310,6 +332,11 @@ def make_row_tier(memory: str | None, ssd_dir: str | None) -> RowTier | None:
         return None
     folders = [Path(part.strip()) for part in ssd_dir.split(",") if part.strip()]
     return RowTier(None if memory is None else parse_bytes("--memory", memory), folders)
+
+
+def _signature(rows: _core.Table, keys: Array) -> tuple[int, ...]:
+    """Tells announcements apart; keys: not empty."""
+    return (id(rows), len(keys), int(keys[0]), int(keys[len(keys) // 2]), int(keys[-1]))
 
 
 def _no_rows() -> None:
