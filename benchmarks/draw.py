@@ -1,5 +1,4 @@
-"""Draws docs/throughput.svg, the picture of README.md, from results of `ctr`, and docs/tiers.svg
-from those of macro/ssd_ctr_job.py with several budgets.
+"""Draws docs/throughput.svg, the picture of README.md, from results of `ctr`.
 
 python -m benchmarks.draw
 """
@@ -13,8 +12,6 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[1]
 RESULTS = _ROOT / "benchmarks" / "results" / "all_epyc-2core_202611.jsonl"
 PICTURE = _ROOT / "docs" / "throughput.svg"
-TIER_RESULTS = _ROOT / "benchmarks" / "results" / "ssd_memory_epyc-2core_202611.jsonl"
-TIER_PICTURE = _ROOT / "docs" / "tiers.svg"
 
 # Label, metric without the batch size, rival (None: ours), colour.
 _BARS = (
@@ -49,39 +46,7 @@ def draw(results: Path = RESULTS) -> str:
             lines.append(_text(_LEFT + width + 6, y + 13, f"{value:,.0f}"))
             y += _STEP
         y += 28
-    return _picture(y - 28, lines)
-
-
-def draw_tiers(results: Path = TIER_RESULTS) -> str:
-    """Examples/s and the hit rate by how much memory there is, as SVG text."""
-    runs = [json.loads(line) for line in results.read_text().splitlines()]
-    largest = max(run["examples_per_s"] for run in runs)
-    lines = [
-        _text(
-            16, 30, "CTR-DNN, batches of 4096, keys by Zipf's law, examples/s on 2 cores", bold=True
-        )
-    ]
-    y = 44
-    for run in runs:
-        width = round(_BAR_MAX * run["examples_per_s"] / largest, 1)
-        label = (
-            f"{run['share']:.0%} of the table in memory" if run["memory"] else "all rows in memory"
-        )
-        colour = _BARS[0][3] if run["memory"] else _BARS[1][3]
-        lines.append(_text(_LEFT - 8, y + 13, label, anchor="end"))
-        lines.append(
-            f'<rect x="{_LEFT}" y="{y}" width="{width}" height="{_THICKNESS}" fill="{colour}"/>'
-        )
-        wanted = run.get("hits", 0) + run.get("misses", 0)
-        hits = f", {run['hits'] / wanted:.1%} hits" if wanted else ""
-        inside = width > _BAR_MAX - 100
-        x, anchor = (_LEFT + width - 6, "end") if inside else (_LEFT + width + 6, "start")
-        lines.append(_text(x, y + 13, f"{run['examples_per_s']:,.0f}{hits}", anchor=anchor))
-        y += _STEP
-    return _picture(y, lines)
-
-
-def _picture(height: int, lines: list[str]) -> str:
+    height = y - 28
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}"'
         f' viewBox="0 0 {_WIDTH} {height}">\n<rect width="100%" height="100%" fill="#ffffff"/>'
@@ -114,4 +79,3 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = 
 
 if __name__ == "__main__":
     PICTURE.write_text(draw())
-    TIER_PICTURE.write_text(draw_tiers())

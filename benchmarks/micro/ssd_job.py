@@ -66,6 +66,7 @@ class RocksDict:
         from rocksdict import (  # type: ignore[import-not-found,unused-ignore]
             BlockBasedOptions,
             Cache,
+            DBCompressionType,
             Options,
             Rdict,
             WriteBatch,
@@ -79,8 +80,9 @@ class RocksDict:
         options.set_write_buffer_size(buffer)
         options.set_max_write_buffer_number(2)
         options.increase_parallelism(4)
-        blocks.set_block_cache(Cache(memory - 2 * buffer))
-        blocks.set_cache_index_and_filter_blocks(True)
+        # Indexes and filters are in memory at all times: in a small cache they are read again.
+        blocks.set_block_cache(Cache(memory - 2 * buffer - num_rows * 7 // 2))
+        options.set_compression_type(DBCompressionType.none())  # floats do not become smaller
         blocks.set_bloom_filter(10, False)
         options.set_block_based_table_factory(blocks)
         writing = WriteOptions()

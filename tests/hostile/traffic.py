@@ -32,6 +32,7 @@ from trireme.server.state import ServerState
 from trireme.worker.client import WorkerClient
 from trireme.worker.expiry_calls import counters, shrink
 from trireme.worker.monitoring import WorkerMetrics
+from trireme.worker.pull import PullPlan
 from trireme.worker.transport import LOCAL, LocalTransport
 
 FEATURES = ("a", "b")
@@ -221,6 +222,13 @@ def _run(cluster: Cluster, folder: Path) -> None:
     if trainer.optimizer.strategy.mode == "sync":  # as one of several workers that clip by the norm
         cluster.client.pull({}, staged=3, clipped=True)
     trainer.save(folder / "full")
+    # As of a table with rows on SSD.
+    announced = PullPlan(
+        {tr.table.RowClassId("plain"): np.arange(9, dtype=np.uint64)},
+        cluster.client.servers.map,
+        cluster.pool,
+    )
+    cluster.client.servers.announce(announced.calls(announced.tables(), "ps.announce"))
     trainer.fit(batches(2, seed=2))
     trainer.save(folder / "delta", mode="delta")
     shrink(cluster.client, time=3 * DAY_S, day_over=True)

@@ -135,7 +135,7 @@ class WorkerClient:
             return
         body = {"schema": schema.declaration()}
         replies = self.servers.everywhere_current("ps.create_table", body)
-        if any(reply.body["tier"] for reply in replies):
+        if any(reply.body.get("tier", False) for reply in replies):
             self._tiered.add(schema.name)
         self._tables[schema.name] = schema
 
