@@ -285,6 +285,7 @@ void Table::insert_row(Arena::Ref ref, const BucketView& content, std::size_t i)
   classes_[row_class].read_wide(row, content.rows.data() + i * row_bytes());
   const auto version = static_cast<std::uint16_t>(classes_[row_class].stamp(row).version);
   index_.insert(mix64(content.keys[i]), {ref, version}, this->version());
+  if (tier_ != nullptr) tier_->uses().begin(ref);
   admission_.settle(content.keys[i]);
 }
 

@@ -11,11 +11,10 @@ namespace trireme {
 
 namespace {
 
-// What the hand does at a bucket: pages that it writes, the share of the rows in memory that it
-// moves out at most, and after how many rounds it halves the counts of uses.
+// What the hand does at a bucket: pages that it writes, and the share of the rows in memory that it
+// moves out at most.
 constexpr std::size_t kPagesOut = 8;
 constexpr std::size_t kShareOut = 16;
-constexpr std::uint64_t kRoundsPerDecay = 4;
 
 // Cleaning: the share of the rows on SSD that are left, in per cent, below which it begins; pages
 // that it reads at a time; and the share above which a segment is not worth it.
@@ -108,7 +107,7 @@ Tier::Memory Tier::memory() const {
   for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
     const Arena& arena = table_.arenas_.of(i);
     const Arena::Use use = arena.use();
-    const std::size_t row_bytes = arena.row_bytes() + sizeof(std::uint8_t);
+    const std::size_t row_bytes = arena.row_bytes() + Uses::kBytesPerRow;
     memory.taken += use.num_rows * row_bytes;
     if (use.num_free < promised) {
       memory.lacking += (promised - use.num_free) * row_bytes;
@@ -179,7 +178,7 @@ bool Tier::step() {
     if (table_.index_.num_rows(bucket) == 0) return false;
   }
   begin_shrink();
-  const std::size_t num_moved = move_out(bucket, hand / kNumBuckets % kRoundsPerDecay == 0);
+  const std::size_t num_moved = move_out(bucket);
   clean();
   return num_moved > 0;
 }
@@ -207,9 +206,9 @@ void Tier::begin_shrink() {
 // Keeps the references of the rows that were used least.
 void Tier::keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) const {
   if (num_rows >= refs.size()) return;
-  std::vector<std::pair<std::uint8_t, Arena::Ref>> order(refs.size());
+  std::vector<std::pair<int, Arena::Ref>> order(refs.size());
   for (std::size_t i = 0; i < refs.size(); ++i) {
-    order[i] = {uses(refs[i]).load(std::memory_order_relaxed), refs[i]};
+    order[i] = {uses_.log_weight(refs[i]), refs[i]};
   }
   std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(num_rows),
                    order.end());
@@ -219,18 +218,14 @@ void Tier::keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) con
 
 // Moves rows of a bucket that were used least to SSD, whole pages of them if it has enough.
 // Returns how many rows were moved.
-std::size_t Tier::move_out(std::uint32_t bucket, bool decays) {
+std::size_t Tier::move_out(std::uint32_t bucket) {
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
   const int num_classes = table_.arenas_.num_classes();
   ssd::PageLog::Room room = log_.reserve(kPagesOut + static_cast<std::size_t>(num_classes));
   Lock lock(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
   std::vector<Arena::Ref> refs;
   table_.index_.refs_of(bucket, refs);
-  if (decays) {
-    for (const Arena::Ref ref : refs) {
-      uses(ref).store(uses(ref).load(std::memory_order_relaxed) / 2, std::memory_order_relaxed);
-    }
-  }
+  for (const Arena::Ref ref : refs) uses_.keep(ref);
   const std::size_t num_relocated = relocate(refs);
   if (num_relocated > 0) {
     refs.clear();
@@ -274,7 +269,7 @@ std::size_t Tier::relocate(std::span<const Arena::Ref> refs) {
     const Arena::Ref other = reservation.take(row_class);
     std::byte* row = table_.arenas_.row(other);
     std::memcpy(row, table_.arenas_.row(ref), arena.row_bytes());
-    uses(other).store(uses(ref).load(std::memory_order_relaxed), std::memory_order_relaxed);
+    uses_.copy(ref, other);
     const Arena::Ref old = table_.index_.replace(key_of_row(row), other);
     table_.arenas_.free({&old, 1});
     ++n;

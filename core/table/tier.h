@@ -7,7 +7,7 @@
 // Memory is bounded by a budget, over rows, both indexes, buffers and reads. Whoever needs room
 // for rows promises it beforehand. If it is not there, a hand goes round the buckets: of each it
 // moves the rows that were used least since to SSD, whole pages at a time, and cleans old segments
-// as far as that needs it. Uses are counted, and the counts halved as the hand goes by.
+// as far as that needs it.
 //
 // Threads: any.
 #pragma once
@@ -33,6 +33,7 @@
 #include "store/ssd/device.h"
 #include "store/ssd/page_log.h"
 #include "table/stripe.h"
+#include "table/uses.h"
 
 namespace trireme {
 
@@ -108,8 +109,8 @@ class Tier {
   // Brings the rows of keys into memory, and counts their use. Rows that find no room stay on SSD.
   enum class For {
     kRead,
-    kUpdate,  // no room is an error, as for make_room
-    kLater,   // neither a hit nor a miss: the call that needs the rows is to come
+    kUpdate,  // a use, but neither a hit nor a miss; no room is an error, as for make_room
+    kLater,   // no use: the call that needs the rows is to come
   };
   void fetch(std::span<const std::uint64_t> keys, Pool& pool, For what = For::kRead);
   // Whether a key that has no row in memory may have one on SSD. Requires: the stripe's lock.
@@ -127,6 +128,9 @@ class Tier {
   // Forgets the rows of a bucket on SSD. Requires: the stripe's lock.
   void clear(std::uint32_t bucket) noexcept { cold_.clear(bucket); }
   std::size_t num_rows(std::uint32_t bucket) const noexcept { return cold_.num_rows(bucket); }
+
+  // How often the rows in memory are used. The table says when it makes or replaces one.
+  Uses& uses() noexcept { return uses_; }
 
   // For a snapshot that leaves rows on SSD where they are.
   ssd::PageLog& log() const noexcept { return log_; }
@@ -148,7 +152,7 @@ class Tier {
     std::size_t bytes;                       // of memory
     std::size_t own_bytes;                   // of them: beside rows
     std::size_t index_bytes;                 // of them: what finds the rows on SSD
-    std::uint64_t num_hits, num_misses;      // of keys with a row, when it was needed
+    std::uint64_t num_hits, num_misses;      // of keys that were read
     std::uint64_t num_evicted, num_cleaned;  // rows written for the one reason or the other
     std::uint64_t num_refused;               // rows read that found no room in memory
     std::uint64_t num_fetched;               // rows brought into memory for later
@@ -178,7 +182,7 @@ class Tier {
   bool fits() const;
   bool step();
   void begin_shrink();
-  std::size_t move_out(std::uint32_t bucket, bool decays);
+  std::size_t move_out(std::uint32_t bucket);
   std::size_t relocate(std::span<const Arena::Ref> refs);
   void keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) const;
   void write_out(std::uint32_t bucket, std::span<const Arena::Ref> refs, const Places& moved,
@@ -186,7 +190,8 @@ class Tier {
   void clean();
   void clean_bucket(std::span<const ssd::Position> positions, const ssd::PagesRead& read);
   Search search(std::span<const std::uint64_t> keys, std::span<const ssd::PagesRead> reads,
-                bool counts) const;
+                For what) const;
+  std::size_t num_rows_in_memory() const;
   ssd::PagesRead read_pages(std::vector<ssd::Position> positions) const;
   const std::byte* row_in_memory(std::uint64_t key) const noexcept;
   int class_of(const std::byte* row) const noexcept;
@@ -196,15 +201,12 @@ class Tier {
   };
   void move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted, For what);
   std::size_t move_in(std::uint32_t stripe, const Places& places);
-  std::atomic_ref<std::uint8_t> uses(Arena::Ref ref) const noexcept {
-    return std::atomic_ref(reinterpret_cast<std::uint8_t&>(uses_.data()[ref]));
-  }
 
   Table& table_;
   std::atomic<std::size_t> memory_bytes_;
   mutable ssd::PageLog log_;
   ssd::ColdRows cold_;
-  const Pages uses_;  // a byte for each reference
+  mutable Uses uses_;
 
   std::atomic<std::size_t> promised_rows_{0};
   std::atomic<std::size_t> promised_bytes_{0};

@@ -37,17 +37,24 @@ const std::byte* Tier::row_in_memory(std::uint64_t key) const noexcept {
 
 int Tier::class_of(const std::byte* row) const noexcept { return table_.arenas_.class_of(row); }
 
-// Looks for keys of one stripe. counts: whether their use is counted. Requires: the stripe's lock.
+std::size_t Tier::num_rows_in_memory() const {
+  std::size_t n = 0;
+  for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
+    const Arena::Use use = table_.arenas_.of(i).use();
+    n += use.num_rows - use.num_free;
+  }
+  return n;
+}
+
+// Looks for keys of one stripe. Requires: the stripe's lock.
 Tier::Search Tier::search(std::span<const std::uint64_t> keys,
-                          std::span<const ssd::PagesRead> reads, bool counts) const {
+                          std::span<const ssd::PagesRead> reads, For what) const {
   Search result;
   std::uint64_t num_hits = 0;
   const auto visit = [&](const std::byte* row) {
-    if (!counts) return;
+    if (what == For::kLater) return;
     ++num_hits;
-    const auto use = uses(table_.arenas_.ref_of(row));
-    const std::uint8_t n = use.load(std::memory_order_relaxed);
-    if (n < 255) use.store(static_cast<std::uint8_t>(n + 1), std::memory_order_relaxed);
+    uses_.count(table_.arenas_.ref_of(row));
   };
   const auto find_cold = [&](std::uint64_t key) {
     Place place;
@@ -78,7 +85,8 @@ Tier::Search Tier::search(std::span<const std::uint64_t> keys,
         });
     for (const std::uint64_t key : absent) find_cold(key);
   }
-  if (counts) {
+  if (what != For::kLater) uses_.pass(num_hits + result.unread.size(), num_rows_in_memory());
+  if (what == For::kRead) {
     num_hits_ += num_hits;
     num_misses_ += result.unread.size();
   }
@@ -105,7 +113,7 @@ std::size_t Tier::move_in(std::uint32_t stripe, const Places& places) {
     const auto version = static_cast<std::uint16_t>(layout.stamp(place.row).version);
     table_.index_.reserve(place.bucket, table_.index_.num_rows(place.bucket) + 1, now, scratch);
     table_.index_.insert(mix64(key), {ref, version}, now);
-    uses(ref).store(1, std::memory_order_relaxed);
+    uses_.begin(ref);
     cold_.take(place);
     ++num_rows;
   }
@@ -123,9 +131,9 @@ Tier::Lock Tier::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> 
   Room room = make_room(keys.size());
   std::vector<Room> rooms;
   std::vector<ssd::PagesRead> reads;
-  for (bool is_first = true;; is_first = false) {
+  for (;;) {
     Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
-    Search found = search(keys, reads, is_first);
+    Search found = search(keys, reads, For::kLater);  // prepare() counts uses
     if (found.wanted.empty()) {
       move_in(stripe, found.here);
       result.room_ = std::move(room);
@@ -163,7 +171,6 @@ void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what) {
   const KeysByStripe groups(keys, pool);
   const std::size_t pages_max =
       std::clamp<std::size_t>(memory_bytes_ / kFetchShare / log_.page_bytes(), 1, kFetchPages);
-  const bool counts = what != For::kLater;
   auto fetch_stripes = [&](std::size_t task) {
     constexpr std::size_t kStripes = kNumStripes / kFetchTasks;
     std::vector<Missing> missing;
@@ -173,7 +180,7 @@ void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what) {
       for (std::size_t begin = 0; begin < all.size(); begin += kFetchKeys) {
         std::shared_lock lock(mutex_of_stripe(static_cast<std::uint32_t>(stripe)));
         Search found =
-            search(all.subspan(begin, std::min(kFetchKeys, all.size() - begin)), {}, counts);
+            search(all.subspan(begin, std::min(kFetchKeys, all.size() - begin)), {}, what);
         lock.unlock();
         if (found.unread.empty()) continue;
         wanted.insert(wanted.end(), found.wanted.begin(), found.wanted.end());
@@ -206,7 +213,7 @@ void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> 
   const ssd::PagesRead read = read_pages(std::move(wanted));
   for (const Missing& group : missing) {
     Lock lock(this, group.stripe, std::unique_lock(mutex_of_stripe(group.stripe)));
-    const std::size_t n = move_in(group.stripe, search(group.keys, {&read, 1}, false).here);
+    const std::size_t n = move_in(group.stripe, search(group.keys, {&read, 1}, For::kLater).here);
     if (what == For::kLater) num_fetched_ += n;
   }
 }

@@ -277,6 +277,7 @@ void Table::extend(const GroupUpdate& update, const Risen& risen,
     std::byte* row = arenas_.row(ref);
     initialize(row, row_class, key, update.scratch);
     classes_[row_class].take_over(row, layout_of(head), head);
+    if (tier_ != nullptr) tier_->uses().copy(arenas_.ref_of(head), ref);
     const Arena::Ref old = index_.replace(key, ref);
     arenas_.free({&old, 1});
   }
@@ -335,6 +336,7 @@ void Table::insert_rows(Selection& absent, std::span<Arena::Ref> rows,
     ++num_used;
     initialize(arenas_.row(ref), row_class, key, update.scratch);
     index_.insert(mix64(key), {ref, static_cast<std::uint16_t>(now)}, now);
+    if (tier_ != nullptr) tier_->uses().begin(ref);
     admission_.settle(key);
     return true;
   });
