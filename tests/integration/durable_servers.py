@@ -38,8 +38,10 @@ class DurableServers:
         keys: bool = False,
         state: Path | None = None,
         options: Sequence[str] = (),
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._programs, self.folder, self._state = programs, folder, state or folder
+        self._timeout_s = timeout_s
         self._options = ["--durability", durability, *options]
         if durability != "none":
             self._options += ["--log_bytes", str(log_bytes)]
@@ -60,7 +62,8 @@ class DurableServers:
         options = [*self._options, "--listen", self.addresses[server]]
         if self._options[1] != "none":
             options += ["--state_dir", str(self.state_dir(server))]
-        env = {"TRIREME_TIMEOUT_S": "60", "TRIREME_THREADS": "1", "TRIREME_ROOT": str(self.folder)}
+        env = {"TRIREME_TIMEOUT_S": f"{self._timeout_s:g}", "TRIREME_THREADS": "1"}
+        env["TRIREME_ROOT"] = str(self.folder)
         program = self._programs.start(f"server {server}", [*SERVER, *options], env)
         self._running[server] = self._exit.enter_context(program)
         return program

@@ -101,7 +101,9 @@ def connect(process: ProcessRole) -> Cluster:
         from trireme.job.embedded import embedded
         from trireme.server.row_tier import make_row_tier
 
-        return embedded(**options, tier=make_row_tier(process.memory, process.ssd_dir))
+        return embedded(
+            **options, tier=make_row_tier(process.memory, process.ssd_dir, process.timeout_s)
+        )
     from trireme.job import connecting
 
     return connecting.connect(
@@ -164,6 +166,6 @@ def _serve(process: ProcessRole) -> None:
         name=f"server {process.index}" if process.servers else "server",
         metrics=process.metrics,
         limits=parse_limits(process.limits or ""),
-        tier=make_row_tier(process.memory, process.ssd_dir),
+        tier=make_row_tier(process.memory, process.ssd_dir, process.timeout_s),
         store_hosts=parse_hosts(process.store_hosts or ""),
     )

@@ -42,6 +42,7 @@ _ANNOUNCED_KEYS_MAX = 4 << 20  # of one
 _FETCHED_KEYS = 4096  # at a time
 _PULLED_MAX = 256  # pulls that are remembered
 _CLOSE_S = 60.0
+_DEVICE_S_MAX = 30.0  # for a transfer; less if workers wait less than twice as long
 
 
 _Announced = Sequence[tuple[_core.Table, Array]]  # tables, and (K,) uint64 keys of each
@@ -66,11 +67,15 @@ class RowTier:
     memory_bytes: of all tables, with their indexes and buffers; None: those that do not say how
         much they take are in memory.
     folders: exist, on SSD; segments are spread over them.
+    timeout_s: that workers wait for a server. A disk that does not answer is given up before.
     Raises BadRequest: no folder, or one that cannot be used.
     """
 
-    def __init__(self, memory_bytes: int | None, folders: Sequence[Path]) -> None:
+    def __init__(
+        self, memory_bytes: int | None, folders: Sequence[Path], timeout_s: float = 300.0
+    ) -> None:
         self.memory_bytes = memory_bytes
+        self._device_s = min(_DEVICE_S_MAX, timeout_s / 2)
         self.roots = [folder.resolve() for folder in folders]
         self._tables: list[_TieredTable] = []
         self._numbers = itertools.count(1)
@@ -134,6 +139,7 @@ class RowTier:
                 memory_bytes=max(parts[-1], self._own_bytes(new)),
                 number=zlib.crc32(schema.name.encode()),
                 buffer_bytes=buffer_bytes,
+                timeout_ms=max(int(1000 * self._device_s), 1),
             )
             new.rows = weakref.ref(rows)
             self._tables.append(new)
@@ -321,8 +327,12 @@ def _locked(folder: Path) -> int:
     return lock
 
 
-def make_row_tier(memory: str | None, ssd_dir: str | None) -> RowTier | None:
-    """The tier of --memory and --ssd_dir; None without them. Raises BadRequest: one of the two."""
+def make_row_tier(
+    memory: str | None, ssd_dir: str | None, timeout_s: float = 300.0
+) -> RowTier | None:
+    """The tier of --memory and --ssd_dir; None without them. timeout_s: see RowTier.
+    Raises BadRequest: --memory alone.
+    """
     if ssd_dir is None:
         if memory is not None:
             raise BadRequest(
@@ -331,7 +341,8 @@ def make_row_tier(memory: str | None, ssd_dir: str | None) -> RowTier | None:
             )
         return None
     folders = [Path(part.strip()) for part in ssd_dir.split(",") if part.strip()]
-    return RowTier(None if memory is None else parse_bytes("--memory", memory), folders)
+    num_bytes = None if memory is None else parse_bytes("--memory", memory)
+    return RowTier(num_bytes, folders, timeout_s)
 
 
 def _signature(rows: _core.Table, keys: Array) -> tuple[int, ...]:
