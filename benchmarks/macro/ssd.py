@@ -121,11 +121,12 @@ def _ctr(settings: Settings) -> Contest:
     budget = max(num_rows * _ROW_BYTES // 10, 6 << 20)
 
     def train(memory: int) -> Run:
-        sizes = settings.pick(smoke=["--batches=2", "--batch=64"], real=["--batches=150"])
+        warm = settings.pick(smoke=2, real=1500 if memory else 2)
+        sizes = settings.pick(smoke=["--batches=2", "--batch=64"], real=["--batches=200"])
         command = [sys.executable, "-m", "benchmarks.macro.ssd_ctr_job"]
         with _folder() as folder:
             options = [str(folder), f"--rows={num_rows}", f"--memory={memory}", *sizes]
-            out = _run([*command, *options], None)
+            out = _run([*command, *options, f"--warm_batches={warm}"], None)
         return Run(out["examples_per_s"], detail=out)
 
     return Contest(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,16 @@ def test_announcements_beyond_a_bound_are_dropped_and_a_failed_one_stops_no_othe
         rows.may_go.wait(0.01)
     tier.close()
     assert rows.num_fetched + tier.num_dropped == 101
+
+
+def test_a_job_that_fails_ends_the_fetches_and_leaves_no_rows_behind(ssd_dir: Path) -> None:
+    tier, rows = RowTier(1 << 30, [ssd_dir]), Slow()
+    rows.may_go.set()
+    with pytest.raises(ZeroDivisionError), embedded(tier=tier):
+        tier.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
+        raise ZeroDivisionError
+    assert not [thread for thread in enumerate_threads() if thread.name == "trireme-fetch"]
+    assert not any(ssd_dir.iterdir())
 
 
 def test_servers_that_are_killed_lose_nothing_of_what_lay_on_ssd(

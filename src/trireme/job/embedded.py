@@ -47,5 +47,5 @@ def embedded(
     )
     cluster = Cluster(client, pool, metrics=own_metrics, server=server)
     if tier is not None:
-        cluster.on_close(tier.close)
+        cluster.add_running(tier.close)  # also after an error
     return cluster
