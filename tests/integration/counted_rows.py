@@ -1,4 +1,4 @@
-"""A table whose rows tell how often they were pushed, many times what a small budget has room for."""
+"""A table whose rows tell how often they were pushed, many times larger than its small budget."""
 
 from __future__ import annotations
 

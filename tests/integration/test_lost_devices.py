@@ -1,4 +1,4 @@
-"""A disk with rows that goes away under a running server: typed errors in time, and nothing lost."""
+"""A disk with rows that goes away under a running server: typed errors in time, nothing lost."""
 
 from __future__ import annotations
 

@@ -185,9 +185,14 @@ def test_announcements_beyond_a_bound_are_dropped_and_a_failed_one_stops_no_othe
 def test_a_job_that_fails_ends_the_fetches_and_leaves_no_rows_behind(ssd_dir: Path) -> None:
     tier, rows = RowTier(1 << 30, [ssd_dir]), Slow()
     rows.may_go.set()
-    with pytest.raises(ZeroDivisionError), embedded(tier=tier):
-        tier.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with embedded(tier=tier):
+            tier.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert not [thread for thread in enumerate_threads() if thread.name == "trireme-fetch"]
     assert not any(ssd_dir.iterdir())
 

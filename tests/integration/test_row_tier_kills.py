@@ -1,4 +1,4 @@
-"""A server with rows on SSD that is killed at any moment: in pushes, evictions, cleaning, snapshots."""
+"""A server with rows on SSD, killed at any moment: in pushes, evictions, cleaning, snapshots."""
 
 from __future__ import annotations
 
