@@ -229,7 +229,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   Tier::SavedPlaces places;
   if (!content.places.empty()) {
     places = need_tier("restore").parse_places(bucket, content.places);
-    raise_version(places.version());
+    raise_version(places.rows.version());
   }
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
   const Tier::Lock lock =

@@ -18,7 +18,7 @@ constexpr std::size_t kShareOut = 16;
 
 // Cleaning: the share of the rows on SSD that are left, in per cent, below which it begins; pages
 // that it reads at a time; and the share above which a segment is not worth it.
-constexpr std::size_t kLeftPercentMin = 70;
+constexpr std::size_t kLeftPercentMin = 65;
 constexpr std::size_t kPagesCleaned = 32;
 constexpr std::size_t kWorthPercentMax = 95;
 
@@ -283,27 +283,30 @@ void Tier::write_out(std::uint32_t bucket, std::span<const Arena::Ref> refs, con
                      ssd::PageLog::Room& room) {
   struct Row {
     std::uint8_t row_class;
+    std::uint8_t uses;
     const std::byte* bytes;
   };
   std::vector<Row> order;
   order.reserve(refs.size() + moved.size());
   for (const Place& place : moved) {
-    order.push_back({static_cast<std::uint8_t>(place.row_class), place.row});
+    order.push_back({place.row_class, uses_.saved(place.uses, place.time), place.row});
   }
   for (const Arena::Ref ref : refs) {
-    order.push_back(
-        {static_cast<std::uint8_t>(table_.arenas_.class_of(ref)), table_.arenas_.row(ref)});
+    order.push_back({static_cast<std::uint8_t>(table_.arenas_.class_of(ref)), uses_.saved(ref),
+                     table_.arenas_.row(ref)});
   }
   if (order.empty()) return;
   std::ranges::stable_sort(order, {}, &Row::row_class);
   std::vector<const std::byte*> rows(order.size());
-  std::vector<std::uint8_t> classes(order.size());
+  std::vector<std::uint8_t> classes(order.size()), uses(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) {
     rows[i] = order[i].bytes;
     classes[i] = order[i].row_class;
+    uses[i] = order[i].uses;
   }
   std::vector<std::byte> scratch(log_.page_bytes());
-  const ssd::ColdRows::Rows added{.rows = rows, .classes = classes, .moved = moved};
+  const ssd::ColdRows::Rows added{
+      .rows = rows, .classes = classes, .uses = uses, .time = uses_.time(), .moved = moved};
   ssd::ColdRows::Pages pages = cold_.prepare(bucket, added);
   // From here on nothing fails.
   cold_.put(bucket, added, std::move(pages), room, scratch);

@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <utility>
@@ -110,7 +111,7 @@ class Tier {
   enum class For {
     kRead,
     kUpdate,  // a use, but neither a hit nor a miss; no room is an error, as for make_room
-    kLater,   // no use: the call that needs the rows is to come
+    kLater,   // a use that is to come
   };
   void fetch(std::span<const std::uint64_t> keys, Pool& pool, For what = For::kRead);
   // Whether a key that has no row in memory may have one on SSD. Requires: the stripe's lock.
@@ -136,15 +137,14 @@ class Tier {
   ssd::PageLog& log() const noexcept { return log_; }
   // Where the rows of a bucket on SSD are. Requires: the stripe's lock.
   void save_places(std::uint32_t bucket, std::vector<std::uint8_t>& bytes) const;
-  using SavedPlaces = ssd::ColdRows::Saved;
+  struct SavedPlaces {
+    std::uint64_t time = 0;  // of the clock of uses
+    ssd::ColdRows::Saved rows;
+  };
   // Errors: kCorruption: not such places, or of segments that the log has not adopted.
-  SavedPlaces parse_places(std::uint32_t bucket, std::span<const std::uint8_t> bytes) const {
-    return cold_.parse(bucket, bytes);
-  }
+  SavedPlaces parse_places(std::uint32_t bucket, std::span<const std::uint8_t> bytes) const;
   // Goes on with them, in the place of the bucket's rows on SSD. Requires: the stripe's lock.
-  void restore_places(std::uint32_t bucket, SavedPlaces&& places) noexcept {
-    cold_.restore(bucket, std::move(places));
-  }
+  void restore_places(std::uint32_t bucket, SavedPlaces&& places) noexcept;
 
   struct Use {
     ssd::PageLog::Use log;
@@ -190,9 +190,15 @@ class Tier {
   void clean();
   void clean_bucket(std::span<const ssd::Position> positions, const ssd::PagesRead& read);
   Search search(std::span<const std::uint64_t> keys, std::span<const ssd::PagesRead> reads,
-                For what) const;
+                std::optional<For> what) const;
+  void note_use(Arena::Ref ref, For what) const noexcept;
   std::size_t num_rows_in_memory() const;
   ssd::PagesRead read_pages(std::vector<ssd::Position> positions) const;
+  struct Pages {
+    Room room;
+    ssd::PagesRead read;
+  };
+  Pages read_into_room(std::vector<ssd::Position> positions);
   const std::byte* row_in_memory(std::uint64_t key) const noexcept;
   int class_of(const std::byte* row) const noexcept;
   struct Missing {
@@ -200,7 +206,7 @@ class Tier {
     std::vector<std::uint64_t> keys;
   };
   void move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted, For what);
-  std::size_t move_in(std::uint32_t stripe, const Places& places);
+  std::size_t move_in(std::uint32_t stripe, const Places& places, std::optional<For> what);
 
   Table& table_;
   std::atomic<std::size_t> memory_bytes_;

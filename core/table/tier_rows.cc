@@ -31,6 +31,13 @@ ssd::PagesRead Tier::read_pages(std::vector<ssd::Position> positions) const {
   return log_.read(std::move(positions));
 }
 
+// Pages in memory that was promised. Requires: no lock of the table is held.
+Tier::Pages Tier::read_into_room(std::vector<ssd::Position> positions) {
+  sort_distinct(positions);
+  Room room = make_room(0, positions.size() * log_.page_bytes());
+  return {.room = std::move(room), .read = log_.read(std::move(positions))};
+}
+
 const std::byte* Tier::row_in_memory(std::uint64_t key) const noexcept {
   return table_.index_.find(key);
 }
@@ -46,15 +53,15 @@ std::size_t Tier::num_rows_in_memory() const {
   return n;
 }
 
-// Looks for keys of one stripe. Requires: the stripe's lock.
+// Looks for keys of one stripe. what: the use to count, if any. Requires: the stripe's lock.
 Tier::Search Tier::search(std::span<const std::uint64_t> keys,
-                          std::span<const ssd::PagesRead> reads, For what) const {
+                          std::span<const ssd::PagesRead> reads, std::optional<For> what) const {
   Search result;
   std::uint64_t num_hits = 0;
   const auto visit = [&](const std::byte* row) {
-    if (what == For::kLater) return;
+    if (!what) return;
     ++num_hits;
-    uses_.count(table_.arenas_.ref_of(row));
+    note_use(table_.arenas_.ref_of(row), *what);
   };
   const auto find_cold = [&](std::uint64_t key) {
     Place place;
@@ -85,7 +92,9 @@ Tier::Search Tier::search(std::span<const std::uint64_t> keys,
         });
     for (const std::uint64_t key : absent) find_cold(key);
   }
-  if (what != For::kLater) uses_.pass(num_hits + result.unread.size(), num_rows_in_memory());
+  if (what && *what != For::kLater) {
+    uses_.pass(num_hits + result.unread.size(), num_rows_in_memory());
+  }
   if (what == For::kRead) {
     num_hits_ += num_hits;
     num_misses_ += result.unread.size();
@@ -93,9 +102,13 @@ Tier::Search Tier::search(std::span<const std::uint64_t> keys,
   return result;
 }
 
-// Copies rows from pages to memory, and forgets the pages'. A row may be there twice. Returns how
-// many. Requires: the stripe's lock, exclusive; room for them.
-std::size_t Tier::move_in(std::uint32_t stripe, const Places& places) {
+void Tier::note_use(Arena::Ref ref, For what) const noexcept {
+  what == For::kLater ? uses_.expect(ref) : uses_.count(ref);
+}
+
+// Copies rows from pages to memory, and forgets the pages'. A row may be there twice. what: the use
+// to count, if any. Returns how many. Requires: the stripe's lock, exclusive; room for them.
+std::size_t Tier::move_in(std::uint32_t stripe, const Places& places, std::optional<For> what) {
   if (places.empty()) return 0;
   std::array<std::size_t, Arenas::kClassesMax> counts{};
   for (const Place& place : places) ++counts[static_cast<std::size_t>(place.row_class)];
@@ -113,7 +126,8 @@ std::size_t Tier::move_in(std::uint32_t stripe, const Places& places) {
     const auto version = static_cast<std::uint16_t>(layout.stamp(place.row).version);
     table_.index_.reserve(place.bucket, table_.index_.num_rows(place.bucket) + 1, now, scratch);
     table_.index_.insert(mix64(key), {ref, version}, now);
-    uses_.begin(ref);
+    uses_.begin(ref, place.uses, place.time);
+    if (what) note_use(ref, *what);
     cold_.take(place);
     ++num_rows;
   }
@@ -129,19 +143,20 @@ Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new, std::siz
 
 Tier::Lock Tier::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
   Room room = make_room(keys.size());
-  std::vector<Room> rooms;
+  std::vector<Room> rooms;  // of the reads
   std::vector<ssd::PagesRead> reads;
   for (;;) {
     Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
-    Search found = search(keys, reads, For::kLater);  // prepare() counts uses
+    Search found = search(keys, reads, std::nullopt);  // prepare() counts uses
     if (found.wanted.empty()) {
-      move_in(stripe, found.here);
+      move_in(stripe, found.here, std::nullopt);
       result.room_ = std::move(room);
       return result;
     }
     result.lock_.unlock();
-    rooms.push_back(make_room(0, found.wanted.size() * log_.page_bytes()));
-    reads.push_back(read_pages(std::move(found.wanted)));
+    Pages pages = read_into_room(std::move(found.wanted));
+    rooms.push_back(std::move(pages.room));
+    reads.push_back(std::move(pages.read));
   }
 }
 
@@ -162,8 +177,9 @@ Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
               .lock = std::move(lock)};
     }
     lock.lock_.unlock();
-    rooms.push_back(make_room(0, wanted.size() * log_.page_bytes()));
-    reads.push_back(read_pages(std::move(wanted)));
+    Pages pages = read_into_room(std::move(wanted));
+    rooms.push_back(std::move(pages.room));
+    reads.push_back(std::move(pages.read));
   }
 }
 
@@ -185,6 +201,7 @@ void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what) {
         if (found.unread.empty()) continue;
         wanted.insert(wanted.end(), found.wanted.begin(), found.wanted.end());
         missing.push_back({static_cast<std::uint32_t>(stripe), std::move(found.unread)});
+        if (wanted.size() >= pages_max) sort_distinct(wanted);
         if (wanted.size() < pages_max) continue;
         move_in(missing, std::exchange(wanted, {}), what);
         missing.clear();
@@ -197,6 +214,7 @@ void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what) {
 
 // Reads pages, and moves rows from them to memory.
 void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted, For what) {
+  sort_distinct(wanted);
   std::size_t num_rows = 0;
   for (const Missing& group : missing) num_rows += group.keys.size();
   Room room;
@@ -210,17 +228,31 @@ void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> 
     num_refused_ += num_rows;
     return;
   }
-  const ssd::PagesRead read = read_pages(std::move(wanted));
+  const ssd::PagesRead read = log_.read(std::move(wanted));
   for (const Missing& group : missing) {
     Lock lock(this, group.stripe, std::unique_lock(mutex_of_stripe(group.stripe)));
-    const std::size_t n = move_in(group.stripe, search(group.keys, {&read, 1}, For::kLater).here);
+    const Search found = search(group.keys, {&read, 1}, std::nullopt);
+    const std::size_t n = move_in(group.stripe, found.here, what);
     if (what == For::kLater) num_fetched_ += n;
   }
 }
 
 void Tier::save_places(std::uint32_t bucket, std::vector<std::uint8_t>& bytes) const {
   ByteWriter writer(bytes);
+  writer.value(uses_.time());
   cold_.save(bucket, writer);
+}
+
+Tier::SavedPlaces Tier::parse_places(std::uint32_t bucket,
+                                     std::span<const std::uint8_t> bytes) const {
+  ByteReader reader(bytes);
+  const auto time = reader.value<std::uint64_t>();
+  return {.time = time, .rows = cold_.parse(bucket, reader)};
+}
+
+void Tier::restore_places(std::uint32_t bucket, SavedPlaces&& places) noexcept {
+  uses_.go_on(places.time);
+  cold_.restore(bucket, std::move(places.rows));
 }
 
 }  // namespace trireme

@@ -21,8 +21,13 @@ void Uses::pass(std::size_t num_uses, std::size_t num_rows) noexcept {
   if (sum < step) return;
   // Whoever else has added meanwhile goes on with what is left.
   if (!num_uses_.compare_exchange_strong(sum, sum % step, std::memory_order_relaxed)) return;
-  now_.fetch_add(static_cast<std::uint16_t>(std::min<std::size_t>(sum / step, kStep)),
-                 std::memory_order_relaxed);
+  time_.fetch_add(std::min<std::size_t>(sum / step, kStep), std::memory_order_relaxed);
+}
+
+void Uses::go_on(std::uint64_t time) noexcept {
+  std::uint64_t now = time_.load(std::memory_order_relaxed);
+  while (now < time && !time_.compare_exchange_weak(now, time, std::memory_order_relaxed)) {
+  }
 }
 
 }  // namespace trireme

@@ -76,17 +76,18 @@ Content content_of(const BucketContent& content, std::size_t row_bytes) {
 // The same operations on a table in memory and on one with a tier.
 class Pair {
  public:
-  Pair(test::Random& random, double share, int num_buckets, std::size_t num_keys)
+  // share: of the rows in memory. All rows together take `all_bytes`.
+  Pair(test::Random& random, double share, std::size_t all_bytes)
       : random_(random),
         config_(some_config(random)),
         pool_(static_cast<int>(1 + random.below(3))),
         device_(std::make_shared<ssd::FakeDevice>(random.next())),
         memory_(config_),
-        keys_(keys_of_buckets(random, static_cast<std::uint32_t>(num_buckets), num_keys)) {
-    const std::size_t row_bytes = memory_.row_bytes() + 16 + 8 + 1;
-    const auto all = static_cast<double>(num_keys * row_bytes) * 1.1;
-    budget_ = own_bytes(config_) + static_cast<std::size_t>(all * share) + kLeast;
+        keys_(keys_of_buckets(random, kBuckets, all_bytes / row_bytes())) {
+    const auto rows = static_cast<std::size_t>(share * static_cast<double>(all_bytes));
+    budget_ = own_bytes(config_) + rows + keys_.size() * kIndexBytes + kLeast;
     make_tiered();
+    fill();
   }
 
   void step() {
@@ -125,11 +126,20 @@ class Pair {
   const Tier& tier() const { return *tiered_->tier(); }
   std::size_t num_errors() const { return num_errors_; }
   std::size_t num_recovered() const { return num_recovered_; }
+  std::size_t num_evicted() const { return num_evicted_ + tier().use().num_evicted; }
+  // Whether all rows have been too large for the budget.
+  bool is_small() const { return bytes_max_ > budget_; }
+  std::size_t num_misses() const { return num_misses_ + tier().use().num_misses; }
   void set_faults(bool has) { has_faults_ = has; }
 
  private:
-  static constexpr std::size_t kLeast = std::size_t{2} << 20;
+  static constexpr std::size_t kLeast = std::size_t{2} << 20;  // what a call needs room for
+  static constexpr std::size_t kUpdateKeys = 1000;
+  static constexpr std::uint32_t kBuckets = 64;
+  static constexpr std::size_t kIndexBytes = 5;  // of a row on SSD
   static constexpr const char* kKept = ".kept";
+
+  std::size_t row_bytes() const { return memory_.row_bytes() + 8 + Uses::kBytesPerRow; }
 
   void make_tiered() {
     TableConfig config = config_;
@@ -157,6 +167,9 @@ class Pair {
       device_->sync_names();
     }
     update();
+    const Tier::Use use = tier().use();
+    num_evicted_ += use.num_evicted;
+    num_misses_ += use.num_misses;
     tiered_.reset();
     device_->crash();
     make_tiered();
@@ -229,10 +242,20 @@ class Pair {
     }
     CHECK_EQUAL(tiered_->num_rows(), memory_.num_rows());
     if (tiered_->bytes() > budget_) CHECK_EQUAL(tiered_->bytes(), budget_);
+    bytes_max_ = std::max(bytes_max_, memory_.bytes());
   }
 
-  void update() {
-    const Keys keys = some_keys(4000);
+  // Twice, for keys that need two pushes.
+  void fill() {
+    for (std::size_t begin = 0; begin < keys_.size(); begin += kUpdateKeys) {
+      const std::size_t end = std::min(begin + kUpdateKeys, keys_.size());
+      const Keys keys(keys_.data() + begin, keys_.data() + end);
+      for (int i = 0; i < 2; ++i) update(keys);
+    }
+  }
+
+  void update() { update(some_keys(kUpdateKeys)); }
+  void update(const Keys& keys) {
     const auto dim = static_cast<std::size_t>(memory_.classes()[0].dim());
     std::vector<float> grads(keys.size() * dim);
     for (float& grad : grads) grad = static_cast<float>(random_.below(1000)) / 500 - 1;
@@ -253,7 +276,7 @@ class Pair {
   }
 
   void lookup() {
-    Keys keys = some_keys(6000);
+    Keys keys = some_keys(2000);
     keys.push_back(random_.next());  // absent
     const int row_class = static_cast<int>(random_.below(config_.dims.size()));
     const auto dim = static_cast<std::size_t>(config_.dims[static_cast<std::size_t>(row_class)]);
@@ -378,6 +401,8 @@ class Pair {
   std::int64_t sequence_ = 0;
   bool has_faults_ = false;
   std::size_t num_errors_ = 0;
+  std::size_t num_evicted_ = 0, num_misses_ = 0;  // of tables before the last recovery
+  std::size_t bytes_max_ = 0;                     // that the table in memory has taken
   std::size_t num_recovered_ = 0;
   std::uint32_t saved_bucket_ = kNumBuckets;
   BucketContent saved_;
@@ -386,21 +411,21 @@ class Pair {
 void test_a_tiered_table_agrees_with_one_in_memory(std::uint64_t seed, int num_steps) {
   for (const double share : {1.0, 0.3, 0.1, 0.03}) {
     test::Random random(seed * 31 + static_cast<std::uint64_t>(share * 100));
-    Pair pair(random, share, 64, 40000);
+    Pair pair(random, share, std::size_t{10} << 20);
     for (int i = 0; i < num_steps; ++i) pair.step();
     pair.check_all();
     const Tier::Use use = pair.tier().use();
-    std::cout << "share " << share << ": " << use.num_evicted << " rows to SSD, " << use.num_cleaned
-              << " cleaned, " << use.num_misses << " of " << use.num_hits + use.num_misses
-              << " read from there, " << use.log.num_segments << " segments, recovered "
-              << pair.num_recovered() << " times" << std::endl;
+    std::cout << "share " << share << ": " << pair.num_evicted() << " rows to SSD, "
+              << pair.num_misses() << " read from there, " << use.log.num_segments
+              << " segments, recovered " << pair.num_recovered() << " times" << std::endl;
     CHECK_EQUAL(use.num_refused, 0U);
+    CHECK(!pair.is_small() || (pair.num_evicted() > 0 && pair.num_misses() > 0));
   }
 }
 
 void test_faults_of_the_device_lose_nothing(std::uint64_t seed, int num_steps) {
   test::Random random(seed);
-  Pair pair(random, 0.1, 64, 60000);
+  Pair pair(random, 0.1, std::size_t{10} << 20);
   pair.set_faults(true);
   for (int i = 0; i < num_steps; ++i) pair.step();
   pair.set_faults(false);

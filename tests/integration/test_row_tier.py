@@ -229,7 +229,7 @@ class Kept:
 
     def __init__(self, folder: Path, ssd_dirs: list[Path]) -> None:
         self.folder, self.ssd_dirs = folder, ssd_dirs
-        self.memory = "7MiB"
+        self.memory = "6MiB"
         self.counts = np.zeros(len(self.KEYS))
         self.number = 0
         for path in ssd_dirs:

@@ -26,20 +26,22 @@ void ColdIndex::write(std::uint32_t i, std::uint64_t entry) noexcept {
   std::memcpy(entries_.data() + bit / 8, &word, sizeof word);
 }
 
-ColdIndex ColdIndex::with(std::span<Entry> added, std::span<const Entry> removed) const {
+ColdIndex ColdIndex::with(std::size_t num_pages, std::span<Entry> added,
+                          std::span<const Entry> removed) const {
   if (!removed.empty()) {
-    ColdIndex rest = with({});
+    ColdIndex rest = with(num_pages, {});
     for (const Entry& entry : removed) rest.erase(entry.hash, entry.page);
-    return rest.with(added);
+    return rest.with(num_pages, added);
   }
   std::ranges::sort(added, {}, [](const Entry& entry) { return bits_of(entry.hash); });
   ColdIndex merged;
   const std::size_t size = num_entries() + added.size();
-  TRIREME_CHECK(size < std::numeric_limits<Start>::max());
+  TRIREME_CHECK(size < std::numeric_limits<Start>::max() && num_pages <= kNumPagesMax);
   if (size == 0) return merged;
   const int cell_bits =
       std::clamp(static_cast<int>(std::bit_width(size / kCellEntriesMin)) - 1, 0, kHashBits);
   merged.rest_bits_ = kHashBits - cell_bits;
+  merged.page_bits_ = page_bits_for(num_pages);
   const std::size_t num_cells = std::size_t{1} << cell_bits;
   const std::size_t num_bytes = (size * static_cast<unsigned>(merged.width()) + 7) / 8 + 8;
   merged.entries_ = Array<std::uint8_t>(num_bytes);
@@ -50,7 +52,7 @@ ColdIndex ColdIndex::with(std::span<Entry> added, std::span<const Entry> removed
     const std::size_t cell = bits >> merged.rest_bits_;
     while (next_cell <= cell) merged.starts_[next_cell++] = merged.num_entries_;
     const std::uint64_t rest = bits & ((1U << merged.rest_bits_) - 1);
-    merged.write(merged.num_entries_++, rest << kPageBits | page);
+    merged.write(merged.num_entries_++, rest << merged.page_bits_ | page);
   };
   auto next = added.begin();
   const auto append_below = [&](std::uint32_t bits) {
@@ -61,10 +63,9 @@ ColdIndex ColdIndex::with(std::span<Entry> added, std::span<const Entry> removed
   for (std::size_t cell = 0; cell + 1 < starts_.size(); ++cell) {
     for (std::uint32_t i = starts_[cell]; i < starts_[cell + 1]; ++i) {
       const std::uint64_t entry = read(i);
-      const auto page = static_cast<PageNumber>(entry);
-      if (page == kErased) continue;
+      if (is_erased(entry)) continue;
       append_below(bits_at(cell, entry));
-      append(bits_at(cell, entry), page);
+      append(bits_at(cell, entry), page_of(entry));
     }
   }
   append_below(1U << kHashBits);
@@ -76,18 +77,19 @@ void ColdIndex::erase(std::uint64_t hash, PageNumber page) noexcept {
   const std::uint32_t bits = bits_of(hash);
   const std::uint64_t rest = bits & ((1U << rest_bits_) - 1);
   const std::size_t cell = bits >> rest_bits_;
-  const std::uint64_t wanted = rest << kPageBits | page;
+  const std::uint64_t wanted = rest << page_bits_ | page;
   std::uint32_t i = starts_[cell];
   while (i < starts_[cell + 1] && read(i) != wanted) ++i;
   TRIREME_CHECK(i < starts_[cell + 1]);
-  write(i, rest << kPageBits | kErased);
+  write(i, rest << page_bits_ | ((1U << page_bits_) - 1));
   ++num_erased_;
 }
 
 void ColdIndex::save(ByteWriter& bytes) const {
   bytes.value(num_entries_);
   bytes.value(num_erased_);
-  bytes.value(static_cast<std::uint32_t>(rest_bits_));
+  bytes.value(static_cast<std::uint16_t>(rest_bits_));
+  bytes.value(static_cast<std::uint16_t>(page_bits_));
   bytes.value(static_cast<std::uint32_t>(entries_.size()));
   bytes.array(starts_.span());
   bytes.array(entries_.span());
@@ -97,14 +99,16 @@ ColdIndex ColdIndex::load(ByteReader& bytes, std::size_t num_pages) {
   ColdIndex index;
   index.num_entries_ = bytes.value<std::uint32_t>();
   index.num_erased_ = bytes.value<std::uint32_t>();
-  const auto rest_bits = bytes.value<std::uint32_t>();
+  const auto rest_bits = bytes.value<std::uint16_t>();
+  const auto page_bits = bytes.value<std::uint16_t>();
   const auto num_bytes = bytes.value<std::uint32_t>();
   if (index.num_entries_ == 0) {
-    expect(index.num_erased_ == 0 && rest_bits == kHashBits && num_bytes == 0);
+    expect(index.num_erased_ == 0 && rest_bits == kHashBits && page_bits == 0 && num_bytes == 0);
     return index;
   }
-  expect(rest_bits <= kHashBits);
-  index.rest_bits_ = static_cast<int>(rest_bits);
+  expect(rest_bits <= kHashBits && page_bits > 0 && page_bits <= kPageBitsMax);
+  index.rest_bits_ = rest_bits;
+  index.page_bits_ = page_bits;
   const std::size_t num_cells = std::size_t{1} << (kHashBits - index.rest_bits_);
   const std::uint64_t num_bits = std::uint64_t{index.num_entries_} * index.width();
   expect(num_bytes == (num_bits + 7) / 8 + 8);
@@ -118,9 +122,9 @@ ColdIndex ColdIndex::load(ByteReader& bytes, std::size_t num_pages) {
   bytes.array(index.entries_.span());
   std::uint32_t num_erased = 0;
   for (std::uint32_t i = 0; i < index.num_entries_; ++i) {
-    const auto page = static_cast<PageNumber>(index.read(i));
-    num_erased += page == kErased;
-    expect(page == kErased || page < num_pages);
+    const std::uint64_t entry = index.read(i);
+    num_erased += index.is_erased(entry);
+    expect(index.is_erased(entry) || index.page_of(entry) < num_pages);
   }
   expect(num_erased == index.num_erased_);
   return index;

@@ -3,12 +3,14 @@
 // Keys of cold rows are on SSD only. So an entry cannot be checked in memory, and a table of
 // entries cannot grow by hashing its keys again. Here an entry is 22 bits of the key's hash and the
 // number of a page, in the order of the hashes. The high bits of the hash are the number of a cell,
-// about 24 entries, and are not stored: the more rows, the narrower the entries, 3.3 to 4.5 bytes.
+// about 24 entries, and are not stored. A page number has as many bits as the bucket's pages need.
+// The more rows, the more pages and the narrower the rest: an entry takes 2.7 to 3.2 bytes.
 // An absent key finds a page in vain with probability n / 2^22 for n rows of the bucket.
 //
 // Entries are added many at a time, which writes all anew; one is erased where it lies.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -39,14 +41,14 @@ class ColdIndex {
     const std::size_t cell = bits >> rest_bits_;
     for (std::uint32_t i = starts_[cell]; i < starts_[cell + 1]; ++i) {
       const std::uint64_t entry = read(i);
-      const auto page = static_cast<PageNumber>(entry);
-      if (entry >> kPageBits == rest && page != kErased) visit(page);
+      if (entry >> page_bits_ == rest && !is_erased(entry)) visit(page_of(entry));
     }
   }
 
   // The index with some entries, which are sorted in place, and without others, which must be
-  // there. Errors: std::bad_alloc.
-  ColdIndex with(std::span<Entry> added, std::span<const Entry> removed = {}) const;
+  // there. Requires: no page has a number of num_pages or above. Errors: std::bad_alloc.
+  ColdIndex with(std::size_t num_pages, std::span<Entry> added,
+                 std::span<const Entry> removed = {}) const;
   // Removes one entry. Requires: it is there.
   void erase(std::uint64_t hash, PageNumber page) noexcept;
 
@@ -60,15 +62,22 @@ class ColdIndex {
  private:
   using Start = std::uint32_t;
   static constexpr int kHashBits = 22;
-  static constexpr int kPageBits = 16;
-  static constexpr PageNumber kErased = 0xFFFF;
+  static constexpr int kPageBitsMax = 16;
   static constexpr std::size_t kCellEntriesMin = 16;  // on average; at most twice as many
 
   // The bits of the hash below those of the bucket.
   static std::uint32_t bits_of(std::uint64_t hash) noexcept {
     return static_cast<std::uint32_t>(hash << 12 >> (64 - kHashBits));
   }
-  int width() const noexcept { return rest_bits_ + kPageBits; }
+  // Page numbers below num_pages, and one more that says that an entry is erased.
+  static int page_bits_for(std::size_t num_pages) noexcept { return std::bit_width(num_pages); }
+  PageNumber page_of(std::uint64_t entry) const noexcept {
+    return static_cast<PageNumber>(entry & ((1U << page_bits_) - 1));
+  }
+  bool is_erased(std::uint64_t entry) const noexcept {
+    return page_of(entry) == (1U << page_bits_) - 1;
+  }
+  int width() const noexcept { return rest_bits_ + page_bits_; }
   // Entries lie bit to bit. Eight bytes contain any of them, wherever it begins.
   std::uint64_t read(std::uint32_t i) const noexcept {
     const std::size_t bit = std::size_t{i} * static_cast<unsigned>(width());
@@ -78,7 +87,7 @@ class ColdIndex {
   }
   void write(std::uint32_t i, std::uint64_t entry) noexcept;
   std::uint32_t bits_at(std::size_t cell, std::uint64_t entry) const noexcept {
-    return static_cast<std::uint32_t>(cell << rest_bits_ | entry >> kPageBits);
+    return static_cast<std::uint32_t>(cell << rest_bits_ | entry >> page_bits_);
   }
 
   Array<std::uint8_t> entries_;
@@ -86,6 +95,7 @@ class ColdIndex {
   std::uint32_t num_entries_ = 0;
   std::uint32_t num_erased_ = 0;
   int rest_bits_ = kHashBits;  // of the hash, stored in an entry
+  int page_bits_ = 0;
 };
 
 }  // namespace trireme::ssd

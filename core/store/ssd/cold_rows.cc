@@ -1,7 +1,6 @@
 #include "store/ssd/cold_rows.h"
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <string>
 
@@ -76,9 +75,8 @@ void ColdRows::drop(Bucket& bucket, const Place& place) noexcept {
   const std::uint32_t bit = 1U << place.slot % 32;
   TRIREME_CHECK((word & bit) != 0);
   word &= ~bit;
-  Page& page = bucket.pages[place.page];
-  log_.forget(page.position, 1);
-  if (--page.num_rows == 0) ++bucket.num_free;
+  log_.forget(bucket.pages[place.page].position, 1);
+  if (num_left(bucket, place.page) == 0) ++bucket.num_free;
 }
 
 void ColdRows::take(const Place& place) noexcept {
@@ -89,14 +87,14 @@ void ColdRows::take(const Place& place) noexcept {
 
 void ColdRows::clear(std::uint32_t bucket) noexcept {
   Bucket& own = buckets_[bucket];
-  for (const Page& page : own.pages) {
-    if (page.num_rows > 0) log_.forget(page.position, page.num_rows);
+  for (std::size_t i = 0; i < own.pages.size(); ++i) {
+    if (const std::size_t n = num_left(own, i); n > 0) log_.forget(own.pages[i].position, n);
   }
   own = Bucket{};
 }
 
 ColdRows::Pages ColdRows::prepare(std::uint32_t bucket, const Rows& added) {
-  const auto& [rows, classes, moved] = added;
+  const auto& [rows, classes, uses, time, moved] = added;
   Bucket& own = buckets_[bucket];
   Pages pages;
   for (std::size_t i = 0; i < rows.size();) {
@@ -107,7 +105,7 @@ ColdRows::Pages ColdRows::prepare(std::uint32_t bucket, const Rows& added) {
   }
   for (std::size_t i = 0; own.num_free > 0 && i < own.pages.size(); ++i) {
     if (pages.numbers_.size() == pages.size()) break;
-    if (own.pages[i].num_rows == 0) pages.numbers_.push_back(static_cast<PageNumber>(i));
+    if (num_left(own, i) == 0) pages.numbers_.push_back(static_cast<PageNumber>(i));
   }
   const std::size_t num_new = pages.size() - pages.numbers_.size();
   const std::size_t num_pages = own.pages.size() + num_new;
@@ -134,13 +132,13 @@ ColdRows::Pages ColdRows::prepare(std::uint32_t bucket, const Rows& added) {
   for (const Place& place : moved) {
     old.push_back({.hash = mix64(key_of_row(place.row)), .page = place.page});
   }
-  pages.index_ = own.index.with(entries, old);
+  pages.index_ = own.index.with(num_pages, entries, old);
   return pages;
 }
 
 void ColdRows::put(std::uint32_t bucket, const Rows& added, Pages&& pages, PageLog::Room& room,
                    std::span<std::byte> scratch) noexcept {
-  const auto& [rows, classes, moved] = added;
+  const auto& [rows, classes, uses, time, moved] = added;
   Bucket& own = buckets_[bucket];
   for (std::size_t p = 0, i = 0; p < pages.size(); ++p) {
     const std::size_t begin = i;
@@ -152,16 +150,17 @@ void ColdRows::put(std::uint32_t bucket, const Rows& added, Pages&& pages, PageL
       page.version = std::max(page.version, layout.stamp(rows[i]).version);
     }
     const PageNumber number = pages.numbers_[p];
-    page.num_rows = static_cast<std::uint16_t>(i - begin);
+    const std::size_t num_rows = i - begin;
+    std::memcpy(scratch.data() + uses_offset(layout.row_bytes(), num_rows), &uses[begin], num_rows);
     seal(scratch, {.checksum = 0,
                    .table = table_,
                    .bucket = static_cast<std::uint16_t>(bucket),
                    .number = number,
-                   .num_rows = page.num_rows,
+                   .num_rows = static_cast<std::uint16_t>(num_rows),
                    .row_class = classes[begin],
                    .format = 0,
                    .row_bytes = static_cast<std::uint32_t>(layout.row_bytes()),
-                   .zeros = 0});
+                   .time = time});
     page.position = log_.append(room, scratch);
     if (number < own.pages.size()) {
       --own.num_free;
@@ -172,7 +171,7 @@ void ColdRows::put(std::uint32_t bucket, const Rows& added, Pages&& pages, PageL
     own.pages[number] = page;
     for (std::size_t word = 0; word < words_per_page_; ++word) {
       const std::size_t first = word * 32;
-      const std::size_t n = std::clamp<std::size_t>(page.num_rows, first, first + 32) - first;
+      const std::size_t n = std::clamp(num_rows, first, first + 32) - first;
       own.left[number * words_per_page_ + word] =
           static_cast<std::uint32_t>((std::uint64_t{1} << n) - 1);
     }
@@ -184,7 +183,7 @@ void ColdRows::put(std::uint32_t bucket, const Rows& added, Pages&& pages, PageL
 bool ColdRows::is_current(const PageHeader& header, Position position) const noexcept {
   if (header.table != table_ || header.bucket >= kNumBuckets) return false;
   const Bucket& bucket = buckets_[header.bucket];
-  return header.number < bucket.pages.size() && bucket.pages[header.number].num_rows > 0 &&
+  return header.number < bucket.pages.size() && num_left(bucket, header.number) > 0 &&
          bucket.pages[header.number].position == position;
 }
 
@@ -201,44 +200,37 @@ void ColdRows::save(std::uint32_t bucket, ByteWriter& bytes) const {
   for (const Page& page : own.pages) {
     bytes.value(page.position);
     bytes.value(page.version);
-    bytes.value(page.num_rows);
   }
   bytes.array(std::span(own.left));
   own.index.save(bytes);
 }
 
-ColdRows::Saved ColdRows::parse(std::uint32_t bucket, std::span<const std::uint8_t> saved) const {
+ColdRows::Saved ColdRows::parse(std::uint32_t bucket, ByteReader& bytes) const {
   const auto check = [&](bool is_right) {
     if (is_right) return;
     throw Error(ErrorCode::kCorruption, "ColdRows: expected the pages of bucket " +
                                             std::to_string(bucket) +
                                             ", found what this log of pages has not");
   };
-  ByteReader bytes(saved);
   Saved result;
   Bucket& loaded = result.bucket_;
   const auto num_pages = bytes.value<std::uint32_t>();
   check(num_pages <= ColdIndex::kNumPagesMax && bytes.value<std::uint32_t>() == words_per_page_);
   loaded.pages.resize(num_pages);
-  std::size_t num_rows = 0;
   for (Page& page : loaded.pages) {
     page.position = bytes.value<Position>();
     page.version = bytes.value<std::uint32_t>();
-    page.num_rows = bytes.value<std::uint16_t>();
-    num_rows += page.num_rows;
-    loaded.num_free += page.num_rows == 0;
-    if (page.num_rows == 0) continue;
-    check(log_.has(page.position));
-    result.version_ = std::max(result.version_, page.version);
   }
   loaded.left.resize(num_pages * words_per_page_);
   bytes.array(std::span(loaded.left));
+  std::size_t num_rows = 0;
   for (std::size_t i = 0; i < num_pages; ++i) {
-    int num_left = 0;
-    for (std::size_t word = 0; word < words_per_page_; ++word) {
-      num_left += std::popcount(loaded.left[i * words_per_page_ + word]);
-    }
-    check(num_left == loaded.pages[i].num_rows);
+    const std::size_t n = num_left(loaded, i);
+    num_rows += n;
+    loaded.num_free += n == 0;
+    if (n == 0) continue;
+    check(log_.has(loaded.pages[i].position));
+    result.version_ = std::max(result.version_, loaded.pages[i].version);
   }
   loaded.index = ColdIndex::load(bytes, num_pages);
   check(loaded.index.num_entries() == num_rows && bytes.is_at_end());
@@ -247,8 +239,9 @@ ColdRows::Saved ColdRows::parse(std::uint32_t bucket, std::span<const std::uint8
 
 void ColdRows::restore(std::uint32_t bucket, Saved&& saved) noexcept {
   clear(bucket);
-  for (const Page& page : saved.bucket_.pages) {
-    if (page.num_rows > 0) log_.remember(page.position, page.num_rows);
+  const Bucket& own = saved.bucket_;
+  for (std::size_t i = 0; i < own.pages.size(); ++i) {
+    if (const std::size_t n = num_left(own, i); n > 0) log_.remember(own.pages[i].position, n);
   }
   buckets_[bucket] = std::move(saved.bucket_);
 }

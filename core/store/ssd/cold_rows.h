@@ -10,6 +10,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -47,7 +48,9 @@ class ColdRows {
     std::uint32_t bucket;
     PageNumber page;
     std::uint16_t slot;
-    int row_class;
+    std::uint8_t row_class;
+    std::uint8_t uses;   // how often it had been used, in the units of the tier
+    std::uint64_t time;  // when that was written
     const std::byte* row;
   };
 
@@ -84,7 +87,9 @@ class ColdRows {
   struct Rows {
     std::span<const std::byte* const> rows;
     std::span<const std::uint8_t> classes;  // of the rows, ascending
-    std::span<const Place> moved;           // where some of the rows have been so far
+    std::span<const std::uint8_t> uses;     // of the rows, as of `time`
+    std::uint64_t time;
+    std::span<const Place> moved;  // where some of the rows have been so far
   };
   // Prepares so that put() cannot fail.
   // Errors: std::bad_alloc; kResourceExhausted: the bucket has 2^16 pages.
@@ -106,7 +111,7 @@ class ColdRows {
   // What save() wrote; the log has adopted the segments.
   class Saved;
   // Errors: kCorruption.
-  Saved parse(std::uint32_t bucket, std::span<const std::uint8_t> bytes) const;
+  Saved parse(std::uint32_t bucket, ByteReader& bytes) const;
   // Goes on with it, in the place of the bucket's rows.
   void restore(std::uint32_t bucket, Saved&& saved) noexcept;
 
@@ -115,13 +120,12 @@ class ColdRows {
  private:
   struct Page {
     Position position = 0;
-    std::uint32_t version = 0;   // the newest of its rows
-    std::uint16_t num_rows = 0;  // left; 0: the number is free
+    std::uint32_t version = 0;  // the newest of its rows
   };
   struct Bucket {
     ColdIndex index;
     std::vector<Page> pages;
-    std::vector<std::uint32_t> left;  // a bit for each row of each page
+    std::vector<std::uint32_t> left;  // a bit for each row of each page; none: its number is free
     std::size_t num_free = 0;         // page numbers
   };
 
@@ -133,6 +137,14 @@ class ColdRows {
                             Reads reads, std::vector<Position>& wanted) const;
   bool is_left(const Bucket& bucket, PageNumber page, std::size_t slot) const noexcept {
     return bucket.left[page * words_per_page_ + slot / 32] >> slot % 32 & 1;
+  }
+  // The number of rows that are left of a page.
+  std::size_t num_left(const Bucket& bucket, std::size_t page) const noexcept {
+    std::size_t n = 0;
+    for (std::size_t word = 0; word < words_per_page_; ++word) {
+      n += static_cast<std::size_t>(std::popcount(bucket.left[page * words_per_page_ + word]));
+    }
+    return n;
   }
   void drop(Bucket& bucket, const Place& place) noexcept;
 
@@ -160,6 +172,7 @@ template <class Visit>
 std::size_t ColdRows::for_rows_of_page(const PageHeader& header, const std::byte* page,
                                        const Visit& visit) const {
   const Bucket& bucket = buckets_[header.bucket];
+  const std::byte* uses = page + uses_offset(header.row_bytes, header.num_rows);
   std::size_t n = 0;
   for (std::uint16_t slot = 0; slot < header.num_rows; ++slot) {
     if (!is_left(bucket, header.number, slot)) continue;
@@ -168,6 +181,8 @@ std::size_t ColdRows::for_rows_of_page(const PageHeader& header, const std::byte
                 .page = header.number,
                 .slot = slot,
                 .row_class = header.row_class,
+                .uses = static_cast<std::uint8_t>(uses[slot]),
+                .time = header.time,
                 .row = row_of_page(page, header.row_bytes, slot)});
   }
   return n;
@@ -180,8 +195,7 @@ bool ColdRows::for_rows(std::uint32_t bucket, Reads reads, std::vector<Position>
   const std::size_t num_wanted = wanted.size();
   const auto for_pages = [&](const auto& function) {
     for (std::size_t i = 0; i < own.pages.size(); ++i) {
-      const Page& page = own.pages[i];
-      if (page.num_rows == 0 || !keep(page.version)) continue;
+      if (num_left(own, i) == 0 || !keep(own.pages[i].version)) continue;
       function(bytes_of(own, static_cast<PageNumber>(i), bucket, reads, wanted));
     }
   };

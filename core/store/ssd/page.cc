@@ -11,7 +11,7 @@ namespace trireme::ssd {
 
 namespace {
 
-constexpr std::uint8_t kFormat = 1;
+constexpr std::uint8_t kFormat = 2;
 constexpr std::size_t kChecksumBytes = sizeof(PageHeader::checksum);
 
 // Four lanes, so that the multiplications overlap. Each step is a bijection of the lane and of the
@@ -38,7 +38,7 @@ std::uint64_t checksum_of(std::span<const std::byte> bytes) noexcept {
 
 std::size_t page_bytes_for(std::size_t row_bytes) noexcept {
   constexpr std::size_t kBlocksMax = 8, kWastePercent = 12;
-  const std::size_t least = round_up(kPageHeaderBytes + row_bytes, kBlockBytes);
+  const std::size_t least = round_up(kPageHeaderBytes + row_bytes + 1, kBlockBytes);
   for (std::size_t bytes = least; bytes <= kBlocksMax * kBlockBytes; bytes += kBlockBytes) {
     const std::size_t used = kPageHeaderBytes + rows_of_page(bytes, row_bytes) * row_bytes;
     if ((bytes - used) * 100 <= kWastePercent * bytes) return bytes;
@@ -54,9 +54,8 @@ PageHeader header_of(const std::byte* page) noexcept {
 
 void seal(std::span<std::byte> page, PageHeader header) noexcept {
   header.format = kFormat;
-  header.zeros = 0;
   std::memcpy(page.data(), &header, sizeof header);
-  const std::size_t end = kPageHeaderBytes + std::size_t{header.num_rows} * header.row_bytes;
+  const std::size_t end = uses_offset(header.row_bytes, header.num_rows) + header.num_rows;
   std::memset(page.data() + end, 0, page.size() - end);
   header.checksum = checksum_of(page.subspan(kChecksumBytes));
   std::memcpy(page.data(), &header.checksum, sizeof header.checksum);

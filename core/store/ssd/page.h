@@ -7,10 +7,11 @@
 //       14      2  the page's number in the bucket
 //       16      2  the number of rows
 //       18      1  their class
-//       19      1  format, 1
+//       19      1  format, 2
 //       20      4  the bytes of a row
-//       24      8  zeros
-//       32         the rows, each with its key first; then zeros up to the end of the page
+//       24      8  the time of the tier's clock when it was written
+//       32         the rows, each with its key first; a byte for each, how often it was used; then
+//                  zeros up to the end of the page
 //
 // Little-endian, like the rows.
 #pragma once
@@ -34,7 +35,7 @@ struct PageHeader {
   std::uint8_t row_class;
   std::uint8_t format;
   std::uint32_t row_bytes;
-  std::uint64_t zeros;
+  std::uint64_t time;
 };
 static_assert(sizeof(PageHeader) == 32);
 
@@ -45,7 +46,7 @@ inline constexpr std::size_t kNumPageRowsMax = 0xFFFF;
 std::size_t page_bytes_for(std::size_t row_bytes) noexcept;
 
 constexpr std::size_t rows_of_page(std::size_t page_bytes, std::size_t row_bytes) noexcept {
-  return (page_bytes - kPageHeaderBytes) / row_bytes;
+  return (page_bytes - kPageHeaderBytes) / (row_bytes + 1);
 }
 
 inline const std::byte* row_of_page(const std::byte* page, std::size_t row_bytes,
@@ -53,8 +54,14 @@ inline const std::byte* row_of_page(const std::byte* page, std::size_t row_bytes
   return page + kPageHeaderBytes + i * row_bytes;
 }
 
+// Where the page says how often its rows were used.
+inline std::size_t uses_offset(std::size_t row_bytes, std::size_t num_rows) noexcept {
+  return kPageHeaderBytes + row_bytes * num_rows;
+}
+
 PageHeader header_of(const std::byte* page) noexcept;
-// Completes a page whose rows have been written: writes the header and zeros behind the rows.
+// Completes a page whose rows and their uses have been written: writes the header, and zeros behind
+// them.
 void seal(std::span<std::byte> page, PageHeader header) noexcept;
 // Whether a page is as seal() left it.
 bool is_whole(std::span<const std::byte> page) noexcept;
