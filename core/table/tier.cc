@@ -103,7 +103,7 @@ std::size_t Tier::bytes_beside_rows() const noexcept {
 Tier::Memory Tier::memory() const {
   const std::size_t promised = promised_rows_;
   Memory memory{.taken = bytes_beside_rows() + promised_bytes_ + promised * kIndexBytesPerRow};
-  std::size_t free_max = 0, largest_bytes = 0;
+  std::size_t largest_bytes = 0;
   for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
     const Arena& arena = table_.arenas_.of(i);
     const Arena::Use use = arena.use();
@@ -111,8 +111,8 @@ Tier::Memory Tier::memory() const {
     memory.taken += use.num_rows * row_bytes;
     if (use.num_free < promised) {
       memory.lacking += (promised - use.num_free) * row_bytes;
-    } else if ((use.num_free - promised) * row_bytes > free_max) {
-      free_max = (use.num_free - promised) * row_bytes;
+    } else if ((use.num_free - promised) * row_bytes > memory.free) {
+      memory.free = (use.num_free - promised) * row_bytes;
       memory.freest = i;
     }
     if (use.num_rows * row_bytes > largest_bytes) {
@@ -193,7 +193,9 @@ void Tier::begin_shrink() {
   if (found.taken > memory_bytes_ - memory_bytes_ / 64) {
     excess = found.taken - goal;
   } else if (found.lacking > 0 && found.freest >= 0 && found.taken + found.lacking > goal) {
+    // As much as can be spared at once: it takes the hand a round.
     excess = found.taken + found.lacking - goal;
+    excess = std::max(excess, std::min(found.free, memory_bytes_ / 64));
     row_class = found.freest;
   }
   if (excess == 0) return;
@@ -233,6 +235,9 @@ std::size_t Tier::move_out(std::uint32_t bucket) {
   }
   std::vector<Arena::Ref> coldest, of_class;
   for (int i = 0; i < num_classes; ++i) {
+    // Rows that leave their memory go to other places in memory first.
+    const Arena& arena = table_.arenas_.of(i);
+    if (arena.is_shrinking() && arena.use().num_free > promised_rows_ + 1) continue;
     of_class.clear();
     std::ranges::copy_if(refs, std::back_inserter(of_class),
                          [&](Arena::Ref ref) { return table_.arenas_.class_of(ref) == i; });

@@ -175,8 +175,9 @@ class Tier {
   struct Memory {
     std::size_t taken = 0;
     std::size_t lacking = 0;
-    int largest = 0;  // row class
-    int freest = -1;  // the class with the most free rows beyond those promised; -1: none
+    int largest = 0;       // row class
+    int freest = -1;       // the class with the most free rows beyond those promised; -1: none
+    std::size_t free = 0;  // of that class, in bytes
   };
   Memory memory() const;
   bool fits() const;

@@ -42,9 +42,8 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Disk:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler is not None, "the core was built here, so a compiler is expected"
     return Disk(tmp_path, compiler)
 
 

@@ -335,14 +335,14 @@ def test_a_start_with_other_memory_keeps_all_rows(server: Kept, memory: str) -> 
 
 
 def test_what_a_table_says_about_its_memory_survives_a_start(server: Kept) -> None:
-    own = tr.Table("own", dim=4, ssd=True, memory="4500000")
+    own = tr.Table("own", dim=4, ssd=True, memory="3400000")
     server.ask("ps.create_table", {"schema": own.schema.declaration()}, [])
     for _ in range(2):  # from the log, and from the state that goes with a snapshot
         server.close()
         server.open()
         use = server.state.tables["own"].rows.tier
         assert use is not None
-        assert use["memory_bytes"] == 4_500_000
+        assert use["memory_bytes"] == 3_400_000
         server.snapshot()
 
 

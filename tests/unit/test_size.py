@@ -213,7 +213,7 @@ def test_the_command_tells_memory_disk_and_wear_of_rows_on_ssd(
     days = 600e12 / (1e5 * 4096 / 28 * 1.8 * 86_400)
     assert f": {days:,.0f} days until 600 TB" in out
     assert cli.main([*command, "1GiB"]) == 0
-    assert "too little: it takes at least 5.5 GiB" in capsys.readouterr().out
+    assert "too little: it takes at least 4.2 GiB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
