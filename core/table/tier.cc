@@ -23,6 +23,7 @@ constexpr std::size_t kPagesCleaned = 32;
 constexpr std::size_t kWorthPercentMax = 95;
 
 constexpr std::size_t kNumBuffers = 4;
+constexpr std::size_t kNumSpareBuffers = 8;  // for reads: as much memory as so many buffers
 constexpr std::size_t kBufferPagesMin = 16;
 constexpr std::size_t kIndexBytesPerRow = 8;  // of the index of rows in memory
 
@@ -33,6 +34,7 @@ ssd::PageLogConfig log_config(const TierConfig& config, std::size_t row_bytes) {
           .segment_pages = std::max(config.segment_bytes / page_bytes, buffer_pages),
           .buffer_pages = buffer_pages,
           .num_buffers = kNumBuffers,
+          .spare_bytes = kNumSpareBuffers * buffer_pages * page_bytes,
           .timeout = config.timeout};
 }
 
@@ -287,21 +289,26 @@ std::size_t Tier::relocate(std::span<const Arena::Ref> refs) {
 void Tier::write_out(std::uint32_t bucket, std::span<const Arena::Ref> refs, const Places& moved,
                      ssd::PageLog::Room& room) {
   struct Row {
+    std::uint64_t hash;
+    const std::byte* bytes;
     std::uint8_t row_class;
     std::uint8_t uses;
-    const std::byte* bytes;
   };
   std::vector<Row> order;
   order.reserve(refs.size() + moved.size());
   for (const Place& place : moved) {
-    order.push_back({place.row_class, uses_.saved(place.uses, place.time), place.row});
+    order.push_back({mix64(key_of_row(place.row)), place.row, place.row_class,
+                     uses_.saved(place.uses, place.time)});
   }
   for (const Arena::Ref ref : refs) {
-    order.push_back({static_cast<std::uint8_t>(table_.arenas_.class_of(ref)), uses_.saved(ref),
-                     table_.arenas_.row(ref)});
+    const std::byte* row = table_.arenas_.row(ref);
+    order.push_back({mix64(key_of_row(row)), row,
+                     static_cast<std::uint8_t>(table_.arenas_.class_of(ref)), uses_.saved(ref)});
   }
   if (order.empty()) return;
-  std::ranges::stable_sort(order, {}, &Row::row_class);
+  std::ranges::sort(order, [](const Row& a, const Row& b) {
+    return std::pair(a.row_class, a.hash) < std::pair(b.row_class, b.hash);
+  });
   std::vector<const std::byte*> rows(order.size());
   std::vector<std::uint8_t> classes(order.size()), uses(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) {

@@ -52,8 +52,9 @@ class Uses {
   // Keeps the moments of rows that are not used near enough to be told from later ones: to be
   // called for each row before 250 halvings have passed.
   void keep(Arena::Ref ref) noexcept {
+    if (log_weight(ref) > -kWeightMax) return;
     const std::uint16_t word = word_of(ref).load(std::memory_order_relaxed);
-    set(ref, log_weight(ref));
+    set(ref, -kWeightMax);
     if ((word & kExpected) == 0) return;
     word_of(ref).store(word_of(ref).load(std::memory_order_relaxed) | kExpected,
                        std::memory_order_relaxed);

@@ -229,7 +229,7 @@ class Kept:
 
     def __init__(self, folder: Path, ssd_dirs: list[Path]) -> None:
         self.folder, self.ssd_dirs = folder, ssd_dirs
-        self.memory = "6MiB"
+        self.memory = "7MiB"
         self.counts = np.zeros(len(self.KEYS))
         self.number = 0
         for path in ssd_dirs:
@@ -335,14 +335,17 @@ def test_a_start_with_other_memory_keeps_all_rows(server: Kept, memory: str) -> 
 
 
 def test_what_a_table_says_about_its_memory_survives_a_start(server: Kept) -> None:
-    own = tr.Table("own", dim=4, ssd=True, memory="3400000")
+    server.close()
+    server.memory = "12MiB"
+    server.open()
+    own = tr.Table("own", dim=4, ssd=True, memory="4500000")
     server.ask("ps.create_table", {"schema": own.schema.declaration()}, [])
     for _ in range(2):  # from the log, and from the state that goes with a snapshot
         server.close()
         server.open()
         use = server.state.tables["own"].rows.tier
         assert use is not None
-        assert use["memory_bytes"] == 3_400_000
+        assert use["memory_bytes"] == 4_500_000
         server.snapshot()
 
 

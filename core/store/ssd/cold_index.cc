@@ -26,13 +26,7 @@ void ColdIndex::write(std::uint32_t i, std::uint64_t entry) noexcept {
   std::memcpy(entries_.data() + bit / 8, &word, sizeof word);
 }
 
-ColdIndex ColdIndex::with(std::size_t num_pages, std::span<Entry> added,
-                          std::span<const Entry> removed) const {
-  if (!removed.empty()) {
-    ColdIndex rest = with(num_pages, {});
-    for (const Entry& entry : removed) rest.erase(entry.hash, entry.page);
-    return rest.with(num_pages, added);
-  }
+ColdIndex ColdIndex::with(std::size_t num_pages, std::span<Entry> added) const {
   std::ranges::sort(added, {}, [](const Entry& entry) { return bits_of(entry.hash); });
   ColdIndex merged;
   const std::size_t size = num_entries() + added.size();
@@ -73,16 +67,29 @@ ColdIndex ColdIndex::with(std::size_t num_pages, std::span<Entry> added,
   return merged;
 }
 
-void ColdIndex::erase(std::uint64_t hash, PageNumber page) noexcept {
+void ColdIndex::append_to(std::vector<Entry>& entries) const {
+  for (std::size_t cell = 0; cell + 1 < starts_.size(); ++cell) {
+    for (std::uint32_t i = starts_[cell]; i < starts_[cell + 1]; ++i) {
+      const std::uint64_t entry = read(i);
+      if (is_erased(entry)) continue;
+      const std::uint64_t hash = std::uint64_t{bits_at(cell, entry)} << (64 - 12 - kHashBits);
+      entries.push_back({.hash = hash, .page = page_of(entry)});
+    }
+  }
+}
+
+bool ColdIndex::erase(std::uint64_t hash, PageNumber page) noexcept {
+  if (num_entries_ == 0 || page >= (1U << page_bits_) - 1) return false;
   const std::uint32_t bits = bits_of(hash);
   const std::uint64_t rest = bits & ((1U << rest_bits_) - 1);
   const std::size_t cell = bits >> rest_bits_;
   const std::uint64_t wanted = rest << page_bits_ | page;
   std::uint32_t i = starts_[cell];
   while (i < starts_[cell + 1] && read(i) != wanted) ++i;
-  TRIREME_CHECK(i < starts_[cell + 1]);
+  if (i == starts_[cell + 1]) return false;
   write(i, rest << page_bits_ | ((1U << page_bits_) - 1));
   ++num_erased_;
+  return true;
 }
 
 void ColdIndex::save(ByteWriter& bytes) const {

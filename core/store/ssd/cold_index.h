@@ -45,12 +45,13 @@ class ColdIndex {
     }
   }
 
-  // The index with some entries, which are sorted in place, and without others, which must be
-  // there. Requires: no page has a number of num_pages or above. Errors: std::bad_alloc.
-  ColdIndex with(std::size_t num_pages, std::span<Entry> added,
-                 std::span<const Entry> removed = {}) const;
-  // Removes one entry. Requires: it is there.
-  void erase(std::uint64_t hash, PageNumber page) noexcept;
+  // The index with some entries, which are sorted in place. Requires: no page has a number of
+  // num_pages or above. Errors: std::bad_alloc.
+  ColdIndex with(std::size_t num_pages, std::span<Entry> added) const;
+  // Adds its entries to a list, with as much of the hashes as it has. Errors: std::bad_alloc.
+  void append_to(std::vector<Entry>& entries) const;
+  // Removes one entry. Returns whether it was there.
+  bool erase(std::uint64_t hash, PageNumber page) noexcept;
 
   void save(ByteWriter& bytes) const;
   // What save() wrote, of a bucket with so many pages. Errors: kCorruption.

@@ -51,22 +51,33 @@ ColdRows::Found ColdRows::find(std::uint64_t key, Reads reads, Place& place,
   const Bucket& bucket = buckets_[number];
   const std::size_t num_wanted = wanted.size();
   bool is_here = false;
-  bucket.index.find(hash, [&](PageNumber page) {
+  bucket.find(hash, [&](PageNumber page) {
     if (is_here) return;
     const std::byte* bytes = bytes_of(bucket, page, number, reads, wanted);
     if (bytes == nullptr) return;
     const PageHeader header = header_of(bytes);
-    for_rows_of_page(header, bytes, [&](const Place& other) {
-      if (key_of_row(other.row) != key) return;
-      place = other;
-      is_here = true;
-    });
+    const std::uint16_t slot = slot_of(header, bytes, hash);
+    is_here = slot < header.num_rows && is_left(bucket, page, slot);
+    if (is_here) place = place_of(header, bytes, slot);
   });
   if (is_here) {
     wanted.resize(num_wanted);
     return Found::kHere;
   }
   return wanted.size() > num_wanted ? Found::kUnread : Found::kAbsent;
+}
+
+// The slot of a key with this hash, or the number of rows. mix64 is a bijection.
+std::uint16_t ColdRows::slot_of(const PageHeader& header, const std::byte* page,
+                                std::uint64_t hash) noexcept {
+  std::uint16_t begin = 0, end = header.num_rows;
+  while (begin < end) {
+    const auto middle = static_cast<std::uint16_t>((begin + end) / 2);
+    const std::uint64_t other = mix64(key_of_row(row_of_page(page, header.row_bytes, middle)));
+    if (other == hash) return middle;
+    other < hash ? begin = static_cast<std::uint16_t>(middle + 1) : end = middle;
+  }
+  return header.num_rows;
 }
 
 // The row is not in its page any more.
@@ -81,7 +92,8 @@ void ColdRows::drop(Bucket& bucket, const Place& place) noexcept {
 
 void ColdRows::take(const Place& place) noexcept {
   Bucket& bucket = buckets_[place.bucket];
-  bucket.index.erase(mix64(key_of_row(place.row)), place.page);
+  const std::uint64_t hash = mix64(key_of_row(place.row));
+  TRIREME_CHECK(bucket.recent.erase(hash, place.page) || bucket.index.erase(hash, place.page));
   drop(bucket, place);
 }
 
@@ -128,11 +140,14 @@ ColdRows::Pages ColdRows::prepare(std::uint32_t bucket, const Rows& added) {
       entries[i] = {.hash = mix64(key_of_row(rows[i])), .page = pages.numbers_[page]};
     }
   }
-  std::vector<ColdIndex::Entry> old;
-  for (const Place& place : moved) {
-    old.push_back({.hash = mix64(key_of_row(place.row)), .page = place.page});
+  const std::size_t num_recent = own.recent.num_entries() + entries.size();
+  pages.has_all_ = num_recent * kRecentShare >= own.num_rows() + entries.size();
+  if (pages.has_all_) {
+    own.recent.append_to(entries);
+    pages.index_ = own.index.with(num_pages, entries);
+  } else {
+    pages.index_ = own.recent.with(num_pages, entries);
   }
-  pages.index_ = own.index.with(num_pages, entries, old);
   return pages;
 }
 
@@ -176,8 +191,13 @@ void ColdRows::put(std::uint32_t bucket, const Rows& added, Pages&& pages, PageL
           static_cast<std::uint32_t>((std::uint64_t{1} << n) - 1);
     }
   }
-  own.index = std::move(pages.index_);
-  for (const Place& place : moved) drop(own, place);
+  if (pages.has_all_) {
+    own.index = std::move(pages.index_);
+    own.recent = ColdIndex();
+  } else {
+    own.recent = std::move(pages.index_);
+  }
+  for (const Place& place : moved) take(place);
 }
 
 bool ColdRows::is_current(const PageHeader& header, Position position) const noexcept {
@@ -189,7 +209,7 @@ bool ColdRows::is_current(const PageHeader& header, Position position) const noe
 
 std::size_t ColdRows::bytes(std::uint32_t bucket) const noexcept {
   const Bucket& own = buckets_[bucket];
-  return own.index.bytes() + own.pages.capacity() * sizeof(Page) +
+  return own.index.bytes() + own.recent.bytes() + own.pages.capacity() * sizeof(Page) +
          own.left.capacity() * sizeof own.left[0];
 }
 
@@ -203,6 +223,7 @@ void ColdRows::save(std::uint32_t bucket, ByteWriter& bytes) const {
   }
   bytes.array(std::span(own.left));
   own.index.save(bytes);
+  own.recent.save(bytes);
 }
 
 ColdRows::Saved ColdRows::parse(std::uint32_t bucket, ByteReader& bytes) const {
@@ -233,7 +254,8 @@ ColdRows::Saved ColdRows::parse(std::uint32_t bucket, ByteReader& bytes) const {
     result.version_ = std::max(result.version_, loaded.pages[i].version);
   }
   loaded.index = ColdIndex::load(bytes, num_pages);
-  check(loaded.index.num_entries() == num_rows && bytes.is_at_end());
+  loaded.recent = ColdIndex::load(bytes, num_pages);
+  check(loaded.num_rows() == num_rows && bytes.is_at_end());
   return result;
 }
 

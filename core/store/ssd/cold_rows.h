@@ -30,16 +30,14 @@ class ColdRows {
   // layouts: of the row classes; they and the log outlive this. table: the number in its pages.
   ColdRows(PageLog& log, std::span<const RowLayout> layouts, std::uint32_t table);
 
-  std::size_t num_rows(std::uint32_t bucket) const noexcept {
-    return buckets_[bucket].index.num_entries();
-  }
+  std::size_t num_rows(std::uint32_t bucket) const noexcept { return buckets_[bucket].num_rows(); }
   std::size_t rows_per_page(int row_class) const noexcept;
 
   // Whether a row of the key may be here.
   bool may_have(std::uint64_t key) const {
     const std::uint64_t hash = mix64(key);
     bool has = false;
-    buckets_[bucket_of_hash(hash)].index.find(hash, [&](PageNumber) { has = true; });
+    buckets_[bucket_of_hash(hash)].find(hash, [&](PageNumber) { has = true; });
     return has;
   }
 
@@ -81,12 +79,14 @@ class ColdRows {
    private:
     friend class ColdRows;
     std::vector<std::size_t> ends_;  // of each page's rows
-    ColdIndex index_;                // with them
+    ColdIndex index_;                // with them: of the recent entries, or of all
+    bool has_all_ = false;
     std::vector<PageNumber> numbers_;
   };
   struct Rows {
+    // By class, and those of a class in the order of the hashes of their keys.
     std::span<const std::byte* const> rows;
-    std::span<const std::uint8_t> classes;  // of the rows, ascending
+    std::span<const std::uint8_t> classes;  // of the rows
     std::span<const std::uint8_t> uses;     // of the rows, as of `time`
     std::uint64_t time;
     std::span<const Place> moved;  // where some of the rows have been so far
@@ -124,15 +124,27 @@ class ColdRows {
   };
   struct Bucket {
     ColdIndex index;
+    ColdIndex recent;  // what was added since the index was written anew
     std::vector<Page> pages;
     std::vector<std::uint32_t> left;  // a bit for each row of each page; none: its number is free
     std::size_t num_free = 0;         // page numbers
+
+    std::size_t num_rows() const noexcept { return index.num_entries() + recent.num_entries(); }
+    template <class Visit>
+    void find(std::uint64_t hash, const Visit& visit) const {
+      index.find(hash, visit);
+      recent.find(hash, visit);
+    }
   };
 
  public:
   static constexpr std::size_t kOwnBytes = sizeof(Bucket) * kNumBuckets;
 
  private:
+  // Adding entries writes an index anew, so that a long one is written once for many additions:
+  // when the recent entries are this share of all.
+  static constexpr std::size_t kRecentShare = 32;
+
   const std::byte* bytes_of(const Bucket& bucket, PageNumber number, std::uint32_t bucket_number,
                             Reads reads, std::vector<Position>& wanted) const;
   bool is_left(const Bucket& bucket, PageNumber page, std::size_t slot) const noexcept {
@@ -146,6 +158,10 @@ class ColdRows {
     }
     return n;
   }
+  static std::uint16_t slot_of(const PageHeader& header, const std::byte* page,
+                               std::uint64_t hash) noexcept;
+  static Place place_of(const PageHeader& header, const std::byte* page,
+                        std::uint16_t slot) noexcept;
   void drop(Bucket& bucket, const Place& place) noexcept;
 
   PageLog& log_;
@@ -168,22 +184,27 @@ class ColdRows::Saved {
   std::uint32_t version_ = 0;
 };
 
+inline ColdRows::Place ColdRows::place_of(const PageHeader& header, const std::byte* page,
+                                          std::uint16_t slot) noexcept {
+  const std::byte* uses = page + uses_offset(header.row_bytes, header.num_rows);
+  return {.bucket = header.bucket,
+          .page = header.number,
+          .slot = slot,
+          .row_class = header.row_class,
+          .uses = static_cast<std::uint8_t>(uses[slot]),
+          .time = header.time,
+          .row = row_of_page(page, header.row_bytes, slot)};
+}
+
 template <class Visit>
 std::size_t ColdRows::for_rows_of_page(const PageHeader& header, const std::byte* page,
                                        const Visit& visit) const {
   const Bucket& bucket = buckets_[header.bucket];
-  const std::byte* uses = page + uses_offset(header.row_bytes, header.num_rows);
   std::size_t n = 0;
   for (std::uint16_t slot = 0; slot < header.num_rows; ++slot) {
     if (!is_left(bucket, header.number, slot)) continue;
     ++n;
-    visit(Place{.bucket = header.bucket,
-                .page = header.number,
-                .slot = slot,
-                .row_class = header.row_class,
-                .uses = static_cast<std::uint8_t>(uses[slot]),
-                .time = header.time,
-                .row = row_of_page(page, header.row_bytes, slot)});
+    visit(place_of(header, page, slot));
   }
   return n;
 }

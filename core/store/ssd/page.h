@@ -10,8 +10,8 @@
 //       19      1  format, 2
 //       20      4  the bytes of a row
 //       24      8  the time of the tier's clock when it was written
-//       32         the rows, each with its key first; a byte for each, how often it was used; then
-//                  zeros up to the end of the page
+//       32         the rows in the order of the hashes of their keys, each with its key first; a
+//                  byte for each, how often it was used; then zeros up to the end of the page
 //
 // Little-endian, like the rows.
 #pragma once

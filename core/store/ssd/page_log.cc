@@ -82,6 +82,54 @@ class PageLog::Reader {
   std::vector<std::size_t> begun_;  // of the pending ones
 };
 
+// The system makes each page of new memory when it is touched first, which takes longer than to
+// read into it.
+PagesRead::Memory::Memory(PageLog& log, std::size_t num_bytes) : log_(&log), num_bytes_(num_bytes) {
+  log.bytes_of_reads_ += num_bytes;
+  {
+    std::lock_guard lock(log.spare_mutex_);
+    const auto enough = std::ranges::find_if(
+        log.spare_, [&](const Pages& pages) { return pages.size() >= num_bytes; });
+    if (enough != log.spare_.end()) {
+      pages_ = std::move(*enough);
+      log.num_spare_bytes_ -= pages_.size();
+      log.spare_.erase(enough);
+      return;
+    }
+  }
+  try {
+    pages_ = Pages(num_bytes);
+  } catch (...) {
+    log.bytes_of_reads_ -= num_bytes;
+    throw;
+  }
+}
+
+PagesRead::Memory& PagesRead::Memory::operator=(Memory&& other) noexcept {
+  std::swap(log_, other.log_);
+  std::swap(num_bytes_, other.num_bytes_);
+  std::swap(pages_, other.pages_);
+  return *this;
+}
+
+PagesRead::Memory::~Memory() {
+  if (log_ == nullptr) return;
+  log_->bytes_of_reads_ -= num_bytes_;
+  std::lock_guard lock(log_->spare_mutex_);
+  // Small ones make room: what is large serves any read.
+  std::vector<Pages>& spare = log_->spare_;
+  while (log_->num_spare_bytes_ + pages_.size() > log_->config_.spare_bytes && !spare.empty()) {
+    const auto least = std::ranges::min_element(spare, {}, &Pages::size);
+    if (least->size() >= pages_.size()) return;
+    log_->num_spare_bytes_ -= least->size();
+    spare.erase(least);
+  }
+  if (log_->num_spare_bytes_ + pages_.size() > log_->config_.spare_bytes) return;
+  if (pages_.size() == 0) return;
+  log_->num_spare_bytes_ += pages_.size();
+  spare.push_back(std::move(pages_));
+}
+
 const PagesRead::Page* PagesRead::find(Position position) const noexcept {
   const auto at = std::ranges::lower_bound(positions_, position);
   if (at == positions_.end() || *at != position) return nullptr;
@@ -374,11 +422,9 @@ PagesRead PageLog::read(std::vector<Position> positions) {
   PagesRead result;
   const std::size_t page_bytes = config_.page_bytes;
   const std::size_t num_bytes = positions.size() * page_bytes;
-  bytes_of_reads_ += num_bytes;
-  result.counted_ = {&bytes_of_reads_, PagesRead::Discount{num_bytes}};
   result.positions_ = std::move(positions);
   result.pages_.resize(result.positions_.size());
-  result.memory_ = Pages(num_bytes);
+  result.memory_ = PagesRead::Memory(*this, num_bytes);
   const auto bytes_of = [&](std::size_t i) { return result.memory_.data() + i * page_bytes; };
   std::vector<std::shared_ptr<File>> files(result.positions_.size());  // of pages to be read
   std::unique_ptr<Reader> reader;
@@ -544,6 +590,6 @@ PageLog::Use PageLog::use() const {
   return use;
 }
 
-std::size_t PageLog::bytes() const noexcept { return memory_.size() + bytes_of_reads_; }
+std::size_t PageLog::bytes() const noexcept { return buffer_bytes() + bytes_of_reads_; }
 
 }  // namespace trireme::ssd

@@ -37,8 +37,11 @@ struct PageLogConfig {
   std::size_t buffer_pages = 256;  // written at once
   std::size_t num_buffers = 4;
   std::size_t read_depth = 256;
+  std::size_t spare_bytes = 0;  // of reads that have ended: kept, so that later ones find it ready
   std::chrono::milliseconds timeout{30000};  // of a device
 };
+
+class PageLog;
 
 // Pages that were read, ascending by position. Their memory counts among that of the log, which
 // outlives them.
@@ -57,15 +60,25 @@ class PagesRead {
  private:
   friend class PageLog;
 
-  struct Discount {
-    std::size_t num_bytes;
-    void operator()(std::atomic<std::size_t>* bytes) const noexcept { *bytes -= num_bytes; }
+  // Memory from the log, to which it goes back.
+  class Memory {
+   public:
+    Memory() = default;
+    Memory(PageLog& log, std::size_t num_bytes);
+    Memory(Memory&& other) noexcept { *this = std::move(other); }
+    Memory& operator=(Memory&& other) noexcept;
+    ~Memory();
+    std::byte* data() const noexcept { return pages_.data(); }
+
+   private:
+    PageLog* log_ = nullptr;
+    std::size_t num_bytes_ = 0;
+    Pages pages_;
   };
 
   std::vector<Position> positions_;
   std::vector<Page> pages_;
-  Pages memory_;
-  std::unique_ptr<std::atomic<std::size_t>, Discount> counted_;
+  Memory memory_;
 };
 
 class PageLog {
@@ -159,12 +172,13 @@ class PageLog {
     std::uint64_t pages_read = 0, reads = 0, pages_written = 0;  // since the start
   };
   Use use() const;
-  std::size_t buffer_bytes() const noexcept { return memory_.size(); }
+  std::size_t buffer_bytes() const noexcept { return memory_.size() + config_.spare_bytes; }
   std::size_t bytes() const noexcept;  // of memory, those of reads under way included
   std::size_t page_bytes() const noexcept { return config_.page_bytes; }
   std::size_t segment_pages() const noexcept { return config_.segment_pages; }
 
  private:
+  friend class PagesRead::Memory;
   struct File;
   struct Buffer;
   class Reader;
@@ -201,6 +215,9 @@ class PageLog {
   std::size_t next_device_ = 0;
 
   std::atomic<std::size_t> bytes_of_reads_{0};
+  std::mutex spare_mutex_;  // guards what follows
+  std::vector<Pages> spare_;
+  std::size_t num_spare_bytes_ = 0;
 };
 
 }  // namespace trireme::ssd

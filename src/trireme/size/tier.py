@@ -12,7 +12,7 @@ from trireme.drawing import size
 from trireme.size.estimate import Need
 
 TABLE_BYTES = 3 << 20  # beside buffers and rows
-BUFFERS, BUFFER_BYTES_MIN, BUFFER_BYTES_MAX = 4, 64 << 10, 1 << 20
+BUFFERS, BUFFER_BYTES_MIN, BUFFER_BYTES_MAX = 12, 64 << 10, 1 << 20
 COLD_ROW_BYTES = 4.0  # of memory, for a row on SSD: 3.3 when filled, 3.9 after many turnovers
 HOT_ROW_BYTES = 8.0  # beside a row in memory: index and use count
 ROOM = 9 / 8  # a server refuses a budget with less room for rows than this
