@@ -1,7 +1,10 @@
-"""Samples the tests that are marked as `sampled` (tests/long.py)."""
+"""Samples the tests that are marked as `sampled` (tests/long.py), and keeps those marked as `gpu`
+for `make gpu`.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import defaultdict
 from random import Random
@@ -13,6 +16,7 @@ from tests.long import IS_LONG, SAMPLE_SEED, draw
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sampled(keep): `make test` runs so many of the cases")
+    config.addinivalue_line("markers", "gpu: needs a CUDA device; `make gpu` runs these alone")
 
 
 def pytest_report_header() -> str:
@@ -22,6 +26,29 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("markexpr") != "gpu":
+        on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if item not in on_gpu]
+        _sample(config, items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and (reason := no_gpu()):
+        pytest.skip(reason)
+
+
+@functools.cache
+def no_gpu() -> str:
+    """Why tests of a GPU cannot run here; "" if they can."""
+    import torch
+
+    if torch.cuda.is_available():
+        return ""
+    return f"no CUDA device: torch {torch.__version__} sees none"
+
+
+def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what no sample contains. A case that the command line names alone always runs."""
     if IS_LONG:
         return

@@ -22,6 +22,7 @@ LAYERS = (
     ("dense",),
     ("protocol",),
     ("rows",),
+    ("device",),
     ("checkpoint.format", "interchange.formats"),
     ("coordinator", "server", "worker"),
     (

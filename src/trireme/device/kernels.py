@@ -1,0 +1,91 @@
+"""What computes on a block: one meaning, several implementations, chosen once for each block."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.slot_bags import SlotBags
+from trireme.device.step_values import StepValues
+from trireme.errors import BadRequest
+
+log = logging.getLogger("trireme.device")
+
+KERNELS = ("auto", "torch", "triton")
+
+
+@runtime_checkable
+class Kernels(Protocol):
+    """Operations on the rows of a block. All implementations give the same bits, on every run.
+
+    Shapes: U rows of the block, B examples, F features, D weights, K distinct slots of the bags.
+    """
+
+    name: str
+
+    def pool(self, weights: Tensor, bags: SlotBags) -> Tensor:
+        """(B, F, D): the sum of the rows of each bag, each times its weight, in order."""
+        ...
+
+    def sum(self, grad: Tensor, bags: SlotBags) -> Tensor:
+        """(K, D): the gradient of each distinct slot, from (B, F, D), that of the bags. At most
+        CHUNK gradients are summed in order, more by chunks (slot_bags.py).
+        """
+        ...
+
+    def update(self, rows: BlockTensors, slots: Tensor, grads: Tensor, values: StepValues) -> None:
+        """Apply the rule to rows: (K,) int32 distinct slots, (K, D) gradients."""
+        ...
+
+    def sum_and_update(
+        self, rows: BlockTensors, bags: SlotBags, grad: Tensor, values: StepValues
+    ) -> None:
+        """`update` with `sum` of the gradient of the bags."""
+        ...
+
+
+def choose_kernels(layout: BlockLayout, device: torch.device, wanted: str = "auto") -> Kernels:
+    """The implementation for a block: Triton's kernels on CUDA where Triton is installed, else
+    torch operations. Logs it.
+
+    Args:
+        wanted: "torch" or "triton" instead.
+
+    Raises:
+        BadRequest: an unknown name, or Triton is wanted and cannot run here.
+    """
+    if wanted not in KERNELS:
+        raise BadRequest(f"RowBlock: expected kernels to be one of {KERNELS}, found {wanted!r}")
+    missing = _without_triton(device, is_forced=wanted == "triton")
+    if wanted == "triton" and missing:
+        raise BadRequest(f"RowBlock: expected Triton for kernels='triton', found {missing}")
+    if wanted == "torch" or missing:
+        from trireme.device.torch_kernels import TorchKernels
+
+        chosen: Kernels = TorchKernels(layout)
+    else:
+        from trireme.device.triton_kernels import TritonKernels
+
+        chosen = TritonKernels(layout)
+    reason = "as asked" if wanted != "auto" else missing or f"the device is {device}"
+    log.info("rows on %s are computed by %s: %s", device, chosen.name, reason)
+    return chosen
+
+
+def _without_triton(device: torch.device, *, is_forced: bool) -> str:
+    """Why Triton does not run on this device; "" if it does."""
+    if device.type == "cpu" and not is_forced:
+        return "the device is cpu"
+    if importlib.util.find_spec("triton") is None:
+        return "no module triton: pip install triton"
+    if device.type == "cpu":
+        from trireme.device.triton_rules import is_interpreted
+
+        if not is_interpreted:
+            return "the device is cpu, where kernels run with TRITON_INTERPRET=1 alone"
+    return ""

@@ -1,0 +1,181 @@
+"""A block: rows of one table as tensors on a device, looked up by slot and updated there.
+
+    block = RowBlock(layout, raw_rows, device)            # row i of raw_rows gets slot i
+    bags = SlotBags(slots, offsets, num_features=F)       # slots as the CPU planned them
+    loss(model(block.pool(bags))).backward()              # block.rows.grad: a gradient per slot
+    block.step(values)
+    raw_rows = block.raw_rows()                           # bit for bit what a table takes
+
+Shapes: U rows, D weights, S floats of state, K distinct slots of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.block_statistics import UpdateFacts, count
+from trireme.device.kernels import Kernels, choose_kernels
+from trireme.device.slot_bags import SlotBags
+from trireme.device.step_values import StepValues
+from trireme.errors import BadRequest
+from trireme.rows.wide_rows import WideRows
+
+
+class RowBlock:
+    """Rows of one class of a table. One thread uses it at a time.
+
+    Attributes:
+        rows: (U, D) float32, the leaf that `pool` reads. Its gradient after backward is sparse: the
+            distinct slots of each lookup and the (K, D) gradients of their rows.
+        tensors: all parts of the rows; `rows` shares the memory of their weights.
+        is_changed: (U,) bool, the rows that have been updated in this block.
+        kernels: what computes.
+
+    Args:
+        layout: of the table.
+        rows: (U, row_bytes) uint8, wide rows (trireme.rows.wide_rows).
+        device: where the block is.
+        kernels: "auto", "torch" or "triton", see `choose_kernels`.
+        is_fused: backward keeps the gradients of bags, and `step` sums them and updates the rows in
+            one operation: less memory is read and written. `rows.grad` stays None, so gradients
+            cannot be clipped or looked at. The rows get the same bits.
+
+    Raises:
+        BadRequest: rows of another size, or `kernels` that cannot run here.
+    """
+
+    def __init__(
+        self,
+        layout: BlockLayout,
+        rows: WideRows,
+        device: torch.device | str = "cpu",
+        *,
+        kernels: str = "auto",
+        is_fused: bool = False,
+    ) -> None:
+        self.layout, self.device = layout, torch.device(device)
+        self.kernels: Kernels = choose_kernels(layout, self.device, kernels)
+        self.tensors = BlockTensors(*(part.to(self.device) for part in layout.split(rows)))
+        self.rows = self.tensors.weights.detach().requires_grad_()
+        self.is_changed = torch.zeros(len(self), dtype=torch.bool, device=self.device)
+        self._is_fused = is_fused
+        self._index_of_lookup: Tensor | None = None  # of the gradient of the last one
+        self._unsummed: list[tuple[SlotBags, Tensor]] = []
+
+    def __len__(self) -> int:
+        """U."""
+        return len(self.tensors.weights)
+
+    def pool(self, bags: SlotBags) -> Tensor:
+        """(B, F, D) float32: the sum of the rows of each bag, differentiable in `rows`. Slots are
+        not checked: they must be below U. Raises BadRequest: bags on another device.
+        """
+        self._check_device(bags)
+        out: Tensor = _Pool.apply(self.rows, self, bags)  # type: ignore[no-untyped-call]
+        return out
+
+    def step(self, values: Mapping[str, Any], facts: UpdateFacts | None = None) -> None:
+        """Apply the rule to the rows that have a gradient, and leave no gradient.
+
+        Args:
+            values: of the rule, as a push has them (`trireme.optim.values_of_group`). As for a
+                table of the core, gradients of rules with scale="fleet" are scaled before.
+            facts: for statistics; its columns are of the step's distinct slots in ascending order.
+
+        Raises BadRequest: a value is out of its range, or shows are missing; nothing has changed.
+        """
+        checked = StepValues.of(values)
+        if len(self._unsummed) == 1 and self.rows.grad is None:
+            bags, grad = self._unsummed[0]
+            self._note(bags.occurrences.slots, facts)
+            self.kernels.sum_and_update(self.tensors, bags, grad, checked)
+        else:
+            slots, grads = self.gradient()
+            self._note(slots, facts)
+            self.kernels.update(self.tensors, slots, grads, checked)
+        self._unsummed, self.rows.grad = [], None
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """(K,) int32 distinct slots, ascending, and (K, D) float32: the sum of their gradients over
+        the lookups since the last step.
+        """
+        summed = [(b.occurrences.slots, self.kernels.sum(g, b)) for b, g in self._unsummed]
+        if (grad := self.rows.grad) is not None:
+            summed.append((grad._indices()[0].to(torch.int32), grad._values()))
+        if not summed:
+            return self._no_slots(), self.rows.new_zeros(0, self.layout.dim)
+        slots, grads = (torch.cat(parts) for parts in zip(*summed, strict=True))
+        if len(summed) == 1 and (grad is None or self._is_of_one_lookup(grad)):
+            return slots, grads
+        bags = SlotBags(slots)
+        return bags.occurrences.slots, self.kernels.sum(grads[:, None], bags)
+
+    def update(
+        self,
+        slots: Tensor,
+        grads: Tensor,
+        values: Mapping[str, Any],
+        facts: UpdateFacts | None = None,
+    ) -> None:
+        """Apply the rule to rows whose gradients come from elsewhere: (N,) int32 slots, of which
+        some may be equal, and (N, D) float32, summed per slot in order. See `step`.
+        """
+        bags = SlotBags(slots)
+        self._check_device(bags)
+        if grads.shape != (len(slots), self.layout.dim) or grads.dtype != torch.float32:
+            raise BadRequest(
+                f"RowBlock.update: expected gradients as float32 of shape"
+                f" {(len(slots), self.layout.dim)}, found {grads.dtype} of shape"
+                f" {tuple(grads.shape)}"
+            )
+        checked = StepValues.of(values)
+        self._note(bags.occurrences.slots, facts)
+        self.kernels.sum_and_update(self.tensors, bags, grads[:, None], checked)
+
+    def raw_rows(self) -> WideRows:
+        """(U, row_bytes) uint8: all rows by slot, as `rows` of the constructor."""
+        return self.layout.join(BlockTensors(*(part.cpu() for part in self.tensors)))
+
+    def _note(self, slots: Tensor, facts: UpdateFacts | None) -> None:
+        """Count an update of these distinct rows in their statistics."""
+        index = slots.long()
+        count(self.tensors, index, facts or UpdateFacts(), self.layout.policy)
+        self.is_changed[index] = True
+
+    def _keep_gradient(self, bags: SlotBags, grad: Tensor) -> Tensor | None:
+        if self._is_fused:
+            self._unsummed.append((bags, grad))
+            return None
+        self._index_of_lookup = index = bags.occurrences.slots[None].long()
+        values = self.kernels.sum(grad, bags)
+        return torch.sparse_coo_tensor(index, values, self.rows.shape, check_invariants=False)
+
+    def _is_of_one_lookup(self, grad: Tensor) -> bool:
+        """Whether its slots are distinct and ascending. torch forgets it, but keeps the index."""
+        index = self._index_of_lookup
+        return index is not None and grad._indices().data_ptr() == index.data_ptr()
+
+    def _no_slots(self) -> Tensor:
+        return torch.empty(0, dtype=torch.int32, device=self.device)
+
+    def _check_device(self, bags: SlotBags) -> None:
+        if bags.slots.device != self.rows.device:
+            raise BadRequest(
+                f"RowBlock: expected slots on {self.rows.device}, found them on {bags.slots.device}"
+            )
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, block: RowBlock, bags: SlotBags) -> Tensor:
+        ctx.block, ctx.bags = block, bags
+        return block.kernels.pool(rows, bags)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.block._keep_gradient(ctx.bags, grads[0].contiguous()), None, None

@@ -1,0 +1,74 @@
+"""The reference implementation: torch operations, for any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.slot_bags import SlotBags, chunks_of
+from trireme.device.step_values import StepValues
+from trireme.device.tensor_rules import tensor_rule
+
+
+class TorchKernels:
+    """See `trireme.device.kernels.Kernels`. Sums go through torch.segment_reduce, which adds the
+    elements of a segment one after the other; index_add would add them in any order on a GPU.
+    """
+
+    name = "torch operations"
+
+    def __init__(self, layout: BlockLayout) -> None:
+        self._rule = tensor_rule(layout.rule)
+
+    def pool(self, weights: Tensor, bags: SlotBags) -> Tensor:
+        return pool(weights, bags)
+
+    def sum(self, grad: Tensor, bags: SlotBags) -> Tensor:
+        return sum_gradients(grad, bags)
+
+    def update(self, rows: BlockTensors, slots: Tensor, grads: Tensor, values: StepValues) -> None:
+        index = slots.long()
+        weights, state = self._rule(rows.weights[index], rows.state[index], grads, values)
+        rows.weights[index] = weights
+        rows.state[index] = state
+
+    def sum_and_update(
+        self, rows: BlockTensors, bags: SlotBags, grad: Tensor, values: StepValues
+    ) -> None:
+        self.update(rows, bags.occurrences.slots, self.sum(grad, bags), values)
+
+
+def pool(weights: Tensor, bags: SlotBags) -> Tensor:
+    """See `Kernels.pool`."""
+    dim = weights.shape[1]
+    is_row = (bags.slots >= 0)[:, None]
+    if len(weights) == 0:  # then all is padding
+        values = weights.new_zeros(len(bags.slots), dim)
+    else:
+        values = torch.where(is_row, weights[bags.slots.clamp(min=0).long()], 0.0)
+    if bags.weights is not None:
+        values = 0.0 + bags.weights[:, None] * values
+    if bags.offsets is not None:
+        values = segment_sums(values, bags.offsets)
+    values_FBD = values.view(bags.num_features, bags.num_examples, dim)
+    return values_FBD.transpose(0, 1).contiguous()
+
+
+def sum_gradients(grad: Tensor, bags: SlotBags) -> Tensor:
+    """See `Kernels.sum`."""
+    _, order, starts = bags.occurrences
+    position = order.long()
+    bag = bags.bag_of[position].long()
+    example, feature = bag % max(bags.num_examples, 1), bag // max(bags.num_examples, 1)
+    values = grad[example, feature]
+    if bags.weights is not None:
+        values = bags.weights[position][:, None] * values
+    chunks = chunks_of(starts)
+    return segment_sums(segment_sums(values, chunks.starts), chunks.first)
+
+
+def segment_sums(values: Tensor, offsets: Tensor) -> Tensor:
+    """(n, D): sums of values[offsets[i]:offsets[i + 1]] in order; offsets: (n + 1,) int64."""
+    # Unsafe: offsets are not checked, which would wait for the device.
+    return torch.segment_reduce(values, "sum", offsets=offsets, axis=0, initial=0.0, unsafe=True)
