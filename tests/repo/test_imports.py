@@ -15,7 +15,7 @@ LAYERS = (
     ("config",),
     ("telemetry",),
     ("_core",),
-    ("threads", "torch_compiler"),
+    ("accelerator", "threads", "torch_compiler"),
     ("rpc",),
     ("blocks", "initializer", "optim", "policy", "strategy"),
     ("table",),

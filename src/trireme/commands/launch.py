@@ -42,6 +42,8 @@ Environment, for every process of the job; options override it:
       server; with port 0 each process chooses a free port and logs it
   TRIREME_THREADS, OMP_NUM_THREADS
       threads of Trireme and of torch; default: a share of the cores
+  TRIREME_DEVICE_GPU
+      the device that stands in for a GPU where a script asks for one, such as cpu
 """
     + KEYS
 )

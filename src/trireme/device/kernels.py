@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from trireme.accelerator import runs_triton
 from trireme.device.block_layout import BlockLayout, BlockTensors
 from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
@@ -50,8 +51,8 @@ class Kernels(Protocol):
 
 
 def choose_kernels(layout: BlockLayout, device: torch.device, wanted: str = "auto") -> Kernels:
-    """The implementation for a block: Triton's kernels on CUDA where Triton is installed, else
-    torch operations. Logs it.
+    """The implementation for a block: Triton's kernels where Triton is installed and compiles for
+    the device, else torch operations. Logs it.
 
     Args:
         wanted: "torch" or "triton" instead.
@@ -79,13 +80,14 @@ def choose_kernels(layout: BlockLayout, device: torch.device, wanted: str = "aut
 
 def _without_triton(device: torch.device, *, is_forced: bool) -> str:
     """Why Triton does not run on this device; "" if it does."""
-    if device.type == "cpu" and not is_forced:
-        return "the device is cpu"
+    is_here = runs_triton(device)
+    if not is_here and not is_forced:
+        return f"the device is {device}"
     if importlib.util.find_spec("triton") is None:
         return "no module triton: pip install triton"
-    if device.type == "cpu":
+    if not is_here:
         from trireme.device.triton_rules import is_interpreted
 
         if not is_interpreted:
-            return "the device is cpu, where kernels run with TRITON_INTERPRET=1 alone"
+            return f"the device is {device}, where kernels run with TRITON_INTERPRET=1 alone"
     return ""

@@ -8,10 +8,12 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from trireme import _core, rpc
+import torch
+
+from trireme import _core, accelerator, rpc
 from trireme.errors import Stopped, TriremeError
 from trireme.job.heartbeat import Heartbeat, StopRequest
 from trireme.worker.client import WorkerClient
@@ -31,6 +33,7 @@ class Cluster:
 
     keys, insecure: how workers talk to each other: with these keys, or beyond loopback without.
     server: the state of the server that this process hosts.
+    devices: label -> the device that stands in for it, such as {"gpu": "cpu"}.
     """
 
     def __init__(
@@ -43,9 +46,11 @@ class Cluster:
         heartbeat: Transport | None = None,
         keys: rpc.ClientKeys | None = None,
         insecure: bool = False,
+        devices: Mapping[str, str] | None = None,
     ) -> None:
         self.client, self.pool, self.server = client, pool, server
         self.metrics, self.keys, self.insecure = metrics, keys, insecure
+        self._devices = devices or {}
         self.worker = client.worker  # index among the workers that the job began with
         self.num_workers = client.num_workers
         self.num_streams = client.num_streams  # that workers share; 0: each has its own
@@ -63,6 +68,12 @@ class Cluster:
     def streams_per_pass(self) -> int:
         """The number of streams that the data of a pass is cut into."""
         return self.num_streams or self.num_workers
+
+    def device(self, label: str) -> torch.device:
+        """The device of this process that a label stands for: "cpu", or "gpu", which
+        TRIREME_DEVICE_GPU may map to another. Raises BadRequest: there is none here.
+        """
+        return accelerator.device_of_label(label, self._devices)
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Run `action` when the cluster is closed, the last one first; not if it is abandoned."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trireme import rpc
 from trireme.errors import DeadlineExceeded, TriremeError
@@ -31,6 +31,7 @@ def connect(
     keys: rpc.ClientKeys | None = None,
     insecure: bool = False,
     metrics: str | None = None,
+    devices: Mapping[str, str] | None = None,
 ) -> Cluster:
     """Join a job as one of its workers; waits for servers that are not up yet.
 
@@ -40,6 +41,7 @@ def connect(
         late: join a running job whose workers share streams, from its next streams on.
         insecure: this worker, too, may listen beyond loopback without keys (global_shuffle).
         metrics: "[host:]port" that answers /metrics and /healthz.
+        devices: see Cluster.
 
     Raises:
         DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
@@ -77,7 +79,15 @@ def connect(
         base.close()
         own_metrics.close()
         raise
-    return Cluster(client, pool, heartbeat=base, keys=keys, insecure=insecure, metrics=own_metrics)
+    return Cluster(
+        client,
+        pool,
+        heartbeat=base,
+        keys=keys,
+        insecure=insecure,
+        metrics=own_metrics,
+        devices=devices,
+    )
 
 
 def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: float) -> None:

@@ -1,5 +1,6 @@
 """A job of one process: worker, tables and coordinator together."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from trireme.coordinator.coordinator import Coordinator
@@ -22,6 +23,7 @@ def embedded(
     timeout_s: float = 60.0,
     metrics: str | None = None,
     tier: RowTier | None = None,
+    devices: Mapping[str, str] | None = None,
 ) -> Cluster:
     """Make a cluster whose servers are in this process.
 
@@ -29,6 +31,7 @@ def embedded(
         streams: number of streams that it trains on one after the other in each pass; 0: one.
         metrics: "[host:]port" that answers /metrics and /healthz.
         tier: where the rows of tables lie; default in memory.
+        devices: see Cluster.
     """
     own_metrics = WorkerMetrics("embedded", metrics)
     pool = start_pool(threads)
@@ -45,7 +48,7 @@ def embedded(
         pool=pool,
         timeout_s=timeout_s,
     )
-    cluster = Cluster(client, pool, metrics=own_metrics, server=server)
+    cluster = Cluster(client, pool, metrics=own_metrics, server=server, devices=devices)
     if tier is not None:
         cluster.add_running(tier.close)  # also after an error
     return cluster

@@ -43,6 +43,7 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_MEMORY": "memory",
     "TRIREME_SSD_DIR": "ssd_dir",
     "TRIREME_STORE_HOSTS": "store_hosts",
+    "TRIREME_DEVICE_GPU": "device_gpu",
 }
 # The facts that make a process part of a job. The others only tune it.
 PLACE = ("role", "servers", "index", "num", "join", "listen", "listen_fd")

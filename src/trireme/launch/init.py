@@ -96,6 +96,7 @@ def connect(process: ProcessRole) -> Cluster:
         "threads": process.threads or 0,
         "timeout_s": process.timeout_s,
         "metrics": process.metrics,
+        "devices": {} if process.device_gpu is None else {"gpu": process.device_gpu},
     }
     if process.role == "embedded":
         from trireme.job.embedded import embedded

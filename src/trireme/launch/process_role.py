@@ -57,6 +57,7 @@ class ProcessRole:
     memory: str | None = None
     ssd_dir: str | None = None
     store_hosts: str | None = None
+    device_gpu: str | None = None
     source: str = "nothing set"
 
     def describe(self) -> str:
@@ -94,6 +95,7 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
             memory: bytes that the tables take in memory, such as 20GiB.
             ssd_dir: folders for the rows beyond that, as PATH,...
             store_hosts: hosts of stores that peers may name, see trireme.server.store_hosts.
+            device_gpu: the device that stands in for the label gpu, such as cpu.
 
     Raises:
         BadRequest: the environment states only half, contradicts itself, or holds a value out of
@@ -148,6 +150,7 @@ def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
         memory=_optional_text(facts, "memory"),
         ssd_dir=_optional_text(facts, "ssd_dir"),
         store_hosts=_optional_text(facts, "store_hosts"),
+        device_gpu=_optional_text(facts, "device_gpu"),
         source="from " + ", ".join(names) if names else "nothing names servers",
     )
 

@@ -158,7 +158,7 @@ def _numbers(batch: Batch, name: str, table: Table, num_examples: int) -> Any:
     if not isinstance(column, Tensor) or column.numel() != num_examples:
         form = tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
         raise BadRequest(f"{what} as a number for each of {num_examples} examples, found {form}")
-    numbers = column.detach().reshape(-1).to(torch.float32).numpy()
+    numbers = column.detach().reshape(-1).to(torch.float32).cpu().numpy()
     is_wrong = ~((numbers >= 0) & (numbers < np.inf))
     if is_wrong.any():
         raise BadRequest(f"{what} with finite numbers >= 0, found {numbers[is_wrong][0]}")

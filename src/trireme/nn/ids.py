@@ -146,14 +146,14 @@ def _of_ragged(ragged: Ragged, features: tuple[str, ...], reader: str) -> Ids:
 
 
 def _array(tensor: Tensor, dtype: torch.dtype, what: str, reader: str) -> np.ndarray[Any, Any]:
-    if tensor.dtype != dtype or tensor.dim() != 1 or tensor.device.type != "cpu":
+    if tensor.dtype != dtype or tensor.dim() != 1 or tensor.is_meta:
         raise BadRequest(
-            f"{reader}: expected {what} as a one-dimensional {dtype} tensor on the CPU, "
+            f"{reader}: expected {what} as a one-dimensional {dtype} tensor, "
             f"found {_describe(tensor)}"
         )
     if tensor.requires_grad:
         raise BadRequest(f"{reader}: expected {what} without a gradient, found requires_grad=True")
-    return tensor.contiguous().numpy()
+    return tensor.contiguous().cpu().numpy()
 
 
 def _describe(value: object) -> str:

@@ -7,6 +7,8 @@ in the table, and `optimizer.step()` pushes their gradients.
 Shapes: B examples, F features, L ids per example, D columns, K rows, N ids.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trireme import _core
+from trireme import _core, accelerator
+from trireme.accelerator import HOST
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, SchemaMismatch
 from trireme.job.default import default
 from trireme.nn.ids import Columns
 from trireme.nn.lookup import Lookup, LookupSpec
+from trireme.nn.on_device import SentBatch
 from trireme.nn.op import gather_rows
 from trireme.nn.planner import Planner
 from trireme.nn.session import collect, session_of
@@ -35,6 +39,9 @@ class TableModule(nn.Module):
 
     In training, a module whose batch was not planned pulls the rows itself, and the default cluster
     keeps them until the next `optimizer.step()`. In evaluation nothing is kept.
+
+    Attributes:
+        rows_device: where rows come to and outputs are; `to()` of the model moves it.
     """
 
     def __init__(
@@ -51,6 +58,13 @@ class TableModule(nn.Module):
             raise self._wrong("a padding_key of 64 bits", padding_key)
         self.padding_key = None if padding_key is None else padding_key % 2**64
         self.lookup_specs: tuple[LookupSpec, ...] = ()
+        self.rows_device = HOST
+
+    def _apply(self, fn: Any, recurse: bool = True) -> TableModule:
+        """What torch calls to move a module or to change its type."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.rows_device = fn(torch.empty(0, device=self.rows_device)).device
+        return self
 
     def _lookups(self, batch: Columns) -> tuple[int, list[Lookup], _core.Pool | None]:
         """B, the lookup of each spec, and threads: from the plan of the batch, or pulled now."""
@@ -82,7 +96,9 @@ class TableModule(nn.Module):
         plan = Planner(self, pool=home.pool).plan(as_batch(batch), train=training)
         home.client.create_table(self.table.schema)
         pulled = session.pull(plan.keys(), training=training)
-        leaves = plan.leaves(pulled.rows, train=training)
+        link = accelerator.link_to(self.rows_device)
+        _, plan, rows = SentBatch(link, Batch({}), plan, pulled.rows).receive()
+        leaves = plan.leaves(rows, train=training)
         if training:
             collect(session.pending, plan, leaves, pulled)
         return plan.num_examples, plan.lookups(leaves), plan.pool

@@ -16,6 +16,10 @@ import torch
 from torch import Tensor
 
 from trireme import _core
+from trireme.accelerator import HOST
+from trireme.device import SlotBags
+from trireme.device.torch_kernels import pool as device_pool
+from trireme.device.torch_kernels import segment_sums
 from trireme.nn.lookup import Lookup, as_numpy, gather, numpy_or_none
 
 
@@ -122,7 +126,7 @@ _Scatter = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, _core.Pool | N
 
 
 def _kernels(device: torch.device) -> tuple[_Gather, _Scatter]:
-    if device.type == "cpu":
+    if device == HOST:
         return _gather_core, _scatter_core
     return _gather_torch, _scatter_torch
 
@@ -158,17 +162,9 @@ def _scatter_core(
 def _gather_torch(
     lookup: Lookup, num_examples: int, num_features: int, pool: _core.Pool | None = None
 ) -> Tensor:
-    rows = lookup.rows
-    factor_N = (lookup.index >= 0).to(rows.dtype)
-    if lookup.weights.numel() > 0:
-        factor_N = factor_N * lookup.weights
-    values = rows[lookup.index.clamp(min=0)] * factor_N[:, None]
-    if lookup.offsets.numel() > 0:
-        # The last row collects the positions that are in no bag.
-        sums = rows.new_zeros(num_examples * num_features + 1, rows.shape[1])
-        values = sums.index_add(0, lookup.bags % sums.shape[0], values)[:-1]
-    values_FBD = values.view(num_features, num_examples, rows.shape[1])
-    return values_FBD.transpose(0, 1).contiguous()
+    offsets = lookup.offsets if lookup.offsets.numel() > 0 else None
+    weights = lookup.weights if lookup.weights.numel() > 0 else None
+    return device_pool(lookup.rows, SlotBags(lookup.index, offsets, weights, num_features))
 
 
 def _scatter_torch(
@@ -181,13 +177,11 @@ def _scatter_torch(
     pool: _core.Pool | None = None,
 ) -> Tensor:
     bag_M = bags[order] if bags.numel() > 0 else order
-    values_MD = grad[bag_M % grad.shape[0], bag_M // grad.shape[0]] * (bag_M >= 0)[:, None]
+    values_MD = grad[bag_M % grad.shape[0], bag_M // grad.shape[0]]
+    values_MD = torch.where((bag_M >= 0)[:, None], values_MD, 0.0)
     if weights.numel() > 0:
-        values_MD = values_MD * weights[order][:, None]
-    row_M = torch.repeat_interleave(
-        torch.arange(num_rows, device=grad.device), starts.diff(), output_size=order.shape[0]
-    )
-    return grad.new_zeros(num_rows, grad.shape[2]).index_add(0, row_M, values_MD)
+        values_MD = weights[order][:, None] * values_MD
+    return segment_sums(values_MD, starts.long())
 
 
 @cache

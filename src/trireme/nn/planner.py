@@ -14,7 +14,7 @@ Shapes: B examples, K rows, W columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class BatchPlan:
     num_examples: int
     tables: tuple[TablePlan, ...]
     pool: _core.Pool
-    _positions: Mapping[str, tuple[RowClassId, tuple[Tensor, ...]]]  # of lookups without rows
+    positions: Mapping[str, tuple[RowClassId, tuple[Tensor, ...]]]  # of lookups without rows
 
     def keys(self) -> dict[RowClassId, np.ndarray[Any, np.dtype[np.uint64]]]:
         """`TablePlan.keys` by `Table.class_id`."""
@@ -99,8 +99,12 @@ class BatchPlan:
         """The lookups of the modules, by name of their LookupSpec."""
         return {
             name: Lookup(leaves[class_id], *tensors)
-            for name, (class_id, tensors) in self._positions.items()
+            for name, (class_id, tensors) in self.positions.items()
         }
+
+    def at(self, positions: Mapping[str, tuple[RowClassId, tuple[Tensor, ...]]]) -> BatchPlan:
+        """The plan with copies of its positions on another device."""
+        return replace(self, positions=positions)
 
 
 class Planner:

@@ -71,8 +71,8 @@ def _joined(*columns: Any) -> Any:
 
 def _bags(name: str, column: Tensor | Ragged) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if isinstance(column, Ragged):
-        offsets = column.offsets.numpy()
-        values = column.values[int(offsets[0]) : int(offsets[-1])].numpy()
+        offsets = column.offsets.cpu().numpy()
+        values = column.values[int(offsets[0]) : int(offsets[-1])].cpu().numpy()
         keys = values.view(np.uint64) if values.dtype == np.int64 else values
         return keys, offsets - offsets[0]
     if column.dim() == 0:

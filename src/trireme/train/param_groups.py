@@ -16,7 +16,7 @@ from trireme.optim import values_of_group
 from trireme.protocol.columns import merge
 from trireme.table import RowClassId, Table
 from trireme.worker.gradients import TableGradient
-from trireme.worker.lookups import PendingLookups
+from trireme.worker.lookups import PendingLookups, pushed_gradients
 
 _SAVED_AS_EPS = {"beta", "initial_g2sum"}  # of FTRL and FleetAdagrad, which have no eps
 
@@ -49,6 +49,7 @@ def row_gradients(
     groups: of the tables. num_steps: which step this is, for rules that ask.
     """
     gradients: dict[RowClassId, TableGradient] = {}
+    pushed = list(zip(lookups.entries, pushed_gradients(lookups.entries), strict=True))
     for group in groups:
         # Not what torch has added to the group: the dense optimizer's defaults, betas say.
         own = {name: group[name] for name in group["table"].optimizer.group()}
@@ -56,9 +57,8 @@ def row_gradients(
         for table in group["table"].parts:
             parts = [
                 TableGradient(entry.keys, gradients_KD, values, entry.columns)
-                for entry in lookups.entries
-                if entry.table.class_id == table.class_id
-                and (gradients_KD := entry.gradients()) is not None
+                for entry, gradients_KD in pushed
+                if entry.table.class_id == table.class_id and gradients_KD is not None
             ]
             if parts:
                 gradients[table.class_id] = _sum(parts, pool)

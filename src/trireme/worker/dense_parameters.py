@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trireme import accelerator
 from trireme.errors import BadRequest
 from trireme.protocol.block_spec import BlockSpec, cut
 from trireme.protocol.routing import BucketMap, Floats
@@ -97,7 +98,8 @@ class DenseParameters:
         return self._flat(filled, block_ids), absent
 
     def _flat(self, tensors: Mapping[str, Tensor], block_ids: Sequence[str]) -> Floats:
-        flat = {name: tensor.reshape(-1).cpu().numpy() for name, tensor in tensors.items()}
+        on_host = accelerator.to_host([tensor.reshape(-1) for tensor in tensors.values()])
+        flat = {name: tensor.numpy() for name, tensor in zip(tensors, on_host, strict=True)}
         pieces = [
             flat[spec.param][spec.start : spec.start + spec.size]
             for spec in self.specs_of(block_ids)
@@ -112,7 +114,7 @@ class DenseParameters:
             raise BadRequest(f"blocks: expected {expected} elements, found {len(values)}")
         targets = {name: p.data.view(-1) for name, p in self.parameters.items()}
         # Through NumPy: torch would warn that the memory of a received message is read-only.
-        on_cpu = {name: t.numpy() for name, t in targets.items() if t.device.type == "cpu"}
+        on_cpu = {name: t.numpy() for name, t in targets.items() if t.device == accelerator.HOST}
         start = 0
         for spec in specs:
             piece = values[start : start + spec.size]

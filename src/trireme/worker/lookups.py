@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from trireme import accelerator
 from trireme.errors import BadRequest
 from trireme.protocol.columns import KeyColumns
 from trireme.protocol.routing import Keys
@@ -26,11 +27,23 @@ class RowLookup:
     columns: KeyColumns = field(default_factory=dict)  # see protocol/columns.py
 
     def gradients(self) -> Tensor | None:
-        """(K, D): gradients of the weights alone; None if the loss did not depend on the rows."""
+        """(K, D): gradients of the weights alone, without `scale`, on the device of the rows; None
+        if the loss did not depend on the rows.
+        """
         if (grad_KW := self.rows.grad) is None:
             return None
-        grad_KW = grad_KW if self.scale is None else grad_KW * self.scale
         return grad_KW[:, self.table.width - self.table.dim :].contiguous()
+
+
+def pushed_gradients(entries: Sequence[RowLookup]) -> list[Tensor | None]:
+    """(K, D) of each lookup, on the CPU and times its `scale`; None as above."""
+    gradients = [entry.gradients() for entry in entries]
+    moved = iter(accelerator.to_host([grad_KD for grad_KD in gradients if grad_KD is not None]))
+    on_host = [None if grad_KD is None else next(moved) for grad_KD in gradients]
+    return [
+        grad_KD if grad_KD is None or entry.scale is None else grad_KD * entry.scale
+        for grad_KD, entry in zip(on_host, entries, strict=True)
+    ]
 
 
 @dataclass

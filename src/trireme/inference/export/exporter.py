@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import math
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from trireme import accelerator
 from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
 from trireme.errors import BadRequest, Corruption
 from trireme.inference.dense_program import input_tensor
@@ -32,6 +34,7 @@ from trireme.inference.export_manifest import (
     read_manifest,
 )
 from trireme.nn.lookup import LookupSpec
+from trireme.nn.on_device import device_of
 from trireme.rows.frozen_rows import DTYPES
 from trireme.storage.atomic_folder import new_folder
 from trireme.storage.checked_file import written_for_mapping
@@ -113,7 +116,7 @@ def _export(
     follows: str | Path | None,
     dtype: str | None,
 ) -> Export:
-    cluster = optimizer.cluster
+    cluster, model = optimizer.cluster, _on_host(model, optimizer.tables)
     previous = None if follows is None else read_manifest(Path(follows))
     body: dict[str, Any] = {"mode": "inference", "follows": "" if previous is None else previous.id}
     with new_folder(path) as folder, _evaluating(model):
@@ -133,6 +136,13 @@ def _export(
         *(path, export.version, export.rows, export.max_error, export.rms_error),
     )
     return export
+
+
+def _on_host(model: nn.Module, tables: Sequence[Table]) -> nn.Module:
+    """The model on the CPU, where an export predicts; a copy if it is elsewhere."""
+    if device_of(model) == accelerator.HOST:
+        return model
+    return copy.deepcopy(model, {id(table): table for table in tables}).to(accelerator.HOST)
 
 
 def _write_base(writer: _FolderWriter, example: ExampleBatch, dtype: str) -> ExportManifest:

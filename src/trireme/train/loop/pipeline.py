@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import nn
 
+from trireme import accelerator
 from trireme.bounded_queue import BoundedQueue
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
@@ -27,6 +28,7 @@ from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import BatchPlan, Planner
+from trireme.nn.on_device import SentBatch, device_of
 from trireme.nn.session import collect, session_of
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
@@ -41,12 +43,15 @@ CLOSE_S = 20.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prepared:
-    """A batch on its way to the loop. pulled: None: the loop pulls its rows."""
+    """A batch on its way to the loop. pulled: None: the loop pulls its rows. sent: with them, to
+    the model's device.
+    """
 
     number: int
     batch: Batch
     plan: BatchPlan
     pulled: Pulled | None = None
+    sent: SentBatch | None = None
 
 
 class Pipeline:
@@ -85,6 +90,7 @@ class Pipeline:
         self._timing = timing or Timing()
         self._begun = begun
         self._planner = Planner(model, pool=self._cluster.pool)
+        self._link = accelerator.link_to(device_of(model))
         self._session = session_of(self._cluster)
         for table in self._planner.tables:
             self._cluster.client.create_table(table.schema)
@@ -166,7 +172,8 @@ class Pipeline:
             pulled = self._mode.pull(keys, blocks=True, number=number)
         else:
             pulled = self._mode.read(keys)
-        return replace(planned, pulled=pulled)
+        sent = SentBatch(self._link, planned.batch, planned.plan, pulled.rows)
+        return replace(planned, pulled=pulled, sent=sent)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches(None if self._optimizer is None else self._optimizer.replica)
@@ -189,14 +196,15 @@ class Pipeline:
                     break
             self._may_pull.release()
             assert prepared.pulled is not None
+            assert prepared.sent is not None
             if self._training and replica is not None:
                 replica.install(prepared.pulled)
             pending = self._session.pending if replica is None else replica.pending
-            plan, pulled = prepared.plan, prepared.pulled
-            leaves = plan.attach(prepared.batch, pulled.rows, train=self._training)
+            batch, plan, rows = prepared.sent.receive()
+            leaves = plan.attach(batch, rows, train=self._training)
             if self._training:
-                collect(pending, plan, leaves, pulled)
-            yield prepared.batch
+                collect(pending, plan, leaves, prepared.pulled)
+            yield batch
 
 
 def _stop(queue: BoundedQueue[_Prepared], timeout_s: float) -> bool:

@@ -8,15 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trireme import accelerator
 from trireme.data.global_shuffle import own_host
 from trireme.errors import BadRequest, DeadlineExceeded, Unavailable
 from trireme.job.cluster import Cluster
 
 
 class WorkerGroup:
-    """Sums over all workers: gloo for CPU tensors, NCCL for CUDA tensors. Every worker makes one;
-    they find each other through a meeting. Tensors are not encrypted, and workers do not check each
-    other's keys.
+    """Sums over all workers: by gloo for tensors of the CPU, by NCCL for those of a GPU. Every
+    worker makes one; they find each other through a meeting. Tensors are not encrypted, and workers
+    do not check each other's keys.
 
     Raises BadRequest: this worker would listen beyond loopback, and the cluster is not `insecure`;
     or torch lacks the backend. DeadlineExceeded, Unavailable: the workers did not find each other.
@@ -26,7 +27,7 @@ class WorkerGroup:
         self._cluster = cluster
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
         host = own_host(cluster.client.servers.map.servers[0]).strip("[]")
-        _check(host, device, cluster)
+        _check(host, cluster)
         self._backend: Any = self._join(host, device)
 
     def _join(self, host: str, device: torch.device) -> Any:
@@ -61,8 +62,7 @@ class WorkerGroup:
             self._backend.allreduce([values], dist.AllreduceOptions()).wait()
         except RuntimeError as error:
             raise self._error("all-reduce", error) from error
-        if values.is_cuda:
-            torch.cuda.current_stream(values.device).synchronize()
+        accelerator.await_device(values.device)
 
     def _error(self, what: str, error: RuntimeError) -> DeadlineExceeded | Unavailable:
         silent = self._cluster.client.coordinator.silent_workers()
@@ -76,23 +76,21 @@ class WorkerGroup:
         return Unavailable(f"{subject}: a worker has gone; {state}: {error}")
 
 
-def _check(host: str, device: torch.device, cluster: Cluster) -> None:
+def _check(host: str, cluster: Cluster) -> None:
     is_loopback = host.startswith("127.") or host == "::1"
     if not is_loopback and not cluster.insecure:
         raise BadRequest(
             f"hybrid: expected insecure=True to all-reduce over {host}, because torch.distributed"
             " neither encrypts nor asks for keys; use it in a network of your own, or another mode"
         )
-    if device.type not in ("cpu", "cuda"):
-        raise BadRequest(f"hybrid: expected parameters on cpu or cuda, found {device}")
 
 
 def _backend(
     store: Any, rank: int, size: int, host: str, device: torch.device, timeout: datetime.timedelta
 ) -> Any:
-    if device.type == "cuda":
+    if accelerator.reduces_by_nccl(device):
         if not dist.is_nccl_available():
-            raise BadRequest("hybrid: expected a torch with NCCL for parameters on cuda")
+            raise BadRequest(f"hybrid: expected a torch with NCCL for parameters on {device}")
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = timeout
         return dist.ProcessGroupNCCL(store, rank, size, nccl)

@@ -1,0 +1,161 @@
+"""Where a model computes: which devices there are, and how tensors get there and back.
+
+This is the only module that names a kind of device other than the CPU. Rows are pulled into memory
+of the CPU. They follow a model to its device through page-locked memory and a stream of their own,
+so that the copy overlaps with what the device computes; gradients come back likewise.
+
+Threads: a Link may be used by several.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trireme.errors import BadRequest
+
+_GPU = "cuda"
+HOST = torch.device("cpu")
+LABELS = ("cpu", "gpu")
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether Triton compiles kernels for this device."""
+    return device.type == _GPU
+
+
+def reduces_by_nccl(device: torch.device) -> bool:
+    """Whether all-reduce of this device's tensors is NCCL's. Raises BadRequest: neither NCCL nor
+    gloo takes them.
+    """
+    if device.type not in (HOST.type, _GPU):
+        raise BadRequest(f"all-reduce: expected tensors on cpu or {_GPU}, found {device}")
+    return device.type == _GPU
+
+
+def await_device(device: torch.device) -> None:
+    """Wait until the device has done what this thread has given it."""
+    if device.type == _GPU:
+        torch.cuda.current_stream(device).synchronize()
+
+
+def device_of_label(label: str, places: Mapping[str, str]) -> torch.device:
+    """The device that a label, cpu or gpu, stands for in this process.
+
+    places: label -> what stands in for it, as TRIREME_DEVICE_GPU says of gpu.
+
+    Raises BadRequest: an unknown label or device, or no such device here.
+    """
+    if label not in LABELS:
+        raise BadRequest(f"device: expected a label of {LABELS}, found {label!r}")
+    name = places.get(label) or {"gpu": _GPU}.get(label, label)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BadRequest(f"device: expected a device of torch for {label}, found {name!r}") from (
+            error
+        )
+    if device.type == _GPU and not torch.cuda.is_available():
+        raise BadRequest(
+            f"device: expected a GPU for the label {label}, found none that torch"
+            f" {torch.__version__} sees; TRIREME_DEVICE_GPU=cpu lets the CPU stand in for it"
+        )
+    return device
+
+
+def common_device(devices: Iterable[torch.device], what: str) -> torch.device:
+    """The one device among these; the CPU if there are none. Raises BadRequest: there are more."""
+    distinct = {torch.empty(0, device=device).device for device in devices}
+    if len(distinct) > 1:
+        names = ", ".join(sorted(map(str, distinct)))
+        raise BadRequest(f"{what}: expected one device, found {names}")
+    return distinct.pop() if distinct else HOST
+
+
+class Sent:
+    """Tensors on their way to a device."""
+
+    def __init__(self, tensors: list[Tensor], event: torch.cuda.Event | None = None) -> None:
+        self._tensors, self._event = tensors, event
+
+    def receive(self) -> list[Tensor]:
+        """The tensors, for what this thread gives to the device from now on."""
+        if self._event is not None:
+            current = torch.cuda.current_stream(self._tensors[0].device)
+            current.wait_event(self._event)
+            for tensor in self._tensors:
+                tensor.record_stream(current)
+        return self._tensors
+
+
+class Link:
+    """Copies tensors between the CPU and a device without streams: `Tensor.to`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the device is the CPU, so that tensors stay where they are."""
+        return self.device.type == HOST.type
+
+    def send(self, tensors: Sequence[Tensor]) -> Sent:
+        """Begin to copy tensors of the CPU to the device. They must not be changed after."""
+        return Sent([tensor.to(self.device) for tensor in tensors])
+
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors on the CPU, complete. Those that are there already are not copied."""
+        return [tensor.to(HOST) for tensor in tensors]
+
+
+class StreamLink(Link):
+    """Copies through page-locked memory on two streams, one for each direction."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._up: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._down: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def send(self, tensors: Sequence[Tensor]) -> Sent:
+        if not tensors:
+            return Sent([])
+        with _on(self._up):
+            moved = [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
+            return Sent(moved, self._up.record_event())
+
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        self._down.wait_stream(torch.cuda.current_stream(self.device))
+        with _on(self._down):
+            copies = [self._begin_copy(tensor) for tensor in tensors]
+        self._down.synchronize()
+        return copies
+
+    def _begin_copy(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type == HOST.type:
+            return tensor
+        tensor.record_stream(self._down)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return copy.copy_(tensor, non_blocking=True)
+
+
+def _on(stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
+    context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+    return context
+
+
+@functools.cache
+def link_to(device: torch.device) -> Link:
+    """The link of this process to a device."""
+    return StreamLink(device) if device.type == _GPU else Link(device)
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of one device on the CPU, complete."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type != HOST.type}
+    link = link_to(devices.pop() if len(devices) == 1 else HOST)
+    return link.to_host(tensors)

@@ -1,0 +1,59 @@
+"""A planned batch on the device of the model: its columns, its positions and the rows of its keys.
+
+Strings stay on the CPU, and so does the plan's part for the push.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from trireme import accelerator
+from trireme.data.batch import Batch, Strings
+from trireme.nn.planner import BatchPlan
+from trireme.table import RowClassId
+
+Rows = Mapping[RowClassId, Tensor]
+
+
+def device_of(*modules: nn.Module) -> torch.device:
+    """Where the embedding modules within these modules return rows: `model.to()` moves them. Raises
+    BadRequest: on several devices.
+    """
+    parts = [part for module in modules for part in module.modules()]
+    devices = [getattr(part, "rows_device", None) for part in parts]
+    on_devices = [device for device in devices if device is not None]
+    return accelerator.common_device(on_devices, "embedding modules of a model")
+
+
+class SentBatch:
+    """A batch on its way to the device of `link`, with its plan and the rows that were pulled."""
+
+    def __init__(self, link: accelerator.Link, batch: Batch, plan: BatchPlan, rows: Rows) -> None:
+        self._batch, self._plan, self._rows = batch, plan, rows
+        self._sent: accelerator.Sent | None = None
+        if link.is_host:
+            return
+        tree = (batch, dict(plan.positions), dict(rows))
+        self._leaves, self._spec = pytree.tree_flatten(tree, is_leaf=_is_strings)
+        distinct = {id(leaf): leaf for leaf in self._leaves if isinstance(leaf, Tensor)}
+        self._ids = list(distinct)
+        self._sent = link.send(list(distinct.values()))
+
+    def receive(self) -> tuple[Batch, BatchPlan, Rows]:
+        """For what this thread computes from now on."""
+        if self._sent is None:
+            return self._batch, self._plan, self._rows
+        moved = dict(zip(self._ids, self._sent.receive(), strict=True))
+        leaves = [moved.get(id(leaf), leaf) for leaf in self._leaves]
+        batch, positions, rows = pytree.tree_unflatten(leaves, self._spec)
+        batch.stream, batch.position = self._batch.stream, self._batch.position
+        return batch, self._plan.at(positions), rows
+
+
+def _is_strings(node: Any) -> bool:
+    return isinstance(node, Strings)
