@@ -44,6 +44,7 @@ BENCHES = {
     "table": ("benchmarks.micro.bench_table", "rows of the table core, on one thread"),
     "predictor": ("benchmarks.micro.bench_predictor", "lookups in an export, beside the table's"),
     "batch": ("benchmarks.micro.bench_batch", "the batch work of a step, on one thread"),
+    "gpu_step": ("benchmarks.micro.bench_gpu_step", "a step on rows on a GPU, beside FBGEMM"),
     "rpc": ("benchmarks.micro.bench_rpc", "calls between processes, beside plain TCP"),
 }
 

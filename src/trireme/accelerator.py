@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -42,6 +42,14 @@ def await_device(device: torch.device) -> None:
     """Wait until the device has done what this thread has given it."""
     if device.type == _GPU:
         torch.cuda.current_stream(device).synchronize()
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which kernels run on this device."""
+    context: AbstractContextManager[Any] = (
+        torch.cuda.device(device) if device.type == _GPU else nullcontext()
+    )
+    return context
 
 
 def device_of_label(label: str, places: Mapping[str, str]) -> torch.device:

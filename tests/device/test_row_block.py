@@ -13,6 +13,7 @@ import torch
 import trireme as tr
 from tests.device.blocks import PLACES, RULES, Place, Twin
 from trireme.device import BlockLayout, RowBlock, SlotBags, occurrences, slot_bags
+from trireme.device.kernels import log_choice
 from trireme.device.torch_kernels import pool
 from trireme.errors import BadRequest
 from trireme.nn.lookup import Lookup
@@ -74,6 +75,24 @@ def test_rows_that_a_block_cannot_update_are_refused(options: dict, reason: str)
     schema = Table("t", dim=5, optimizer=RULES["sgd"], **options).schema
     with pytest.raises(BadRequest, match=reason):
         BlockLayout.of(schema)
+
+
+@pytest.mark.parametrize("policy", [None, ScorePolicy()])
+def test_rows_are_replaced_by_slot(policy: ScorePolicy | None) -> None:
+    layout = BlockLayout.of(Table("t", dim=5, optimizer=RULES["adam"], policy=policy).schema)
+    rows, others = np.split(random_bytes((12, layout.wide.row_bytes)), [9])
+    block = RowBlock(layout, rows)
+    block.is_changed[:] = True
+    slots = int32(7, 0, 3)
+    block.fill(slots, others)
+    rows[slots.numpy()] = others
+    np.testing.assert_array_equal(block.raw_rows(), rows)
+    np.testing.assert_array_equal(block.raw_rows(int32(3, 8)), rows[[3, 8]])
+    assert block.is_changed.tolist() == [i not in (0, 3, 7) for i in range(9)]
+    leaf, weights = block.rows.detach(), block.tensors.weights
+    assert torch.equal(leaf.view(torch.int32), weights.view(torch.int32))
+    with pytest.raises(BadRequest, match="a row for each of 3 slots, found 2"):
+        block.fill(slots, others[:2])
 
 
 def test_rows_of_another_size_are_refused() -> None:
@@ -282,9 +301,11 @@ def test_an_update_that_is_refused_changes_nothing() -> None:
 
 
 def test_the_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    log_choice.cache_clear()
     with caplog.at_level(logging.INFO, "trireme.device"):
-        block = Twin(RULES["sgd"]).block()
-        block.pool(SlotBags(int32(0)))
+        for _ in range(2):
+            block = Twin(RULES["sgd"]).block()
+            block.pool(SlotBags(int32(0)))
     assert [record.getMessage() for record in caplog.records] == [
         "rows on cpu are computed by torch operations: the device is cpu"
     ]
@@ -294,7 +315,8 @@ def test_the_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_block_on_the_cpu_loads_no_triton() -> None:
     program = """
-import sys, torch
+import sys
+import trireme.launch.init, trireme.train.trainer
 from tests.device.blocks import PLACES, RULES, Place, Twin
 twin = Twin(RULES["sgd"])
 block = twin.block()

@@ -93,6 +93,8 @@ REAL_CLAIMS = {
     ("batch", "scatter_dim64"): ("torch",),
     ("batch", "lookup_dim9"): ("torch",),
     ("batch", "ragged_dim16"): ("torch",),
+    ("gpu_step", "gpu_step_sgd"): ("fbgemm", "torch"),
+    ("gpu_step", "gpu_step_adam"): ("fbgemm", "torch"),
     ("rpc", "pull_push"): ("tcp",),
     ("rpc", "echo"): ("tcp",),
     ("rpc", "round_trip"): (),

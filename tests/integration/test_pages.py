@@ -74,6 +74,14 @@ def test_the_page_of_consistency(tmp_path: Path, programs: Template) -> None:
     }
 
 
+def test_the_page_of_gpus(tmp_path: Path, programs: Template) -> None:
+    run_blocks(programs, "gpu.md", tmp_path)
+    output = programs.run(tmp_path, ["on_gpu.py"], {"TRIREME_DEVICE_GPU": "cpu"}, wait_s=WAIT_S)
+    assert float(re.findall(r"'auc': ([\d.]+)", output)[0]) > 0.8
+    output = programs.run(tmp_path, ["block.py"], wait_s=WAIT_S)
+    assert output.splitlines() == ["tensor([3, 7], dtype=torch.int32)", "[3 7]"]
+
+
 def test_the_page_of_rows(tmp_path: Path, programs: Template) -> None:
     run_blocks(programs, "rows.md", tmp_path)
     run(programs, tmp_path, "python dims.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 from typing import Protocol, runtime_checkable
@@ -52,7 +53,7 @@ class Kernels(Protocol):
 
 def choose_kernels(layout: BlockLayout, device: torch.device, wanted: str = "auto") -> Kernels:
     """The implementation for a block: Triton's kernels where Triton is installed and compiles for
-    the device, else torch operations. Logs it.
+    the device, else torch operations. Logs each choice once.
 
     Args:
         wanted: "torch" or "triton" instead.
@@ -74,8 +75,14 @@ def choose_kernels(layout: BlockLayout, device: torch.device, wanted: str = "aut
 
         chosen = TritonKernels(layout)
     reason = "as asked" if wanted != "auto" else missing or f"the device is {device}"
-    log.info("rows on %s are computed by %s: %s", device, chosen.name, reason)
+    log_choice(device, chosen.name, reason)
     return chosen
+
+
+@functools.cache
+def log_choice(device: torch.device, name: str, reason: str) -> None:
+    """Once in a process: a job makes many blocks."""
+    log.info("rows on %s are computed by %s: %s", device, name, reason)
 
 
 def _without_triton(device: torch.device, *, is_forced: bool) -> str:

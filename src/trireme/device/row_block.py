@@ -5,6 +5,7 @@
     loss(model(block.pool(bags))).backward()              # block.rows.grad: a gradient per slot
     block.step(values)
     raw_rows = block.raw_rows()                           # bit for bit what a table takes
+    block.fill(slots, raw_rows)                           # other rows in the place of some
 
 Shapes: U rows, D weights, S floats of state, K distinct slots of a batch.
 """
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trireme import accelerator
 from trireme.device.block_layout import BlockLayout, BlockTensors
 from trireme.device.block_statistics import UpdateFacts, count
 from trireme.device.kernels import Kernels, choose_kernels
@@ -60,7 +62,8 @@ class RowBlock:
     ) -> None:
         self.layout, self.device = layout, torch.device(device)
         self.kernels: Kernels = choose_kernels(layout, self.device, kernels)
-        self.tensors = BlockTensors(*(part.to(self.device) for part in layout.split(rows)))
+        self._link = accelerator.link_to(self.device)
+        self.tensors = self._sent(rows)
         self.rows = self.tensors.weights.detach().requires_grad_()
         self.is_changed = torch.zeros(len(self), dtype=torch.bool, device=self.device)
         self._is_fused = is_fused
@@ -137,9 +140,33 @@ class RowBlock:
         self._note(bags.occurrences.slots, facts)
         self.kernels.sum_and_update(self.tensors, bags, grads[:, None], checked)
 
-    def raw_rows(self) -> WideRows:
-        """(U, row_bytes) uint8: all rows by slot, as `rows` of the constructor."""
-        return self.layout.join(BlockTensors(*(part.cpu() for part in self.tensors)))
+    def raw_rows(self, slots: Tensor | None = None) -> WideRows:
+        """(n, row_bytes) uint8: the rows of (n,) int32 slots, or all U, as `rows` of the
+        constructor.
+        """
+        parts = self.tensors if slots is None else self._rows_at(slots)
+        return self.layout.join(BlockTensors(*self._link.to_host(parts)))
+
+    def fill(self, slots: Tensor, rows: WideRows) -> None:
+        """Replace the rows of these distinct slots, (n,) int32, which then count as unchanged.
+        Raises BadRequest: as the constructor, or another number of rows.
+        """
+        if len(slots) != len(rows):
+            raise BadRequest(
+                f"RowBlock.fill: expected a row for each of {len(slots)} slots, found {len(rows)}"
+            )
+        index = slots.long()
+        for part, filled in zip(self.tensors, self._sent(rows), strict=True):
+            if len(part) > 0:  # there are no shows in a table that is not scored
+                part[index] = filled
+        self.is_changed[index] = False
+
+    def _sent(self, rows: WideRows) -> BlockTensors:
+        return BlockTensors(*self._link.send(self.layout.split(rows)).receive())
+
+    def _rows_at(self, slots: Tensor) -> BlockTensors:
+        index = slots.long()
+        return BlockTensors(*(part[index] if len(part) else part for part in self.tensors))
 
     def _note(self, slots: Tensor, facts: UpdateFacts | None) -> None:
         """Count an update of these distinct rows in their statistics."""

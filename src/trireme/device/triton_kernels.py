@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trireme import accelerator
 from trireme.device import slot_bags, triton_rules
 from trireme.device.block_layout import BlockLayout, BlockTensors
 from trireme.device.slot_bags import SlotBags
@@ -216,6 +217,7 @@ class TritonKernels:
         out = weights.new_empty(bags.num_examples, bags.num_features, dim)
         _launch(
             _pool,
+            out.device,
             bags.num_examples * bags.num_features,
             dim,
             out,
@@ -231,7 +233,7 @@ class TritonKernels:
 
     def sum(self, grad: Tensor, bags: SlotBags) -> Tensor:
         source = _unsummed(grad, bags)
-        _launch(_sum, len(source.sums), grad.shape[2], source, KIND=_kind(bags))
+        _launch(_sum, grad.device, len(source.sums), grad.shape[2], source, KIND=_kind(bags))
         return source.sums
 
     def update(self, rows: BlockTensors, slots: Tensor, grads: Tensor, values: StepValues) -> None:
@@ -251,6 +253,7 @@ class TritonKernels:
         exact = [values.exact.lr, values.exact.beta1, values.exact.beta2]
         _launch(
             self._kernel,
+            slots.device,
             len(slots),
             rows.weights.shape[1],
             rows.weights,
@@ -299,21 +302,32 @@ def _unsummed(grad: Tensor, bags: SlotBags) -> _Source:
         numbers = torch.arange(num_chunks_max, dtype=torch.int32, device=grad.device)
         owners = torch.searchsorted(firsts, numbers, right=True, out_int32=True) - 1
         _launch(
-            _sum_chunk, num_chunks_max, dim, source, owners, num_rows, KIND=_kind(bags), CHUNK=chunk
+            _sum_chunk,
+            grad.device,
+            num_chunks_max,
+            dim,
+            source,
+            owners,
+            num_rows,
+            KIND=_kind(bags),
+            CHUNK=chunk,
         )
     return source
 
 
-def _launch(kernel: Any, num_programs: int, dim: int, *args: Any, **constants: Any) -> None:
+def _launch(
+    kernel: Any, device: torch.device, num_programs: int, dim: int, *args: Any, **constants: Any
+) -> None:
     if num_programs == 0:
         return
     block = max(16, triton.next_power_of_2(dim))
     # enable_fp_fusion=False: a fused multiply-add would round once where the others round twice.
-    kernel[(num_programs,)](
-        *args,
-        **constants,
-        D=dim,
-        BLOCK=block,
-        num_warps=max(1, min(8, block // 128)),
-        enable_fp_fusion=False,
-    )
+    with accelerator.current(device):
+        kernel[(num_programs,)](
+            *args,
+            **constants,
+            D=dim,
+            BLOCK=block,
+            num_warps=max(1, min(8, block // 128)),
+            enable_fp_fusion=False,
+        )
