@@ -244,6 +244,12 @@ def test_a_link_to_the_cpu_leaves_tensors_where_they_are() -> None:
     assert accelerator.to_host([tensor])[0] is tensor
 
 
+def test_gradients_are_summed_on_the_cpu_or_a_gpu_alone() -> None:
+    assert not accelerator.reduces_by_nccl(torch.device("cpu"))
+    with pytest.raises(BadRequest, match="expected tensors on cpu or cuda, found meta"):
+        accelerator.reduces_by_nccl(torch.device("meta"))
+
+
 @pytest.mark.gpu
 def test_tensors_come_back_from_a_gpu() -> None:
     device = accelerator.device_of_label("gpu", {})

@@ -20,6 +20,9 @@ from trireme.device.block_layout import BlockLayout, BlockTensors
 from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
 
+OPTIONS = {"enable_fp_fusion": False}
+"""Of all kernels: a fused multiply-add would round once where the others round twice."""
+
 # What a gradient is read from, as bits of KIND.
 IS_SUMMED: tl.constexpr = tl.constexpr(1)  # from `sums`, else from the gradient of the bags
 HAS_BAGS: tl.constexpr = tl.constexpr(2)  # ids have other bags than their positions
@@ -321,7 +324,6 @@ def _launch(
     if num_programs == 0:
         return
     block = max(16, triton.next_power_of_2(dim))
-    # enable_fp_fusion=False: a fused multiply-add would round once where the others round twice.
     with accelerator.current(device):
         kernel[(num_programs,)](
             *args,
@@ -329,5 +331,5 @@ def _launch(
             D=dim,
             BLOCK=block,
             num_warps=max(1, min(8, block // 128)),
-            enable_fp_fusion=False,
+            **OPTIONS,
         )

@@ -20,14 +20,15 @@ class WorkerGroup:
     do not check each other's keys.
 
     Raises BadRequest: this worker would listen beyond loopback, and the cluster is not `insecure`;
-    or torch lacks the backend. DeadlineExceeded, Unavailable: the workers did not find each other.
+    or neither backend takes tensors of the device. DeadlineExceeded, Unavailable: the workers did
+    not find each other.
     """
 
     def __init__(self, cluster: Cluster, device: torch.device) -> None:
         self._cluster = cluster
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
         host = own_host(cluster.client.servers.map.servers[0]).strip("[]")
-        _check(host, cluster)
+        _check(host, device, cluster)
         self._backend: Any = self._join(host, device)
 
     def _join(self, host: str, device: torch.device) -> Any:
@@ -76,7 +77,8 @@ class WorkerGroup:
         return Unavailable(f"{subject}: a worker has gone; {state}: {error}")
 
 
-def _check(host: str, cluster: Cluster) -> None:
+def _check(host: str, device: torch.device, cluster: Cluster) -> None:
+    accelerator.reduces_by_nccl(device)
     is_loopback = host.startswith("127.") or host == "::1"
     if not is_loopback and not cluster.insecure:
         raise BadRequest(
