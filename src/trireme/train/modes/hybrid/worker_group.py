@@ -93,9 +93,9 @@ def _backend(
     if accelerator.reduces_by_nccl(device):
         if not dist.is_nccl_available():
             raise BadRequest(f"hybrid: expected a torch with NCCL for parameters on {device}")
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = timeout
-        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, options)
     gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     gloo._timeout, gloo._threads = timeout, 1
