@@ -107,6 +107,7 @@ def make_trainer(cluster: Cluster, mode: str, *, clips: bool) -> tr.Trainer:
 
 
 def weights_of(trainer: tr.Trainer) -> dict[str, np.ndarray]:
+    trainer.optimizer.refresh()  # streams that are longer than this worker's have gone on
     return {name: p.detach().numpy().copy() for name, p in trainer.model.named_parameters()}
 
 

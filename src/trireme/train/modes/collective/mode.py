@@ -25,6 +25,8 @@ from trireme.worker.transport import LockedTransport
 class Collective(Sync):
     """A single worker has nobody to exchange with: it is sync with its own server."""
 
+    deals_streams = True
+
     def __init__(self, setup: TrainingSetup) -> None:
         super().__init__(setup)
         if setup.cluster.host is None:
