@@ -1,7 +1,8 @@
 """Trains in mode collective with checkpoints, resumes, and prints how often each example counted.
 
 Arguments: FOLDER of the checkpoints; the STEP (0: none) at which worker 1 does a DEED in the first
-attempt of a job: "die" kills it, "wait" waits for a line of input. Prints `step N` before the N-th
+attempt of a job: "die" kills it, "wait" waits for a line of input. With "ddp" the model is wrapped
+in DistributedDataParallel. Prints `step N` before the N-th
 batch of this process.
 """
 
@@ -46,9 +47,14 @@ class Model(nn.Module):
 
 
 cluster = tr.init(timeout_s=20)
+torch.manual_seed(5)
 model = Model()
+wrapped: nn.Module = model
+if DEED == "ddp":
+    torch.distributed.init_process_group("gloo")
+    wrapped = nn.parallel.DistributedDataParallel(model)
 trainer = tr.Trainer(
-    model,
+    wrapped,
     torch.optim.SGD(model.parameters(), lr=0.1),
     loss=nn.functional.binary_cross_entropy_with_logits,
     strategy=tr.Strategy("collective"),
@@ -61,5 +67,7 @@ trainer.fit(data, epochs=EPOCHS, checkpoints=tr.Checkpoints(FOLDER, every_steps=
 cluster.client.coordinator.gather({}, [])
 keys = _core.unique(ids.astype(np.uint64), cluster.pool)[0]
 rows = cluster.client.pull({RowClassId("t"): keys}).rows[RowClassId("t")]
+trainer.optimizer.refresh()
+print(f"WEIGHT {model.head.weight.item().hex()}\n", end="", flush=True)
 counts = sorted(set(rows[:, 0].tolist()))
 print(f"COUNTS {counts} steps {model.num_steps}\n", end="", flush=True)

@@ -18,6 +18,7 @@ from trireme.commands import cli
 
 MODE = json.dumps({"mode": "collective"})
 LENGTHS = (0, 120, 90)
+COUNTING_SCRIPT = str(Path(__file__).with_name("collective_script.py"))
 
 
 def check(results: list[dict[str, Any]]) -> None:
@@ -92,3 +93,16 @@ def test_ranks_of_torchrun_without_servers_find_each_other(num: int, programs: T
         assert [rank.finish() for rank in ranks] == [0] * num
     assert {result["trained"] for result in results} == {examples(lengths)}
     assert len({result["weights"] for result in results}) == 1
+
+
+def test_a_model_in_ddp_trains_to_the_same_bits_also_with_uneven_data(
+    tmp_path: Path, programs: Template
+) -> None:
+    weights = set()
+    for deed in ("ddp", "none"):
+        folder = tmp_path / deed
+        arguments = [COUNTING_SCRIPT, str(folder), "0", deed]
+        with torchrun_ranks(3, arguments, programs, TRIREME_ROOT=str(tmp_path)) as ranks:
+            weights |= {rank.wait_line("WEIGHT (.*)")[1] for rank in ranks}
+            assert [rank.finish() for rank in ranks] == [0] * 3
+    assert len(weights) == 1

@@ -7,7 +7,11 @@ reduce-scatter of gradients, a step of the optimizer on each worker's blocks, an
 weights. What is not a step of training goes to the servers as in any job: it needs no other worker.
 """
 
+import logging
+
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from trireme import rpc
 from trireme.errors import BadRequest
@@ -20,6 +24,8 @@ from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 from trireme.worker.transport import LockedTransport
+
+log = logging.getLogger("trireme.train")
 
 
 class Collective(Sync):
@@ -42,6 +48,7 @@ class Collective(Sync):
         super().open()
         if self.cluster.num_workers == 1:
             return
+        _leave_sums_to_steps(self.setup.replica.model)
         cluster, host = self.cluster, self.cluster.host
         assert host is not None
         group = WorkerGroup(cluster, self._device(), "collective", self._find_lost)
@@ -102,3 +109,13 @@ class Collective(Sync):
         super().finish()
         if self._idle is not None:
             self._idle.end()
+
+
+def _leave_sums_to_steps(model: nn.Module) -> None:
+    """Turn off the all-reduce of models that are wrapped for it: the step sums gradients, weighted
+    by examples, also where a worker has no batch to take part with.
+    """
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            module.require_backward_grad_sync = module.require_forward_param_sync = False
+            log.info("collective: steps sum the gradients; DistributedDataParallel does not")
