@@ -46,7 +46,7 @@ class Model(nn.Module):
         return self.head(self.rows(batch).flatten(1)).squeeze(1)
 
 
-cluster = tr.init(timeout_s=20)
+cluster = tr.init()
 torch.manual_seed(5)
 model = Model()
 wrapped: nn.Module = model

@@ -35,7 +35,7 @@ class Host:
         listen: "host:port"; port 0 chooses a free one. None: nobody calls it over the network.
         listen_fd: a socket that listens there already.
         keys, insecure, root, limits, tier, store_hosts: as of `serving.serve`.
-        timeout_s: how long the other workers may be silent at the end.
+        timeout_s: how long the other workers may be silent; at the end, twice as long.
 
     Attributes:
         state: its tables and blocks. handlers: the methods that it answers.
@@ -88,6 +88,11 @@ class Host:
     @property
     def endpoint(self) -> str:
         return "" if self._server is None else self._server.endpoint
+
+    def silent_workers(self) -> list[int]:
+        """Workers that have not been heard here for the timeout."""
+        silences_s = self._attendance.silences_s()
+        return [worker for worker, seconds in silences_s.items() if seconds > self._timeout_s]
 
     def end(self, *, waits: bool) -> None:
         """Stop serving. waits: first for the goodbyes of the other workers, who may still need the

@@ -3,7 +3,7 @@
 import datetime
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -14,14 +14,17 @@ from trireme.job.cluster import Cluster
 from trireme.rpc import own_host
 from trireme.worker.coordinator_calls import PATIENCE
 
+FindWorkers: TypeAlias = Callable[[], Sequence[int]]
+
 
 class WorkerGroup:
     """Sums over all workers and exchanges between them: gloo for CPU tensors, NCCL for CUDA
     tensors. Every worker makes one; they find each other through a meeting. Tensors are not
     encrypted, and workers do not check each other's keys.
 
-    device: of the tensors that travel. mode: begins the messages of errors. find_lost: finds the
-    workers that have gone when a connection was lost; default the silent ones.
+    device: of the tensors that travel. mode: begins the messages of errors. find_silent: finds the
+    workers that do not live; default by the coordinator. find_lost: finds those that have gone when
+    a connection was lost; default the silent ones.
 
     Raises BadRequest: this worker would listen beyond loopback, and the cluster is not `insecure`;
     or torch lacks the backend. DeadlineExceeded, Unavailable: the workers did not find each other.
@@ -32,10 +35,13 @@ class WorkerGroup:
         cluster: Cluster,
         device: torch.device,
         mode: str,
-        find_lost: Callable[[], Sequence[int]] | None = None,
+        *,
+        find_silent: FindWorkers | None = None,
+        find_lost: FindWorkers | None = None,
     ) -> None:
         self._cluster, self.device, self._mode = cluster, device, mode
-        self._find_lost = find_lost or self._silent_workers
+        self._find_silent = find_silent or self._ask_coordinator
+        self._find_lost = find_lost or self._find_silent
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
         host = own_host(cluster.client.servers.map.servers[0]).strip("[]")
         _check(host, device, cluster, mode)
@@ -101,13 +107,13 @@ class WorkerGroup:
                 break
             except RuntimeError as error:
                 is_over = work.is_completed() or patience == 0
-                if is_over or self._silent_workers():
+                if is_over or self._find_silent():
                     raise self._error(what, error) from error
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
-    def _silent_workers(self) -> list[int]:
-        """Workers that do not live; all, if the coordinator cannot be asked."""
+    def _ask_coordinator(self) -> list[int]:
+        """Workers that are silent; all, if the coordinator cannot be asked."""
         try:
             return self._cluster.client.coordinator.silent_workers()
         except TriremeError:
@@ -116,7 +122,7 @@ class WorkerGroup:
     def _error(self, what: str, error: RuntimeError) -> DeadlineExceeded | Unavailable:
         subject = f"{self._mode}: {what} of {self._cluster.num_workers} workers"
         if "imed out" in str(error) or "imeout" in str(error):
-            silent = self._silent_workers()
+            silent = self._find_silent()
             state = f"silent: workers {silent}" if silent else "no worker is silent"
             seconds = self._timeout.total_seconds()
             return DeadlineExceeded(

@@ -51,7 +51,13 @@ class Collective(Sync):
         _leave_sums_to_steps(self.setup.replica.model)
         cluster, host = self.cluster, self.cluster.host
         assert host is not None
-        group = WorkerGroup(cluster, self._device(), "collective", self._find_lost)
+        group = WorkerGroup(
+            cluster,
+            self._device(),
+            "collective",
+            find_silent=host.silent_workers,
+            find_lost=self._find_lost,
+        )
         calls = CallsTogether(
             ByteExchange(group, cluster.worker, cluster.num_workers),
             self.client.servers.endpoints,
