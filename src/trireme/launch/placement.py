@@ -153,7 +153,7 @@ def _plan_without_servers(config: LaunchConfig) -> Placement:
             + ", ".join(refused)
             + ", found --server_num 0: workers"
             " that hold the rows end together; take checkpoints, and start the job again from the"
-            " newest one (torchrun --max-restarts does)"
+            " newest one (torchrun --max_restarts does)"
         )
     num = _number("worker", config.worker_num, config.workers)
     with contextlib.ExitStack() as stack:
