@@ -2,8 +2,8 @@
 
 Arguments: FOLDER of the checkpoints; the STEP (0: none) at which worker 1 does a DEED in the first
 attempt of a job: "die" kills it, "wait" waits for a line of input. With "ddp" the model is wrapped
-in DistributedDataParallel. Prints `step N` before the N-th
-batch of this process.
+in DistributedDataParallel, with "loop" it is trained in a plain loop. Prints `step N` before the
+N-th batch of this process.
 """
 
 from __future__ import annotations
@@ -63,7 +63,18 @@ trainer = tr.Trainer(
 ids = np.arange(NUM_EXAMPLES)  # each in one example alone
 columns = {"a": ids, "label": np.ones(NUM_EXAMPLES, np.float32)}
 data = tr.data.ArrayDataset(columns, schema=SCHEMA, batch_size=BATCH, shuffle=True, seed=1)
-trainer.fit(data, epochs=EPOCHS, checkpoints=tr.Checkpoints(FOLDER, every_steps=5), resume=True)
+if DEED == "loop":
+    for epoch in range(EPOCHS):
+        for batch in data.stream(cluster.worker, cluster.num_workers, epoch=epoch):
+            loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"])
+            loss.backward()
+            trainer.optimizer.step()
+        trainer.optimizer.end_pass()
+        cluster.client.coordinator.gather({}, [])  # longer streams have gone on meanwhile
+        trainer.optimizer.refresh()
+else:
+    checkpoints = tr.Checkpoints(FOLDER, every_steps=5)
+    trainer.fit(data, epochs=EPOCHS, checkpoints=checkpoints, resume=True)
 cluster.client.coordinator.gather({}, [])
 keys = _core.unique(ids.astype(np.uint64), cluster.pool)[0]
 rows = cluster.client.pull({RowClassId("t"): keys}).rows[RowClassId("t")]

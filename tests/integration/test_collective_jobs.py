@@ -95,11 +95,11 @@ def test_ranks_of_torchrun_without_servers_find_each_other(num: int, programs: T
     assert len({result["weights"] for result in results}) == 1
 
 
-def test_a_model_in_ddp_trains_to_the_same_bits_also_with_uneven_data(
+def test_a_model_in_ddp_and_a_plain_loop_train_to_the_same_bits_also_with_uneven_data(
     tmp_path: Path, programs: Template
 ) -> None:
     weights = set()
-    for deed in ("ddp", "none"):
+    for deed in ("ddp", "loop", "none"):
         folder = tmp_path / deed
         arguments = [COUNTING_SCRIPT, str(folder), "0", deed]
         with torchrun_ranks(3, arguments, programs, TRIREME_ROOT=str(tmp_path)) as ranks:
