@@ -120,7 +120,7 @@ class Losses:
         self._lost: list[int] = []
 
     def handlers(self) -> dict[str, Handler]:
-        return {"job.lost": self._on_lost}
+        return {"server.lost": self._on_lost}
 
     def _on_lost(self, request: Request) -> Reply:
         self._note(need_list(request.body, "workers", int, WORKERS_MAX))
@@ -146,6 +146,6 @@ class Losses:
         gone = [w for w, answer in enumerate(answers) if isinstance(answer, TriremeError)]
         lost = self._note(gone)
         living = [server for worker, server in enumerate(servers) if worker not in gone]
-        calls = [Call(server, "job.lost", {"workers": lost}) for server in living]
+        calls = [Call(server, "server.lost", {"workers": lost}) for server in living]
         client.call_all(calls if lost else [], timeout_s=PROBE_S, return_errors=True)
         return lost
