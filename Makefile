@@ -27,7 +27,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Hundreds of processes of the tests import the same modules, which are therefore compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test chaos long gpu check bench paddle setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
+.PHONY: help demo test chaos long gpu check bench paddle torchrec setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -63,6 +63,18 @@ bench: setup $(if $(filter paddle%,$(RIVAL)),paddle)
 
 # The last release of Paddle with a parameter server. Its dependencies exclude ours, so it has an
 # environment of its own.
+torchrec: build/torchrec/ready
+build/torchrec/ready: | setup
+	@echo "setup: torchrec in build/torchrec, to measure beside it, with the torch of .venv"
+	@$(BIN)/python -m venv build/torchrec
+	@build/torchrec/bin/python -m pip --disable-pip-version-check --quiet install --no-deps \
+	  torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 tensordict pyvers orjson cloudpickle importlib_metadata \
+	  zipp pyre-extensions typing-inspect mypy-extensions iopath portalocker torchmetrics \
+	  lightning-utilities tqdm
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$(build/torchrec/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth
+	@touch $@
+
 paddle: build/paddle/ready
 build/paddle/ready:
 	@echo "setup: Paddle in build/paddle, to measure beside it"

@@ -22,10 +22,12 @@ from benchmarks.machine import header
 _ROOT = Path(__file__).resolve().parents[1]
 _PADDLE_VARIABLE = "TRIREME_BENCH_PADDLE"
 _PADDLE_MADE = _ROOT / "build" / "paddle" / "bin" / "python"  # by `make paddle`
+_TORCHREC_MADE = _ROOT / "build" / "torchrec" / "bin" / "python"  # by `make torchrec`
 
 # Name: module with `contests(settings)`, what it measures.
 BENCHES = {
     "ctr": ("benchmarks.macro.ctr", "CTR-DNN jobs: examples/s and held-out AUC"),
+    "collective": ("benchmarks.macro.collective", "CTR-DNN without servers, beside torchrec"),
     "startup": ("benchmarks.macro.startup", "seconds to the first batch, beside torch's import"),
     "service": ("benchmarks.macro.service", "the parameter service alone: examples/s"),
     "fleet": ("benchmarks.macro.fleet_rows", "Fleet's rules beside Paddle's: distance of rows"),
@@ -58,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         data=args.data,
         rivals=args.rivals,
         paddle_python=args.paddle,
+        torchrec_python=args.torchrec,
     )
     _emit(header(is_smoke=args.smoke), args.json)
     num_failed = 0
@@ -119,6 +122,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="PYTHON",
         default=os.environ.get(_PADDLE_VARIABLE, str(_PADDLE_MADE)),
         help=f"of an environment with Paddle (default ${_PADDLE_VARIABLE} or `make paddle`'s)",
+    )
+    parser.add_argument(
+        "--torchrec",
+        metavar="PYTHON",
+        default=str(_TORCHREC_MADE),
+        help="of an environment with torchrec (default `make torchrec`'s)",
     )
     args = parser.parse_args(argv)
     unknown = [name for name in args.names if name not in BENCHES]

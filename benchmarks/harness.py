@@ -88,6 +88,7 @@ class Settings:
     data: str | None = None
     rivals: str = ""
     paddle_python: str | None = None
+    torchrec_python: str | None = None
 
     def pick(self, *, smoke: T, real: T) -> T:
         """The value of a parameter: small whenever the tests run, real when it is measured."""

@@ -1,7 +1,8 @@
 """Runs the rivals' scripts, which are outside the project, and reads their JSON line.
 
 `torch_ctr.py` is the same model in plain PyTorch, `paddle_ctr.py` on Paddle's parameter server.
-Both read the folder that `gen_criteo.py` makes.
+`torchrec/ctr.py`, which is in the project, is it on torchrec. All read the folder that
+`gen_criteo.py` makes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks.harness import Absent, BenchError, Run, Settings
 from benchmarks.process import run_process
 
 _OWN_SCRIPTS = Path(__file__).with_name("paddle")
+_TORCHREC_SCRIPT = Path(__file__).with_name("torchrec") / "ctr.py"
 TUNED = "MKL_DEBUG_CPU_TYPE=5"  # Paddle's MKL takes slow paths on AMD without it
 _PADDLE_THREADS = (1, 2)
 _TORCH_THREADS = 2
@@ -68,6 +70,26 @@ def paddle(
     best = max(outs, key=lambda out: out["ex_s"])
     by_threads = {f"ex_s_threads_{out['threads']}": out["ex_s"] for out in outs}
     return Run(best["ex_s"], detail={**best, **by_threads})
+
+
+def torchrec(settings: Settings, *, batch: int, dim: int, num_warm: int, num_timed: int) -> Run:
+    """torchrec with two ranks on gloo, each with batches of this size."""
+    data = rivals_folder(settings)
+    python = settings.torchrec_python
+    if python is None or not Path(python).is_file():
+        raise Absent(
+            f"no Python with torchrec ({python}): make one with `make torchrec`,"
+            " or name one with --torchrec PYTHON"
+        )
+    options = {
+        "--data": str(data),
+        "--batch": batch,
+        "--dim": dim,
+        "--warm": num_warm,
+        "--timed": num_timed,
+    }
+    out = _run([python, "-W", "ignore", str(_TORCHREC_SCRIPT)], options)
+    return Run(out["ex_s"], detail=out)
 
 
 def paddle_rows(settings: Settings, *, data: str, out: str, rule: str) -> None:

@@ -28,6 +28,7 @@ FEATURES = [f"C{i}" for i in range(1, NUM_SPARSE + 1)]
 SLOT_NAMES = [str(number) for number in range(2, 302)]  # as slot_data.NAMES, not importable here
 SHOWS = tr.policy.ShowClick("show", "click")
 HIDDEN = (512, 256, 128, 32)
+RULES = {"adam": tr.optim.Adam(lr=1e-3), "adagrad": tr.optim.Adagrad(lr=1e-2, shared=True)}
 
 
 class CTR(nn.Module):
@@ -96,6 +97,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--dim", type=int, required=True)
     parser.add_argument("--shows", action="store_true", help="rows count shows and clicks")
+    parser.add_argument("--strategy", default="async", help="a consistency mode")
+    parser.add_argument("--rule", choices=sorted(RULES), default="adam", help="of the rows")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--warm", nargs="+", required=True)
@@ -108,7 +111,7 @@ def arguments() -> argparse.Namespace:
 def make_trainer(args: argparse.Namespace) -> tr.Trainer:
     """The model and optimizers, as the rivals have them."""
     is_slot = args.data == "slot"
-    rule = tr.optim.FleetAdagrad(lr=0.05) if is_slot else tr.optim.Adam(lr=1e-3)
+    rule = tr.optim.FleetAdagrad(lr=0.05) if is_slot else RULES[args.rule]
     rows = tr.Table(
         "ctr",
         dim=args.dim,
@@ -134,7 +137,7 @@ def make_trainer(args: argparse.Namespace) -> tr.Trainer:
         model,
         torch.optim.Adam(model.parameters(), 5e-6 if is_slot else 1e-3),
         loss=losses[args.net],
-        strategy=tr.Strategy("async"),
+        strategy=tr.Strategy(args.strategy),
         metrics=[] if args.net == "sum" else [tr.metrics.AUC()],
         label="click" if is_slot else "label",
         threads=args.threads,
@@ -150,7 +153,7 @@ def schema_of(data: str) -> tr.data.Schema:
 
 def main() -> None:
     args = arguments()
-    tr.init()
+    cluster = tr.init()
     torch.manual_seed(args.seed)
     trainer = make_trainer(args)
     schema = schema_of(args.data)
@@ -176,7 +179,8 @@ def main() -> None:
     }
     if args.test:
         result["test_auc"] = trainer.evaluate(dataset(args.test))["auc"]
-    args.out.write_text(json.dumps(result))
+    if cluster.worker == 0:
+        args.out.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

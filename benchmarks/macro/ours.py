@@ -22,6 +22,9 @@ _TIMEOUT_S = 600
 def run_job(
     *,
     is_embedded: bool,
+    num_ranks: int = 0,
+    strategy: str = "async",
+    rule: str = "adam",
     net: str,
     data: str = "criteo",
     batch: int,
@@ -38,7 +41,8 @@ def run_job(
 ) -> dict[str, Any]:
     """Train over the warm-up files, then over the timed ones, in processes of their own.
 
-    ends: network ends of the server and of the worker, if they are apart.
+    ends: network ends of the server and of the worker, if they are apart. num_ranks: workers of a
+    job without servers, instead of one server and one worker. strategy, rule: see job.py.
     """
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
@@ -49,18 +53,22 @@ def run_job(
             f"--batch={batch}",
             f"--dim={dim}",
             f"--seed={seed}",
+            f"--strategy={strategy}",
+            f"--rule={rule}",
         ]
         command += [f"--threads={threads}", *(["--shows"] if shows else [])]
         command += [f"--out={out}", "--warm", *warm, "--timed", *timed]
         command += ["--test", *test] if test else []
         if not is_embedded:
             wrapped = command
-            launch = ["-m", "trireme", "launch", "--durability", durability]
+            launch = ["-m", "trireme", "launch"]
+            launch += [] if num_ranks else ["--durability", durability]
             launch += [] if keys is None else ["--keys", keys]
             if ends is not None:
                 _run_apart(launch, wrapped, Path(folder), ends)
                 return _result(out)
-            place = ["--server_num", "1", "--worker_num", "1", "--log_dir", folder]
+            place = ["--server_num", "0" if num_ranks else "1", "--worker_num", f"{num_ranks or 1}"]
+            place += ["--log_dir", folder]
             command = [*launch, *place, *wrapped]
         run_process([sys.executable, *command], timeout_s=_TIMEOUT_S, env=environment())
         return _result(out)

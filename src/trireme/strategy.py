@@ -11,8 +11,8 @@ KNOBS = {
     "async": (),
     "geo": ("k", "cache_bytes"),
     "hybrid": (),
+    "collective": (),
 }
-LATER = ("collective",)
 MODES = tuple(KNOBS)
 CACHE_BYTES = 1 << 30
 
@@ -29,13 +29,15 @@ class Strategy:
             steps.
             "hybrid": rows as in async; dense parameters by all-reduce among the workers, equal on
             all of them after every step.
+            "collective": sync in a job without servers: the workers hold the rows and exchange
+            them by all-to-all.
         staleness: of "bounded" only, >= 1. With 1, all streams are in the same step.
         k: of "geo" only, >= 1.
         cache_bytes: of "geo" only: memory for the rows of a worker's cache, default 1 GiB.
 
     Raises:
-        BadRequest: an unknown mode, a mode that this version does not have, a mode without its
-            knob, a knob of another mode, or one out of range.
+        BadRequest: an unknown mode, a mode without its knob, a knob of another mode, or one out of
+            range.
     """
 
     def __init__(
@@ -46,10 +48,8 @@ class Strategy:
         k: int | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        if mode in LATER:
-            raise BadRequest(f"Strategy: expected one of {MODES} in this version, found {mode!r}")
         if mode not in KNOBS:
-            raise BadRequest(f"Strategy: expected one of {MODES + LATER}, found {mode!r}")
+            raise BadRequest(f"Strategy: expected one of {MODES}, found {mode!r}")
         knobs = {"staleness": staleness, "k": k, "cache_bytes": cache_bytes}
         for knob, value in knobs.items():
             if value is not None:

@@ -27,6 +27,8 @@ REAL_CLAIMS = {
     ("ctr", "embedded_b4096"): ("dense_bound", "torch"),
     ("ctr", "auc_b512"): ("torch",),
     ("ctr", "auc_b4096"): ("torch",),
+    ("collective", "ranks2_b4096"): ("torchrec",),
+    ("collective", "ranks1_b4096"): ("embedded",),
     ("startup", "alone"): ("import_torch",),
     ("startup", "launch"): ("import_torch",),
     ("service", "sum_dim8"): ("paddle",),

@@ -18,7 +18,7 @@ from trireme.errors import BadRequest, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.strategy import Strategy
-from trireme.train.modes.hybrid.worker_group import _check
+from trireme.train.modes.worker_group import _check
 
 HYBRID = Strategy("hybrid")
 # Rows that stay as they are, so that what the dense part should be is known.
@@ -193,11 +193,11 @@ def test_a_missing_worker_is_named_at_the_deadline() -> None:
 
 def test_a_network_that_others_reach_needs_the_users_consent() -> None:
     with embedded(threads=1) as cluster:
-        _check("127.0.0.1", torch.device("cpu"), cluster)
+        _check("127.0.0.1", torch.device("cpu"), cluster, "hybrid")
         with pytest.raises(BadRequest, match=r"expected insecure=True to all-reduce over 10\.0\.0"):
-            _check("10.0.0.7", torch.device("cpu"), cluster)
+            _check("10.0.0.7", torch.device("cpu"), cluster, "hybrid")
         cluster.insecure = True
-        _check("10.0.0.7", torch.device("cpu"), cluster)
+        _check("10.0.0.7", torch.device("cpu"), cluster, "hybrid")
 
 
 def test_a_step_without_examples_is_refused() -> None:

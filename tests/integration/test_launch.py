@@ -407,8 +407,8 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     assert "--worker_num or --workers before the script, found neither" in refused(
         tmp_path, "--server_num", "1", CONTROLLED_SCRIPT
     )
-    assert "found 0; to train without servers run the script with python" in refused(
-        tmp_path, "--server_num", "0", "--worker_num", "1", CONTROLLED_SCRIPT
+    assert "found 0; to train in one process run the script with python" in refused(
+        tmp_path, "--server_num", "1", "--worker_num", "0", CONTROLLED_SCRIPT
     )
     assert "barriers and reductions go through the servers" in refused(
         tmp_path, *two, "--gloo_port", "1", CONTROLLED_SCRIPT

@@ -64,6 +64,13 @@ def test_the_page_for_people_from_torch(tmp_path: Path, programs: Template) -> N
     assert "1 server and 2 workers ended well" in output
 
 
+def test_the_page_of_collective(tmp_path: Path, programs: Template) -> None:
+    output = run_blocks(programs, "collective.md", tmp_path)
+    scores = re.findall(r"^auc ([\d.]+)$", output, re.MULTILINE)
+    assert len(scores) == 2
+    assert float(scores[1]) > 0.95
+
+
 def test_the_page_of_consistency(tmp_path: Path, programs: Template) -> None:
     output = run_blocks(programs, "consistency.md", tmp_path)
     assert "1 server and 2 workers ended well" in output

@@ -33,6 +33,7 @@ STRATEGIES = {
     "async": tr.Strategy("async"),
     "geo": tr.Strategy("geo", k=2),
     "hybrid": tr.Strategy("hybrid"),
+    "collective": tr.Strategy("collective"),
 }
 MODES = pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
 

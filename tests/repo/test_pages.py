@@ -34,7 +34,10 @@ VARIABLE = re.compile(r"\bTRIREME_[A-Z_]*[A-Z]")
 OF_OTHERS = {
     "trireme.keys": "metadata of a Parquet file",
     "trireme.missing": "metadata of a Parquet file",
-    "--nproc_per_node": "torchrun",
+    **dict.fromkeys(
+        ("--nproc_per_node", "--nnodes", "--max_restarts", "--rdzv_backend", "--rdzv_endpoint"),
+        "torchrun",
+    ),
     "--glob": "hadoop classpath",
     "--interval": "examples/planted/days.py",
     "--examples": "examples/planted/days.py",

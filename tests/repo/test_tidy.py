@@ -22,7 +22,7 @@ LONGER: dict[str, str] = {}
 # rows on SSD: what a server's tables share, and what they tell of it; then blocks of rows on
 # devices, whose rules are there as torch operations and as Triton's kernels. A
 # feature raises it by what it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 51_000
+PACKAGE_LINES_MAX = 52_000
 
 CODE = (".py", ".h", ".cc")
 

@@ -12,7 +12,7 @@ from trireme.optim import values_of_group
 from trireme.table import Table, TableSchema
 
 WRONG: list[tuple[Any, str]] = [
-    (lambda: tr.Strategy("collective"), "in this version, found 'collective'"),
+    (lambda: tr.Strategy("collective", k=3), "k belongs to mode 'geo'"),
     (lambda: tr.Strategy("bounded"), "expected staleness with mode 'bounded', found none"),
     (lambda: tr.Strategy("bounded", staleness=0), "expected staleness .* >= 1, found 0"),
     (lambda: tr.Strategy("bounded", staleness=True), "found True"),

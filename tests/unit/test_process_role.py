@@ -79,6 +79,31 @@ def test_role_under_torchrun_is_a_worker_of_the_named_servers() -> None:
     assert "TRIREME_SERVERS" in role.source
 
 
+RANKS = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+HOSTING = {
+    "TRIREME_ROLE": "worker",
+    "TRIREME_SERVERS": LIST,
+    "TRIREME_INDEX": "1",
+    "TRIREME_NUM_WORKERS": "2",
+    "TRIREME_LISTEN": SERVERS[1],
+}
+
+
+def test_role_under_torchrun_without_servers_is_a_worker_that_hosts_the_rows() -> None:
+    role = read_role({**RANKS, "LOCAL_WORLD_SIZE": "2"})
+    assert (role.role, role.index, role.num_workers, role.hosts) == ("worker", 1, 2, True)
+    assert (role.master, role.local_num, role.servers) == ("10.0.0.1:29500", 2, ())
+    assert "worker 1 of 2, which host the rows, meeting at 10.0.0.1:29500" in role.describe()
+    assert not read_role({**RANKS, "TRIREME_SERVERS": LIST}).hosts
+    assert read_role({**RANKS, "RANK": "0", "WORLD_SIZE": "1"}).role == "embedded"
+
+
+def test_role_of_a_worker_that_listens_at_its_place_among_the_servers_is_to_host_it() -> None:
+    role = read_role({**HOSTING, "TRIREME_LISTEN_FD": "7"})
+    assert (role.hosts, role.listen, role.listen_fd) == (True, SERVERS[1], 7)
+    assert role.servers == SERVERS
+
+
 def test_own_variables_win_over_fleets_and_torchruns() -> None:
     role = read_role({**FLEET_SERVER, "RANK": "7", "WORLD_SIZE": "9", **OWN_WORKER})
     assert (role.role, role.index, role.num_workers) == ("worker", 0, 3)
@@ -186,6 +211,10 @@ def test_half_an_environment_is_an_error_that_names_the_variables(
         ({**FLEET_SERVER, "POD_IP": "10.0.0.1"}, ["POD_IP:PADDLE_PORT", "10.0.0.1:36000", LIST]),
         ({**OWN_WORKER, "TRIREME_ROLE": "embedded"}, ["TRIREME_ROLE", "TRIREME_SERVERS"]),
         ({**OWN_WORKER, "TRIREME_LISTEN": "a:1"}, ["TRIREME_LISTEN"]),
+        ({**HOSTING, "TRIREME_INDEX": "0"}, ["TRIREME_LISTEN", SERVERS[1]]),
+        ({**HOSTING, "TRIREME_NUM_WORKERS": "3"}, ["as many servers as workers", "2 and 3"]),
+        ({**HOSTING, "TRIREME_STREAMS": "4"}, ["TRIREME_STREAMS=4", "may not come and go"]),
+        ({**RANKS, "TRIREME_STREAMS": "4"}, ["TRIREME_STREAMS=4", "may not come and go"]),
         ({**OWN_WORKER, "TRIREME_ROLE": "server", "TRIREME_INDEX": "2"}, ["TRIREME_INDEX", "2"]),
     ],
 )
@@ -256,10 +285,10 @@ def test_durability_is_passed_to_servers_and_refused_for_embedded_tables() -> No
     role = read_role({"TRIREME_ROLE": "server", "TRIREME_LISTEN": "127.0.0.1:0", **skipping})
     assert role.skip_records == "/s/log-00000001:64"
     assert read_role({**OWN_WORKER, **keeping}).role == "worker"
-    for env in ({}, {"TRIREME_ROLE": "embedded"}):
+    for env in ({}, {"TRIREME_ROLE": "embedded"}, RANKS, HOSTING):
         with pytest.raises(BadRequest, match="TRIREME_DURABILITY=machine, found tables embedded"):
             read_role({**env, **keeping})
-        assert read_role({**env, "TRIREME_DURABILITY": "none"}).role == "embedded"
+        assert read_role({**env, "TRIREME_DURABILITY": "none"}).role != "server"
     with pytest.raises(BadRequest, match="expected TRIREME_DURABILITY to be one of none, process"):
         read_role({"TRIREME_DURABILITY": "always"})
 

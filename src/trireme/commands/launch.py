@@ -16,6 +16,8 @@ examples:
       start 2 servers and 2 workers on this machine, on free ports; --epochs belongs to train.py
   trireme launch --server_num 1 --worker_num 2 -m config.yaml -o runner.epochs=1
       train from a YAML file with PaddleRec's keys instead of a script: see `trireme run --help`
+  trireme launch --server_num 0 --worker_num 2 train.py
+      start 2 workers that hold the rows themselves, for mode collective: see docs/collective.md
   trireme launch --server_num 1 --worker_num 1 --streams 16 train.py
   trireme launch --join 127.0.0.1:40001 --worker_num 2 train.py
       cut the data of each pass into 16 streams, which workers take one after the other; the second
@@ -67,7 +69,12 @@ FLEETRUN_ONLY = {f"--{name}": why for why, names in _INSTEAD.items() for name in
 
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--server_num", type=int, metavar="N", help="number of servers, all on this machine")
+    add(
+        "--server_num",
+        type=int,
+        metavar="N",
+        help="number of servers, all on this machine; 0: the workers hold the rows themselves",
+    )
     add("--worker_num", "--trainer_num", type=int, metavar="N", help="number of workers")
     add(
         "--servers",
@@ -82,7 +89,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
         type=_addresses,
         default=(),
         metavar="HOST:PORT,...",
-        help="addresses of all workers, to use several machines; the ports are not used",
+        help="addresses of all workers, on several machines; ports matter with --server_num 0",
     )
     add(
         "--log_dir",

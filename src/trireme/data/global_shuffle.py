@@ -11,7 +11,6 @@ The outcome depends on the examples, the workers and `Receivers` alone.
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 import uuid
@@ -25,7 +24,16 @@ from numpy.typing import NDArray
 from trireme import _core
 from trireme.errors import BadRequest, DeadlineExceeded, SchemaMismatch
 from trireme.job.cluster import Cluster
-from trireme.rpc import Call, ClientKeys, Reply, Request, RpcClient, Server, ServerKeys
+from trireme.rpc import (
+    Call,
+    ClientKeys,
+    Reply,
+    Request,
+    RpcClient,
+    Server,
+    ServerKeys,
+    own_host,
+)
 
 SLICE_BYTES_MAX = 64 << 20
 # As long as a slice has this many, there are SLICES of them.
@@ -142,18 +150,6 @@ def _server(cluster: Cluster, keys: Sequence[str | None], inbox: _Inbox) -> Serv
         keys=own,
         insecure=cluster.insecure,
     )
-
-
-def own_host(server: str) -> str:
-    """The address of this machine on the way to a server; other workers can reach it there."""
-    host, _, port = server.rpartition(":")
-    family, kind, _, _, address = socket.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_DGRAM
-    )[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)  # sends nothing
-        own = str(probe.getsockname()[0])
-    return f"[{own}]" if family == socket.AF_INET6 else own
 
 
 class _Outbox:

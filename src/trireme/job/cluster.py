@@ -21,6 +21,7 @@ from trireme.worker.monitoring import WorkerMetrics
 from trireme.worker.transport import Transport
 
 if TYPE_CHECKING:
+    from trireme.job.host import Host
     from trireme.server.state import ServerState
 
 log = logging.getLogger("trireme")
@@ -32,7 +33,7 @@ class Cluster:
     """One process' part in a job.
 
     keys, insecure: how workers talk to each other: with these keys, or beyond loopback without.
-    server: the state of the server that this process hosts.
+    host: the server that this process hosts; its state is `server`.
     devices: label -> the device that stands in for it, such as {"gpu": "cpu"}.
     """
 
@@ -42,13 +43,13 @@ class Cluster:
         pool: _core.Pool,
         *,
         metrics: WorkerMetrics,
-        server: ServerState | None = None,
+        host: Host | None = None,
         heartbeat: Transport | None = None,
         keys: rpc.ClientKeys | None = None,
         insecure: bool = False,
         devices: Mapping[str, str] | None = None,
     ) -> None:
-        self.client, self.pool, self.server = client, pool, server
+        self.client, self.pool, self.host = client, pool, host
         self.metrics, self.keys, self.insecure = metrics, keys, insecure
         self._devices = devices or {}
         self.worker = client.worker  # index among the workers that the job began with
@@ -63,6 +64,11 @@ class Cluster:
             self._heartbeat = Heartbeat(client, heartbeat, metrics.report, self.stop_request)
         self.metrics.health.opened()
         _open.add(self)
+
+    @property
+    def server(self) -> ServerState | None:
+        """The state of the server that this process hosts."""
+        return None if self.host is None else self.host.state
 
     @property
     def streams_per_pass(self) -> int:
@@ -126,6 +132,8 @@ class Cluster:
             except TriremeError as error:  # all pushes of this worker have been applied
                 log.warning("worker %d ends without goodbye: %s", self.worker, error)
         self.client.close()
+        if self.host is not None:
+            self.host.end(waits=goodbye)
         self.metrics.close()
 
     def __enter__(self) -> Cluster:

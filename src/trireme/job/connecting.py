@@ -1,8 +1,11 @@
 """Joining a job as one of its workers."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from trireme import rpc
 from trireme.errors import DeadlineExceeded, TriremeError
@@ -12,6 +15,9 @@ from trireme.telemetry.health import STARTING
 from trireme.threads import start_pool
 from trireme.worker.client import WorkerClient
 from trireme.worker.monitoring import WorkerMetrics
+
+if TYPE_CHECKING:
+    from trireme.job.host import Host
 
 log = logging.getLogger("trireme")
 
@@ -32,6 +38,7 @@ def connect(
     insecure: bool = False,
     metrics: str | None = None,
     devices: Mapping[str, str] | None = None,
+    host: Host | None = None,
 ) -> Cluster:
     """Join a job as one of its workers; waits for servers that are not up yet.
 
@@ -42,6 +49,7 @@ def connect(
         insecure: this worker, too, may listen beyond loopback without keys (global_shuffle).
         metrics: "[host:]port" that answers /metrics and /healthz.
         devices: see Cluster.
+        host: the server among them that this process hosts.
 
     Raises:
         DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
@@ -62,7 +70,7 @@ def connect(
     try:
         own_metrics.health.hinder(STARTING, f"waiting for servers {', '.join(servers)}")
         wait_for_servers(servers, base, timeout_s)
-        pool = start_pool(threads)
+        pool = start_pool(threads) if host is None else host.state.pool
         client = WorkerClient(
             servers,
             lambda purpose: base.clone(f"{name} ({purpose})"),
@@ -82,6 +90,7 @@ def connect(
     return Cluster(
         client,
         pool,
+        host=host,
         heartbeat=base,
         keys=keys,
         insecure=insecure,

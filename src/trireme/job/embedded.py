@@ -1,15 +1,11 @@
 """A job of one process: worker, tables and coordinator together."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from trireme.coordinator.coordinator import Coordinator
 from trireme.job.cluster import Cluster
-from trireme.job.handlers import handlers_of
-from trireme.server.attendance import Attendance
+from trireme.job.host import Host
 from trireme.server.monitoring import watch_state
 from trireme.server.row_tier import RowTier
-from trireme.server.state import ServerState
 from trireme.threads import start_pool
 from trireme.worker.client import WorkerClient
 from trireme.worker.monitoring import WorkerMetrics
@@ -35,10 +31,9 @@ def embedded(
     """
     own_metrics = WorkerMetrics("embedded", metrics)
     pool = start_pool(threads)
-    server = ServerState(pool, tier=tier)
-    watch_state(own_metrics.registry, server)
-    handlers = handlers_of(server, Coordinator(), Attendance().handlers(), Path("/"))
-    transport = LocalTransport(handlers, own_metrics.calls.observe)
+    host = Host(pool, tier=tier)
+    watch_state(own_metrics.registry, host.state)
+    transport = LocalTransport(host.handlers, own_metrics.calls.observe)
     client = WorkerClient(
         [LOCAL],
         lambda _: transport,
@@ -48,7 +43,4 @@ def embedded(
         pool=pool,
         timeout_s=timeout_s,
     )
-    cluster = Cluster(client, pool, metrics=own_metrics, server=server, devices=devices)
-    if tier is not None:
-        cluster.add_running(tier.close)  # also after an error
-    return cluster
+    return Cluster(client, pool, metrics=own_metrics, host=host, devices=devices)

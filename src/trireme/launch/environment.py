@@ -6,7 +6,8 @@ variables state the place of a process in a job:
 - Trireme's own, `TRIREME_*`, which win over everything but arguments;
 - Fleet's (`TRAINING_ROLE`, `PADDLE_*`, `POD_IP`), as PaddleCloudRoleMaker reads them, except that a
   worker needs no address of its own;
-- torchrun's `RANK` and `WORLD_SIZE`, which with `TRIREME_SERVERS` make a worker.
+- torchrun's `RANK` and `WORLD_SIZE`, which with `TRIREME_SERVERS` make a worker; without, one that
+  hosts its part of the rows, and meets the others at `MASTER_ADDR:MASTER_PORT`.
 
 Each family becomes facts (role, servers, index, ...), each with the name of the variable that it
 came from. Facts are merged by rank; `process_role` checks them as a whole.
@@ -197,4 +198,8 @@ def _torchrun_facts(env: Mapping[str, str]) -> Facts:
     facts = _stated(env, {"RANK": "index", "WORLD_SIZE": "num"})
     if not facts:
         return {}
-    return {"role": Fact("worker", "/".join(fact.name for fact in facts.values())), **facts}
+    role = Fact("worker", "/".join(fact.name for fact in facts.values()))
+    if _is_set(env, "MASTER_ADDR") and _is_set(env, "MASTER_PORT"):
+        address = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+        facts["master"] = Fact(address, "MASTER_ADDR:MASTER_PORT")
+    return {"role": role, **facts, **_stated(env, {"LOCAL_WORLD_SIZE": "local_num"})}

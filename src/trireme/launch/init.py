@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,8 +38,9 @@ def init(
     exits with 0, or with 2 if its place or its state is wrong.
 
     Without arguments the environment states the role of this process (docs: `trireme launch`,
-    Fleet's variables, torchrun). If it states nothing, the tables are embedded in this process. One
-    line reports the role.
+    Fleet's variables, torchrun). Workers of torchrun without TRIREME_SERVERS hold the rows
+    themselves (docs/collective.md). If it states nothing, the tables are embedded in this process.
+    One line reports the role.
 
     Args:
         servers: "host:port,host:port" or a sequence; the first hosts the coordinator.
@@ -105,6 +107,10 @@ def connect(process: ProcessRole) -> Cluster:
         return embedded(
             **options, tier=make_row_tier(process.memory, process.ssd_dir, process.timeout_s)
         )
+    keys = None if process.keys is None else client_keys(Path(process.keys))
+    if process.hosts:
+        options |= {"keys": keys, "insecure": process.insecure}
+        return _connect_rank(process, options)
     from trireme.job import connecting
 
     return connecting.connect(
@@ -112,10 +118,42 @@ def connect(process: ProcessRole) -> Cluster:
         worker=process.index,
         num_workers=process.num_workers,
         late=process.is_late,
-        keys=None if process.keys is None else client_keys(Path(process.keys)),
+        keys=keys,
         insecure=process.insecure,
         **options,
     )
+
+
+def _connect_rank(process: ProcessRole, options: dict[str, Any]) -> Cluster:
+    """Host the server of this worker's part of the rows, and join the job."""
+    from trireme.job.host import Host
+    from trireme.job.ranks import TorchrunMeeting, connect_ranks
+    from trireme.rpc import own_host
+    from trireme.server.row_tier import make_row_tier
+    from trireme.server.server_limits import parse_limits
+    from trireme.server.store_hosts import parse_hosts
+    from trireme.threads import start_pool
+
+    worker, num_workers, timeout_s = process.index, process.num_workers, process.timeout_s
+    listen, meet = process.listen, lambda _: process.servers
+    if process.master is not None:
+        are_all_here = process.local_num == num_workers
+        listen = f"{'127.0.0.1' if are_all_here else own_host(process.master)}:0"
+        meet = TorchrunMeeting(worker, num_workers, timeout_s)
+    share = max(1, (os.cpu_count() or 1) // max(1, process.local_num))
+    host = Host(
+        start_pool(process.threads or share),
+        listen=listen,
+        listen_fd=process.listen_fd,
+        keys=None if process.keys is None else server_keys(Path(process.keys)),
+        insecure=process.insecure,
+        root=Path.cwd() if process.root is None else Path(process.root),
+        limits=parse_limits(process.limits or ""),
+        tier=make_row_tier(process.memory, process.ssd_dir, timeout_s),
+        store_hosts=parse_hosts(process.store_hosts or ""),
+        timeout_s=timeout_s,
+    )
+    return connect_ranks(host, meet, worker=worker, num_workers=num_workers, **options)
 
 
 def log_to_stderr() -> None:

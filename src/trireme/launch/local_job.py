@@ -86,7 +86,7 @@ class _LocalJob:
         self._late: list[LaunchedProcess] = []  # servers that did not end after the workers
         self._threads = ThreadShares(
             num_cores=len(os.sched_getaffinity(0)),
-            num_servers=len(placement.sockets),
+            num_servers=0 if placement.workers_host else len(placement.sockets),
             num_workers=len(placement.workers),
         )
         self._signals: list[signal.Signals] = []
@@ -115,31 +115,39 @@ class _LocalJob:
         config, placement = self._config, self._placement
         joining = " that join" if config.join else ""
         num_workers = placement.num_workers or len(placement.workers)
+        hosting = "in the workers" if placement.workers_host else ", ".join(placement.servers)
         say(
-            f"servers {', '.join(placement.servers)}; {_count(num_workers, 'worker')}{joining}; "
+            f"servers {hosting}; {_count(num_workers, 'worker')}{joining}; "
             f"logs in {config.log_dir}/"
         )
         if self._threads.chosen:
             say(self._threads.describe())
-        for index in placement.sockets:
+        for index in () if placement.workers_host else placement.sockets:
             self._start_server(index)
         for index in placement.workers:
             self._start_worker(index)
 
     def _start_server(self, index: int) -> None:
-        with self._placement.listen(index) as listening:  # closed here once the server has it
+        variables = durability_variables(self._config, index)
+        self._servers[index] = self._launch_listening("server", index, variables)
+
+    def _start_worker(self, index: int) -> None:
+        start = self._launch_listening if self._placement.workers_host else self._launch
+        self._workers[index] = start("worker", index, {})
+
+    def _launch_listening(
+        self, role: str, index: int, variables: dict[str, str]
+    ) -> LaunchedProcess:
+        """Start the process that serves at the address of server `index`."""
+        with self._placement.listen(index) as listening:  # closed here once the process has it
             place = {
                 "TRIREME_LISTEN": self._placement.servers[index],
                 "TRIREME_LISTEN_FD": str(listening.fileno()),
             }
-            variables = place | durability_variables(self._config, index)
-            self._servers[index] = self._launch("server", index, variables, [listening.fileno()])
-
-    def _start_worker(self, index: int) -> None:
-        self._workers[index] = self._launch("worker", index, {}, [])
+            return self._launch(role, index, place | variables, [listening.fileno()])
 
     def _launch(
-        self, role: str, index: int, variables: dict[str, str], pass_fds: list[int]
+        self, role: str, index: int, variables: dict[str, str], pass_fds: Sequence[int] = ()
     ) -> LaunchedProcess:
         name, is_first_worker = f"{role} {index}", role == "worker" and index == 0
         # Several commands with --join may write to one folder.

@@ -62,12 +62,14 @@ class Placement:
     """The servers of the job, and the processes that run here.
 
     num_workers: at the start of the job; 0: the workers here join a running job.
+    workers_host: the workers host the servers, each the one of its index.
     """
 
     servers: tuple[str, ...]
     num_workers: int
     sockets: dict[int, socket.socket]  # of each server here, bound to its address
     workers: tuple[int, ...]  # indices of the workers here
+    workers_host: bool = False
 
     def listen(self, server: int) -> socket.socket:
         """A socket that listens at the address of a server that is down. The caller closes it.
@@ -110,18 +112,17 @@ def choose_placement(config: LaunchConfig) -> Placement:
         return _plan_to_join(config)
     if config.streams is not None and config.streams < 1:
         raise BadRequest(f"launch: expected --streams of at least 1, found {config.streams}")
+    if config.server_num == 0 and not config.servers:
+        return _plan_without_servers(config)
     server_num = _number("server", config.server_num, config.servers)
     worker_num = _number("worker", config.worker_num, config.workers)
     listed = config.workers
     workers = tuple(i for i in range(worker_num) if not listed or _is_local(listed[i]))
     with contextlib.ExitStack() as stack:
         if config.servers:
-            servers, sockets = config.servers, _bind_local(config.servers, stack)
+            servers, sockets = config.servers, _bind_local(config.servers, stack, "--servers")
         else:
-            sockets = {i: stack.enter_context(_open(socket.AF_INET)) for i in range(server_num)}
-            for held in sockets.values():
-                held.bind(("127.0.0.1", 0))
-            servers = tuple(f"127.0.0.1:{held.getsockname()[1]}" for held in sockets.values())
+            servers, sockets = _bind_free(server_num, stack)
         if len(sockets) < len(servers) and not listed:
             raise BadRequest(
                 f"launch: expected --workers to list all workers, since not all of --servers "
@@ -134,6 +135,39 @@ def choose_placement(config: LaunchConfig) -> Placement:
             )
         stack.pop_all()
     return Placement(servers, worker_num, sockets, workers)
+
+
+def _plan_without_servers(config: LaunchConfig) -> Placement:
+    """Workers that host the rows, at the addresses of --workers, or on free ports here."""
+    options = {
+        "--streams": config.streams,
+        "--durability": config.durability,
+        "--state_dir": config.state_dir,
+        "--log_bytes": config.log_bytes,
+        "--skip_records": config.skip_records,
+        "--max_restart": config.max_restart or None,
+    }
+    if refused := [option for option, value in options.items() if value is not None]:
+        raise BadRequest(
+            "launch: expected servers with "
+            + ", ".join(refused)
+            + ", found --server_num 0: workers"
+            " that hold the rows end together; take checkpoints, and start the job again from the"
+            " newest one (torchrun --max_restarts does)"
+        )
+    num = _number("worker", config.worker_num, config.workers)
+    with contextlib.ExitStack() as stack:
+        if config.workers:
+            addresses, sockets = config.workers, _bind_local(config.workers, stack, "--workers")
+        else:
+            addresses, sockets = _bind_free(num, stack)
+        if not sockets:
+            raise BadRequest(
+                "launch: expected an address of this machine among --workers"
+                f" {','.join(addresses)}, found none"
+            )
+        stack.pop_all()
+    return Placement(addresses, num, sockets, tuple(sockets), workers_host=True)
 
 
 def _plan_to_join(config: LaunchConfig) -> Placement:
@@ -167,7 +201,8 @@ def _number(role: str, num: int | None, addresses: tuple[str, ...]) -> int:
     if count < 1:
         raise BadRequest(
             f"launch: expected --{role}_num of at least 1, found {count}; "
-            "to train without servers run the script with python"
+            "to train in one process run the script with python, without servers launch it with"
+            " --server_num 0"
         )
     return count
 
@@ -189,13 +224,23 @@ def _open(family: int) -> socket.socket:
     return opened
 
 
+def _bind_free(
+    num: int, stack: contextlib.ExitStack
+) -> tuple[tuple[str, ...], dict[int, socket.socket]]:
+    """Free ports of this machine: their addresses, and sockets bound to them."""
+    sockets = {i: stack.enter_context(_open(socket.AF_INET)) for i in range(num)}
+    for held in sockets.values():
+        held.bind(("127.0.0.1", 0))
+    return tuple(f"127.0.0.1:{held.getsockname()[1]}" for held in sockets.values()), sockets
+
+
 def _bind_local(
-    addresses: tuple[str, ...], stack: contextlib.ExitStack
+    addresses: tuple[str, ...], stack: contextlib.ExitStack, option: str
 ) -> dict[int, socket.socket]:
     """Sockets bound to the addresses that belong to this machine, by position."""
     if len(set(addresses)) != len(addresses):
         raise BadRequest(
-            f"launch: expected different addresses in --servers, found {','.join(addresses)}"
+            f"launch: expected different addresses in {option}, found {','.join(addresses)}"
         )
     sockets = {}
     for index, address in enumerate(addresses):

@@ -68,7 +68,7 @@ def process_environment(
     }
     own |= {name: str(value) for name, value in options.items() if value is not None}
     if metrics := config.metrics or os.environ.get(_METRICS, "").strip():
-        first = 0 if role == "server" else len(placement.servers)
+        first = 0 if role == "server" or placement.workers_host else len(placement.servers)
         own[_METRICS] = nth_address(metrics, first + index)
     return inherited | own
 

@@ -30,6 +30,9 @@ class ProcessRole:
     Attributes:
         streams: number of streams that the workers share; 0: each worker has its own.
         is_late: a worker that joins a running job, which assigns its index.
+        hosts: a worker whose process hosts the server of its part of the rows.
+        master: where such workers tell each other their addresses, if `servers` does not list them.
+        local_num: how many of them are on this machine; 0: unknown.
         listen: the address that a server binds.
         listen_fd: a socket that listens there already. The launcher passes it on, so that no other
             process can take the port in between.
@@ -40,6 +43,9 @@ class ProcessRole:
     num_workers: int = 1
     streams: int = 0
     is_late: bool = False
+    hosts: bool = False
+    master: str | None = None
+    local_num: int = 0
     servers: tuple[str, ...] = ()
     listen: str | None = None
     listen_fd: int | None = None
@@ -69,6 +75,9 @@ class ProcessRole:
             workers = f", {self.num_workers} worker{plural}" if self.num_workers else ""
             which = f"server {self.index} of {len(self.servers)}" if self.servers else "server"
             what = f"{which}, listening on {self.listen}{workers}"
+        elif self.hosts:
+            where = f"listening on {self.listen}" if self.listen else f"meeting at {self.master}"
+            what = f"worker {self.index} of {self.num_workers}, which host the rows, {where}"
         elif self.is_late:
             what = f"a late worker, servers {', '.join(self.servers)}"
         else:
@@ -124,6 +133,8 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
         address = _address(facts["listen"], low=0)
         fd = _optional_integer(facts, "listen_fd", low=3)
         return replace(base, role="server", num_workers=0, listen=address, listen_fd=fd)
+    if name == "worker" and "servers" not in facts and "master" in facts:
+        return _rank(facts, base)
     has_place = name == "worker" or "index" in facts or "listen" in facts
     source = "servers" if has_place else "server address"
     addresses = _addresses(require(facts, "servers", f"a {name}", source))
@@ -186,13 +197,52 @@ def _refuse_durability(base: ProcessRole, facts: Facts) -> None:
 
 
 def _worker(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
-    if listen := facts.get("listen") or facts.get("listen_fd"):
-        raise BadRequest(
-            f"init: expected no address to listen on for a worker, "
-            f"found {listen.name}={listen.value}"
-        )
     if _flag(facts.get("join")):
         return _late_worker(facts, servers, base)
+    index, num = _worker_index(facts)
+    role = replace(base, role="worker", index=index, num_workers=num, servers=servers)
+    listen = facts.get("listen") or facts.get("listen_fd")
+    if listen is None:
+        return role
+    if "listen" not in facts or servers[index : index + 1] != (_address(listen),):
+        raise BadRequest(
+            "init: expected no address to listen on for a worker, except its own in the list of"
+            f" servers that workers host, found {listen.name}={listen.value}"
+        )
+    _refuse_without_servers(role, facts, len(servers))
+    fd = _optional_integer(facts, "listen_fd", low=3)
+    return replace(role, hosts=True, listen=servers[index], listen_fd=fd)
+
+
+def _rank(facts: Facts, base: ProcessRole) -> ProcessRole:
+    """A worker of torchrun's variables alone; one that is alone in its job is embedded."""
+    index, num = _worker_index(facts)
+    if num == 1:
+        _refuse_durability(base, facts)
+        return base
+    role = replace(base, role="worker", index=index, num_workers=num, hosts=True)
+    _refuse_without_servers(role, facts, num)
+    local_num = _optional_integer(facts, "local_num", low=1) or 0
+    return replace(role, master=str(facts["master"].value), local_num=local_num)
+
+
+def _refuse_without_servers(role: ProcessRole, facts: Facts, num_servers: int) -> None:
+    """Refuse what workers that host the rows cannot do."""
+    if num_servers != role.num_workers:
+        raise BadRequest(
+            f"init: expected as many servers as workers where workers host them, found"
+            f" {num_servers} and {role.num_workers}"
+        )
+    if role.streams:
+        raise BadRequest(
+            f"init: expected servers for {facts['streams'].name}={role.streams}, found workers that"
+            " host the rows, and may not come and go"
+        )
+    _refuse_durability(role, facts)
+
+
+def _worker_index(facts: Facts) -> tuple[int, int]:
+    """(index, number of workers)."""
     num_fact = require(facts, "num", "a worker")
     index_fact = require(facts, "index", "a worker", "worker index")
     num, index = num_fact.integer(low=1), index_fact.integer(low=0)
@@ -200,11 +250,11 @@ def _worker(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> Proces
         raise BadRequest(
             f"init: expected {index_fact.name} below {num_fact.name} = {num}, found {index}"
         )
-    return replace(base, role="worker", index=index, num_workers=num, servers=servers)
+    return index, num
 
 
 def _late_worker(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
-    for key in ("index", "num", "streams"):
+    for key in ("index", "num", "streams", "listen", "listen_fd"):
         if key in facts:
             raise BadRequest(
                 f"init: expected only the servers for a worker that joins a job"

@@ -24,7 +24,7 @@ from trireme.rpc.messages import (
 )
 from trireme.rpc.rpc_client import RpcClient
 from trireme.rpc.server import Server
-from trireme.rpc.sockets import allow_descriptors
+from trireme.rpc.sockets import allow_descriptors, own_host
 
 __all__ = [
     "Call",
@@ -46,6 +46,7 @@ __all__ = [
     "allow_descriptors",
     "make_keys",
     "new_keys",
+    "own_host",
     "read_keys",
     "write_keys",
 ]

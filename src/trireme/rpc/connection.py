@@ -32,6 +32,7 @@ from trireme.errors import (
 )
 from trireme.rpc import frames
 from trireme.rpc.auth import ClientKeys, secure_client
+from trireme.rpc.errors_on_wire import error_of
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Call, Reply
 from trireme.rpc.pieces import Assembly, announced_bytes, cut
@@ -301,7 +302,7 @@ class Connection:
             return
         request_id = frames.int_field(header, "id")
         if kind == frames.ERROR and request_id == 0:
-            self._refuse(_error(header))
+            self._refuse(error_of(header))
             return
         pending = self._sent.pop(request_id, None)
         if pending is None:  # a second answer to a request that was sent twice
@@ -311,7 +312,7 @@ class Connection:
         if kind == frames.REPLY:
             pending.answer = Reply(frames.map_field(header, "b"), arrays)
         elif header.get("handled", True):
-            pending.answer = _error(header)
+            pending.answer = error_of(header)
         else:
             self._num_failures = min(self._num_failures + 1, 16)
             pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)
@@ -380,12 +381,3 @@ def _of_another_state(states: Mapping[str, str], expected: str, state: str) -> C
         " lost, so is what no checkpoint holds: start the job again and load the newest checkpoint;"
         " --durability process keeps a server's state when it is killed"
     )
-
-
-def _error(header: frames.Header) -> TriremeError:
-    error = class_of_code(frames.int_field(header, "code"))(
-        frames.str_field(header, "message", frames.MESSAGE_CHARS_MAX)
-    )
-    if "details" in header:
-        error.details = frames.map_field(header, "details")
-    return error

@@ -21,6 +21,7 @@ from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError
 from trireme.rpc import frames
 from trireme.rpc.address_filter import AddressFilter
 from trireme.rpc.auth import ServerKeys, answer_zap, secure_server
+from trireme.rpc.errors_on_wire import pack_error
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Answer, Reply, Request
 from trireme.rpc.peers import PIECE_TIMEOUT_S, Peer, Peers
@@ -156,7 +157,7 @@ class ServerSocket:
         if isinstance(answer, Reply):
             answer = self._send_reply(peer, request_id, answer) or answer
         if isinstance(answer, TriremeError):
-            self._send(peer, _pack_error(request_id, answer, handled))
+            self._send(peer, pack_error(request_id, answer, handled))
 
     def fault(self, peer: Peer, request_id: int, error: TriremeError) -> None:
         """Answer a message against the protocol; close the connection after too many."""
@@ -165,7 +166,7 @@ class ServerSocket:
         if peer.num_faults > self._limits.faults_max:
             self.peers.drop(peer, f"{peer.num_faults} faults, the last: {error}")
         else:
-            self._send(peer, _pack_error(request_id, error, handled=True))
+            self._send(peer, pack_error(request_id, error, handled=True))
 
     def answer_zap(self) -> None:
         """Answer the connections that wait for authentication."""
@@ -236,7 +237,7 @@ class ServerSocket:
             peer.refused_id = call_id
             num_bytes = announced_bytes(header, self._limits)
             if full := self._refusal(num_bytes):
-                self._send(peer, _pack_error(call_id, ResourceExhausted(full), handled=False))
+                self._send(peer, pack_error(call_id, ResourceExhausted(full), handled=False))
                 return None
             assembling[peer] = Assembly(header)
         try:
@@ -343,22 +344,3 @@ def _request(
         deadline=time.monotonic() + timeout_ms / 1000,
         reply_bytes_max=reply_bytes_max,
     )
-
-
-def _pack_error(request_id: int, error: TriremeError, handled: bool) -> list[Any]:
-    # Not every message is valid UTF-8: file names with surrogates are not.
-    message = str(error).encode("utf-8", "backslashreplace").decode()
-    header = {
-        "t": frames.ERROR,
-        "id": request_id,
-        "code": error.code,
-        "name": error.name,
-        "message": message[: frames.MESSAGE_CHARS_MAX],
-        "handled": handled,
-    }
-    if error.details is None:
-        return frames.pack(header, ())
-    try:
-        return frames.pack(header | {"details": error.details}, ())
-    except BadRequest as fault:
-        return _pack_error(request_id, Internal(f"the handler's error: {fault}"), handled)

@@ -48,6 +48,18 @@ def allow_descriptors(num: int, purpose: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+def own_host(server: str) -> str:
+    """The address of this machine on the way to a server; other processes can reach it there."""
+    host, _, port = server.rpartition(":")
+    family, kind, _, _, address = sockets.getaddrinfo(
+        host.strip("[]"), int(port), type=sockets.SOCK_DGRAM
+    )[0]
+    with sockets.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
+        own = str(probe.getsockname()[0])
+    return f"[{own}]" if family == sockets.AF_INET6 else own
+
+
 def new_context() -> Context:
     """A context with one I/O thread, which moves several gigabytes a second."""
     context: Context = zmq.Context(io_threads=1)

@@ -15,6 +15,7 @@ from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.load import Dense, LoadedCheckpoint, load, load_newest, load_part
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.savers import Saver
+from trireme.train.dealt_streams import DealtStreams, check_streams, own_starts
 from trireme.train.leased_streams import LeasedPass, StreamBatches
 from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker_batches
 from trireme.train.optimizer import DistributedOptimizer
@@ -48,12 +49,14 @@ class Epochs:
         self.num_epochs = 0
         self.random = RandomState()
         self._resumed: LoadedCheckpoint | None = None
+        # The streams of the next epoch, or the one under way, if another number of workers began it
+        self.dealt: DealtStreams | None = None
 
     # ---- checkpoints ----
 
     def load(self, location: Location, dense: Dense, tables: Collection[str] | None) -> list[str]:
         """See Trainer.load."""
-        self._resumed = None
+        self._resumed = self.dealt = None
         if dense != "strict" or tables is not None:
             return load_part(self._optimizer, location, dense, tables)
         loaded = load(self._optimizer, location, self.random)
@@ -66,7 +69,10 @@ class Epochs:
         loaded = load_newest(self._optimizer, folders.complete, storage_options, self.random)
         if loaded is None:
             return None
-        if loaded.num_streams != self._cluster.streams_per_pass:
+        self.dealt = None
+        if self._optimizer.mode.deals_streams:
+            self.dealt = self._deal(loaded)
+        elif loaded.num_streams != self._cluster.streams_per_pass:
             raise BadRequest(
                 f"Trainer.resume: expected {loaded.num_streams} workers, as in the job that"
                 f" saved {loaded.path}, found {self._cluster.streams_per_pass}"
@@ -76,6 +82,27 @@ class Epochs:
         self._resumed = loaded
         self.num_epochs = FitProgress.from_json(loaded.extra).num_epochs
         return loaded.path
+
+    def _deal(self, loaded: LoadedCheckpoint) -> DealtStreams | None:
+        """The streams of the epoch under way as they are dealt to the workers of this run; None:
+        each goes on with its own.
+        """
+        progress, num_workers = FitProgress.from_json(loaded.extra), self._cluster.num_workers
+        is_as_before = loaded.num_streams == num_workers and progress.dealt is None
+        if is_as_before or not progress.is_under_way:
+            return None
+        num_streams = max(loaded.num_streams, num_workers)
+        pushed = self._cluster.client.stream_positions(range(num_streams))
+        before = pushed[: loaded.num_streams]
+        if progress.dealt is None:
+            starts = own_starts(before, progress.num_epochs)
+        else:
+            starts = progress.dealt.now(before)
+        log.info(
+            "resume: %d workers go on with the %d streams of the epoch under way",
+            *(num_workers, len(starts)),
+        )
+        return DealtStreams.deal(starts, pushed[:num_workers])
 
     def resume_fit(
         self, checkpoints: Checkpoints | CheckpointAtStop | None, epochs: int
@@ -109,6 +136,8 @@ class Epochs:
         """Enter the pass of the next epoch; None: predecessors have finished it."""
         if self._cluster.num_streams:
             return self._begin_leased(dataset, saver)
+        if self.dealt is not None:
+            check_streams(dataset)
         done = self._optimizer.begin_pass()
         resumed, self._resumed = self._resumed, None
         if done.is_over:
@@ -118,6 +147,9 @@ class Epochs:
         position, resumes, on_first_batch = self._begin_own(dataset, done, resumed)
         if saver is not None:
             saver.begin_epoch(done.num_pushes)
+        if self.dealt is not None:
+            dealt = self.dealt.streams(dataset, self._cluster, self.num_epochs)
+            return EpochStart(dealt, resumes, on_first_batch)
         batches: Iterable[Any] = ()
         if not done.has_left:
             batches = worker_batches(dataset, self._cluster, self.num_epochs, position)

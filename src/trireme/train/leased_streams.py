@@ -23,10 +23,13 @@ log = logging.getLogger("trireme.train")
 
 @dataclass(frozen=True)
 class StreamBatches:
-    """Batches of one stream to train on or evaluate. start: where in the stream they begin."""
+    """Batches of one stream to train on or evaluate. start: where in the stream they begin. label:
+    what positions of these batches contain, to tell the stream.
+    """
 
     batches: Iterable[Any]
     start: EpochPosition = EPOCH_START
+    label: tuple[int, ...] = ()
 
 
 class LeasedPass:

@@ -202,11 +202,13 @@ class Trainer:
             for epoch in range(self.num_epochs - progress.begun_at, epochs):
                 title = "train" if epochs == 1 else f"train {epoch + 1}/{epochs}"
                 progress.num_epochs, progress.is_under_way = self.num_epochs, True
+                progress.dealt = state.dealt
                 with self.cluster.client.script.section():
                     progress.figures = self._train_epoch(title, dataset, options, saver)
                     stop_if_asked(self.cluster, saver)
                 state.num_epochs += 1
                 progress.num_epochs, progress.is_under_way = self.num_epochs, False
+                progress.dealt = state.dealt = None
         return progress.figures
 
     def _train_epoch(
@@ -397,7 +399,8 @@ class Trainer:
 
         Raises:
             Corruption: there are only damaged ones. SchemaMismatch: another model.
-            BadRequest: it is of another number of workers; `load` it, and begin the epoch again.
+            BadRequest: it is of another number of workers, in a mode other than collective; `load`
+                it, and begin the epoch again.
         """
         return self._epochs.resume(path, storage_options)
 

@@ -31,7 +31,7 @@ from trireme.worker.pull import Pulled, PullPlan
 from trireme.worker.push import split_blocks, split_tables
 from trireme.worker.script import Script
 from trireme.worker.servers import Servers
-from trireme.worker.transport import Transport
+from trireme.worker.transport import LockedTransport, Transport
 
 log = logging.getLogger("trireme.worker")
 
@@ -182,6 +182,7 @@ class WorkerClient:
         self,
         keys: KeysByClass,
         *,
+        via: LockedTransport | None = None,
         blocks: bool = False,
         staged: int = 0,
         clipped: bool = False,
@@ -193,6 +194,7 @@ class WorkerClient:
         Args:
             keys: `Table.class_id` -> (K,) uint64, distinct, in bucket order, as `_core.unique`
                 returns them.
+            via: the way to the servers; default an own one of pulls.
             blocks: the dense weights too.
             staged: sync only: the answer waits until this step, of which this stream has staged its
                 push, has been applied everywhere.
@@ -205,10 +207,12 @@ class WorkerClient:
             NotFinite: the gradient of the step is not; it has not been applied.
         """
 
+        via = via or self.servers.pulls
+
         def attempt(left_s: float) -> Pulled:
             deadline = monotonic() + left_s
             bucket_map = self.servers.map
-            norm = self._norm_of(staged, left_s) if clipped and staged else None
+            norm = self._norm_of(staged, left_s, via) if clipped and staged else None
             plan = PullPlan(keys, bucket_map, self._pool)
             body = {
                 "map": bucket_map.version,
@@ -220,7 +224,7 @@ class WorkerClient:
                 "pace": None if pace is None else pace.to_wire(),
                 "time": time,
             }
-            replies = self.servers.pulls.call_all(plan.calls(body), deadline - monotonic())
+            replies = via.call_all(plan.calls(body), deadline - monotonic())
             return plan.join(replies, blocks=blocks)
 
         return self.servers.until_current("pull", attempt)
@@ -238,12 +242,12 @@ class WorkerClient:
         except TriremeError as error:
             log.info("rows were not announced to the servers: %s", error)
 
-    def _norm_of(self, step: int, left_s: float) -> float | None:
+    def _norm_of(self, step: int, left_s: float, via: LockedTransport) -> float | None:
         """The norm of a step's gradient over all servers; None: all have applied it."""
         bucket_map = self.servers.map
         body = {"map": bucket_map.version, "stream": self.stream, "staged": step}
         calls = [Call(endpoint, "ps.norm", body, []) for endpoint in bucket_map.servers]
-        replies = self.servers.pulls.call_all(calls, left_s)
+        replies = via.call_all(calls, left_s)
         return norm_of_step(step, [NormReply.from_wire(reply.body) for reply in replies])
 
     def push(
@@ -252,16 +256,20 @@ class WorkerClient:
         tables: Mapping[RowClassId, TableGradient],
         dense: DenseGradient | None = None,
         *,
+        via: LockedTransport | None = None,
         staged: bool = False,
         kind: str = GRADIENT,
     ) -> None:
         """Send one step's gradients to every server; returns when all have applied (or, in sync,
-        staged) them. kind: DIFFERENCE: values to add to the weights stand in place of gradients.
+        staged) them. via: the way to the servers; default an own one of pushes. kind: DIFFERENCE:
+        values to add to the weights stand in place of gradients.
 
         Raises:
             Fenced: a successor of this worker has taken over. DeadlineExceeded, Unavailable:
                 unknown whether it was applied; calling again with the same header is safe.
         """
+
+        via = via or self.servers.pushes
 
         def attempt(left_s: float) -> None:
             bucket_map = self.servers.map
@@ -288,7 +296,7 @@ class WorkerClient:
                 )
                 body, arrays = push.to_wire()
                 calls.append(Call(endpoint, "ps.push", body, arrays))
-            self.servers.pushes.call_all(calls, left_s)
+            via.call_all(calls, left_s)
 
         self.servers.until_current("push", attempt)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trireme.train.dealt_streams import DealtStreams
+
 
 @dataclass
 class FitProgress:
@@ -16,9 +18,15 @@ class FitProgress:
     num_epochs: int = 0  # epochs made until now
     is_under_way: bool = False  # an epoch has begun and not ended
     figures: dict[str, float] = field(default_factory=dict)  # of the last epoch
+    dealt: DealtStreams | None = None  # the streams of the epoch, if others had begun it
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "figures": figures_to_json(self.figures)}
+        values = {**vars(self), "figures": figures_to_json(self.figures)}
+        if self.dealt is None:
+            del values["dealt"]
+        else:
+            values["dealt"] = self.dealt.to_json()
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> FitProgress:
@@ -28,6 +36,7 @@ class FitProgress:
             int(values.get("num_epochs", 0)),
             bool(values.get("is_under_way", False)),
             figures_from_json(values.get("figures", {})),
+            DealtStreams.from_json(values["dealt"]) if "dealt" in values else None,
         )
 
 

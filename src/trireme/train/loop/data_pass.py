@@ -71,7 +71,7 @@ class DataPass:
             return self._run(self._evaluate, training=False)
 
     def _run(
-        self, work: Callable[[int, Pipeline, list[Observer]], None], *, training: bool
+        self, work: Callable[[StreamBatches, Pipeline, list[Observer]], None], *, training: bool
     ) -> dict[str, float]:
         cluster, progress = self.optimizer.cluster, _Progress()
         started = time.monotonic()
@@ -84,7 +84,7 @@ class DataPass:
                 for stream in self.streams:
                     progress.begin(stream.batches)
                     with self._pipeline(stream, training) as pipeline:
-                        work(stream.start.batches, pipeline, observers)
+                        work(stream, pipeline, observers)
             if training:
                 self.optimizer.end_pass()
                 if self.saver is not None:
@@ -152,13 +152,16 @@ class DataPass:
         if shown.is_due():
             shown.show(progress.fraction_read(), self.tally.figures())
 
-    def _train(self, num_read: int, pipeline: Pipeline, observers: list[Observer]) -> None:
-        """num_read: batches of the stream before these."""
+    def _train(self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
         optimizer, loop, compute = self.optimizer, self.optimizer.timing.loop, self._compute
         first = optimizer.replica
         first.pending.take()  # lookups of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
         order = BatchOrder(replicas)
+
+        def position(number: int, batch: Batch) -> tuple[int, ...]:
+            num_read = stream.start.batches + number + 1
+            return (self.epoch, num_read, *stream.label, *batch.position)
 
         def work(replica: Replica) -> None:
             session_of(optimizer.cluster).use_pending(replica.pending)
@@ -173,7 +176,7 @@ class DataPass:
                         optimizer.step_of(
                             replica,
                             examples=batch.num_examples,
-                            position=(self.epoch, num_read + replica.number + 1, *batch.position),
+                            position=position(replica.number, batch),
                             in_background=self.threads == 1,
                             stops=optimizer.cluster.stop_request.reason,
                         )
@@ -199,7 +202,7 @@ class DataPass:
             scored.loss.backward()  # type: ignore[no-untyped-call]
         return scored
 
-    def _evaluate(self, _: int, pipeline: Pipeline, observers: list[Observer]) -> None:
+    def _evaluate(self, _: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
         for batch in pipeline:
             with self.optimizer.timing.loop.measure("forward"):
                 scored = self._score(self.model, batch)

@@ -3,11 +3,12 @@
 from trireme.train.modes.asynchronous import Async
 from trireme.train.modes.base import Mode
 from trireme.train.modes.bounded import Bounded
+from trireme.train.modes.collective.mode import Collective
 from trireme.train.modes.geo.mode import Geo
 from trireme.train.modes.hybrid.mode import Hybrid
 from trireme.train.modes.sync import Sync
 
-__all__ = ["Async", "Bounded", "Geo", "Hybrid", "Mode", "Sync"]
+__all__ = ["Async", "Bounded", "Collective", "Geo", "Hybrid", "Mode", "Sync"]
 
 
 def mode_class(name: str) -> type[Mode]:
@@ -18,5 +19,6 @@ def mode_class(name: str) -> type[Mode]:
         "async": Async,
         "geo": Geo,
         "hybrid": Hybrid,
+        "collective": Collective,
     }
     return modes[name]

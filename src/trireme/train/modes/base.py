@@ -22,6 +22,7 @@ class Mode(Protocol):
 
     trains_in_threads: ClassVar[bool]  # several threads may each train on batches of their own
     saves_between_steps: ClassVar[bool]  # all workers wait at a step while a checkpoint is written
+    deals_streams: ClassVar[bool] = False  # another number of workers may go on within an epoch
     num_steps: int  # made by this worker; by the job if all workers make each step together
     last_push: StreamPosition  # of this worker; set when it takes a stream that workers share
 

@@ -15,6 +15,7 @@ from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.passes import PassNote
 from trireme.worker.pull import Pulled
+from trireme.worker.transport import LockedTransport
 
 
 class Sync(NumberedSteps):
@@ -40,9 +41,17 @@ class Sync(NumberedSteps):
         return False
 
     def pull_after_steps(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
-        """Pull when the last step of this worker has been applied everywhere."""
+        return self.pull_staged(keys, blocks=blocks)
+
+    def pull_staged(
+        self, keys: KeysByClass, *, blocks: bool, via: LockedTransport | None = None
+    ) -> Pulled:
+        """Pull when the last step of this worker has been applied everywhere. via: see
+        WorkerClient.pull.
+        """
         pulled = self.client.pull(
             keys,
+            via=via,
             blocks=blocks,
             staged=self._staged,
             clipped=self._server_clip is not None and self._server_clip.kind == "norm",

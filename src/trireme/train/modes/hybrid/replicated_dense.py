@@ -14,8 +14,8 @@ from torch import Tensor
 from trireme.errors import BadRequest, NotFinite
 from trireme.train.clipping import clip_gradients
 from trireme.train.finite import check_finite_step
-from trireme.train.modes.hybrid.worker_group import WorkerGroup
 from trireme.train.modes.setup import TrainingSetup
+from trireme.train.modes.worker_group import WorkerGroup
 
 
 class ReplicatedDense:
@@ -31,7 +31,9 @@ class ReplicatedDense:
         if len(devices) > 1:
             raise BadRequest(f"hybrid: expected all parameters on one device, found {devices}")
         self._device = devices.pop()
-        self._workers = WorkerGroup(cluster, self._device) if cluster.num_workers > 1 else None
+        self._workers = (
+            WorkerGroup(cluster, self._device, "hybrid") if cluster.num_workers > 1 else None
+        )
         self._is_running = False
 
     def begin(self) -> None:

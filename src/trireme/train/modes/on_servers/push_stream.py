@@ -10,6 +10,7 @@ from trireme.train.loop.timing import Stopwatch
 from trireme.train.modes.on_servers.pusher import Pusher
 from trireme.worker.client import StreamPosition
 from trireme.worker.gradients import DenseGradient, PushHeader, TableGradient
+from trireme.worker.transport import LockedTransport
 
 
 class PushStream:
@@ -20,6 +21,7 @@ class PushStream:
     def __init__(self, cluster: Cluster, watch: Stopwatch) -> None:
         self._cluster, self._watch = cluster, watch
         self._pusher: Pusher | None = None
+        self.via: LockedTransport | None = None  # of pushes in the training thread
         self.stand_at(StreamPosition())
 
     def resume(self) -> None:
@@ -62,7 +64,8 @@ class PushStream:
         else:
             self.flush()
             try:
-                self._cluster.client.push(header, tables, dense, staged=staged, kind=kind)
+                client = self._cluster.client
+                client.push(header, tables, dense, via=self.via, staged=staged, kind=kind)
             except BaseException as error:
                 self._error = error
                 raise

@@ -1,0 +1,1 @@
+"""Mode collective: the workers hold the rows, and exchange them among themselves."""

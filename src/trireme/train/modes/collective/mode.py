@@ -1,0 +1,127 @@
+"""Mode collective: sync's promise in a job without servers of its own.
+
+Each worker's process hosts the server of its share of the buckets and blocks. What sync sends to
+servers, keys, rows, gradients and dense weights, the workers exchange by all-to-all; the servers
+apply it as in sync, so the bits, marks and files are the same. For the dense part that is a
+reduce-scatter of gradients, a step of the optimizer on each worker's blocks, and an all-gather of
+weights. What is not a step of training goes to the servers as in any job: it needs no other worker.
+"""
+
+import logging
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trireme import rpc
+from trireme.errors import BadRequest
+from trireme.train.modes.collective.byte_exchange import ByteExchange
+from trireme.train.modes.collective.calls_together import CallsTogether, IdleWorker
+from trireme.train.modes.setup import TrainingSetup
+from trireme.train.modes.sync import Sync
+from trireme.train.modes.worker_group import WorkerGroup
+from trireme.train.predecessor import PredecessorProgress
+from trireme.worker.gradients import KeysByClass
+from trireme.worker.pull import Pulled
+from trireme.worker.transport import LockedTransport
+
+log = logging.getLogger("trireme.train")
+
+
+class Collective(Sync):
+    """A single worker has nobody to exchange with: it is sync with its own server."""
+
+    deals_streams = True
+
+    def __init__(self, setup: TrainingSetup) -> None:
+        super().__init__(setup)
+        if setup.cluster.host is None:
+            raise BadRequest(
+                "DistributedOptimizer: expected a job whose workers hold the rows in mode"
+                " 'collective' (torchrun, or trireme launch --server_num 0), found one with servers"
+                f" {', '.join(self.client.servers.endpoints)}"
+            )
+        self._together: LockedTransport | None = None
+        self._idle: IdleWorker | None = None
+
+    def open(self) -> None:
+        super().open()
+        if self.cluster.num_workers == 1:
+            return
+        _leave_sums_to_steps(self.setup.replica.model)
+        cluster, host = self.cluster, self.cluster.host
+        assert host is not None
+        group = WorkerGroup(
+            cluster,
+            self._device(),
+            "collective",
+            find_silent=host.silent_workers,
+            find_lost=self._find_lost,
+        )
+        calls = CallsTogether(
+            ByteExchange(group, cluster.worker, cluster.num_workers),
+            self.client.servers.endpoints,
+            cluster.worker,
+            host.handlers,
+            cluster.metrics.calls.observe,
+        )
+        self._together, self._idle = LockedTransport(calls), IdleWorker(calls)
+        self.stream.via = self._together
+
+    def _find_lost(self) -> list[int]:
+        """The workers that have gone."""
+        cluster, host = self.cluster, self.cluster.host
+        assert host is not None
+        with rpc.RpcClient(name=f"worker {cluster.worker} (probe)", keys=cluster.keys) as client:
+            return host.losses.find(self.client.servers.endpoints, client)
+
+    def _device(self) -> torch.device:
+        """Where the parameters are: the exchange uses what is made for it."""
+        parameters = self.setup.replica.dense.parameters
+        devices = {p.device for p in parameters.values()} or {torch.device("cpu")}
+        if len(devices) > 1:
+            raise BadRequest(f"collective: expected parameters on one device, found {devices}")
+        return devices.pop()
+
+    # ---- what all workers do together ----
+
+    def pull_after_steps(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
+        return self.pull_staged(keys, blocks=blocks, via=self._together)
+
+    def wait_for_step(self) -> None:
+        self.setup.replica.install(self.pull_after_steps({}, blocks=True))
+
+    # ---- what each does alone ----
+
+    def refresh(self) -> None:
+        self.flush()
+        self.setup.replica.install(self.pull_staged({}, blocks=True))
+
+    # ---- the pass ----
+
+    def begin_pass(self) -> PredecessorProgress:
+        if self._idle is not None and self.passes.entered is None:
+            self._idle.end()
+        return super().begin_pass()
+
+    def leave_pass(self) -> None:
+        """Leave the pass; from then on a thread takes part in the exchanges of the others."""
+        is_in_pass = self._first_step is not None
+        super().leave_pass()
+        if self._idle is not None and is_in_pass:
+            self._idle.begin()
+
+    def finish(self) -> None:
+        super().finish()
+        if self._idle is not None:
+            self._idle.end()
+
+
+def _leave_sums_to_steps(model: nn.Module) -> None:
+    """Turn off the all-reduce of models that are wrapped for it: the step sums gradients, weighted
+    by examples, also where a worker has no batch to take part with.
+    """
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            module.require_backward_grad_sync = module.require_forward_param_sync = False
+            log.info("collective: steps sum the gradients; DistributedDataParallel does not")

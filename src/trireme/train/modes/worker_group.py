@@ -1,0 +1,159 @@
+"""The workers of a job as a process group of torch.distributed, without its global state."""
+
+import datetime
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trireme import accelerator
+from trireme.errors import BadRequest, DeadlineExceeded, TriremeError, Unavailable
+from trireme.job.cluster import Cluster
+from trireme.rpc import own_host
+from trireme.worker.coordinator_calls import PATIENCE
+
+FindWorkers: TypeAlias = Callable[[], Sequence[int]]
+
+
+class WorkerGroup:
+    """Sums over all workers and exchanges between them: by gloo for tensors of the CPU, by NCCL for
+    those of a GPU. Every worker makes one; they find each other through a meeting. Tensors are not
+    encrypted, and workers do not check each other's keys.
+
+    device: of the tensors that travel. mode: begins the messages of errors. find_silent: finds the
+    workers that do not live; default by the coordinator. find_lost: finds those that have gone when
+    a connection was lost; default the silent ones.
+
+    Raises BadRequest: this worker would listen beyond loopback, and the cluster is not `insecure`;
+    or neither backend takes tensors of the device. DeadlineExceeded, Unavailable: the workers did
+    not find each other.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        device: torch.device,
+        mode: str,
+        *,
+        find_silent: FindWorkers | None = None,
+        find_lost: FindWorkers | None = None,
+    ) -> None:
+        self._cluster, self.device, self._mode = cluster, device, mode
+        self._find_silent = find_silent or self._ask_coordinator
+        self._find_lost = find_lost or self._find_silent
+        self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
+        host = own_host(cluster.client.servers.map.servers[0]).strip("[]")
+        _check(host, device, cluster, mode)
+        self._backend: Any = self._join(host)
+
+    def _join(self, host: str) -> Any:
+        rank, size = self._cluster.worker, self._cluster.num_workers
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family) if rank == 0 else None
+        place = [host, listener.getsockname()[1]] if listener is not None else []
+        bodies = self._cluster.client.coordinator.gather(
+            {"place": place}, [], purpose="all-reduce", patient=True
+        )
+        master, port = bodies[0][0]["place"]
+        try:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                str(master),
+                int(port),
+                size,
+                is_master=rank == 0,
+                timeout=self._timeout,
+                wait_for_workers=False,
+                master_listen_fd=None if listener is None else listener.detach(),
+            )
+            return _backend(store, rank, size, host, self.device, PATIENCE * self._timeout)
+        except RuntimeError as error:
+            raise self._error("the workers' process group", error) from error
+
+    def sum(self, values: Tensor) -> None:
+        """Replace the values by the sum over all workers, with the same bits everywhere. Every
+        worker calls it with the same shape. Raises DeadlineExceeded: a worker is missing.
+        Unavailable: one has gone.
+        """
+        self._run("all-reduce", self._backend.allreduce, [values], dist.AllreduceOptions())
+
+    def all_to_all(
+        self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]
+    ) -> Tensor:
+        """Send each worker its part of `send`, in their order; returns what they sent. Every worker
+        calls it, with sizes that agree; parts may be empty.
+
+        Args:
+            send: (sum of send_sizes,), on any device.
+            receive_sizes: elements that come from each worker.
+
+        Returns:
+            (sum of receive_sizes,) of the same dtype, on the CPU.
+
+        Raises as `sum`.
+        """
+        send = send.to(self.device)
+        received = torch.empty(sum(receive_sizes), dtype=send.dtype, device=self.device)
+        exchange = self._backend.alltoall_base
+        self._run("all-to-all", exchange, received, send, list(receive_sizes), list(send_sizes))
+        return received.cpu()
+
+    def _run(self, what: str, start: Any, *arguments: Any) -> None:
+        """Wait for a collective while the others live: one may compute or save for long."""
+        work = start(*arguments)
+        for patience in reversed(range(PATIENCE)):
+            try:
+                work.wait(self._timeout)
+                break
+            except RuntimeError as error:
+                is_over = work.is_completed() or patience == 0
+                if is_over or self._find_silent():
+                    raise self._error(what, error) from error
+        accelerator.await_device(self.device)
+
+    def _ask_coordinator(self) -> list[int]:
+        """Workers that are silent; all, if the coordinator cannot be asked."""
+        try:
+            return self._cluster.client.coordinator.silent_workers()
+        except TriremeError:
+            return list(range(self._cluster.num_workers))
+
+    def _error(self, what: str, error: RuntimeError) -> DeadlineExceeded | Unavailable:
+        subject = f"{self._mode}: {what} of {self._cluster.num_workers} workers"
+        if "imed out" in str(error) or "imeout" in str(error):
+            silent = self._find_silent()
+            state = f"silent: workers {silent}" if silent else "no worker is silent"
+            seconds = self._timeout.total_seconds()
+            return DeadlineExceeded(
+                f"{subject}: not complete within {seconds:g} s; {state}: {error}"
+            )
+        lost = sorted(self._find_lost())
+        state = f"workers {lost} have gone" if lost else "a worker has gone, none is silent"
+        return Unavailable(f"{subject}: {state}: {error}")
+
+
+def _check(host: str, device: torch.device, cluster: Cluster, mode: str) -> None:
+    accelerator.reduces_by_nccl(device)
+    is_loopback = host.startswith("127.") or host == "::1"
+    if not is_loopback and not cluster.insecure:
+        raise BadRequest(
+            f"{mode}: expected insecure=True to all-reduce over {host}, because torch.distributed"
+            " neither encrypts nor asks for keys; use it in a network of your own, or another mode"
+        )
+
+
+def _backend(
+    store: Any, rank: int, size: int, host: str, device: torch.device, timeout: datetime.timedelta
+) -> Any:
+    if accelerator.reduces_by_nccl(device):
+        if not dist.is_nccl_available():
+            raise BadRequest(f"expected a torch with NCCL for parameters on {device}, found none")
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    gloo._timeout, gloo._threads = timeout, 1
+    return dist.ProcessGroupGloo(store, rank, size, gloo)
