@@ -55,12 +55,12 @@ def make_trainer(cluster: Cluster) -> tr.Trainer:
 @contextmanager
 def within_memory(tier: RowTier) -> Iterator[None]:
     """Asserts that all tables together, also those that gather rows, never take more."""
-    may_end, found = Event(), []
+    may_end, totals = Event(), []
 
     def watch() -> None:
         while not may_end.wait(0.002):
             living = [rows for table in tier._tables if (rows := table.rows()) is not None]
-            found.append(sum(rows.bytes for rows in living))
+            totals.append(sum(rows.bytes for rows in living))
 
     watcher = Thread(target=watch)
     watcher.start()
@@ -69,8 +69,8 @@ def within_memory(tier: RowTier) -> Iterator[None]:
     finally:
         may_end.set()
         watcher.join()
-    assert len(found) > 50
-    assert max(found) <= MEMORY
+    assert len(totals) > 50
+    assert max(totals) <= MEMORY
 
 
 def assert_on_ssd(cluster: Cluster) -> None:

@@ -75,7 +75,7 @@ class Window:
         """Those of the keys that the window has not touched so far; the servers gave it the others
         lately.
         """
-        return {class_id: found.missing for class_id, found in self.cache.find(keys).items()}
+        return {class_id: cached.missing for class_id, cached in self.cache.find(keys).items()}
 
     def touch(self, keys: KeysByClass, time: int) -> bool:
         """Bring these rows into the window; the first call in a window also brings dense weights.
