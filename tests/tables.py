@@ -47,8 +47,8 @@ def make_table(dim: int = 4, rule: str = "sgd", **options: Any) -> _core.Table:
     return _core.Table(**{**plain, **options})
 
 
-def mix64(x: int) -> int:
-    """The hash of a key, splitmix64's finalizer, from its definition."""
+def mix64(x: Any) -> Any:
+    """The hash of a key, an int or uint64s: splitmix64's finalizer, from its definition."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & MASK
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & MASK
     return x ^ (x >> 31)

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--round", help="this one alone, as SEED.NUMBER")
     parser.add_argument("--mode", choices=MODES, help="in all rounds")
     parser.add_argument("--network", choices=NETWORKS, help="in all rounds")
+    parser.add_argument("--ssd", action="store_true", help="rows on SSD in all rounds")
     parser.add_argument("--small", action="store_true", help="rounds as in `make test`")
     arguments = parser.parse_args()
     scale = SMALL if arguments.small else LONG
@@ -75,11 +76,24 @@ def summary(outcomes: list[Outcome]) -> dict[str, object]:
         "rounds": len(outcomes),
         "modes": dict(Counter(outcome.plan.mode for outcome in outcomes)),
         "events": dict(events),
+        "on_ssd": _of_tiers([outcome for outcome in outcomes if outcome.plan.tier is not None]),
+    }
+
+
+def _of_tiers(outcomes: list[Outcome]) -> dict[str, object]:
+    """Of the rounds whose servers have rows on SSD."""
+    figures = sum((Counter(outcome.tiers) for outcome in outcomes), Counter[str]())
+    return {
+        "rounds": len(outcomes),
+        "kills": sum(outcome.kills for outcome in outcomes),
+        "modes": dict(Counter(outcome.plan.mode for outcome in outcomes)),
+        **figures,
     }
 
 
 def _one(seed: str, made: Lab, scale: Scale, arguments: argparse.Namespace) -> Outcome:
-    plan = draw(seed, scale, mode=arguments.mode, network=arguments.network)
+    options = {"mode": arguments.mode, "network": arguments.network, "has_tier": arguments.ssd}
+    plan = draw(seed, scale, **options)
     folder = (FOLDER / seed).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     print(f"chaos: round {seed}: {plan}", flush=True)
@@ -100,7 +114,7 @@ def again(seed: str, arguments: argparse.Namespace) -> str:
     """The command that runs this round alone. `make chaos` knows no more than the round."""
     options = [f"--{name} {getattr(arguments, name)}" for name in ("mode", "network")]
     options = [text for text in options if not text.endswith(" None")]
-    options += ["--small"] if arguments.small else []
+    options += [f"--{name}" for name in ("ssd", "small") if getattr(arguments, name)]
     if not options:
         return f"make chaos ROUND={seed}"
     return " ".join([".venv/bin/python -m tests.chaos --round", seed, *options])

@@ -1,5 +1,5 @@
-"""The disk of one server, which can fill up: a small mounted disk where root may mount one, else a
-limit on the size of the process's files.
+"""The disks of one server, which can fill up: of its state, and of its rows. Small mounted disks
+where root may mount them, else a limit on the size of the process's files.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-SIZE = "16m"
-_PIECE = 1 << 16
+SIZE, LARGE_SIZE = "16m", "1g"  # with rows on SSD, in files of 64 MiB; and their log
+_PIECE = 1 << 20
 
 
 class Disk(Protocol):
@@ -33,7 +33,7 @@ class SmallDisk:
 
     def fill(self) -> None:
         with self._other.open("ab", buffering=0) as file:
-            for piece in (_PIECE, 1):
+            for piece in (_PIECE, 1 << 10, 1):
                 try:
                     while True:
                         file.write(bytes(piece))
@@ -60,10 +60,10 @@ class LimitedFiles:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[SmallDisk]:
+def small_disk(folder: Path, size: str = SIZE) -> Iterator[SmallDisk]:
     """A disk mounted at `folder`."""
     folder.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     subprocess.run(mount, check=True, capture_output=True)
     try:
         yield SmallDisk(folder)

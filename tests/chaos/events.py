@@ -24,6 +24,10 @@ AIM_S, AIM_TICK_S = 10.0, 0.002
 """A process that is to be killed amid something is killed after this time in any case."""
 
 
+DiskId = tuple[str, int]
+"""The kind of event that fills it, and whose it is."""
+
+
 class Chaos:
     """The events of a job.
 
@@ -33,7 +37,7 @@ class Chaos:
     """
 
     def __init__(
-        self, job: Job, clock: Clock | None, namespace: Namespace | None, disks: dict[int, Disk]
+        self, job: Job, clock: Clock | None, namespace: Namespace | None, disks: dict[DiskId, Disk]
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.kills = 0
@@ -46,7 +50,7 @@ class Chaos:
         self._is_ending = False
         self._num_begun = 0  # whose time has come, and that have not happened yet
         self._num_aiming = 0
-        self._full: set[int] = set()  # servers whose disk is full
+        self._full: set[DiskId] = set()
 
     def advance(self, progress: float) -> None:
         """What is due happens, and what has lasted long enough ends."""
@@ -82,8 +86,9 @@ class Chaos:
     def make_room(self) -> None:
         """Full disks get room, and their servers start again."""
         full, self._full = self._full, set()
-        for server in full:
-            self._disks[server].make_room()
+        for disk in full:
+            self._disks[disk].make_room()
+        for server in {server for _, server in full}:
             self._kill(self._job.servers[server], "kill server" if server else "kill coordinator")
             self._start(self._job.servers[server])
 
@@ -105,9 +110,9 @@ class Chaos:
             self._namespace.cut(True)
             self._later(event.seconds, lambda: self._namespace.cut(False))
             self.counts[event.kind] += 1
-        elif event.kind == "disk" and event.target in self._disks:
-            self._disks[event.target].fill()
-            self._full.add(event.target)
+        elif (disk := (event.kind, event.target)) in self._disks:
+            self._disks[disk].fill()
+            self._full.add(disk)
             self.counts[event.kind] += 1
         elif event.kind == "clock" and self._clock is not None:
             self._clock.jump(self._random.randrange(len(self._job.places)), event.seconds)

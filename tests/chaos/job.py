@@ -21,6 +21,7 @@ from trireme.commands import cli
 
 SCRIPT = str(Path(script.__file__))
 SERVER = ["-m", "trireme", "server"]
+SERVER_WITHOUT_IO_URING = [str(Path(__file__).with_name("without_io_uring.py")), "server"]
 TIMEOUT_S = 60.0
 """How long the job's processes wait for each other."""
 
@@ -82,7 +83,8 @@ class Job:
         job.servers[0].kill()
         job.servers[0].launch()
 
-    Everything it writes is below `folder`: a folder `disk-N` for each server, and checkpoints.
+    Everything it writes is below `folder`: folders `disk-N` and `ssd-N` for each server, and
+    checkpoints.
     """
 
     def __init__(self, plan: Plan, options: Options, folder: Path, world: World) -> None:
@@ -147,6 +149,20 @@ class Job:
     def disk(self, server: int) -> Path:
         return self.folder / f"disk-{server}"
 
+    def ssd(self, server: int) -> Path:
+        """Has the folders of --ssd_dir."""
+        return self.folder / f"ssd-{server}"
+
+    def _tier_options(self, server: int) -> list[str]:
+        tier = self.plan.tier
+        if tier is None:
+            return []
+        folders = [self.ssd(server) / f"folder-{number}" for number in range(tier.num_folders)]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        memory = tier.memories[len(self.servers[server].programs) % len(tier.memories)]
+        return ["--memory", f"{memory}MiB", "--ssd_dir", ",".join(map(str, folders))]
+
     def _faults(self, number: int) -> Faults:
         """Those of a repeated message not with keys: CurveZMQ takes it for an attack."""
         repeated = 0.0 if self.plan.has_keys else 0.1
@@ -186,7 +202,9 @@ class Job:
     def _server(self, index: int) -> Callable[[], Program]:
         def start() -> Program:
             plan = self.plan
-            options = ["--durability", plan.durability]
+            options = ["--durability", plan.durability, *self._tier_options(index)]
+            may_use_io_uring = plan.tier is None or plan.tier.may_use_io_uring
+            server = SERVER if may_use_io_uring else SERVER_WITHOUT_IO_URING
             if plan.durability != "none":
                 options += ["--log_bytes", str(plan.log_bytes)]
                 options += ["--state_dir", str(self.state_dir(index))]
@@ -197,7 +215,7 @@ class Job:
                 options[-1] = "{}:{}".format(*listener.getsockname())
             program = self._world.programs.start(
                 f"server {index}",
-                [*SERVER, *options],
+                [*server, *options],
                 self._environment("server", index),
                 listener=listener,
             )

@@ -35,8 +35,8 @@ class Lab:
         """The plan without what is impossible here."""
         events = tuple(event for event in plan.events if event.kind not in self.impossible)
         if not self.has_disks and any(event.kind == "disk" for event in events):
-            # A limit on files is one for checkpoints too, which are not what is tried.
-            plan = replace(plan, every_steps=0)
+            # A limit on files is one for checkpoints and rows too, which are not what is tried.
+            plan = replace(plan, every_steps=0, tier=None)
         is_near = plan.network == "namespaces" and self.apart is None
         return replace(plan, events=events, network="direct" if is_near else plan.network)
 
@@ -51,7 +51,8 @@ class Lab:
 def lab() -> Iterator[Lab]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
-        impossible = {}
+        has_disks = disk.can_mount(folder)
+        impossible = {} if has_disks else {"ssd": "no disk can be mounted"}
         clock = make_clock(folder)
         if isinstance(clock, str):
             impossible["clock"] = clock
@@ -68,6 +69,6 @@ def lab() -> Iterator[Lab]:
             apart=apart,
             clock=None if isinstance(clock, str) else clock,
             namespace=None if isinstance(other, str) else other,
-            has_disks=disk.can_mount(folder),
+            has_disks=has_disks,
             impossible=impossible,
         )

@@ -11,7 +11,12 @@ from pathlib import Path
 
 from tests.chaos.job import Job, Place
 
-SNAPSHOT, RECOVERY, SAVE, DELTA = MOMENTS = ("snapshot", "recovery", "save", "delta")
+SNAPSHOT, RECOVERY, SAVE, DELTA, EVICTION = MOMENTS = (
+    *("snapshot", "recovery", "save", "delta"),
+    "eviction",  # or cleaning: pages of rows are written
+)
+WRITTEN_S = 0.02
+"""A file that was written to this lately is being written."""
 DOUBLE = "second kill within a second"
 
 
@@ -36,6 +41,8 @@ class Moments:
             state = self._job.state_dir(self._job.servers.index(place))
             if self._is_written(state, ".snapshot-*"):
                 yield SNAPSHOT
+            if self._are_pages_written(self._job.ssd(self._job.servers.index(place))):
+                yield EVICTION
             output = place.program.output
             if len(place.programs) > 1 and not re.search(r"^listening on", output, re.MULTILINE):
                 yield RECOVERY
@@ -44,6 +51,14 @@ class Moments:
             yield SAVE
         if self._is_written(folder, ".delta-*.partial"):
             yield DELTA
+
+    def _are_pages_written(self, folder: Path) -> bool:
+        with suppress(FileNotFoundError):  # the files of a process that has ended are removed
+            for segment in folder.glob("*/trireme-rows-*/*/*.rows"):
+                written = segment.stat().st_mtime
+                if written > max(self._last_kill, time.time() - WRITTEN_S):
+                    return True
+        return False
 
     def _is_written(self, folder: Path, *patterns: str) -> bool:
         """Whether there is such a folder that was made since the last kill."""

@@ -15,6 +15,8 @@ MODES = ("sync", "async", "bounded", "geo", "hybrid")
 NETWORKS = ("direct", "proxy", "namespaces")
 KILLS = ("kill server", "kill coordinator", "kill worker")
 STOPS = ("stop server", "stop worker")
+TIER_SHARE = 0.4
+"""Of the rounds, with rows on SSD."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,8 @@ class Event:
     Attributes:
         at: the share of all batches that have been trained on when its time comes, in [0, 1).
         after_s: how much later it happens.
-        kind: of KILLS, STOPS, or "network", "partition", "disk", "clock".
+        kind: of KILLS, STOPS, or "network", "partition", "disk", "ssd", "clock"; the disk of the
+            server's state, or of its rows, is full.
         target: index of the server or worker.
         seconds: until the process is restarted, continues, or the network is well again; of
             "clock" by how much the clock jumps.
@@ -82,6 +85,27 @@ LONG = Scale(
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tier:
+    """How servers have rows on SSD.
+
+    Attributes:
+        memories: MiB of --memory, for the first process of a server and for each one after it, in
+            turn. Two tables take up to 6.5 MiB beside their rows, and twice that during a load.
+        num_folders: of --ssd_dir.
+        may_use_io_uring: whether the system lets them.
+    """
+
+    memories: tuple[int, ...]
+    num_folders: int
+    may_use_io_uring: bool
+
+    def __str__(self) -> str:
+        io = "" if self.may_use_io_uring else " without io_uring"
+        memories = "/".join(map(str, self.memories))
+        return f"rows in {self.num_folders} folders on SSD{io} beyond {memories} MiB"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A round.
 
@@ -94,6 +118,7 @@ class Plan:
         every_steps: of the checkpoints written meanwhile; 0: none.
         before: mode of a job in peace whose checkpoint this one goes on from, with deltas on top of
             it; empty: there was none.
+        tier: None: all rows are in memory. Tables are larger if not, several times the memory.
         events: in the order of their times.
     """
 
@@ -110,6 +135,7 @@ class Plan:
     every_steps: int
     before: str
     pause_per_batch_s: float
+    tier: Tier | None
     events: tuple[Event, ...]
 
     @property
@@ -126,24 +152,34 @@ class Plan:
     def __str__(self) -> str:
         keys = ", keys" if self.has_keys else ""
         before = f"{self.before}, then " if self.before else ""
+        tier = "" if self.tier is None else f", {self.tier}"
         return (
             f"{before}{self.mode}, {self.num_servers} servers, {self.num_workers} workers,"
-            f" {self.durability}, {self.network}{keys}: "
+            f" {self.durability}, {self.network}{keys}{tier}: "
             + ", ".join(f"{event} at {event.at:.0%}" for event in self.events)
         )
 
     def earlier(self) -> Plan:
-        """The job before, on one server."""
+        """The job before, on one server, with its rows in memory."""
         return replace(self.undisturbed(), mode=self.before, before="", num_servers=1, num_epochs=1)
 
     def undisturbed(self) -> Plan:
-        """The same job in quiet."""
+        """The same job in quiet, with its rows in memory."""
         calm = replace(self, network="direct", has_keys=False, durability="none", events=())
-        return replace(calm, pause_per_batch_s=0.0)
+        return replace(calm, pause_per_batch_s=0.0, tier=None)
 
 
-def draw(seed: str, scale: Scale, *, mode: str | None = None, network: str | None = None) -> Plan:
-    """The plan of this seed. `mode` and `network` put one in the place of the one that is drawn."""
+def draw(
+    seed: str,
+    scale: Scale,
+    *,
+    mode: str | None = None,
+    network: str | None = None,
+    has_tier: bool = False,
+) -> Plan:
+    """The plan of this seed. `mode` and `network` put one in the place of the one that is drawn;
+    has_tier: with rows on SSD in any case.
+    """
     random = Random(f"chaos {seed}")
     drawn_mode, drawn_network = random.choice(MODES), random.choice(NETWORKS)
     mode, network = mode or drawn_mode, network or drawn_network
@@ -166,10 +202,22 @@ def draw(seed: str, scale: Scale, *, mode: str | None = None, network: str | Non
         every_steps=random.choice((0, 7)),
         before=random.choice(("", *MODES)),
         pause_per_batch_s=0.01,
+        tier=None,
         events=(),
     )
+    others = Random(f"tier {seed}")
+    if others.random() < TIER_SHARE or has_tier:
+        plan = replace(plan, tier=_tier(others), every_steps=3 * plan.every_steps)
     events = sorted(_events(plan, scale, random), key=lambda event: event.at)
     return replace(plan, events=tuple(events))
+
+
+def _tier(random: Random) -> Tier:
+    return Tier(
+        memories=tuple(random.choice((10, 12, 15)) for _ in range(3)),
+        num_folders=random.choice((1, 2)),
+        may_use_io_uring=random.random() < 0.7,
+    )
 
 
 def _events(plan: Plan, scale: Scale, random: Random) -> Iterator[Event]:
@@ -196,7 +244,13 @@ def _events(plan: Plan, scale: Scale, random: Random) -> Iterator[Event]:
     if plan.network == "namespaces":
         yield _event(plan, random, "partition", random.uniform(0.3, 1.0) * scale.network_s)
     if random.random() < 0.25 and plan.mode != "hybrid":
-        yield _event(plan, random, "disk")
+        if plan.tier is None or random.random() < 0.5:
+            yield _event(plan, random, "disk")
+        else:  # the next process needs new files; one that has room in its own goes on
+            full = _event(plan, random, "ssd")
+            yield full
+            kind = "kill server" if full.target else "kill coordinator"
+            yield replace(full, kind=kind, after_s=full.after_s + 0.1)
 
 
 def _aimed(plan: Plan, random: Random, kind: str) -> dict[str, Any]:
@@ -206,6 +260,8 @@ def _aimed(plan: Plan, random: Random, kind: str) -> dict[str, Any]:
         moments.append("snapshot")
     if plan.before:
         moments.append("delta")
+    if kind != "kill worker" and plan.tier is not None:
+        moments += ["eviction", "eviction"]
     amid = random.choice(moments)
     at_end_of_epoch = random.uniform(0.4, 0.5)
     return {"amid": amid, "at": at_end_of_epoch} if amid == "delta" else {"amid": amid}

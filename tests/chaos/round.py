@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import threading
 import time
 from collections import Counter
@@ -11,8 +13,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.disk import Disk, LimitedFiles, small_disk
-from tests.chaos.events import Chaos
+from tests.chaos.disk import LARGE_SIZE, SIZE, Disk, LimitedFiles, small_disk
+from tests.chaos.events import Chaos, DiskId
 from tests.chaos.job import Job, Place
 from tests.chaos.judge import RIGHT, Verdict, judge
 from tests.chaos.lab import Lab
@@ -21,9 +23,14 @@ from tests.chaos.script import Options
 from tests.programs import Program
 
 GOODBYE = "all workers have said goodbye"
+LARGE = {"batch": 150, "num_keys": 30_000, "dim": 240}
+"""Of jobs with rows on SSD: two of them fill a page, and all take 20 to 60 MB."""
+ON_SSD_MIN = 0.2
+"""The share of the rows that lies there at the end."""
 # How workers of hybrid end when one of them was killed: the all-reduce breaks, or waits in vain;
 # the one that was restarted finds the others at work; who comes to a meeting is alone.
 FATAL = ("BadRequest", "DeadlineExceeded", "Unavailable")
+EXHAUSTED = "trireme.errors.ResourceExhausted"
 
 
 @dataclass(kw_only=True)
@@ -34,6 +41,7 @@ class Outcome:
         problem: why the job did not come to its end as it should; empty if it did.
         has_failed: with the errors that its plan made inevitable.
         faults: of each kind how many the proxies have made.
+        tiers: where rows lay at the end, and what the last processes of the servers did with them.
         is_hung: neither its end nor an error before the deadline.
     """
 
@@ -41,6 +49,7 @@ class Outcome:
     kills: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    tiers: dict[str, int] = field(default_factory=dict)
     verdict: Verdict = RIGHT
     problem: str = ""
     is_hung: bool = False
@@ -51,10 +60,16 @@ class Outcome:
     def is_right(self) -> bool:
         return self.verdict.is_right and not self.problem and not self.is_hung
 
+    @property
+    def on_ssd(self) -> float:
+        """The share of the rows that lay there."""
+        return self.tiers["on_ssd"] / self.tiers["rows"] if self.tiers else 0.0
+
     def __str__(self) -> str:
         end = "right: it ended with errors, as it must" if self.has_failed else "right"
         actual = end if self.is_right else f"WRONG: {self.problem or self.verdict}"
-        return f"{self.kills} kills, {self.seconds:.0f} s, {actual}"
+        tiers = f", {json.dumps(self.tiers)}" if self.tiers else ""
+        return f"{self.kills} kills, {self.seconds:.0f} s, {actual}{tiers}"
 
 
 def run_round(plan: Plan, folder: Path, lab: Lab, *, deadline_s: float, flaw: str = "") -> Outcome:
@@ -65,28 +80,35 @@ def run_round(plan: Plan, folder: Path, lab: Lab, *, deadline_s: float, flaw: st
     plan = lab.fit(plan)
     started = time.monotonic()
     earlier = undisturbed = None
+    sizes = {} if plan.tier is None else LARGE
     if plan.before:
         calm = plan.earlier()
-        earlier = _options(calm, folder / "earlier")
+        earlier = _options(calm, folder / "earlier", sizes)
         outcome = _run(calm, earlier, lab, deadline_s)
         if not outcome.is_right:
             outcome.problem = f"the job before: {outcome.problem or outcome.verdict}"
             return outcome
     if plan.mode == "sync":
         calm = plan.undisturbed()
-        options = _options(calm, folder / "calm", earlier=earlier)
+        options = _options(calm, folder / "calm", sizes, earlier=earlier)
         outcome = _run(calm, options, lab, deadline_s, earlier=earlier)
         if not outcome.is_right:
             outcome.problem = f"undisturbed: {outcome.problem or outcome.verdict}"
             return outcome
         undisturbed = folder / "calm" / "last"
-    options = _options(plan, folder / "job", flaw, earlier)
+    options = _options(plan, folder / "job", sizes, flaw, earlier)
     outcome = _run(plan, options, lab, deadline_s, undisturbed, earlier)
     outcome.seconds = time.monotonic() - started
     return outcome
 
 
-def _options(plan: Plan, folder: Path, flaw: str = "", earlier: Options | None = None) -> Options:
+def _options(
+    plan: Plan,
+    folder: Path,
+    sizes: dict[str, int],
+    flaw: str = "",
+    earlier: Options | None = None,
+) -> Options:
     folder.mkdir(parents=True)
     return Options(
         folder=str(folder),
@@ -99,6 +121,7 @@ def _options(plan: Plan, folder: Path, flaw: str = "", earlier: Options | None =
         first_epoch=0 if earlier is None else earlier.num_epochs,
         pause_per_batch_s=plan.pause_per_batch_s,
         flaw=flaw,
+        **sizes,
     )
 
 
@@ -114,8 +137,8 @@ def _run(
     folder = Path(options.folder)
     job = Job(plan, options, folder, lab.world(plan))
     with ExitStack() as stack:
-        servers = {event.target for event in plan.events if event.kind == "disk"}
-        disks = {s: stack.enter_context(_disk(job, s, lab)) for s in sorted(servers)}
+        filled = {(e.kind, e.target) for e in plan.events if e.kind in ("disk", "ssd")}
+        disks = {disk: stack.enter_context(_disk(job, disk, lab)) for disk in sorted(filled)}
         stack.enter_context(job)
         chaos = Chaos(job, lab.clock, lab.namespace, disks)
         try:
@@ -125,14 +148,21 @@ def _run(
             chaos.undo()
         outcome.kills, outcome.counts = chaos.kills, chaos.counts
         outcome.faults = sum((proxy.counts for proxy in job.proxies), Counter[str]())
+        if (tiers := re.search(r"^tiers (.*)$", job.workers[0].output, re.MULTILINE)) is not None:
+            outcome.tiers = json.loads(tiers[1])
     if not (outcome.problem or outcome.has_failed):
+        if plan.tier is not None and outcome.on_ssd < ON_SSD_MIN:
+            outcome.problem = f"expected rows on SSD, found {outcome.tiers}"
         outcome.verdict = judge(options, undisturbed, earlier)
     return outcome
 
 
-def _disk(job: Job, server: int, lab: Lab) -> AbstractContextManager[Disk]:
+def _disk(job: Job, disk: DiskId, lab: Lab) -> AbstractContextManager[Disk]:
+    kind, server = disk
+    if kind == "ssd":
+        return small_disk(job.ssd(server), LARGE_SIZE)
     if lab.has_disks:
-        return small_disk(job.disk(server))
+        return small_disk(job.disk(server), SIZE if job.plan.tier is None else LARGE_SIZE)
     return nullcontext(LimitedFiles(lambda: job.servers[server].program.pid))
 
 
@@ -199,6 +229,11 @@ class _Run:
         """Whether what has happened ends the job."""
         return self._job.plan.is_fatal and self._chaos.counts["kill worker"] > 0
 
+    @property
+    def _has_filled(self) -> bool:
+        """Whether a disk has been full."""
+        return bool(self._chaos.counts["disk"] or self._chaos.counts["ssd"])
+
     def _wait(self, which: str, places: list[Place]) -> None:
         if time.monotonic() > self._deadline:
             names = ", ".join(place.name for place in places)
@@ -220,7 +255,7 @@ class _Run:
             code, line = self._code(worker), _last_line(worker)
             if _is_done(worker) or (self._is_fatal and _has_failed(worker)):
                 continue
-            if self._chaos.counts["disk"] and line.startswith("trireme.errors.ResourceExhausted"):
+            if self._has_filled and line.startswith(EXHAUSTED):
                 self._chaos.make_room()
                 worker.launch()
             else:
@@ -234,7 +269,8 @@ class _Run:
             code, line = self._code(server), _last_line(server)
             if _has_said_goodbye(server):
                 continue
-            if self._chaos.counts["disk"] and line.endswith(os.strerror(errno.ENOSPC)):
+            is_full = line.endswith(os.strerror(errno.ENOSPC)) or line.startswith(EXHAUSTED)
+            if self._has_filled and is_full:
                 self._chaos.make_room()
                 server.launch()
             else:

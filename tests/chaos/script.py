@@ -13,6 +13,7 @@ import json
 import random
 import sys
 import threading
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ import trireme as tr
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 
-BATCH, NUM_KEYS, DIM = 8, 150, 3
 STRATEGIES = {
     "sync": tr.Strategy("sync"),
     "bounded": tr.Strategy("bounded", staleness=2),
@@ -49,6 +49,8 @@ class Options:
         loads: a checkpoint to go on from; empty: none. Then each epoch ends with a delta on top of
             it: `delta-0`, `delta-1`, ...
         first_epoch: the number of epochs that this checkpoint has.
+        batch, num_keys, dim: examples of a batch, keys of each feature, and weights of a row that
+            learns.
         flaw: a mistake to make on purpose, so that tests can see it found: "lost", "twice",
             "hung", "bit"; "error": a worker fails; "code" and "stays": it ends with another code
             than 0, and not at all, after it was done.
@@ -63,6 +65,9 @@ class Options:
     pause_per_batch_s: float
     loads: str = ""
     first_epoch: int = 0
+    batch: int = 8
+    num_keys: int = 150
+    dim: int = 3
     flaw: str = ""
 
     def to_json(self) -> str:
@@ -72,16 +77,16 @@ class Options:
 class Model(nn.Module):
     """Gives two numbers per example: a prediction, and one whose gradient for `pushes` is 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
         start = tr.initializer.Constant(0.0)
         counted = tr.Table("counted", dim=1, optimizer=tr.optim.Count(), initializer=start)
         learned = tr.Table(
-            "learned", dim=DIM, optimizer=tr.optim.Adagrad(lr=0.05), initializer=start
+            "learned", dim=dim, optimizer=tr.optim.Adagrad(lr=0.05), initializer=start
         )
         self.counted = tr.nn.EmbeddingBag(counted, features=["a", "b"])
         self.learned = tr.nn.EmbeddingBag(learned, features=["a", "b"])
-        self.head = nn.Linear(2 * DIM, 1)
+        self.head = nn.Linear(2 * dim, 1)
         for parameter in self.head.parameters():
             nn.init.constant_(parameter, 0.1)
         self.pushes = nn.Parameter(torch.zeros(1))
@@ -115,12 +120,13 @@ def make_trainer(mode: str, model: Model, cluster: Cluster) -> tr.Trainer:
     )
 
 
-def examples(data: str, lengths: tuple[int, ...], worker: int, epoch: int) -> dict[str, Any]:
+def examples(options: Options, worker: int, epoch: int) -> dict[str, Any]:
     """Of one worker in one epoch, in their order; `number` is that of the batch, from 1 on."""
-    rng = np.random.default_rng([*data.encode(), worker, epoch])
-    num = lengths[worker] * BATCH
-    keys = {name: rng.integers(0, NUM_KEYS, num) for name in ("a", "b")}
-    number = 1 + epoch * lengths[worker] + np.arange(num) // BATCH
+    rng = np.random.default_rng([*options.data.encode(), worker, epoch])
+    length = options.lengths[worker]
+    num = length * options.batch
+    keys = {name: rng.integers(0, options.num_keys, num) for name in ("a", "b")}
+    number = 1 + epoch * length + np.arange(num) // options.batch
     label = rng.integers(0, 2, num).astype(np.float32)
     return {**keys, "number": number.astype(np.float32), "label": label}
 
@@ -135,17 +141,18 @@ class Data:
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> Any:
         del num_streams
-        columns = examples(self._options.data, self._options.lengths, index, epoch)
-        if self._options.flaw in ("lost", "twice") and (index, epoch) == (0, 0):
-            columns = _flawed(columns, self._options.flaw)
-        mine = tr.data.ArrayDataset(columns, schema=SCHEMA, batch_size=BATCH)
+        options = self._options
+        columns = examples(options, index, epoch)
+        if options.flaw in ("lost", "twice") and (index, epoch) == (0, 0):
+            columns = _flawed(columns, options.batch, options.flaw)
+        mine = tr.data.ArrayDataset(columns, schema=SCHEMA, batch_size=options.batch)
         return mine.stream(0, 1, start=start, epoch=epoch)
 
 
-def _flawed(columns: dict[str, Any], flaw: str) -> dict[str, Any]:
+def _flawed(columns: dict[str, Any], batch: int, flaw: str) -> dict[str, Any]:
     """Batch 3 is not there, or twice."""
-    cut = slice(3 * BATCH, None) if flaw == "lost" else slice(2 * BATCH, None)
-    upto = 2 * BATCH if flaw == "lost" else 3 * BATCH
+    cut = slice(3 * batch, None) if flaw == "lost" else slice(2 * batch, None)
+    upto = 2 * batch if flaw == "lost" else 3 * batch
     return {name: np.concatenate((c[:upto], c[cut])) for name, c in columns.items()}
 
 
@@ -173,6 +180,18 @@ def train(trainer: tr.Trainer, options: Options, saving: dict[str, Any]) -> None
         trainer.save(f"{options.folder}/delta-{epoch}", mode="delta")
 
 
+def _print_tiers(cluster: Cluster) -> None:
+    """Where the rows lie, if servers have some on SSD; of each server since its process began."""
+    total = Counter[str]()
+    for stats in cluster.client.stats():
+        for table in stats["tables"].values():
+            if (tier := table["tier"]) is not None:
+                total.update({"rows": table["rows"], "on_ssd": tier["rows"]})
+                total.update({name: tier[name] for name in ("misses", "evicted", "cleaned")})
+    if total:
+        print("tiers", json.dumps(total), flush=True)
+
+
 def main() -> None:
     settings = json.loads(sys.argv[1])
     options = Options(**{**settings, "lengths": tuple(settings["lengths"])})
@@ -181,7 +200,7 @@ def main() -> None:
             seed(cluster.worker)
         if options.flaw == "bit" and cluster.worker == 0:
             Model.forward = _nudge(Model.forward)  # type: ignore[method-assign]
-        model = Model()
+        model = Model(options.dim)
         model.pause_s = options.pause_per_batch_s
         if options.flaw == "error":
             raise BadRequest("script: expected no error, found one that was asked for")
@@ -193,6 +212,8 @@ def main() -> None:
         train(trainer, options, saving)
         while options.flaw == "hung" or not Path(options.folder, "go").exists():
             threading.Event().wait(0.02)
+        if cluster.worker == 0:
+            _print_tiers(cluster)
         trainer.save(f"{options.folder}/last", mode="full" if options.loads else "base")
     print("done", flush=True)
     if options.flaw == "stays":

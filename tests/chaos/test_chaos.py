@@ -20,7 +20,7 @@ from tests.chaos.clock import NUM_SLOTS
 from tests.chaos.job import TIMEOUT_S
 from tests.chaos.judge import Verdict
 from tests.chaos.lab import Lab
-from tests.chaos.plan import LONG, SMALL, Event, Plan, draw
+from tests.chaos.plan import LONG, SMALL, Event, Plan, Tier, draw
 from tests.chaos.round import Outcome, run_round
 from tests.seeds import SEED
 
@@ -34,7 +34,8 @@ BREAKS = ("lose", "cut")
 def plan_of(mode: str, *events: Event, network: str = "direct") -> Plan:
     """Two servers and two workers, who suffer this and no more."""
     plan = draw(f"{SEED} {mode}", SMALL, mode=mode, network=network)
-    return replace(plan, num_servers=2, lengths=(20, 16), before="", events=events)
+    plan = replace(plan, num_servers=2, lengths=(20, 16), before="", tier=None)
+    return replace(plan, events=events)
 
 
 def event(at: float, kind: str, target: int = 0, seconds: float = 0.0) -> Event:
@@ -132,6 +133,42 @@ def test_deltas_on_top_of_a_checkpoint_of_another_mode_count_every_push(
     suffer(replace(plan_of("bounded", *events), before="async"), tmp_path, lab)
 
 
+def tiered(plan: Plan) -> Plan:
+    """With rows on SSD, and other memory for each process of a server."""
+    tier = Tier(memories=(10, 14, 12), num_folders=2, may_use_io_uring=plan.mode == "sync")
+    return replace(plan, num_servers=1, tier=tier)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_server_with_rows_on_ssd_is_killed_while_it_moves_them(
+    tmp_path: Path, lab: Lab, mode: str
+) -> None:
+    """In sync with io_uring, in async with threads."""
+    kill = event(0.3, "kill coordinator")
+    events = [replace(kill, amid="eviction"), replace(kill, at=0.7, amid="eviction")]
+    outcome = suffer(tiered(plan_of(mode, *events)), tmp_path, lab)
+    assert outcome.counts["amid a eviction"] >= 1
+    assert outcome.on_ssd > 0.3
+    threads = "rows on SSD are read by threads"
+    assert ((tmp_path / "job" / "output").read_text().count(threads) == 3) == (mode == "async")
+
+
+def test_a_server_whose_ssd_is_full_goes_on_when_it_has_room(tmp_path: Path, lab: Lab) -> None:
+    if "ssd" in lab.impossible:  # what `lab` prints
+        return
+    events = [event(0.3, "ssd"), event(0.3, "kill coordinator")]
+    outcome = suffer(tiered(plan_of("bounded", *events)), tmp_path, lab)
+    assert outcome.on_ssd > 0.3
+    assert "ResourceExhausted" in (tmp_path / "job" / "output").read_text()
+
+
+def test_a_round_whose_rows_all_stay_in_memory_is_wrong(tmp_path: Path, lab: Lab) -> None:
+    plan = tiered(plan_of("async"))
+    plan = replace(plan, lengths=(6,), every_steps=0, tier=replace(plan.tier, memories=(500,)))  # type: ignore[type-var]
+    outcome = run_round(plan, tmp_path, lab, deadline_s=DEADLINE_S)
+    assert outcome.problem.startswith("expected rows on SSD, found {"), outcome
+
+
 def test_a_round_ends_as_if_nothing_had_happened(tmp_path: Path, lab: Lab) -> None:
     events = [event(0.1, "kill server", 1), event(0.5, "kill coordinator")]
     outcome = suffer(plan_of("hybrid", *events), tmp_path, lab)
@@ -153,8 +190,9 @@ def test_the_same_seed_draws_the_same_plan() -> None:
     kinds = {e.kind for plan in plans for e in plan.events}
     assert kinds == {
         *("kill server", "kill coordinator", "kill worker", "stop server", "stop worker"),
-        *("network", "partition", "disk", "clock"),
+        *("network", "partition", "disk", "ssd", "clock"),
     }
+    assert 0.3 < sum(plan.tier is not None for plan in plans) / len(plans) < 0.5
 
 
 # A check that cannot fail is worth nothing: the mistakes below are made on purpose.
@@ -195,7 +233,7 @@ def test_a_process_that_does_not_end_is_detected(tmp_path: Path, lab: Lab) -> No
 
 def test_the_command_to_repeat_a_round_has_its_options() -> None:
     def hint(**chosen: object) -> str:
-        rest = {"mode": None, "network": None, "small": False}
+        rest = {"mode": None, "network": None, "ssd": False, "small": False}
         return again("7.3", Namespace(**(rest | chosen)))
 
     assert hint() == "make chaos ROUND=7.3"

@@ -46,6 +46,7 @@ STRATEGIES = {
     "async": tr.Strategy("async"),
     "bounded": tr.Strategy("bounded", staleness=2),
     "geo": tr.Strategy("geo", k=1),
+    "geo of windows": tr.Strategy("geo", k=4),
     "hybrid": tr.Strategy("hybrid"),
 }
 

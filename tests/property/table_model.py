@@ -292,9 +292,9 @@ class Model:
         self.life = Life(policy or Policy())
 
     def _initial(self, key: int) -> np.ndarray:
-        row = mix64(key ^ self.seed)
-        bits = [mix64((row + (j + 1) * GOLDEN) & MASK) >> 40 for j in range(self.dim)]
-        return self.low + self.width * (np.array(bits, F32) * F32(2.0**-24))
+        numbers = np.arange(1, self.dim + 1, dtype=np.uint64)
+        bits = mix64(np.uint64(mix64(key ^ self.seed)) + numbers * np.uint64(GOLDEN)) >> 40
+        return self.low + self.width * (bits.astype(F32) * F32(2.0**-24))
 
     def lookup(self, keys: np.ndarray) -> tuple[np.ndarray, int]:
         """The weights of each key, and how many keys have no row."""

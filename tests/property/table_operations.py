@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,19 +22,31 @@ SIZES = ((5, 0, 0), (25, 1, 1), (50, 2, 8), (19.9, 9, 64), (0.05, 4500, 5000), (
 CONTENTS_MAX = 40
 
 
-def keys_by_kind(random: Random, buckets: range, is_mine: Callable[[int], bool]) -> list[list[int]]:
+class NumKeys(NamedTuple):
+    """Of each kind; crowded: of each of three buckets."""
+
+    anywhere: int = 1500
+    crowded: int = 150
+    alike: int = 350
+
+
+def keys_by_kind(
+    random: Random, buckets: range, is_mine: Callable[[int], bool], num: NumKeys
+) -> list[list[int]]:
     """Few enough keys that operations meet, by how their hashes lie to one another.
 
     All anywhere; small and large numbers; all in a few buckets; all with the same bucket, place in
     the bucket and tag, more than a line's counter of passed keys can count.
     """
     few = (buckets[0], buckets[20], buckets[-1])
-    crowded = [key_at(bucket, random.randrange(2**52)) for bucket in few for _ in range(150)]
+    crowded = [
+        key_at(bucket, random.randrange(2**52)) for bucket in few for _ in range(num.crowded)
+    ]
     place, tag = random.randrange(2**32), random.randrange(256)
-    others = random.sample(range(2**12), 350)
+    others = random.sample(range(2**12), num.alike)
     alike = [key_at(buckets[20], place << 20 | other << 8 | tag) for other in others]
     kinds = [
-        [random.randrange(2**64) for _ in range(1500)],
+        [random.randrange(2**64) for _ in range(num.anywhere)],
         [0, 1, 2**63 - 1, 2**63, MASK - 1, MASK, *range(2, 100)],
         crowded,
         alike,
@@ -73,15 +86,16 @@ class Operations:
         is_mine: Callable[[int], bool] = lambda key: True,
         is_alone: bool = True,
         pool: _core.Pool | None = None,
+        num_keys: NumKeys = NumKeys(),  # noqa: B008 it never changes
     ) -> None:
         self.table, self.model = table, model
         self.random, self.rng = Random(seed), np.random.default_rng(list(seed.encode()))
-        self.kinds = keys_by_kind(self.random, buckets or range(NUM_BUCKETS), is_mine)
+        self.kinds = keys_by_kind(self.random, buckets or range(NUM_BUCKETS), is_mine, num_keys)
         self.streams, self.buckets, self.is_alone = streams, buckets, is_alone
         self.last = dict.fromkeys(streams, 0)
         self.contents: list[tuple[int, Content]] = []
         self.pool = pool or _core.Pool(2)
-        self.number, self.doing = 0, ""
+        self.number, self.doing, self.sizes = 0, "", SIZES
         self.policy, self.time = model.life.policy, 0
         whole = [(8, self.snapshot), (4, self.restore), (2, self.clear)] if buckets else []
         if is_alone:
@@ -115,8 +129,8 @@ class Operations:
     # ---- what operations are about ----
 
     def keys(self) -> np.ndarray:
-        share, low, high = zip(*SIZES, strict=True)
-        (i,) = self.random.choices(range(len(SIZES)), share)
+        share, low, high = zip(*self.sizes, strict=True)
+        (i,) = self.random.choices(range(len(share)), share)
         size = self.random.randint(low[i], high[i])
         kind = self.kinds[0] if size > 1000 else self.random.choice(self.kinds)
         keys = self.random.choices(kind, k=size)
@@ -203,8 +217,10 @@ class Operations:
         keys = self.keys()
         assert contains(self.table, keys).tolist() == self.model.contains(keys)
 
-    def update(self) -> None:
-        keys, ids, values = self.keys(), self.ids(), self.values()
+    def update(self, keys: np.ndarray | None = None) -> None:
+        """A push of these keys; without, of some."""
+        keys = self.keys() if keys is None else keys
+        ids, values = self.ids(), self.values()
         grads = self.rng.standard_normal((len(keys), self.model.dim), np.float32)
         rates, columns = _core.RuleValues(**vars(values)), self.columns(len(keys))
         applied = self.table.update(keys, grads, ids, rates, self.pool, **vars(columns))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
+from typing import TypeVar
 
 from trireme import _core
 from trireme.byte_size import parse_bytes
@@ -45,6 +46,7 @@ _CLOSE_S = 60.0
 _DEVICE_S_MAX = 30.0  # for a transfer; less if workers wait less than twice as long
 
 
+_T = TypeVar("_T")
 _Announced = Sequence[tuple[_core.Table, Array]]  # tables, and (K,) uint64 keys of each
 
 
@@ -126,9 +128,9 @@ class RowTier:
             number = next(self._numbers)
             folders = [folder / f"table-{number}" for folder in self._folders]
             new = _TieredTable(_no_rows, schema.name, memory, folders)
-            self._tables = [table for table in self._tables if table.rows() is not None]
-            parts = self._parts([*self._tables, new])
-            self._set_parts(self._tables, parts)
+            tables = self._living()
+            parts = self._parts([*tables, new])
+            self._set_parts(tables, parts)
             for path in folders:
                 with writing(f"--ssd_dir: cannot use {path}"):
                     path.mkdir()
@@ -154,7 +156,8 @@ class RowTier:
             table = self._of(rows)
             old, table.memory_bytes = table.memory_bytes, schema.tier.memory_bytes
             try:
-                self._set_parts(self._tables, self._parts(self._tables))
+                tables = self._living()
+                self._set_parts(tables, self._parts(tables))
             except BaseException:
                 table.memory_bytes = old
                 raise
@@ -207,6 +210,13 @@ class RowTier:
                         break
             del wanted
 
+    def _living(self) -> list[_TieredTable]:
+        """The tables. Those that were loaded or imported into others, and replaced, are forgotten.
+        Requires: the lock.
+        """
+        self._tables = [table for table in self._tables if table.rows() is not None]
+        return self._tables
+
     def _of(self, rows: _core.Table) -> _TieredTable:
         return next(table for table in self._tables if table.rows() is rows)
 
@@ -214,11 +224,31 @@ class RowTier:
         """Divide the memory anew now and then, as rows come."""
         if next(self._num_pushes) % _BALANCED_PUSHES == 0 and self._lock.acquire(blocking=False):
             try:
-                self._set_parts(self._tables, self._parts(self._tables))
-            except (ResourceExhausted, Unavailable) as error:
-                log.warning("the tables keep their parts of the memory: %s", error)
+                self._divide_anew()
             finally:
                 self._lock.release()
+
+    def with_room(self, change: Callable[[], _T]) -> _T:
+        """change(), which changes rows and may be repeated. If it finds no room, the memory is
+        divided anew, since tables may have grown, and it is called once more. Raises as `change`.
+        """
+        try:
+            return change()
+        except ResourceExhausted:
+            with self._lock:
+                if not self._divide_anew():
+                    raise
+        return change()
+
+    def _divide_anew(self) -> bool:
+        """Requires: the lock. Returns False: the tables keep what they have."""
+        try:
+            tables = self._living()
+            self._set_parts(tables, self._parts(tables))
+        except (ResourceExhausted, Unavailable) as error:
+            log.warning("the tables keep their parts of the memory: %s", error)
+            return False
+        return True
 
     def _buffer_bytes(self, memory: int | None) -> int:
         """Of one buffer of a table."""
@@ -255,21 +285,24 @@ class RowTier:
         numbers: Sequence[int],
         parts: list[int],
     ) -> None:
-        """Divide memory among some of the tables."""
+        """Divide memory among some of the tables: each gets what it takes beside rows and an
+        eighth of that, which the core wants too, and a share of the rest.
+        """
         owns = [self._own_bytes(tables[i]) for i in numbers]
         rows = [tables[i].rows() for i in numbers]
         sizes = [0 if table is None else table.rows * table.row_bytes for table in rows]
-        rest = num_bytes - sum(owns)
-        if rest < sum(owns) // 8:
+        needed = [own + own // 8 + 1 for own in owns]
+        rest = num_bytes - sum(needed)
+        if rest < 0:
             raise ResourceExhausted(
                 f"server: {what} leaves {num_bytes} bytes, and {len(owns)} tables take {sum(owns)}"
-                f" beside their rows; give it at least {sum(owns) * 9 // 8 - num_bytes} more"
+                f" beside their rows; give it at least {-rest} more"
                 " (`trireme size` computes it)"
             )
         all_rows = sum(sizes)
-        for i, own, size in zip(numbers, owns, sizes, strict=True):
+        for i, least, size in zip(numbers, needed, sizes, strict=True):
             share = size / all_rows if all_rows else 1 / len(owns)
-            parts[i] = own + int(rest * (_EQUAL_SHARE / len(owns) + (1 - _EQUAL_SHARE) * share))
+            parts[i] = least + int(rest * (_EQUAL_SHARE / len(owns) + (1 - _EQUAL_SHARE) * share))
 
     @staticmethod
     def _set_parts(tables: Sequence[_TieredTable], parts: Sequence[int]) -> None:

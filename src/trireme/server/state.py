@@ -13,10 +13,11 @@ core.
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from trireme import _core
 from trireme.dense.optimizers import GroupValues
@@ -43,6 +44,8 @@ from trireme.server.step_gradient import StepGradient
 from trireme.server.store_hosts import StoreHosts
 from trireme.server.streams import Streams
 from trireme.table import TableSchema
+
+_T = TypeVar("_T")
 
 
 class ServerState:
@@ -140,6 +143,10 @@ class ServerState:
             )
         return make_core_table(schema)
 
+    def with_room(self, change: Callable[[], _T]) -> _T:
+        """change(), as `RowTier.with_room`; at once, if all rows are in memory."""
+        return change() if self.tier is None else self.tier.with_room(change)
+
     def create_table(self, schema: TableSchema) -> None:
         """Make the table unless it exists. Raises as `ServedTables.check_schema`."""
         with self.journal.changing(), self.lock:
@@ -217,7 +224,8 @@ class ServerState:
                 continue
             for bucket, content in filled_buckets(rows):
                 columns = (content.keys, content.classes, content.rows)
-                self.table(name).rows.apply(bucket, *columns, content.keys[:0])
+                apply = partial(self.table(name).rows.apply, bucket, *columns, content.keys[:0])
+                self.with_room(apply)
 
     def _replace_rows(self, name: str, rows: _core.Table) -> None:
         with self.lock:
@@ -275,7 +283,7 @@ class ServerState:
             table = self.table(part.table)
             table.check_push(part)
             if self.tier is not None:  # what finds no room is refused before it is recorded
-                table.rows.prepare(part.keys, self.pool)
+                self.tier.with_room(partial(table.rows.prepare, part.keys, self.pool))
         if push.blocks is not None:
             block_ids = bucket_map.blocks_of(self.assignment.index)
             expected = self.blocks.size_of(block_ids)
@@ -366,7 +374,8 @@ class ServerState:
 
     def _update_table(self, table: ServedTable, gradient: StepGradient) -> None:
         keys_K, gradients, columns = gradient.of_table(table.schema)
-        table.rows.update(
+        update = partial(
+            table.rows.update,
             keys_K,
             gradients,
             gradient.ids,
@@ -378,6 +387,7 @@ class ServerState:
             counts=columns.get("count"),
             change="add" if gradient.kind == DIFFERENCE else "rule",
         )
+        self.with_room(update)
 
     def _update_blocks(self, gradient: StepGradient) -> None:
         summed, ids = gradient.of_blocks(), gradient.ids

@@ -229,6 +229,11 @@ class WorkerClient:
 
         return self.servers.until_current("pull", attempt)
 
+    @property
+    def has_tiers(self) -> bool:
+        """Whether any table may have rows on SSD."""
+        return bool(self._tiered)
+
     def announce(self, keys: KeysByClass) -> None:
         """Tell the servers which keys a pull will ask for soon, so that they fetch rows from SSD
         meanwhile. Tables in memory need none. Whatever happens to it, the pull gets its rows.

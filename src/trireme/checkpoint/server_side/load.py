@@ -173,7 +173,8 @@ class CheckpointLoad:
         if not self.plan.resumes:
             lines = replace(lines, mark_offsets=NO_OFFSETS)
         try:
-            self._columns[name].restore(
+            restore = partial(
+                self._columns[name].restore,
                 rows,
                 lines,
                 batch,
@@ -182,6 +183,7 @@ class CheckpointLoad:
                 removed_since=min(manifest.chain.values(), default=manifest.version),
                 apply=manifest.mode == "delta",
             )
+            self._server.with_room(restore)
         except BadRequest as error:
             raise Corruption(f"{self._storage.name}/{files.rows.path}: {error}") from error
         if settles(manifest, manifest.tables[name].schema):

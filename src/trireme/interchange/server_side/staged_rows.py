@@ -5,7 +5,9 @@ served table when all of them are valid.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -37,12 +39,14 @@ class DuplicateKey(DataError):
 class StagedRows:
     """Imported rows of one table on one server. Threads: any may put.
 
+    with_room: of the server.
     wanted: (4096,) uint8: 1 for the buckets that this server owns.
     num_put: rows put so far; a key that comes twice counts twice. files: where they are from.
     """
 
     schema: TableSchema
     rows: _core.Table
+    with_room: Callable[[Callable[[], object]], object]
     wanted: npt.NDArray[np.uint8]
     num_put: int = 0
     files: list[str] = field(default_factory=list)
@@ -54,7 +58,7 @@ class StagedRows:
     def of(cls, server: ServerState, table: ServedTable) -> StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
         wanted[server.assignment.owned_buckets()] = 1
-        return cls(table.schema, server.make_rows(table.schema), wanted)
+        return cls(table.schema, server.make_rows(table.schema), server.with_room, wanted)
 
     @property
     def layout(self) -> RowLayout:
@@ -86,7 +90,8 @@ class StagedRows:
         for low, high in pairwise([0, *ends.tolist(), len(keys)]):
             one, bucket = slice(low, high), int(buckets[low])
             try:
-                self.rows.apply(bucket, keys[one], classes[one], rows[one], NO_KEYS)
+                columns = (keys[one], classes[one], rows[one])
+                self.with_room(partial(self.rows.apply, bucket, *columns, NO_KEYS))
             except BadRequest as error:
                 message = f"import of table {self.schema.name!r}: {error}"
                 raise DuplicateKey(message, bucket) from error

@@ -148,7 +148,8 @@ def read_snapshot(server: ServerState, path: Path) -> int:
                 adopt_segments(server.tier, table.rows, table_fields.object("segments"))
                 # Those without rows so far stay until all rows are known.
                 holds.callback(table.rows.hold_segments().release)
-        in_parallel([partial(_read_piece, storage, version, piece) for piece in pieces], progress)
+        read = partial(_read_piece, server, storage, version)
+        in_parallel([partial(read, piece) for piece in pieces], progress)
     saved = (block.spec for file in block_files for block in file.blocks)
     assembly = BlockAssembly(server.blocks.specs(), saved, str(path))
     for file in block_files:
@@ -158,7 +159,7 @@ def read_snapshot(server: ServerState, path: Path) -> int:
     return sum(entry.num_bytes for entry in entries)
 
 
-def _read_piece(storage: LocalStorage, version: int, piece: _Piece) -> None:
+def _read_piece(server: ServerState, storage: LocalStorage, version: int, piece: _Piece) -> None:
     rows = piece.table.rows
     columns = RowColumns.of_schema(piece.table.schema, rows)
     all_places: Iterator[Places | None] = itertools.repeat(None)
@@ -172,7 +173,8 @@ def _read_piece(storage: LocalStorage, version: int, piece: _Piece) -> None:
             raise Corruption(
                 f"{piece.places.path}: expected places of {len(lines.buckets)} buckets"
             )
-        columns.restore(
+        restore = partial(
+            columns.restore,
             rows,
             _without(lines, batch["key"].to_numpy()),
             batch,
@@ -182,6 +184,7 @@ def _read_piece(storage: LocalStorage, version: int, piece: _Piece) -> None:
             apply=False,
             places=places,
         )
+        server.with_room(restore)
 
 
 def _without(lines: BucketLines, keys: Array) -> BucketLines:

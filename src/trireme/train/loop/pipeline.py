@@ -34,6 +34,7 @@ from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
 from trireme.train.loop.worker_batches import Closable
 from trireme.train.optimizer import newest_optimizer
+from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
@@ -145,11 +146,16 @@ class Pipeline:
             batch = as_batch(source)
             with watch.measure("unique"):
                 plan = self._planner.plan(batch, train=self._training)
-            if self._fetch is None:  # else few of the rows will be pulled
-                self._cluster.client.announce(plan.keys())
+            if self._cluster.client.has_tiers:
+                self._announce(plan.keys())
             yield _Prepared(number, batch, plan)
         if begun is not None:
             begun()
+
+    def _announce(self, keys: KeysByClass) -> None:
+        if self._training and self._mode is not None:
+            keys = self._mode.lacking(keys)
+        self._cluster.client.announce(keys)
 
     def _pull_ahead(self) -> Iterator[_Prepared]:
         for planned in self._planned:

@@ -40,6 +40,9 @@ class Mode(Protocol):
     def fetcher(self) -> Callable[[KeysByClass], None] | None:
         """What the pull thread calls with the keys of the next batch if `pull` cannot be ahead."""
 
+    def lacking(self, keys: KeysByClass) -> KeysByClass:
+        """Those of the keys of a batch to come whose rows servers may have used long ago."""
+
     def begin_run(self) -> None:
         """Number the batches that come now from 0."""
 

@@ -54,6 +54,9 @@ class Geo(OnServers):
             return None
         return lambda keys: self.window.fetch(keys, self.setup.data_time.seconds())
 
+    def lacking(self, keys: KeysByClass) -> KeysByClass:
+        return self.window.lacking(keys)
+
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         self._touch(keys)
         return self.window.read(keys)

@@ -71,6 +71,12 @@ class Window:
             cached = self.cache.find(keys)
             self._fetched = _Fetched(version, cached, self._pull(cached, time))
 
+    def lacking(self, keys: KeysByClass) -> KeysByClass:
+        """Those of the keys that the window has not touched so far; the servers gave it the others
+        lately.
+        """
+        return {class_id: cached.missing for class_id, cached in self.cache.find(keys).items()}
+
     def touch(self, keys: KeysByClass, time: int) -> bool:
         """Bring these rows into the window; the first call in a window also brings dense weights.
         Returns False: there is no room until the window has ended: exchange, and call again. Raises

@@ -75,6 +75,9 @@ class OnServers(Mode):
     def fetcher(self) -> Callable[[KeysByClass], None] | None:
         return None
 
+    def lacking(self, keys: KeysByClass) -> KeysByClass:
+        return keys
+
     def begin_run(self) -> None:
         self.join_pass()
 
