@@ -1,4 +1,4 @@
-"""Draws docs/throughput.svg, the picture of README.md, from results of `ctr`.
+"""Draws the pictures of README.md and docs/tiers.md from results.
 
 python -m benchmarks.draw
 """
@@ -6,12 +6,15 @@ python -m benchmarks.draw
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
 RESULTS = _ROOT / "benchmarks" / "results" / "all_epyc-2core_202611.jsonl"
 PICTURE = _ROOT / "docs" / "throughput.svg"
+TIER_RESULTS = _ROOT / "benchmarks" / "results" / "ssd_memory_epyc-2core_202611.jsonl"
+TIER_PICTURE = _ROOT / "docs" / "tiers.svg"
 
 # Label, metric without the batch size, rival (None: ours), colour.
 _BARS = (
@@ -26,24 +29,62 @@ _WIDTH, _LEFT, _BAR_MAX, _STEP, _THICKNESS = 760, 262, 420, 24, 16
 _FONT = 'font-family="Helvetica, Arial, sans-serif"'
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Bars under a title: (label, value, what stands beside it, colour)."""
+
+    title: str
+    bars: Sequence[tuple[str, float, str, str]]
+
+
 def draw(results: Path = RESULTS) -> str:
-    """The picture as SVG text; the same results give the same bytes."""
+    """The picture of README.md as SVG text; the same results give the same bytes."""
     values = dict(_read(results))
     largest = max(
         values[metric, batch, rival] for _, metric, rival, _ in _BARS for batch in _BATCH_SIZES
     )
-    lines, y = [], 30
+    groups = []
     for batch in _BATCH_SIZES:
-        lines.append(_text(16, y, f"CTR-DNN, batches of {batch}, examples/s on 2 cores", bold=True))
-        y += 14
+        bars = []
         for label, metric, rival, colour in _BARS:
             value = values[metric, batch, rival]
-            width = round(_BAR_MAX * value / largest, 1)
+            bars.append((label, value / largest, f"{value:,.0f}", colour))
+        groups.append(_Group(f"CTR-DNN, batches of {batch}, examples/s on 2 cores", bars))
+    return _svg(groups)
+
+
+def draw_tiers(results: Path = TIER_RESULTS) -> str:
+    """The picture of docs/tiers.md: what memory of this share of a table's rows does."""
+    runs = [json.loads(line) for line in results.read_text().splitlines()]
+    fastest = max(run["examples_per_s"] for run in runs)
+    speed, hits = [], []
+    for run in runs:
+        share = f"memory for {run['share']:.0%} of the rows" if run["memory"] else "all in memory"
+        value = run["examples_per_s"]
+        speed.append((share, value / fastest, f"{value:,.0f}", "#1f6feb"))
+        if run["memory"]:
+            rate = 1 - (run["misses"] + run["fetched"]) / (run["hits"] + run["misses"])
+            hits.append((share, rate, f"{rate:.0%}", "#54aeff"))
+    return _svg(
+        [
+            _Group("CTR-DNN, batches of 4096, examples/s on 2 cores", speed),
+            _Group("Distinct keys of a batch whose rows are in memory", hits),
+        ]
+    )
+
+
+def _svg(groups: Sequence[_Group]) -> str:
+    lines, y = [], 30
+    for group in groups:
+        lines.append(_text(16, y, group.title, bold=True))
+        y += 14
+        for label, share, beside, colour in group.bars:
+            width = round(_BAR_MAX * share, 1)
             lines.append(_text(_LEFT - 8, y + 13, label, anchor="end"))
             lines.append(
                 f'<rect x="{_LEFT}" y="{y}" width="{width}" height="{_THICKNESS}" fill="{colour}"/>'
             )
-            lines.append(_text(_LEFT + width + 6, y + 13, f"{value:,.0f}"))
+            lines.append(_text(_LEFT + width + 6, y + 13, beside))
             y += _STEP
         y += 28
     height = y - 28
@@ -79,3 +120,4 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = 
 
 if __name__ == "__main__":
     PICTURE.write_text(draw())
+    TIER_PICTURE.write_text(draw_tiers())

@@ -174,7 +174,11 @@ void Tier::set_memory(std::size_t num_bytes) {
 bool Tier::step() {
   const std::uint64_t hand = hand_.fetch_add(1, std::memory_order_relaxed);
   const auto bucket = static_cast<std::uint32_t>(hand % kNumBuckets);
-  if (bucket == 0 && saw_more_.exchange(false)) --halvings_;
+  if (bucket == 0 && saw_more_.exchange(false)) {
+    int halvings = halvings_;
+    while (halvings > 0 && !halvings_.compare_exchange_weak(halvings, halvings - 1)) {
+    }
+  }
   {
     std::shared_lock lock(mutex_of_stripe(bucket / kBucketsPerStripe));
     if (table_.index_.num_rows(bucket) == 0) return false;

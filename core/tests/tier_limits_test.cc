@@ -194,6 +194,37 @@ void test_a_page_that_is_not_there_yet_is_not_a_damaged_one() {
   CHECK(read.find(5)->generation == 0 && read.find(5)->error == 0);
 }
 
+// A flush ends the buffer that is filling. What is left of it may have been promised, and until a
+// write has ended there is no other.
+void test_a_flush_takes_no_room_that_was_promised() {
+  const auto device = std::make_shared<ssd::FakeDevice>(1);
+  ssd::PageLog log({device}, {.segment_pages = 64,
+                              .buffer_pages = 4,
+                              .num_buffers = 2,
+                              .timeout = std::chrono::milliseconds(50)});
+  std::vector<std::byte> page(ssd::kBlockBytes);
+  ssd::PageHeader header{};
+  header.num_rows = 1;
+  header.row_bytes = 8;
+  ssd::seal(page, header);
+  device->set_faults({.stuck = 1});
+  ssd::PageLog::Room first = log.reserve(4);
+  for (int i = 0; i < 3; ++i) log.append(first, page);
+  ssd::PageLog::Room second = log.reserve(4);
+  bool is_late = false;
+  try {
+    log.flush();
+  } catch (const Error& error) {
+    is_late = error.code() == ErrorCode::kDeadlineExceeded;
+  }
+  CHECK(is_late);
+  log.append(first, page);
+  for (int i = 0; i < 4; ++i) log.append(second, page);
+  device->set_faults({});
+  log.flush();
+  CHECK_EQUAL(log.use().pages_written, 8U);
+}
+
 void test_a_budget_that_the_tier_alone_exceeds_is_refused() {
   TableConfig config;
   config.dims = {8};
@@ -214,6 +245,7 @@ int main(int argc, char** argv) {
   const std::uint64_t seed = test::seed_of(argc, argv);
   test_a_budget_that_the_tier_alone_exceeds_is_refused();
   test_a_page_that_is_not_there_yet_is_not_a_damaged_one();
+  test_a_flush_takes_no_room_that_was_promised();
   test_many_callers(seed);
   test_a_full_device_refuses_pushes_and_answers_lookups(seed);
   test_a_damaged_page_is_an_error_of_its_rows_alone(seed);

@@ -158,7 +158,7 @@ def test_a_small_table_that_grows_beside_a_large_one_has_room(tier: RowTier) -> 
 
 
 def test_every_table_has_room_beside_what_finds_its_rows(tmp_path: Path) -> None:
-    tier = RowTier(5_500_000, [tmp_path])
+    tier = RowTier(6_500_000, [tmp_path])
     tables = [table_of(tier, name, 100) for name in ("large", "small")]
     keys = np.arange(3000, dtype=np.uint64)
     for number in range(1, 258):

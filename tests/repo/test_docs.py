@@ -37,8 +37,9 @@ def test_readme_shows_examples_train_py() -> None:
     assert len(script.splitlines()) <= 30
 
 
-def test_the_picture_of_the_readme_is_drawn_from_the_results() -> None:
+def test_pictures_are_drawn_from_the_results() -> None:
     assert draw.PICTURE.read_text() == draw.draw()
+    assert draw.TIER_PICTURE.read_text() == draw.draw_tiers()
 
 
 def test_every_link_of_a_page_leads_somewhere() -> None:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <string>
 
 #include "base/error.h"
@@ -51,9 +52,15 @@ ColdRows::Found ColdRows::find(std::uint64_t key, Reads reads, Place& place,
   const Bucket& bucket = buckets_[number];
   const std::size_t num_wanted = wanted.size();
   bool is_here = false;
+  std::exception_ptr failed;  // by a page that may be another key's
   bucket.find(hash, [&](PageNumber page) {
     if (is_here) return;
-    const std::byte* bytes = bytes_of(bucket, page, number, reads, wanted);
+    const std::byte* bytes = nullptr;
+    try {
+      bytes = bytes_of(bucket, page, number, reads, wanted);
+    } catch (const Error&) {
+      failed = std::current_exception();
+    }
     if (bytes == nullptr) return;
     const PageHeader header = header_of(bytes);
     const std::uint16_t slot = slot_of(header, bytes, hash);
@@ -64,7 +71,9 @@ ColdRows::Found ColdRows::find(std::uint64_t key, Reads reads, Place& place,
     wanted.resize(num_wanted);
     return Found::kHere;
   }
-  return wanted.size() > num_wanted ? Found::kUnread : Found::kAbsent;
+  if (wanted.size() > num_wanted) return Found::kUnread;
+  if (failed != nullptr) std::rethrow_exception(failed);
+  return Found::kAbsent;
 }
 
 // The slot of a key with this hash, or the number of rows. mix64 is a bijection.

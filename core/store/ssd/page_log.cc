@@ -287,6 +287,7 @@ void PageLog::add_segment() {
 
 // Requires: mutex_; an open segment that is not full, and a free buffer.
 void PageLog::begin_buffer() noexcept {
+  TRIREME_CHECK(!free_buffers_.empty() && !open_.empty());
   const std::shared_ptr<File>& file = files_[open_.front()];
   buffers_.push_back(
       {.file = file,
@@ -354,8 +355,10 @@ bool PageLog::write_some(bool must_wait) {
     }
   };
   for (const auto& [device, transfer] : transfers) {
-    if (writers_[device]->submit({&transfer, 1}) == 1) {
-      set_state(transfer.tag, Buffer::State::kWriting);
+    // Before, for a call that fails may have begun it.
+    set_state(transfer.tag, Buffer::State::kWriting);
+    if (writers_[device]->submit({&transfer, 1}) == 0) {
+      set_state(transfer.tag, Buffer::State::kFull);
     }
   }
   std::string failed;
@@ -545,16 +548,35 @@ void PageLog::set_aside(Position position) noexcept {
   if (file != nullptr) file->is_aside = true;
 }
 
+// Ends the buffer that is filling, if what was promised fits into the others. Requires: mutex_.
+bool PageLog::end_buffer() noexcept {
+  if (buffers_.empty() || buffers_.back().state != Buffer::State::kFilling) return true;
+  buffers_.back().state = Buffer::State::kFull;
+  if (buffer_room() >= num_reserved_) return true;
+  buffers_.back().state = Buffer::State::kFilling;
+  return false;
+}
+
 void PageLog::flush() {
   std::uint64_t last;  // the buffer that was begun last
   std::vector<std::shared_ptr<File>> files;
+  const auto deadline = std::chrono::steady_clock::now() + config_.timeout;
+  for (std::unique_lock lock(mutex_);;) {
+    last = num_begun_;
+    if (end_buffer()) break;
+    if (buffers_.front().state != Buffer::State::kFilling) {
+      lock.unlock();
+      write_some(true);
+      lock.lock();
+    } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
+      throw Error(ErrorCode::kDeadlineExceeded,
+                  "PageLog.flush: expected those who hold room for " +
+                      std::to_string(num_reserved_) + " pages to append or give it up within " +
+                      std::to_string(config_.timeout.count()) + " ms");
+    }
+  }
   {
     std::lock_guard lock(mutex_);
-    if (!buffers_.empty()) {
-      Buffer& buffer = buffers_.back();
-      if (buffer.state == Buffer::State::kFilling) buffer.state = Buffer::State::kFull;
-    }
-    last = num_begun_;
     std::ranges::copy_if(files_, std::back_inserter(files),
                          [](const auto& file) { return file != nullptr && !file->is_synced; });
   }
@@ -564,14 +586,14 @@ void PageLog::flush() {
   };
   while (!is_written()) write_some(true);
   for (const std::shared_ptr<File>& file : files) {
-    std::size_t num_pages;
+    std::size_t num_written;
     {
       std::lock_guard lock(mutex_);
-      num_pages = file->num_pages;
+      num_written = file->num_written;
     }
     file->device->sync(file->id);
     std::lock_guard lock(mutex_);
-    file->is_synced = file->num_pages == num_pages;
+    file->is_synced = file->num_pages == num_written;
   }
   for (const auto& device : devices_) device->sync_names();
 }

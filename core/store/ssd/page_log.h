@@ -186,6 +186,7 @@ class PageLog {
   std::size_t pages_left() const noexcept;
   std::size_t buffer_room() const noexcept;
   void begin_buffer() noexcept;
+  bool end_buffer() noexcept;
   void add_segment();
   bool write_some(bool must_wait);
   bool is_empty(const File& file) const noexcept;

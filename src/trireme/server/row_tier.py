@@ -25,7 +25,14 @@ from typing import TypeVar
 
 from trireme import _core
 from trireme.byte_size import parse_bytes
-from trireme.errors import BadRequest, ResourceExhausted, TriremeError, Unavailable, writing
+from trireme.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    ResourceExhausted,
+    TriremeError,
+    Unavailable,
+    writing,
+)
 from trireme.protocol.wire import Array
 from trireme.rows.core_table import make_core_table
 from trireme.table import TableSchema
@@ -34,8 +41,8 @@ log = logging.getLogger("trireme.server")
 
 _PREFIX, _LOCK = "trireme-rows-", "lock"
 _BUFFER_BYTES_MIN, _BUFFER_BYTES_MAX = 64 << 10, 1 << 20
-_BUFFERS = 4
-_TABLE_BYTES = 3 << 20  # that a new table takes beside its buffers, about
+_BUFFERS = 12  # four for writes, eight for reads
+_TABLE_BYTES = 9 << 18  # that a new table takes beside its buffers, about
 _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
 _ANNOUNCED_MAX = 32  # announcements that wait
@@ -245,7 +252,7 @@ class RowTier:
         try:
             tables = self._living()
             self._set_parts(tables, self._parts(tables))
-        except (ResourceExhausted, Unavailable) as error:
+        except (ResourceExhausted, Unavailable, DeadlineExceeded) as error:
             log.warning("the tables keep their parts of the memory: %s", error)
             return False
         return True
