@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trireme.errors import Corruption, TriremeError, writing
 from trireme.server.attendance import Attendance
+from trireme.server.log.fetch_ahead import fetch_ahead
 from trireme.server.log.kept_segments import sweep_segments
 from trireme.server.log.replay import STATE, STATE_END, install_state, leave_out, replay
 from trireme.server.log.segment import Record, SegmentReader, file_name
@@ -103,7 +104,7 @@ class Recovery:
             self.state = reader.head.state
             self._server.state_id = self.state.hex()
             is_known = False  # it only repeats what the segments before have
-            for at, record in reader.records():
+            for at, record in fetch_ahead(self._server, reader.records()):
                 is_known = is_known or (record[0] == STATE and snapshot is None)
                 if not is_known:
                     self._execute(path, at, record, snapshot)
