@@ -68,17 +68,6 @@ void fetch(Table& table, Keys keys, Pool& pool) {
   table.fetch(as_span(keys), pool);
 }
 
-Result1<std::uint64_t> note_uses(Table& table, Keys keys, Pool& pool) {
-  Array<std::uint64_t> others;
-  {
-    nb::gil_scoped_release release;
-    const std::vector<std::uint64_t> found = table.note_uses(as_span(keys), pool);
-    others = Array<std::uint64_t>(found.size());
-    std::ranges::copy(found, others.data());
-  }
-  return result(std::move(others));
-}
-
 // Keeps the segments of a table until it is released.
 struct SegmentHold {
   explicit SegmentHold(Table& table) { hold.emplace(table.need_tier("hold_segments").log()); }
@@ -128,12 +117,6 @@ void register_tier(nb::module_& m, nb::class_<Table>& table) {
           "fetch", &fetch, "keys"_a.noconvert(), "pool"_a,
           "Bring the rows of keys from SSD into memory, as far as there is room, for a later call. "
           "keys: (N,) uint64.")
-      .def("note_uses", &note_uses, "keys"_a.noconvert(), "pool"_a,
-           "Count a use of the rows of keys that are in memory, which makes them stay there. "
-           "Returns "
-           "the keys of the others as far as they may have a row on SSD: all that do, and a few "
-           "that "
-           "have none. keys: (N,) uint64.")
       .def(
           "prepare", &prepare, "keys"_a.noconvert(), "pool"_a,
           "Before an update of these keys: bring their rows into memory, with room for as many new "

@@ -5,7 +5,7 @@
 `ours`: a table with rows on SSD. `rocksdict`: RocksDB from Python, 16 threads. Each step takes
 DRAWN keys by Zipf's law, and reads and updates the rows of the distinct ones. After as long again,
 the steps of S seconds count. `recovery`: N rows of ours; how long a start with their snapshot
-takes, and one after training until just before the next snapshot is due. Prints one JSON object.
+takes. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -27,20 +27,14 @@ from trireme import _core
 from trireme.coordinator.coordinator import Coordinator
 from trireme.job.durability import Durability, kept
 from trireme.job.handlers import handlers_of
-from trireme.optim import values_of_group
 from trireme.protocol.block_messages import map_to_wire
 from trireme.protocol.routing import BucketMap
-from trireme.protocol.wire import Push, TablePush
 from trireme.rpc import Request
 from trireme.server.attendance import Attendance
-from trireme.server.log.snapshot_schedule import SnapshotSchedule
 from trireme.server.row_tier import RowTier
 from trireme.server.state import ServerState
 
 DRAWN = 1 << 15
-_PUSHED = 4096 * 26  # ids of a step of training
-_TRAINED_MAX = 1  # pushes of each row, on average, before a start
-_NEVER = 1 << 40  # bytes of log before a snapshot
 VALUE_BYTES = 8 * DIM  # weights and state
 _THREADS = 16  # of rocksdict
 _VALUES = _core.RuleValues(lr=0.05)
@@ -181,15 +175,10 @@ class Restarted:
             Coordinator(),
             Attendance(),
         )
-        durability = Durability(mode="process", folder=folder / "state", log_bytes=_NEVER)
+        durability = Durability(mode="process", folder=folder / "state", log_bytes=1 << 40)
         self._exit.enter_context(kept(durability, self.state, coordinator, attendance))
-        self._sequence = self.state.streams[1].last
         handlers = attendance.handlers()
         self._handlers = handlers_of(self.state, coordinator, handlers, folder)
-
-    @property
-    def rows(self) -> _core.Table:
-        return self.state.tables[TABLE.name].rows
 
     def create(self) -> None:
         head, arrays = map_to_wire(BucketMap.even(("here",)))
@@ -201,17 +190,6 @@ class Restarted:
     def _ask(self, method: str, body: dict[str, Any], arrays: list[Any] | None = None) -> None:
         request = Request(1, method, body, arrays or [], "", "", "", time.monotonic() + 60)
         self._handlers[method](request)
-
-    def push(self, keys: np.ndarray) -> None:
-        """keys: (K,) distinct, in bucket order."""
-        self._sequence += 1
-        gradients = np.full((len(keys), DIM), 0.5, np.float32)
-        part = TablePush(TABLE.name, keys, gradients, values_of_group(TABLE.optimizer.group(), 1))
-        push = Push(
-            stream=1, sequence=self._sequence, incarnation=1, step=0, staged=False, computed_at=0,
-            examples=1, position=(), time=0, map_version=1, tables=[part], blocks=None,
-        )  # fmt: skip
-        self._ask("ps.push", *push.to_wire())
 
     def snapshot(self) -> None:
         with self.state.journal.replacing():
@@ -225,58 +203,25 @@ class Restarted:
 def recovery(folder: Path, num_rows: int, memory: int) -> dict[str, Any]:
     server = Restarted(folder, memory)
     server.create()
-    fill(server.rows, num_rows)
+    rows = server.state.tables[TABLE.name].rows
+    fill(rows, num_rows)
     start = time.monotonic()
     server.snapshot()
     snapshot_s = time.monotonic() - start
-    server, recovery_s = restarted(server, folder, num_rows, memory)
-    use = server.rows.tier or {}
-    result = {"recovery_s": recovery_s, "snapshot_s": snapshot_s, "rows_on_ssd": use["rows"]}
-    result["index_bytes_per_cold_row"] = use["index_bytes"] / max(use["rows"], 1)
-    trained = train_until_due(server, folder / "state", num_rows)
-    server, recovery_s = restarted(server, folder, num_rows, memory)
-    server.close()
-    return {**result, "recovery_after_training_s": recovery_s, **trained}
-
-
-def restarted(
-    server: Restarted, folder: Path, num_rows: int, memory: int
-) -> tuple[Restarted, float]:
-    """The server started again, and the seconds of that; nothing is saved before."""
+    del rows
     server.close()
     start = time.monotonic()
     server = Restarted(folder, memory)
-    seconds = time.monotonic() - start
-    if server.rows.rows != num_rows:
-        raise RuntimeError(f"expected {num_rows} rows, found {server.rows.rows}")
-    return server, seconds
-
-
-def train_until_due(server: Restarted, state: Path, num_rows: int) -> dict[str, Any]:
-    """Push steps of training until a server with default options would begin a snapshot."""
-    [snapshot] = state.glob("snapshot-*")
-    size = sum(path.stat().st_size for path in snapshot.rglob("*") if path.is_file())
-    journal, schedule = server.state.journal, SnapshotSchedule(None)
-    first, first_reads = journal.lag().num_bytes or 0, server.state.num_ssd_reads()
-    schedule.note_snapshot(0, first_reads, size)
-    rng, pool, ranks = np.random.default_rng(3), _core.Pool(1), zipf_ranks(num_rows)
-    num_drawn = min(_PUSHED, num_rows // 10)
-    start, log_bytes, num_keys = time.monotonic(), 0, 0
-    while not schedule.is_due(log_bytes, server.state.num_ssd_reads()):
-        drawn = ranks(rng, num_drawn) * np.uint64(_SPREAD) % np.uint64(num_rows)
-        keys = _core.unique(drawn, pool)[0]
-        server.push(keys)
-        num_keys += len(keys)
-        log_bytes = (journal.lag().num_bytes or 0) - first
-        if num_keys >= _TRAINED_MAX * num_rows:  # a small table: the log would repeat it for long
-            break
-    return {
-        "train_s": time.monotonic() - start,
-        "log_mib": log_bytes >> 20,
-        "snapshot_mib": size >> 20,
-        "reads_of_training": server.state.num_ssd_reads() - first_reads,
-        "keys_of_training": num_keys,
-    }
+    recovery_s = time.monotonic() - start
+    rows = server.state.tables[TABLE.name].rows
+    use = rows.tier or {}
+    if rows.rows != num_rows:
+        raise RuntimeError(f"expected {num_rows} rows, found {rows.rows}")
+    result = {"recovery_s": recovery_s, "snapshot_s": snapshot_s, "rows_on_ssd": use["rows"]}
+    result["index_bytes_per_cold_row"] = use["index_bytes"] / max(use["rows"], 1)
+    del rows
+    server.close()
+    return result
 
 
 def main(argv: list[str]) -> None:

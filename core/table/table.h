@@ -196,11 +196,6 @@ class Table {
   void fetch(std::span<const std::uint64_t> keys, Pool& pool) {
     if (tier_ != nullptr) tier_->fetch(keys, pool, Tier::For::kLater);
   }
-  // Counts a use of the rows that are in memory. Returns the keys of the others, as far as they may
-  // have one on SSD, by stripe.
-  std::vector<std::uint64_t> note_uses(std::span<const std::uint64_t> keys, Pool& pool) {
-    return tier_ == nullptr ? std::vector<std::uint64_t>{} : tier_->note_uses(keys, pool);
-  }
   // Before an update: brings the rows of its keys into memory, and sees to it that there is room
   // for as many new ones. What the update then lacks is what other callers have taken meanwhile.
   // Errors: those of Tier::make_room; a page that cannot be read.

@@ -114,9 +114,6 @@ class Tier {
     kLater,   // a use that is to come
   };
   void fetch(std::span<const std::uint64_t> keys, Pool& pool, For what = For::kRead);
-  // Counts a use of the rows that are in memory. Returns the keys of the others, as far as they may
-  // have one on SSD, by stripe.
-  std::vector<std::uint64_t> note_uses(std::span<const std::uint64_t> keys, Pool& pool);
   // Whether a key that has no row in memory may have one on SSD. Requires: the stripe's lock.
   bool may_have(std::uint64_t key) const { return cold_.may_have(key); }
   // Calls visit(i, row, row_class) under a lock for the row of each key, wherever it is; row is

@@ -212,18 +212,6 @@ void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what) {
   pool.run(kFetchTasks, fetch_stripes);
 }
 
-std::vector<std::uint64_t> Tier::note_uses(std::span<const std::uint64_t> keys, Pool& pool) {
-  const KeysByStripe groups(keys, pool);
-  std::vector<std::vector<std::uint64_t>> unread(kNumStripes);
-  pool.run(kNumStripes, [&](std::size_t stripe) {
-    const std::shared_lock lock(mutex_of_stripe(static_cast<std::uint32_t>(stripe)));
-    unread[stripe] = search(groups[stripe].keys, {}, For::kLater).unread;
-  });
-  std::vector<std::uint64_t> result;
-  for (const auto& some : unread) result.insert(result.end(), some.begin(), some.end());
-  return result;
-}
-
 // Reads pages, and moves rows from them to memory.
 void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted, For what) {
   sort_distinct(wanted);

@@ -77,7 +77,6 @@ REAL_CLAIMS = {
     ("ssd", "write_amplification"): (),
     ("ssd", "index_bytes_per_cold_row"): (),
     ("ssd", "recovery_s"): (),
-    ("ssd", "recovery_after_training_s"): (),
     ("ssd", "ctr_10x"): ("memory",),
     **{("hostile", kind): () for kind in KINDS},
     ("security", "curve_dim9"): ("plain",),

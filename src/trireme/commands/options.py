@@ -107,7 +107,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="a server writes a snapshot when its log has this many bytes, or as many as the last"
-        " snapshot if that is more; default: 2 GiB, and less if it reads many rows from SSD",
+        " snapshot if that is more; default: 2 GiB",
     )
     add(
         "--skip_records",

@@ -17,7 +17,6 @@ from trireme.server.log.durable_journal import DurableJournal
 from trireme.server.log.kept_segments import sweep_segments
 from trireme.server.log.log import Log
 from trireme.server.log.recovery import RecordName, Recovery
-from trireme.server.log.snapshot_schedule import SnapshotSchedule
 from trireme.server.log.state_folder import COORDINATOR, StateFolder
 from trireme.server.state import ServerState
 from trireme.storage.document import Document
@@ -25,6 +24,7 @@ from trireme.storage.document import Document
 log = logging.getLogger("trireme.job")
 
 DURABILITIES = ("none", "process", "machine")
+LOG_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Durability:
             "machine": they also survive the machine; every answer waits for the disk.
         folder: of this server alone; required unless the mode is "none".
         log_bytes: a snapshot replaces the log when it has grown by this, or by the size of the last
-            snapshot if that is more; default: see SnapshotSchedule.
+            snapshot if that is more; default LOG_BYTES.
         skips: records that are left out if they cannot be replayed (`parse_records`).
         index: of the server in its job, if the process knows it: the folder must be that one's.
     """
@@ -105,12 +105,8 @@ def kept(
         _recover_coordinator(coordinator, document, server)
         records = Log(folder.path, recovery.next_number, state, is_synced=is_synced)
         folder.note(recovery.next_number)
-        schedule = SnapshotSchedule(durability.log_bytes)
-        # What was replayed would be again: it counts as if this process had written it.
-        schedule.note_snapshot(-recovery.log_bytes, 0, recovery.snapshot_bytes)
-        journal = DurableJournal(
-            folder, records, server, attendance, schedule, num_replayed=recovery.log_bytes
-        )
+        log_bytes = durability.log_bytes or LOG_BYTES
+        journal = DurableJournal(folder, records, server, attendance, log_bytes)
         server.journal = attendance.journal = journal
         try:
             _finish_steps(server)

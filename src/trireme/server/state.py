@@ -466,11 +466,6 @@ class ServerState:
 
     # ---- statistics ----
 
-    def num_ssd_reads(self) -> int:
-        """How often rows on SSD have been read since the start, by the tables that there are."""
-        tiers = [table.rows.tier for table in list(self.tables.values())]
-        return sum(tier["reads"] for tier in tiers if tier is not None)
-
     def sync_waits(self) -> dict[str, int]:
         """Sync: how many pushes are staged and not applied, and how many pulls wait for a step."""
         with self.lock:

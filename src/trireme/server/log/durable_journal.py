@@ -17,7 +17,6 @@ from trireme.server.journal import Journal, LogLag, answer_of
 from trireme.server.log.log import Log
 from trireme.server.log.replay import state_records
 from trireme.server.log.snapshot import write_snapshot
-from trireme.server.log.snapshot_schedule import SnapshotSchedule
 from trireme.server.log.state_folder import StateFolder
 from trireme.server.state import ServerState
 
@@ -31,12 +30,10 @@ class DurableJournal(Journal):
     """Durability "process" or, if the log is synced, "machine". Threads: any.
 
     Locks, in this order: `_writing` (held while a snapshot is written), `_changes` (pushes share
-    it), `_order` (held by one push at a time), then the server's. After a change within
-    `replacing` that failed, memory has what the folder lacks: nothing is recorded and no snapshot
-    is made until another one succeeds.
-
-    schedule: when a snapshot is due. Its positions are those in the log of this process.
-    num_replayed: bytes of older segments behind the last snapshot, which a start replays too.
+    it), `_order` (held by one push at a time), then the server's. A snapshot is due when the log
+    has grown by `log_bytes`, or by the size of the last snapshot if that is larger. After a change
+    within `replacing` that failed, memory has what the folder lacks: nothing is recorded and no
+    snapshot is made until another one succeeds.
     """
 
     def __init__(
@@ -45,8 +42,7 @@ class DurableJournal(Journal):
         log: Log,
         server: ServerState,
         attendance: Attendance,
-        schedule: SnapshotSchedule,
-        num_replayed: int = 0,
+        log_bytes: int,
     ) -> None:
         self.where = str(folder.path)
         self._folder, self._log = folder, log
@@ -54,11 +50,9 @@ class DurableJournal(Journal):
         self._changes = SharedLock()
         self._order = threading.Lock()
         self._writing = threading.Lock()
-        self._schedule = schedule
-        self._begun = (
-            -num_replayed,
-            time.monotonic(),
-        )  # of the last snapshot: bytes of the log, and when
+        self._log_bytes = log_bytes
+        self._next_at = log_bytes
+        self._begun = (0, time.monotonic())  # of the last snapshot: bytes of the log, and when
         self._progress = OperationProgress()  # of the snapshot that is being written
         self._is_closing = False
         self._unkept: TriremeError | None = None
@@ -135,7 +129,7 @@ class DurableJournal(Journal):
         if self._unkept is not None:
             raise self._unkept
         self._log.append((method, body, arrays))
-        if self._log.num_bytes >= self._schedule.next_look:
+        if self._log.num_bytes >= self._next_at:
             self._due.set()
 
     def answered(self, reply: Reply) -> Reply | Deferred:
@@ -167,8 +161,7 @@ class DurableJournal(Journal):
             if self._is_closing:
                 return
             with self._writing:
-                is_due = self._schedule.is_due(self._log.num_bytes, self._server.num_ssd_reads())
-                if not is_due or self._unkept is not None:
+                if self._log.num_bytes < self._next_at or self._unkept is not None:
                     continue
                 try:
                     self._snapshot()
@@ -182,7 +175,7 @@ class DurableJournal(Journal):
         """Requires: `_writing` is held."""
         if not self._server.assignment.is_in_a_job:
             return
-        self._schedule.note_attempt(self._log.num_bytes)
+        self._next_at = self._log.num_bytes + self._log_bytes  # when to try again, if this fails
         with self._changes.exclusive():
             number = self._log.rotate(state_records(self._server, self._attendance))
             try:
@@ -191,13 +184,12 @@ class DurableJournal(Journal):
                 self._log.end(error)
                 raise
             start, begun = self._log.num_bytes, time.monotonic()
-            num_reads = self._server.num_ssd_reads()
         self._progress = OperationProgress()  # a failure stops it, and no other
         if self._is_closing:
             self._progress.stop()
         size = write_snapshot(self._server, self._folder, number, self._progress)
         self._begun = (start, begun)
-        self._schedule.note_snapshot(start, num_reads, size)
+        self._next_at = start + max(self._log_bytes, size)
         logger.info("log: snapshot %d of %d MiB is written", number, size >> 20)
 
 

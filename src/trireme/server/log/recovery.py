@@ -7,7 +7,6 @@ from pathlib import Path
 
 from trireme.errors import Corruption, TriremeError, writing
 from trireme.server.attendance import Attendance
-from trireme.server.log.fetch_ahead import fetch_ahead
 from trireme.server.log.kept_segments import sweep_segments
 from trireme.server.log.replay import STATE, STATE_END, install_state, leave_out, replay
 from trireme.server.log.segment import Record, SegmentReader, file_name
@@ -30,7 +29,6 @@ class Recovery:
 
     state: 16 bytes, the id of the recovered state; None: the folder is empty.
     next_number: of the next segment to write.
-    snapshot_bytes: of the snapshot. log_bytes: of the segments behind it.
     skipped: the records among `skips` that could not be replayed; it goes on without them.
     """
 
@@ -48,8 +46,7 @@ class Recovery:
         self.skipped: set[RecordName] = set()
         self.state: bytes | None = None
         self.next_number = 1
-        self.snapshot_bytes = self.log_bytes = 0
-        self._num_records = 0
+        self._num_bytes = self._num_records = 0
         self._started = self._reported_at = time.monotonic()
 
     def run(self) -> None:
@@ -104,7 +101,7 @@ class Recovery:
             self.state = reader.head.state
             self._server.state_id = self.state.hex()
             is_known = False  # it only repeats what the segments before have
-            for at, record in fetch_ahead(self._server, reader.records()):
+            for at, record in reader.records():
                 is_known = is_known or (record[0] == STATE and snapshot is None)
                 if not is_known:
                     self._execute(path, at, record, snapshot)
@@ -116,7 +113,7 @@ class Recovery:
                     log.info("log: recovering, %d records so far", self._num_records)
         if snapshot is not None:
             raise Corruption(f"{path}: expected the state that goes with {snapshot}, found none")
-        self.log_bytes += reader.end
+        self._num_bytes += reader.end
         self._end_segment(reader, is_last=is_last)
 
     def _execute(self, path: Path, at: int, record: Record, snapshot: Path | None) -> None:
@@ -125,7 +122,7 @@ class Recovery:
                 replay(self._server, self._attendance, record)
             elif record[0] == STATE:
                 install_state(self._server, self._attendance, record[1])
-                self.snapshot_bytes = read_snapshot(self._server, snapshot)
+                self._num_bytes += read_snapshot(self._server, snapshot)
             else:
                 raise Corruption(f"expected the state of {snapshot}, found {record[0]!r}")
         except Exception as error:  # whatever a record makes fail, its place is named
@@ -173,11 +170,11 @@ class Recovery:
                 sync_folder(reader.path.parent)
 
     def _summary(self) -> str:
-        server, num_bytes = self._server, self.snapshot_bytes + self.log_bytes
+        server = self._server
         rows = sum(table.rows.rows for table in server.tables.values())
         streams = ", ".join(f"{stream}: {state.last}" for stream, state in server.streams.items())
         return (
             f"log: recovered {rows} rows of {len(server.tables)} tables and {len(server.blocks)}"
-            f" blocks from {num_bytes >> 20} MiB in {self._folder.path} in"
+            f" blocks from {self._num_bytes >> 20} MiB in {self._folder.path} in"
             f" {time.monotonic() - self._started:.1f} s; last pushes of streams {{{streams}}}"
         )

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from trireme.errors import BadRequest, ResourceExhausted
+from trireme.errors import BadRequest
 from trireme.protocol.block_messages import map_from_kept, map_to_kept
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
@@ -82,7 +81,6 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         push = Push.from_wire(body, arrays)
         stream = server.streams[push.stream]
         stream.incarnation = max(stream.incarnation, push.incarnation)
-        _prepare(server, push)
         server.stage_or_apply(push)
     elif method == "log.step":
         if body["step"] > server.staging.applied:
@@ -106,15 +104,6 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         _replay_import(server, method, body, arrays)
     elif method != STATE_END:
         _replay_control(server, method, body, arrays)
-
-
-def _prepare(server: ServerState, push: Push) -> None:
-    """Bring the rows of a push into memory, as when it arrived: together, and counting their use,
-    so that those used often stay.
-    """
-    for part in push.tables if server.tier is not None else ():
-        with suppress(ResourceExhausted):  # the update needs less room at a time, or fails too
-            server.table(part.table).rows.prepare(part.keys, server.pool)
 
 
 def leave_out(server: ServerState, record: Record) -> None:
