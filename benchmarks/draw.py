@@ -59,7 +59,9 @@ def draw_tiers(results: Path = TIER_RESULTS) -> str:
     fastest = max(run["examples_per_s"] for run in runs)
     speed, hits = [], []
     for run in runs:
-        share = f"memory for {run['share']:.0%} of the rows" if run["memory"] else "all in memory"
+        share = (
+            f"memory of {run['share']:.0%} of the rows' bytes" if run["memory"] else "all in memory"
+        )
         value = run["examples_per_s"]
         speed.append((share, value / fastest, f"{value:,.0f}", "#1f6feb"))
         if run["memory"]:
