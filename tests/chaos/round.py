@@ -269,7 +269,7 @@ class _Run:
             code, line = self._code(server), _last_line(server)
             if _has_said_goodbye(server):
                 continue
-            is_full = line.endswith(os.strerror(errno.ENOSPC)) or line.startswith(EXHAUSTED)
+            is_full = os.strerror(errno.ENOSPC) in line or line.startswith(EXHAUSTED)
             if self._has_filled and is_full:
                 self._chaos.make_room()
                 server.launch()

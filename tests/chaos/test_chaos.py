@@ -153,13 +153,23 @@ def test_a_server_with_rows_on_ssd_is_killed_while_it_moves_them(
     assert ((tmp_path / "job" / "output").read_text().count(threads) == 3) == (mode == "async")
 
 
-def test_a_server_whose_ssd_is_full_goes_on_when_it_has_room(tmp_path: Path, lab: Lab) -> None:
+@pytest.mark.parametrize("has_files", [False, True])
+def test_a_server_whose_ssd_is_full_goes_on_when_it_has_room(
+    tmp_path: Path, lab: Lab, *, has_files: bool
+) -> None:
+    """Before its first file there, which its next process needs, with less memory; or later, when
+    what it needs depends on the room that its files have left.
+    """
     if "ssd" in lab.impossible:  # what `lab` prints
         return
-    events = [event(0.3, "ssd"), event(0.3, "kill coordinator")]
-    outcome = suffer(tiered(plan_of("bounded", *events)), tmp_path, lab)
+    full, killed = (0.3, 0.3) if has_files else (0.0, 0.4)
+    plan = tiered(plan_of("bounded", event(full, "ssd"), event(killed, "kill coordinator")))
+    assert plan.tier is not None
+    plan = replace(plan, tier=replace(plan.tier, memories=(14, 10)))
+    outcome = suffer(plan, tmp_path, lab)
     assert outcome.on_ssd > 0.3
-    assert "ResourceExhausted" in (tmp_path / "job" / "output").read_text()
+    if not has_files:
+        assert_server_found_disk_full(tmp_path)
 
 
 def test_a_round_whose_rows_all_stay_in_memory_is_wrong(tmp_path: Path, lab: Lab) -> None:

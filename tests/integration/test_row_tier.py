@@ -335,6 +335,20 @@ def test_a_start_with_other_memory_keeps_all_rows(server: Kept, memory: str) -> 
     assert rows.bytes <= parse_bytes("memory", memory)
 
 
+def test_a_start_that_lacks_room_says_how_to_make_it_and_loses_nothing(
+    server: Kept, tmp_path: Path
+) -> None:
+    server.close()
+    server.memory = "1MiB"
+    roots = f"{tmp_path}/first, {tmp_path}/second"
+    with pytest.raises(ResourceExhausted, match=rf"free space in {roots} .*larger --memory") as e:
+        server.open()
+    assert "--skip_records" not in str(e.value)
+    server.memory = "7MiB"
+    server.open()
+    assert server.state.tables["t"].rows.rows == 0  # its pushes have no record
+
+
 def test_what_a_table_says_about_its_memory_survives_a_start(server: Kept) -> None:
     server.close()
     server.memory = "12MiB"

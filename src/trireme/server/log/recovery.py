@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from trireme.errors import Corruption, TriremeError, writing
+from trireme.errors import Corruption, ResourceExhausted, TriremeError, writing
 from trireme.server.attendance import Attendance
 from trireme.server.log.kept_segments import sweep_segments
 from trireme.server.log.replay import STATE, STATE_END, install_state, leave_out, replay
@@ -133,8 +133,19 @@ class Recovery:
             is_known = isinstance(error, TriremeError)
             kind = type(error) if is_known else Corruption
             cause = error if is_known else f"{type(error).__name__}: {error}"
-            way = "" if snapshot else f"; --skip_records {path}:{at} starts the server without it"
+            if isinstance(error, ResourceExhausted):
+                way = f"; nothing is lost: {self._how_to_make_room()}, and start the server again"
+            else:
+                skip = f"; --skip_records {path}:{at} starts the server without it"
+                way = "" if snapshot else skip
             raise kind(f"{path}: the record at offset {at} ({record[0]}): {cause}{way}") from error
+
+    def _how_to_make_room(self) -> str:
+        tier = self._server.tier
+        if tier is None:
+            return "give it more memory"
+        folders = ", ".join(map(str, tier.roots))
+        return f"free space in {folders} (--ssd_dir), or give it a larger --memory"
 
     def _skip(self, name: RecordName, record: Record, error: Exception) -> None:
         """Go on without a record that fails."""
