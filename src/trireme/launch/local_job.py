@@ -64,6 +64,12 @@ def _check_restarts(config: LaunchConfig, placement: Placement) -> None:
             f"launch: expected --max_restart of at least 0, found {config.max_restart}"
         )
     has_servers = not placement.workers_host
+    if not has_servers and config.max_restart > 0 and config.command[1:3] == ("trireme", "run"):
+        raise BadRequest(
+            "launch: expected a script, or -m with --stream, with --max_restart where workers hold"
+            " the rows, found -m without it: trireme run would begin at its first epoch again;"
+            " runner.warmup_model_path starts from a saved one"
+        )
     if has_servers and config.max_restart > 0 and durability_of(config) == "none":
         raise BadRequest(
             f"launch: expected --durability process or machine with --max_restart"
