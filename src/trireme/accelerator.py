@@ -76,6 +76,33 @@ def device_of_label(label: str, places: Mapping[str, str]) -> torch.device:
     return device
 
 
+def num_gpus() -> int:
+    """GPUs that torch sees."""
+    return torch.cuda.device_count()
+
+
+def select_gpu(place: int, places: Mapping[str, str]) -> None:
+    """Make a GPU torch's current one, unless another device stands in for GPUs.
+
+    place: among those that torch sees. Raises BadRequest: there is no such GPU.
+    """
+    device = device_of_label("gpu", places)
+    if device.type != _GPU:
+        return
+    if place >= num_gpus():
+        raise BadRequest(f"device: expected a GPU below {num_gpus()}, as torch sees, found {place}")
+    torch.cuda.set_device(place)
+
+
+def share_gpus(place: int, num: int) -> None:
+    """Give process `place` of the `num` on this machine a GPU of its own, if there are as many and
+    torch has not used one yet.
+    """
+    is_untouched = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if 0 < num <= num_gpus() and is_untouched:
+        torch.cuda.set_device(place)
+
+
 def common_device(devices: Iterable[torch.device], what: str) -> torch.device:
     """The one device among these; the CPU if there are none. Raises BadRequest: there are more."""
     distinct = {torch.empty(0, device=device).device for device in devices}

@@ -1,7 +1,7 @@
 """Trains in mode collective with checkpoints, resumes, and prints how often each example counted.
 
-Arguments: FOLDER of the checkpoints; the STEP (0: none) at which worker 1 does a DEED in the first
-attempt of a job: "die" kills it, "wait" waits for a line of input. With "ddp" the model is wrapped
+Arguments: FOLDER of the checkpoints; the STEP (0: none) at which worker 1 does a DEED: "die" kills
+it, once in a job, "wait" waits for a line of input. With "ddp" the model is wrapped
 in DistributedDataParallel, with "loop" it is trained in a plain loop. Prints `step N` before the
 N-th batch of this process.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from trireme import _core
 from trireme.table import RowClassId
 
 FOLDER, STEP, DEED = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+DIED = Path(f"{FOLDER}.died")
 NUM_EXAMPLES, BATCH, EPOCHS = 301, 4, 2
 SCHEMA = tr.data.Schema([tr.data.Sparse("a"), tr.data.Label()])
 
@@ -38,9 +40,9 @@ class Model(nn.Module):
     def forward(self, batch: Any) -> torch.Tensor:
         self.num_steps += 1
         print(f"step {self.num_steps}\n", end="", flush=True)  # in one write
-        is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-        if is_first and cluster.worker == 1 and self.num_steps == STEP:
+        if cluster.worker == 1 and self.num_steps == STEP and not DIED.exists():
             if DEED == "die":
+                DIED.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             sys.stdin.readline()
         return self.head(self.rows(batch).flatten(1)).squeeze(1)

@@ -48,7 +48,6 @@ def test_launched_workers_hold_the_rows_and_end_well_with_uneven_data(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--max_restart", "1"], "expected servers with --max_restart"),
         (["--streams", "4"], "expected servers with --streams"),
         (["--durability", "process"], "expected servers with --durability"),
         (["--workers", "127.0.0.1:6000,127.0.0.1:6000"], "different addresses in --workers"),

@@ -105,7 +105,7 @@ def test_a_strategy_shows_its_mode_and_refuses_unsupported_options() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"k_steps": 1.5}, "expected k_steps as an integer >= -1, found 1.5"),
         ({"k_step": 1}, "found 'k_step'"),
-        ({"use_ps_gpu": 1}, "expected use_ps_gpu 0, found 1: this version keeps no tables"),
+        ({"use_ps_gpu": 8}, "expected use_ps_gpu as a bool, found 8"),
         ({"launch_barrier": False}, "workers always wait"),
     ]
     for configs, message in wrong:
@@ -126,8 +126,14 @@ def test_a_role_by_arguments_reads_no_environment() -> None:
         current_id=1, role=fleet.Role.WORKER, worker_num=2, server_endpoints=["127.0.0.1:1"]
     )
     assert (maker.role.role, maker.role.index, maker.role.num_workers) == ("worker", 1, 2)
-    with pytest.raises(BadRequest, match="collective comes later"):
-        fleet.PaddleCloudRoleMaker(is_collective=True)
+    endpoints = ["127.0.0.1:1", "127.0.0.1:2"]
+    worker = fleet.UserDefinedRoleMaker(True, current_id=1, worker_endpoints=endpoints)
+    assert (worker.role.hosts, worker.role.listen, worker.role.num_workers) == (1, endpoints[1], 2)
+    for wrong in ({"worker_endpoints": endpoints}, {"server_endpoints": endpoints}):
+        with pytest.raises(BadRequest, match="expected server_endpoints, or is_collective=True"):
+            fleet.UserDefinedRoleMaker("server_endpoints" in wrong, current_id=0, **wrong)
+    with pytest.raises(BadRequest, match="expected current_id as a place in worker_endpoints"):
+        fleet.UserDefinedRoleMaker(True, current_id=2, worker_endpoints=endpoints)
 
 
 def test_a_server_process_gets_its_dense_optimizer_back_unchanged() -> None:

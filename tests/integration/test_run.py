@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.integration.criteo_folder import NUM_TEST, write_criteo_folder
 from tests.integration.processes import Processes, clean_environment
@@ -111,6 +112,37 @@ def test_a_job_of_several_processes_saves_beside_the_file(
     (epoch,) = re.findall(r"run: epoch 0: .*", output)
     assert figures(epoch)["examples"] == 16000
     assert (folder / "launched" / "0" / "manifest.json").is_file()
+
+
+def test_a_collective_job_on_gpus_trains_and_tests(
+    folder: Path, tmp_path: Path, programs: Template
+) -> None:
+    launch = ["-m", "trireme", "launch", "--gpus", "0,1", "-m", str(folder / "config.yaml")]
+    override = ["-o", "runner.model_save_path=collective", "runner.use_gpu=True"]
+    override += ["runner.use_fleet=True", "runner.sync_mode=collective", "runner.epochs=1"]
+    override += ["runner.infer_end_epoch=1", "runner.split_file_list=True"]
+    env = {"TRIREME_DEVICE_GPU": "cpu"}
+    (epoch,) = re.findall(r"run: epoch 0: .*", programs.run(tmp_path, [*launch, *override], env))
+    assert figures(epoch)["examples"] == 16000
+    (tested,) = re.findall(
+        r"run: infer epoch 0: .*", programs.run(tmp_path, [*launch, "--infer", *override], env)
+    )
+    assert (figures(tested)["examples"], figures(tested)["auc"] > 0.8) == (NUM_TEST, True)
+    output = programs.run(tmp_path, [*launch, "--max_restart", "1", *override], env, code=2)
+    assert "trireme run would begin at its first epoch again" in output
+
+
+def test_use_gpu_without_a_gpu_says_what_helps(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["run", "-m", str(folder / "config.yaml"), "-o", "runner.use_gpu=True"]
+    if not torch.cuda.is_available():
+        assert cli.main([*command, "runner.model_save_path=gpu"]) == 2
+        assert re.search(
+            r"runner\.use_gpu: .*expected a GPU.*TRIREME_DEVICE_GPU=cpu", capsys.readouterr().err
+        )
+    monkeypatch.setenv("TRIREME_DEVICE_GPU", "cpu")
+    assert cli.main([*command, "runner.model_save_path=gpu", "runner.epochs=1"]) == 0
 
 
 def test_a_reader_class_feeds_the_model_as_in_paddlerec(

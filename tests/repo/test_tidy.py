@@ -20,10 +20,10 @@ LONGER: dict[str, str] = {}
 # them: calls in pieces, decisions in two phases, a budget of what peers make a server hold, bulk
 # data as arrays, sums of what a thousand workers gather, the identity of a server's state; then
 # rows on SSD: what a server's tables share, and what they tell of it; then blocks of rows on
-# devices, whose rules are there as torch operations and as Triton's kernels; and jobs without
-# servers, whose workers exchange rows. A
+# devices, whose rules are there as torch operations and as Triton's kernels; jobs without
+# servers, whose workers exchange rows; and Fleet's names for these and for GPUs. A
 # feature raises it by what it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 52_000
+PACKAGE_LINES_MAX = 52_500
 
 CODE = (".py", ".h", ".cc")
 

@@ -104,6 +104,35 @@ def test_role_of_a_worker_that_listens_at_its_place_among_the_servers_is_to_host
     assert role.servers == SERVERS
 
 
+COLLECTIVE = {
+    "PADDLE_TRAINER_ID": "1",
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_TRAINER_ENDPOINTS": LIST,
+    "PADDLE_CURRENT_ENDPOINT": SERVERS[1],
+}
+
+
+def test_role_of_fleets_collective_variables_is_a_worker_that_hosts_the_rows() -> None:
+    for env in (COLLECTIVE, {**COLLECTIVE, "TRAINING_ROLE": "TRAINER"}):
+        role = read_role(env)
+        assert (role.index, role.num_workers, role.hosts) == (1, 2, True)
+        assert (role.listen, role.servers) == (SERVERS[1], SERVERS)
+    for servers in ("PADDLE_PSERVERS_IP_PORT_LIST", "TRIREME_SERVERS"):
+        role = read_role({**COLLECTIVE, "TRAINING_ROLE": "TRAINER", servers: "c:1"})
+        assert (role.role, role.servers, role.hosts) == ("worker", ("c:1",), False)
+
+
+def test_a_process_has_one_gpu_by_its_place_among_the_visible_ones() -> None:
+    assert read_role({}).gpu is None
+    assert read_role({"FLAGS_selected_gpus": "3"}).gpu == 3
+    role = read_role({**RANKS, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+    assert (role.gpu, role.local_index, role.local_num) == (None, 1, 2)
+    several = {"FLAGS_selected_gpus": "0,1"}
+    with pytest.raises(BadRequest, match=r"one GPU for a process in FLAGS_selected_gpus.*--gpus"):
+        read_role(several)
+    assert read_role({**FLEET_SERVER, **several}).gpu is None
+
+
 def test_own_variables_win_over_fleets_and_torchruns() -> None:
     role = read_role({**FLEET_SERVER, "RANK": "7", "WORLD_SIZE": "9", **OWN_WORKER})
     assert (role.role, role.index, role.num_workers) == ("worker", 0, 3)

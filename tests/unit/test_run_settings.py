@@ -84,6 +84,8 @@ def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
     assert Settings.read(both).strategy == Strategy("async")
     bounded = config(tmp_path, "runner.sync_mode=bounded", "runner.staleness=4")
     assert Settings.read(bounded).strategy == Strategy("bounded", staleness=4)
+    for keys in (["runner.use_fleet=True", optimizer], ["runner.sync_mode=collective"]):
+        assert Settings.read(config(tmp_path, *keys)).strategy == Strategy("collective")
     geo = config(tmp_path, "runner.sync_mode=geo", "runner.geo_step=400")
     assert Settings.read(geo).strategy == Strategy("geo", k=400)
 
@@ -96,8 +98,7 @@ def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
         ("runner.sync_mode=gpubox", "tables in GPU memory come"),
         ("runner.sync_mode=half", "found 'half'"),
         ("runner.sync_mode=bounded", r"runner\.staleness: expected an integer"),
-        ("runner.use_gpu=True", r"runner\.use_gpu: expected False, found True: training on GPUs"),
-        ("runner.use_fleet=True", "collective training comes"),
+        ("runner.use_xpu=True", r"runner\.use_xpu: expected False, found True: there are no"),
         ("runner.use_auc=maybe", "expected True or False, found 'maybe'"),
         ("runner.epochs=0", r"runner\.epochs: expected an integer >= 1, found 0"),
         ("runner.epochs=1.5", "found 1.5"),
@@ -112,6 +113,11 @@ def test_contradictory_settings_are_refused_by_name(
 ) -> None:
     with pytest.raises(BadRequest, match=message):
         Settings.read(config(tmp_path, override))
+
+
+def test_use_fleet_is_collective_and_refuses_other_modes(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"sync_mode: expected collective, or no key.*'async'"):
+        Settings.read(config(tmp_path, "runner.use_fleet=True", "runner.sync_mode=async"))
 
 
 def test_two_places_to_start_from_are_refused(tmp_path: Path) -> None:

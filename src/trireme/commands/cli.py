@@ -81,6 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def fleetrun() -> int:
+    """Fleet's name of `trireme launch`."""
+    return main(["launch", *sys.argv[1:]])
+
+
 def _has_reader_gone() -> bool:
     """Whether the reader of stdout has closed it, as with `trireme size ... | head`."""
     poll = select.poll()

@@ -6,6 +6,7 @@ from pathlib import Path
 from trireme.commands.options import KEYS, add_common, add_config, add_infer, picked, seconds
 from trireme.errors import BadRequest
 from trireme.launch.local_job import launch
+from trireme.launch.machines import START_PORT
 from trireme.launch.placement import LaunchConfig
 
 SUMMARY = "start servers and workers"
@@ -18,6 +19,9 @@ examples:
       train from a YAML file with PaddleRec's keys instead of a script: see `trireme run --help`
   trireme launch --server_num 0 --worker_num 2 train.py
       start 2 workers that hold the rows themselves, for mode collective: see docs/collective.md
+  trireme launch --gpus 0,1,2,3 train.py
+  trireme launch --ips 10.0.0.1,10.0.0.2 --gpus 0,1,2,3 --insecure train.py
+      the same with a worker on each of 4 GPUs, and on two machines: run it on both
   trireme launch --server_num 1 --worker_num 1 --streams 16 train.py
   trireme launch --join 127.0.0.1:40001 --worker_num 2 train.py
       cut the data of each pass into 16 streams, which workers take one after the other; the second
@@ -37,7 +41,7 @@ exit code is then 0.
 Environment, for every process of the job; options override it:
   TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT, TRIREME_LIMITS, TRIREME_INSECURE=1,
   TRIREME_DURABILITY, TRIREME_STATE_DIR, TRIREME_LOG_BYTES, TRIREME_SKIP_RECORDS,
-  TRIREME_MEMORY, TRIREME_SSD_DIR, TRIREME_STORE_HOSTS, TRIREME_STREAMS
+  TRIREME_MEMORY, TRIREME_SSD_DIR, TRIREME_STORE_HOSTS, TRIREME_STREAMS, TRIREME_INTERFACE
       the same as the options
   TRIREME_METRICS
       the same as --metrics PORT: server i gets PORT + i, the workers get the ports after the last
@@ -46,6 +50,8 @@ Environment, for every process of the job; options override it:
       threads of Trireme and of torch; default: a share of the cores
   TRIREME_DEVICE_GPU
       the device that stands in for a GPU where a script asks for one, such as cpu
+  CUDA_VISIBLE_DEVICES, FLAGS_selected_gpus
+      the GPUs of this machine; launch gives each worker its own
 """
     + KEYS
 )
@@ -53,16 +59,19 @@ Environment, for every process of the job; options override it:
 
 # Options of fleetrun and paddle.distributed.launch that do not exist here, by what to do instead.
 _INSTEAD = {
-    "servers and workers are the only mode of trireme launch": ("run_mode",),
+    "--server_num 0, --ips or --gpus alone make a collective job, others have servers": (
+        "run_mode",
+    ),
     "heterogeneous workers are not supported": tuple(
         f"heter_{what}" for what in ("workers", "worker_num", "devices")
     ),
     "server 0 hosts the coordinator": ("coordinators", "coordinator_num", "http_port"),
     "barriers and reductions go through the servers": ("with_gloo", "gloo_port"),
-    "ports are chosen free; name them with --servers": ("start_port",),
-    "name all machines with --servers and --workers, on each of them": ("master", "nnodes", "ips"),
-    "the index of a process is its place in --servers or --workers": ("rank",),
-    "give --server_num and --worker_num": ("nproc_per_node",),
+    "name all machines with --ips, or --servers and --workers, on each of them": (
+        "master",
+        "nnodes",
+    ),
+    "the index of a process is its place in --ips, --servers or --workers": ("rank",),
 }
 FLEETRUN_ONLY = {f"--{name}": why for why, names in _INSTEAD.items() for name in names}
 
@@ -76,21 +85,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
         help="number of servers, all on this machine; 0: the workers hold the rows themselves",
     )
     add("--worker_num", "--trainer_num", type=int, metavar="N", help="number of workers")
-    add(
-        "--servers",
-        type=_addresses,
-        default=(),
-        metavar="HOST:PORT,...",
-        help="addresses of all servers, to choose their ports or use several machines",
-    )
-    add(
-        "--workers",
-        "--trainers",
-        type=_addresses,
-        default=(),
-        metavar="HOST:PORT,...",
-        help="addresses of all workers, on several machines; ports matter with --server_num 0",
-    )
+    _add_machines(command)
     add(
         "--log_dir",
         type=Path,
@@ -112,7 +107,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="restart each server or worker that dies, up to N times, while the others wait; a"
         " server recovers its state (--durability process becomes the default), a worker continues"
-        " where its predecessor was; default: 0",
+        " where its predecessor was; without servers all workers of this machine are restarted, and"
+        " continue from their newest checkpoint; default: 0",
     )
     add(
         "--streams",
@@ -137,6 +133,64 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("script", nargs="?", metavar="SCRIPT", help="the Python script that every process runs")
     add("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     command.set_defaults(run=_launch)
+
+
+def _add_machines(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--servers",
+        type=_addresses,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="addresses of all servers, to choose their ports or use several machines",
+    )
+    add(
+        "--workers",
+        "--trainers",
+        type=_addresses,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="addresses of all workers, on several machines; ports matter with --server_num 0",
+    )
+    add(
+        "--gpus",
+        "--devices",
+        type=_addresses,
+        default=(),
+        metavar="N,...",
+        help="GPUs of this machine, as CUDA numbers or names them; each worker sees one of them;"
+        " default: FLAGS_selected_gpus. Without --server_num or --servers workers hold the rows",
+    )
+    add(
+        "--nproc_per_node",
+        type=int,
+        metavar="N",
+        help="workers on each machine, instead of a worker per GPU",
+    )
+    add(
+        "--ips",
+        type=_addresses,
+        default=(),
+        metavar="HOST,...",
+        help="machines of a job without servers; run the command on each of them",
+    )
+    add(
+        "--start_port",
+        type=int,
+        metavar="PORT",
+        help=f"with --ips, the first port of the workers of a machine; default: {START_PORT}",
+    )
+    add(
+        "--host",
+        help="which of the listed hosts is this machine, where several are its own; default with"
+        " --ips: POD_IP",
+    )
+    add(
+        "--interface",
+        metavar="NAME",
+        help="the network device, such as eth2, at whose address other processes reach those here,"
+        " and which NCCL and gloo use; default: the one on the way to the others",
+    )
 
 
 def _launched(arguments: argparse.Namespace) -> tuple[str, ...]:

@@ -32,7 +32,6 @@ from trireme.rpc import (
     RpcClient,
     Server,
     ServerKeys,
-    own_host,
 )
 
 SLICE_BYTES_MAX = 64 << 20
@@ -144,7 +143,7 @@ def _server(cluster: Cluster, keys: Sequence[str | None], inbox: _Inbox) -> Serv
         admitted = frozenset(key for key in keys if key is not None)
         own = ServerKeys(own=cluster.keys.own, admitted=admitted)
     return Server(
-        f"{own_host(cluster.client.servers.map.servers[0])}:0",
+        f"{cluster.address}:0",
         {"exchange.piece": inbox.on_piece},
         name=f"worker {cluster.worker}",
         keys=own,

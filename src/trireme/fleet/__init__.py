@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trireme.fleet import metrics, util
     from trireme.fleet.calls import (
         barrier_worker,
+        device,
         distributed_optimizer,
         infer_from_dataset,
         init,
@@ -47,6 +48,11 @@ if TYPE_CHECKING:
         worker_num,
     )
     from trireme.fleet.dataset import InMemoryDataset, QueueDataset
+    from trireme.fleet.distribute_transpiler import (
+        DistributeTranspiler,
+        memory_optimize,
+        release_memory,
+    )
     from trireme.fleet.distributed_strategy import DistributedStrategy
     from trireme.fleet.embedding_layers import (
         CountFilterEntry,
@@ -66,6 +72,7 @@ __all__ = [
     "ClipGradByNorm",
     "ClipGradByValue",
     "CountFilterEntry",
+    "DistributeTranspiler",
     "DistributeTranspilerConfig",
     "DistributedStrategy",
     "HashName",
@@ -82,6 +89,7 @@ __all__ = [
     "UserDefinedRoleMaker",
     "barrier_worker",
     "ctr_metric_bundle",
+    "device",
     "distributed_optimizer",
     "infer_from_dataset",
     "init",
@@ -92,7 +100,9 @@ __all__ = [
     "is_worker",
     "load_inference_model",
     "load_model",
+    "memory_optimize",
     "metrics",
+    "release_memory",
     "run_server",
     "save_inference_model",
     "save_persistables",
@@ -110,6 +120,7 @@ _MODULES = ("metrics", "util")
 # Module -> the names that it has; the others are in trireme.fleet.calls.
 _HOMES = {
     "dataset": ("InMemoryDataset", "QueueDataset"),
+    "distribute_transpiler": ("DistributeTranspiler", "memory_optimize", "release_memory"),
     "distributed_strategy": ("DistributedStrategy",),
     "embedding_layers": ("CountFilterEntry", "ParamAttr", "ProbabilityEntry", "ShowClickEntry"),
     "generator": ("MultiSlotDataGenerator", "MultiSlotStringDataGenerator"),

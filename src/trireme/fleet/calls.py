@@ -36,6 +36,7 @@ class FleetJob:
 
     def __init__(self) -> None:
         self._own_role: ProcessRole | None = None
+        self._is_collective = False
         self._optimizer: DistributedOptimizer | None = None
         self.tables = NamedTables()
 
@@ -44,10 +45,15 @@ class FleetJob:
         role_maker: PaddleCloudRoleMaker | UserDefinedRoleMaker | None = None,
         is_collective: bool = False,
     ) -> None:
-        """Take the role that the role maker names; by default the one in the environment."""
+        """Take the role that the role maker names; by default the one in the environment.
+
+        is_collective: the job has no servers, and its mode is collective.
+        """
         maker = role_maker or PaddleCloudRoleMaker(is_collective)
+        if is_collective and not maker.is_collective:
+            raise BadRequest("fleet.init: expected is_collective=True of the role maker too")
         log_to_stderr()
-        self._own_role = maker.role
+        self._own_role, self._is_collective = maker.role, maker.is_collective
         self._optimizer = None
         self.tables.clear()
         log.info("%s", self._own_role.describe())
@@ -74,7 +80,14 @@ class FleetJob:
         return self._cluster().num_workers if self._role().is_late else self._role().num_workers
 
     def server_num(self) -> int:
-        return len(self._role().servers)
+        """Servers of the job, not counting those that workers host."""
+        return 0 if self._role().hosts else len(self._role().servers)
+
+    def device(self, label: str) -> torch.device:
+        """In the place of CUDAPlace and CPUPlace: that of this worker for "gpu" or "cpu". Raises
+        BadRequest: there is none, and TRIREME_DEVICE_GPU names no other.
+        """
+        return self._cluster().device(label)
 
     def init_server(self, dirname: str | None = None) -> None:
         """Does nothing: workers create the tables, and `load_model` loads a checkpoint."""
@@ -137,7 +150,7 @@ class FleetJob:
         self._optimizer = DistributedOptimizer(
             optimizer,
             model,
-            strategy=strategy.strategy(),
+            strategy=strategy.strategy(is_collective=self._is_collective),
             blocks=None if optimizer is None else strategy.blocks(),
             clip_norm=None if grad_clip is None else grad_clip.clip_norm,
             clip_value=None if grad_clip is None else grad_clip.clip_value,
@@ -375,6 +388,7 @@ is_first_worker = _job.is_first_worker
 worker_index = _job.worker_index
 worker_num = _job.worker_num
 server_num = _job.server_num
+device = _job.device
 init_server = _job.init_server
 run_server = _job.run_server
 init_worker = _job.init_worker

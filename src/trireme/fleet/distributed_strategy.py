@@ -17,11 +17,11 @@ WITHOUT_EFFECT = (
     "runtime_split_send_recv",
     "lr_decay_steps",
 )
-# Other keys of a_sync_configs: the value that is accepted, and why no other is.
+# Other keys of a_sync_configs than k_steps and use_ps_gpu: the value that is accepted, and why no
+# other is.
 CONFIGS: dict[str, tuple[Any, str]] = {
     "launch_barrier": (True, "workers always wait for the servers"),
     "heter_worker_device_guard": ("cpu", "there are no workers of several kinds"),
-    "use_ps_gpu": (0, "this version keeps no tables in GPU memory"),
 }
 # Attributes of Fleet's strategy that are set elsewhere here, or not supported.
 ELSEWHERE = {
@@ -47,7 +47,7 @@ ELSEWHERE = {
     "split_method": "give a fleet.DistributeTranspilerConfig, or trireme.Blocks to a Trainer",
     "localsgd": "a_sync with k_steps > 0 is mode geo",
     "adaptive_localsgd": "a_sync with k_steps > 0 is mode geo",
-    "dgc": "it belongs to collective training",
+    "dgc": "gradients are not compressed",
     "lars": "servers run the optimizers of torch.optim that work element by element",
     "lamb": "servers run the optimizers of torch.optim that work element by element",
     "asp": "pruning is not supported",
@@ -58,11 +58,12 @@ class DistributedStrategy:
     """Fleet's switches. One that has no counterpart here is refused by name.
 
     a_sync: True, the default: async, or with a_sync_configs k_steps > 0 mode geo; False: sync.
-    a_sync_configs: k_steps; 0 and -1 (in Fleet: automatic) have no effect.
+    a_sync_configs: k_steps; 0 and -1 (in Fleet: automatic) have no effect. use_ps_gpu: mode
+        collective, whose passes have their rows on the device (fleet.PSGPU), with either a_sync.
     adam_d2sum: train the dense part by AdamD2Sum in place of the Adam that is passed.
     """
 
-    __slots__ = ("_configs", "a_sync", "adam_d2sum")
+    __slots__ = ("_configs", "_is_chosen", "a_sync", "adam_d2sum")
 
     a_sync: bool
     adam_d2sum: bool
@@ -70,6 +71,7 @@ class DistributedStrategy:
 
     def __init__(self) -> None:
         self.a_sync, self.adam_d2sum, self._configs = True, False, {}
+        self._is_chosen = False  # whether the user has set a_sync
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ELSEWHERE:
@@ -79,6 +81,8 @@ class DistributedStrategy:
         if name in ("a_sync", "adam_d2sum") and not isinstance(value, bool):
             raise BadRequest(f"DistributedStrategy: expected {name} as a bool, found {value!r}")
         object.__setattr__(self, name, value)
+        if name == "a_sync":
+            object.__setattr__(self, "_is_chosen", True)
 
     @property
     def a_sync_configs(self) -> Mapping[str, object]:
@@ -93,9 +97,22 @@ class DistributedStrategy:
     def blocks(self) -> None:
         """The default cut into blocks; DistributeTranspilerConfig can set another."""
 
-    def strategy(self) -> Strategy:
-        """The equivalent Strategy. Raises BadRequest: k_steps > 0 without a_sync."""
+    def strategy(self, *, is_collective: bool = False) -> Strategy:
+        """The equivalent Strategy.
+
+        is_collective: of the job. Raises BadRequest: k_steps > 0 without a_sync, or in mode
+        collective; a_sync True in a collective job.
+        """
         k = self._configs.get("k_steps", 0)
+        uses_gpus = bool(self._configs.get("use_ps_gpu"))
+        if is_collective or uses_gpus:
+            if k > 0 or (self.a_sync and self._is_chosen and not uses_gpus):
+                raise BadRequest(
+                    "DistributedStrategy: expected a_sync False and no k_steps where every step is"
+                    " one of all workers (is_collective, use_ps_gpu), found a_sync"
+                    f" {self.a_sync}, k_steps {k}"
+                )
+            return Strategy("collective")
         if k > 0 and not self.a_sync:
             raise BadRequest(
                 "DistributedStrategy: expected a_sync True with k_steps > 0, which is mode geo,"
@@ -112,13 +129,17 @@ def _check_config(key: str, value: object) -> None:
             raise BadRequest(
                 f"DistributedStrategy: expected k_steps as an integer >= -1, found {value!r}"
             )
+    elif key == "use_ps_gpu":
+        if value not in (0, 1):
+            raise BadRequest(f"DistributedStrategy: expected {key} as a bool, found {value!r}")
     elif key in WITHOUT_EFFECT:
         raise BadRequest(
             f"DistributedStrategy: {key} had no effect in Fleet and has none here; remove it"
         )
     elif key not in CONFIGS:
         raise BadRequest(
-            f"DistributedStrategy: expected k_steps, {' or '.join(CONFIGS)}, found {key!r}"
+            f"DistributedStrategy: expected k_steps, use_ps_gpu, {' or '.join(CONFIGS)}, found"
+            f" {key!r}"
         )
     elif value != CONFIGS[key][0]:
         accepted, why = CONFIGS[key]

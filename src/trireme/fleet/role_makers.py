@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from trireme.errors import BadRequest
 from trireme.launch import process_role
+from trireme.launch.process_role import ProcessRole
 
 
 class Role(enum.IntEnum):
@@ -15,16 +16,20 @@ class Role(enum.IntEnum):
 
 
 class PaddleCloudRoleMaker:
-    """The role in the environment: TRAINING_ROLE, PADDLE_* and POD_IP, or Trireme's variables.
+    """The role in the environment: TRAINING_ROLE, PADDLE_* and POD_IP, or Trireme's or torchrun's
+    variables.
+
+    is_collective: the job has no servers.
 
     Raises:
-        BadRequest: a collective job, or an incomplete environment.
+        BadRequest: an incomplete environment, or a collective job that has servers.
     """
 
     def __init__(self, is_collective: bool = False) -> None:
-        if is_collective:
-            raise BadRequest("fleet: expected a job with servers; collective comes later")
         self.role = process_role.read_role()
+        self.is_collective = is_collective
+        if is_collective:
+            _check_collective(self.role)
 
 
 class UserDefinedRoleMaker:
@@ -33,16 +38,46 @@ class UserDefinedRoleMaker:
     Args:
         current_id: index among the processes of the role.
         role: Role.WORKER or Role.SERVER.
-        worker_num: workers of the job.
+        worker_num: workers of the job; default: the number of worker_endpoints.
         server_endpoints: all servers as host:port.
+        is_collective: the job has no servers; worker_endpoints has the addresses of all workers.
     """
 
     def __init__(
-        self, *, current_id: int, role: Role, worker_num: int, server_endpoints: Sequence[str]
+        self,
+        is_collective: bool = False,
+        *,
+        current_id: int,
+        role: Role = Role.WORKER,
+        worker_num: int | None = None,
+        server_endpoints: Sequence[str] = (),
+        worker_endpoints: Sequence[str] = (),
     ) -> None:
+        if is_collective != (not server_endpoints):
+            raise BadRequest(
+                "fleet.UserDefinedRoleMaker: expected server_endpoints, or is_collective=True with"
+                f" worker_endpoints, found {is_collective} with {list(server_endpoints)}"
+            )
+        endpoints = list(worker_endpoints if is_collective else server_endpoints)
+        if is_collective and not 0 <= current_id < len(endpoints):
+            raise BadRequest(
+                f"fleet.UserDefinedRoleMaker: expected current_id as a place in worker_endpoints"
+                f" {endpoints}, found {current_id}"
+            )
+        self.is_collective = is_collective
         self.role = process_role.read_role(
             role="server" if role == Role.SERVER else "worker",
             index=current_id,
-            num=worker_num,
-            servers=list(server_endpoints),
+            num=len(worker_endpoints) if worker_num is None else worker_num,
+            servers=endpoints,
+            listen=endpoints[current_id] if is_collective else None,
+        )
+
+
+def _check_collective(role: ProcessRole) -> None:
+    if role.role == "server" or (role.role == "worker" and not role.hosts):
+        raise BadRequest(
+            "fleet.init: expected workers that hold the rows with is_collective=True, as"
+            " `trireme launch --gpus 0,1`, --nproc_per_node 2 and torchrun start them, found"
+            f" {role.describe()}"
         )

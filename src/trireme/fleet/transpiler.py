@@ -18,7 +18,9 @@ class HashName:
 
 
 PLACES = {RoundRobin: ROUND_ROBIN, HashName: HASH}
+MODES = ("pserver", "nccl2")
 DEFAULTS: dict[str, Any] = {
+    "mode": "pserver",
     "slice_var_up": True,
     "min_block_size": 8192,
     "split_method": RoundRobin,
@@ -32,20 +34,20 @@ _COLLECTIVE = (
 )
 # Other fields: why they have no counterpart.
 ELSEWHERE = {
-    "mode": "a job with servers is mode 'pserver'; there is no other here",
     "enable_dc_asgd": "async with compensated delay is not supported; use Strategy('bounded')",
     "half_async": "there are no threads that share a worker's push; use sync_mode",
     "completely_not_async": "use sync_mode",
     "runtime_split_send_recv": "it says how Fleet moves blocks, which has no counterpart",
     "print_log": "the logger 'trireme' says what happens",
     "wait_port": "workers always wait for the servers",
-    **dict.fromkeys(_COLLECTIVE, "it belongs to collective training"),
+    **dict.fromkeys(_COLLECTIVE, "gloo and NCCL choose how they reduce"),
 }
 
 
 class DistributeTranspilerConfig:
     """A strategy for `fleet.distributed_optimizer`, in place of DistributedStrategy.
 
+    mode: "pserver", or "nccl2", a job without servers, which is mode collective.
     slice_var_up: whether dense parameters are cut.
     min_block_size: elements per block, a multiple of 64; the last of a parameter may have fewer.
         (In Fleet the number of servers decides too; here the cut does not depend on it.)
@@ -53,6 +55,7 @@ class DistributeTranspilerConfig:
     sync_mode: sync or async. geo_sgd_mode: geo, with windows of geo_sgd_need_push_nums steps.
     """
 
+    mode: str
     slice_var_up: bool
     min_block_size: int
     split_method: type[RoundRobin] | type[HashName]
@@ -79,6 +82,7 @@ class DistributeTranspilerConfig:
             )
         if not _fits(name, value):
             what = {bool: "a bool", int: "an integer >= 1", type: "RoundRobin or HashName"}
+            what[str] = f"one of {', '.join(MODES)}"
             raise BadRequest(
                 f"DistributeTranspilerConfig: expected {name} as {what[type(DEFAULTS[name])]},"
                 f" found {value!r}"
@@ -86,10 +90,27 @@ class DistributeTranspilerConfig:
         object.__setattr__(self, name, value)
         self._assigned.add(name)
 
-    def strategy(self) -> Strategy:
-        """The equivalent Strategy. Raises BadRequest: geo_sgd_mode with sync_mode, or its number of
-        steps without it.
+    @property
+    def is_collective(self) -> bool:
+        return self.mode != "pserver"
+
+    def strategy(self, *, is_collective: bool = False) -> Strategy:
+        """The equivalent Strategy. is_collective: of the job. Raises BadRequest: geo_sgd_mode with
+        sync_mode, or its number of steps without it; a mode that the job has not, or knobs that a
+        collective one has not.
         """
+        if is_collective != self.is_collective:
+            job = "without servers" if is_collective else "with servers (fleet.init())"
+            raise BadRequest(
+                f"DistributeTranspilerConfig: expected a mode for a job {job}, found {self.mode!r}"
+            )
+        if self.is_collective:
+            if not self.sync_mode or self.geo_sgd_mode:
+                raise BadRequest(
+                    f"DistributeTranspilerConfig: expected sync_mode True and geo_sgd_mode False in"
+                    f" mode {self.mode!r}, found {self.sync_mode} and {self.geo_sgd_mode}"
+                )
+            return Strategy("collective")
         if not self.geo_sgd_mode:
             self._check_effect("geo_sgd_need_push_nums", "geo_sgd_mode True")
             return Strategy("sync" if self.sync_mode else "async")
@@ -118,6 +139,8 @@ def _fits(name: str, value: Any) -> bool:
     default = DEFAULTS[name]
     if isinstance(default, bool):
         return isinstance(value, bool)
+    if isinstance(default, str):
+        return value in MODES
     if isinstance(default, int):
         return isinstance(value, int) and not isinstance(value, bool) and value >= 1
     return value in PLACES

@@ -35,6 +35,7 @@ class Cluster:
     keys, insecure: how workers talk to each other: with these keys, or beyond loopback without.
     host: the server that this process hosts; its state is `server`.
     devices: label -> the device that stands in for it, such as {"gpu": "cpu"}.
+    interface: the network device at whose address the other workers reach this one.
     """
 
     def __init__(
@@ -48,10 +49,11 @@ class Cluster:
         keys: rpc.ClientKeys | None = None,
         insecure: bool = False,
         devices: Mapping[str, str] | None = None,
+        interface: str | None = None,
     ) -> None:
         self.client, self.pool, self.host = client, pool, host
         self.metrics, self.keys, self.insecure = metrics, keys, insecure
-        self._devices = devices or {}
+        self._devices, self._interface = devices or {}, interface
         self.worker = client.worker  # index among the workers that the job began with
         self.num_workers = client.num_workers
         self.num_streams = client.num_streams  # that workers share; 0: each has its own
@@ -80,6 +82,11 @@ class Cluster:
         TRIREME_DEVICE_GPU may map to another. Raises BadRequest: there is none here.
         """
         return accelerator.device_of_label(label, self._devices)
+
+    @property
+    def address(self) -> str:
+        """The host at which the other workers reach this one."""
+        return rpc.own_host(self.client.servers.map.servers[0], self._interface)
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Run `action` when the cluster is closed, the last one first; not if it is abandoned."""

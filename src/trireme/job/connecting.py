@@ -38,6 +38,7 @@ def connect(
     insecure: bool = False,
     metrics: str | None = None,
     devices: Mapping[str, str] | None = None,
+    interface: str | None = None,
     host: Host | None = None,
 ) -> Cluster:
     """Join a job as one of its workers; waits for servers that are not up yet.
@@ -48,7 +49,7 @@ def connect(
         late: join a running job whose workers share streams, from its next streams on.
         insecure: this worker, too, may listen beyond loopback without keys (global_shuffle).
         metrics: "[host:]port" that answers /metrics and /healthz.
-        devices: see Cluster.
+        devices, interface: see Cluster.
         host: the server among them that this process hosts.
 
     Raises:
@@ -96,6 +97,7 @@ def connect(
         insecure=insecure,
         metrics=own_metrics,
         devices=devices,
+        interface=interface,
     )
 
 

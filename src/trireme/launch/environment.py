@@ -5,12 +5,14 @@ variables state the place of a process in a job:
 
 - Trireme's own, `TRIREME_*`, which win over everything but arguments;
 - Fleet's (`TRAINING_ROLE`, `PADDLE_*`, `POD_IP`), as PaddleCloudRoleMaker reads them, except that a
-  worker needs no address of its own;
+  worker of servers needs no address of its own; without servers PADDLE_TRAINER_ENDPOINTS and
+  PADDLE_CURRENT_ENDPOINT make one that hosts its part of the rows;
 - torchrun's `RANK` and `WORLD_SIZE`, which with `TRIREME_SERVERS` make a worker; without, one that
   hosts its part of the rows, and meets the others at `MASTER_ADDR:MASTER_PORT`.
 
 Each family becomes facts (role, servers, index, ...), each with the name of the variable that it
-came from. Facts are merged by rank; `process_role` checks them as a whole.
+came from. FLAGS_selected_gpus and torchrun's LOCAL_RANK only choose a GPU. Facts are merged by
+rank; `process_role` checks them as a whole.
 """
 
 import difflib
@@ -45,6 +47,7 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_SSD_DIR": "ssd_dir",
     "TRIREME_STORE_HOSTS": "store_hosts",
     "TRIREME_DEVICE_GPU": "device_gpu",
+    "TRIREME_INTERFACE": "interface",
 }
 # The facts that make a process part of a job. The others only tune it.
 PLACE = ("role", "servers", "index", "num", "join", "listen", "listen_fd")
@@ -65,6 +68,11 @@ _FLEET_VARIABLES = {
     "PADDLE_PSERVERS_IP_PORT_LIST": "servers",
     "PADDLE_TRAINERS_NUM": "num",
     "PADDLE_TRAINER_ID": "index",
+}
+_GPU_VARIABLES = {
+    "FLAGS_selected_gpus": "gpu",
+    "LOCAL_RANK": "local_index",
+    "LOCAL_WORLD_SIZE": "local_num",
 }
 _FLEET_ROLES = {"PSERVER": "server", "TRAINER": "worker"}
 
@@ -88,6 +96,17 @@ class Fact(NamedTuple):
 Facts = dict[str, Fact]
 
 
+def inherited() -> Mapping[str, str]:
+    """The environment of this process."""
+    return os.environ
+
+
+def name_network_device(interface: str) -> None:
+    """Tell NCCL, and gloo in process groups of the script's own, unless the user has."""
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        os.environ.setdefault(name, interface)
+
+
 def read_facts(env: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> Facts:
     """The facts of the environment (default `os.environ`) and of the arguments, which win. Raises
     BadRequest: an unknown TRIREME_* variable, or variables that contradict each other.
@@ -97,7 +116,7 @@ def read_facts(env: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> F
     facts |= {
         key: Fact(value, f"argument {key}") for key, value in arguments.items() if value is not None
     }
-    return _family_facts(env, facts) | facts
+    return _stated(env, _GPU_VARIABLES) | _family_facts(env, facts) | facts
 
 
 def require(facts: Facts, key: str, process: str, source: str | None = None) -> Fact:
@@ -140,7 +159,7 @@ def _stated(env: Mapping[str, str], facts: Mapping[str, str]) -> Facts:
 
 def _family_facts(env: Mapping[str, str], own: Facts) -> Facts:
     """Facts of Fleet's or torchrun's variables that apply to this process."""
-    fleet, torchrun = _fleet_facts(env), _torchrun_facts(env)
+    fleet, torchrun = _fleet_facts(env, own), _torchrun_facts(env)
     if fleet and torchrun and "role" not in own:
         names = ", ".join(fact.name for fact in (*fleet.values(), *torchrun.values()))
         raise BadRequest(
@@ -156,7 +175,7 @@ def _family_facts(env: Mapping[str, str], own: Facts) -> Facts:
     return facts
 
 
-def _fleet_facts(env: Mapping[str, str]) -> Facts:
+def _fleet_facts(env: Mapping[str, str], own: Facts) -> Facts:
     """Fleet's variables. POD_IP alone states nothing: clusters set it in every container."""
     if _is_set(env, "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"):
         raise BadRequest(
@@ -179,11 +198,20 @@ def _fleet_facts(env: Mapping[str, str]) -> Facts:
         facts["role"] = Fact(_FLEET_ROLES[fleet_role], "TRAINING_ROLE")
         # PADDLE_TRAINER_ID is the index of a worker. A server is identified by its address.
         facts.pop("index" if fleet_role == "PSERVER" else "listen", None)
+    is_worker = facts.get("role", Fact("worker", "")).value == "worker"
+    if is_worker and "servers" not in facts | own and _is_set(env, "PADDLE_CURRENT_ENDPOINT"):
+        _add_own_endpoint(facts, env)
     return facts
 
 
+def _add_own_endpoint(facts: Facts, env: Mapping[str, str]) -> None:
+    """Without servers the workers' endpoints are those of the servers that they host."""
+    names = {"PADDLE_TRAINER_ENDPOINTS": "servers", "PADDLE_CURRENT_ENDPOINT": "listen"}
+    facts |= {"role": Fact("worker", "PADDLE_CURRENT_ENDPOINT"), **_stated(env, names)}
+
+
 def _add_endpoints(facts: Facts, text: str) -> None:
-    """Use the length of PADDLE_TRAINER_ENDPOINTS; nothing connects to workers."""
+    """Use the length of PADDLE_TRAINER_ENDPOINTS; nothing connects to workers of servers."""
     num = len(text.split(","))
     if "num" not in facts:
         facts["num"] = Fact(num, "PADDLE_TRAINER_ENDPOINTS")
@@ -202,4 +230,4 @@ def _torchrun_facts(env: Mapping[str, str]) -> Facts:
     if _is_set(env, "MASTER_ADDR") and _is_set(env, "MASTER_PORT"):
         address = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
         facts["master"] = Fact(address, "MASTER_ADDR:MASTER_PORT")
-    return {"role": role, **facts, **_stated(env, {"LOCAL_WORLD_SIZE": "local_num"})}
+    return {"role": role, **facts}

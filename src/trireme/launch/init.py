@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trireme import torch_compiler
 from trireme.errors import BadRequest, Corruption
+from trireme.launch.environment import name_network_device
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.process_role import REFUSED, ProcessRole, read_role
 
@@ -100,6 +102,7 @@ def connect(process: ProcessRole) -> Cluster:
         "metrics": process.metrics,
         "devices": {} if process.device_gpu is None else {"gpu": process.device_gpu},
     }
+    _choose_gpu(process, options["devices"])
     if process.role == "embedded":
         from trireme.job.embedded import embedded
         from trireme.server.row_tier import make_row_tier
@@ -107,6 +110,8 @@ def connect(process: ProcessRole) -> Cluster:
         return embedded(
             **options, tier=make_row_tier(process.memory, process.ssd_dir, process.timeout_s)
         )
+    _use_interface(process)
+    options["interface"] = process.interface
     keys = None if process.keys is None else client_keys(Path(process.keys))
     if process.hosts:
         options |= {"keys": keys, "insecure": process.insecure}
@@ -124,6 +129,34 @@ def connect(process: ProcessRole) -> Cluster:
     )
 
 
+def _choose_gpu(process: ProcessRole, places: Mapping[str, str]) -> None:
+    """Make the GPU of this process torch's current one."""
+    from trireme import accelerator
+
+    if process.gpu is not None:
+        accelerator.select_gpu(process.gpu, places)
+    elif process.local_index is not None:
+        accelerator.share_gpus(process.local_index, process.local_num)
+
+
+def _use_interface(process: ProcessRole) -> None:
+    """Have NCCL, and gloo in groups of the script's own, use the network device. Raises BadRequest:
+    this process listens elsewhere.
+    """
+    if process.interface is None:
+        return
+    from trireme.rpc import interface_address
+
+    name_network_device(process.interface)
+    address = interface_address(process.interface)
+    host = (process.listen or "").rpartition(":")[0].strip("[]")
+    if host and socket.gethostbyname(host) != address:
+        raise BadRequest(
+            f"init: expected to listen at {address}, the address of the network device"
+            f" {process.interface}, found {process.listen}"
+        )
+
+
 def _connect_rank(process: ProcessRole, options: dict[str, Any]) -> Cluster:
     """Host the server of this worker's part of the rows, and join the job."""
     from trireme.job.host import Host
@@ -137,8 +170,8 @@ def _connect_rank(process: ProcessRole, options: dict[str, Any]) -> Cluster:
     worker, num_workers, timeout_s = process.index, process.num_workers, process.timeout_s
     listen, meet = process.listen, lambda _: process.servers
     if process.master is not None:
-        are_all_here = process.local_num == num_workers
-        listen = f"{'127.0.0.1' if are_all_here else own_host(process.master)}:0"
+        is_alone = process.local_num == num_workers and process.interface is None
+        listen = f"{'127.0.0.1' if is_alone else own_host(process.master, process.interface)}:0"
         meet = TorchrunMeeting(worker, num_workers, timeout_s)
     share = max(1, (os.cpu_count() or 1) // max(1, process.local_num))
     host = Host(
@@ -186,6 +219,7 @@ def _serve(process: ProcessRole) -> None:
     from trireme.server.store_hosts import parse_hosts
 
     assert process.listen is not None
+    _use_interface(process)
     torch_compiler.keep_unloaded()
     serve(
         process.listen,

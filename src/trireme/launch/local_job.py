@@ -2,10 +2,10 @@
 
 Every process has a log file; worker 0 also writes to the console. If a process fails, all are
 stopped, and the launcher reports its name, exit code and last lines. With --max_restart a process
-that died is restarted: a server continues from its kept state, a worker from what the servers
-know. A stop signal is passed on to the workers, which end after their step, and then to the
-servers. SIGKILL follows after a grace period. If the launcher itself is killed, the kernel kills
-all of them (keeper_program.py).
+that died is restarted: a server continues from its kept state, a worker from what the servers know;
+workers without servers are all restarted, and load their newest checkpoint. A stop signal is passed
+on to the workers, which end after their step, and then to the servers. SIGKILL follows after a
+grace period. If the launcher itself is killed, the kernel kills all of them (keeper_program.py).
 """
 
 import contextlib
@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from trireme.errors import BadRequest
+from trireme.launch.environment import inherited
 from trireme.launch.launched_process import LaunchedProcess
+from trireme.launch.machines import spread
 from trireme.launch.placement import LaunchConfig, Placement, choose_placement
 from trireme.launch.process_environment import (
     ThreadShares,
@@ -42,9 +44,10 @@ def launch(config: LaunchConfig) -> int:
 
     Raises BadRequest: the configuration is wrong; nothing was started.
     """
-    _check_restarts(config)
+    config = spread(config, inherited())
     placement = choose_placement(config)
     with contextlib.closing(placement):
+        _check_restarts(config, placement)
         try:
             config.log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -55,12 +58,19 @@ def launch(config: LaunchConfig) -> int:
         return _LocalJob(config, placement).run()
 
 
-def _check_restarts(config: LaunchConfig) -> None:
+def _check_restarts(config: LaunchConfig, placement: Placement) -> None:
     if config.max_restart < 0:
         raise BadRequest(
             f"launch: expected --max_restart of at least 0, found {config.max_restart}"
         )
-    if config.max_restart > 0 and durability_of(config) == "none":
+    has_servers = not placement.workers_host
+    if not has_servers and config.max_restart > 0 and config.command[1:3] == ("trireme", "run"):
+        raise BadRequest(
+            "launch: expected a script, or -m with --stream, with --max_restart where workers hold"
+            " the rows, found -m without it: trireme run would begin at its first epoch again;"
+            " runner.warmup_model_path starts from a saved one"
+        )
+    if has_servers and config.max_restart > 0 and durability_of(config) == "none":
         raise BadRequest(
             f"launch: expected --durability process or machine with --max_restart"
             f" {config.max_restart}, found none: a server that keeps nothing cannot continue"
@@ -232,6 +242,9 @@ class _LocalJob:
 
     def _restart_dead(self) -> None:
         """Start processes again that have died, except refused ones: the same would happen."""
+        if self._placement.workers_host:
+            self._restart_together()
+            return
         for processes, start in (
             (self._servers, self._start_server),
             (self._workers, self._start_worker),
@@ -249,6 +262,23 @@ class _LocalJob:
                 self._end(process)
                 start(index)
 
+    def _restart_together(self) -> None:
+        """Start all workers again if one has died: they hold each other's rows."""
+        states = {process: self._state(process) for process in self._workers.values()}
+        dead = [process for process, state in states.items() if state not in (None, 0)]
+        if not dead or any(self._is_lost(process, states[process]) for process in dead):
+            return
+        self._num_restarts.update(process.name for process in states)
+        number = self._num_restarts[dead[0].name]
+        say(
+            f"{dead[0].name} {_describe_exit(states[dead[0]] or 0)}; starting all workers of this"
+            f" machine again ({number} of at most {self._config.max_restart} times)"
+        )
+        for process in states:
+            self._end(process)
+        for index in self._placement.workers:
+            self._start_worker(index)
+
     def _is_lost(self, process: LaunchedProcess, state: int | None) -> bool:
         """Whether it has failed and may not be restarted."""
         has_failed = state not in (None, 0)
@@ -258,8 +288,9 @@ class _LocalJob:
 
     def _end(self, process: LaunchedProcess) -> None:
         """Kill and reap what is left of a process, and show its last output."""
-        if process.mirror and process.mirror.output_fd in self._selector.get_map():
-            self._selector.unregister(process.mirror.output_fd)
+        fd = process.mirror.output_fd if process.mirror else -1
+        if fd >= 0 and fd in self._selector.get_map():
+            self._selector.unregister(fd)
         process.end()
 
     def _poll(self) -> None:

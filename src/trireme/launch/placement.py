@@ -9,7 +9,8 @@ another socket, which listens (TRIREME_LISTEN_FD).
 import contextlib
 import errno
 import socket
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trireme.errors import BadRequest
@@ -26,10 +27,15 @@ class LaunchConfig:
         command: arguments of python: a script, or -m and a module, then their arguments.
         grace_s: between SIGTERM and SIGKILL.
         state_dir: holds a folder for the state of each server; default `log_dir`/state.
-        max_restart: how often each process is restarted when it dies; needs a durability.
+        max_restart: how often each process is restarted when it dies; needs a durability. Without
+            servers all processes of this machine are restarted together.
         streams: number of streams that the workers share; default: each has its own.
         join: servers of a running job with shared streams, which the workers join. The job's own
             command has started these servers.
+        gpus, nproc_per_node, ips, start_port: see `machines.spread`, which puts workers in their
+            place.
+        host: of this machine in the lists, where several of their hosts are its own.
+        interface: network device whose address is this machine's; default: the way to the others.
     """
 
     command: tuple[str, ...]
@@ -55,6 +61,12 @@ class LaunchConfig:
     memory: str | None = None
     ssd_dir: str | None = None
     store_hosts: str | None = None
+    gpus: tuple[str, ...] = ()
+    nproc_per_node: int | None = None
+    ips: tuple[str, ...] = ()
+    host: str | None = None
+    start_port: int | None = None
+    interface: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,7 @@ class Placement:
 
     num_workers: at the start of the job; 0: the workers here join a running job.
     workers_host: the workers host the servers, each the one of its index.
+    gpus: of each worker here, by its index; empty: none is chosen.
     """
 
     servers: tuple[str, ...]
@@ -70,6 +83,7 @@ class Placement:
     sockets: dict[int, socket.socket]  # of each server here, bound to its address
     workers: tuple[int, ...]  # indices of the workers here
     workers_host: bool = False
+    gpus: Mapping[int, str] = field(default_factory=dict)
 
     def listen(self, server: int) -> socket.socket:
         """A socket that listens at the address of a server that is down. The caller closes it.
@@ -95,6 +109,18 @@ def choose_placement(config: LaunchConfig) -> Placement:
     """Choose the processes of this machine and bind their ports. The caller closes the result.
     Raises BadRequest: the configuration contradicts itself, or a port is in use.
     """
+    placement = _choose(config)
+    num = len(placement.workers)
+    if config.gpus and len(config.gpus) != num:
+        placement.close()
+        raise BadRequest(
+            f"launch: expected a GPU for each of the {num} workers of this machine, found"
+            f" {','.join(config.gpus)}"
+        )
+    return replace(placement, gpus=dict(zip(placement.workers, config.gpus, strict=False)))
+
+
+def _choose(config: LaunchConfig) -> Placement:
     if config.command[0] != "-m" and not Path(config.command[0]).is_file():
         raise BadRequest(
             f"launch: expected a Python script to run, found no file {config.command[0]!r}"
@@ -117,12 +143,12 @@ def choose_placement(config: LaunchConfig) -> Placement:
     server_num = _number("server", config.server_num, config.servers)
     worker_num = _number("worker", config.worker_num, config.workers)
     listed = config.workers
-    workers = tuple(i for i in range(worker_num) if not listed or _is_local(listed[i]))
+    workers = tuple(i for i in range(worker_num) if not listed or is_local(listed[i], config.host))
     with contextlib.ExitStack() as stack:
         if config.servers:
-            servers, sockets = config.servers, _bind_local(config.servers, stack, "--servers")
+            servers, sockets = config.servers, _bind_local("--servers", config, stack)
         else:
-            servers, sockets = _bind_free(server_num, stack)
+            servers, sockets = _bind_free(server_num, config, stack)
         if len(sockets) < len(servers) and not listed:
             raise BadRequest(
                 f"launch: expected --workers to list all workers, since not all of --servers "
@@ -145,22 +171,20 @@ def _plan_without_servers(config: LaunchConfig) -> Placement:
         "--state_dir": config.state_dir,
         "--log_bytes": config.log_bytes,
         "--skip_records": config.skip_records,
-        "--max_restart": config.max_restart or None,
     }
     if refused := [option for option, value in options.items() if value is not None]:
         raise BadRequest(
             "launch: expected servers with "
             + ", ".join(refused)
-            + ", found --server_num 0: workers"
-            " that hold the rows end together; take checkpoints, and start the job again from the"
-            " newest one (torchrun --max_restarts does)"
+            + ", found none: workers that hold the rows neither come and go nor continue alone;"
+            " take checkpoints, from the newest of which --max_restart continues"
         )
     num = _number("worker", config.worker_num, config.workers)
     with contextlib.ExitStack() as stack:
         if config.workers:
-            addresses, sockets = config.workers, _bind_local(config.workers, stack, "--workers")
+            addresses, sockets = config.workers, _bind_local("--workers", config, stack)
         else:
-            addresses, sockets = _bind_free(num, stack)
+            addresses, sockets = _bind_free(num, config, stack)
         if not sockets:
             raise BadRequest(
                 "launch: expected an address of this machine among --workers"
@@ -225,38 +249,50 @@ def _open(family: int) -> socket.socket:
 
 
 def _bind_free(
-    num: int, stack: contextlib.ExitStack
+    num: int, config: LaunchConfig, stack: contextlib.ExitStack
 ) -> tuple[tuple[str, ...], dict[int, socket.socket]]:
     """Free ports of this machine: their addresses, and sockets bound to them."""
+    host = "127.0.0.1"
+    if config.interface is not None:
+        from trireme.rpc import interface_address  # loads ZeroMQ
+
+        host = interface_address(config.interface)
     sockets = {i: stack.enter_context(_open(socket.AF_INET)) for i in range(num)}
     for held in sockets.values():
-        held.bind(("127.0.0.1", 0))
-    return tuple(f"127.0.0.1:{held.getsockname()[1]}" for held in sockets.values()), sockets
+        held.bind((host, 0))
+    return tuple(f"{host}:{held.getsockname()[1]}" for held in sockets.values()), sockets
 
 
 def _bind_local(
-    addresses: tuple[str, ...], stack: contextlib.ExitStack, option: str
+    option: str, config: LaunchConfig, stack: contextlib.ExitStack
 ) -> dict[int, socket.socket]:
-    """Sockets bound to the addresses that belong to this machine, by position."""
+    """Sockets bound to the addresses of the option that belong to this machine, by position."""
+    addresses = config.servers if option == "--servers" else config.workers
     if len(set(addresses)) != len(addresses):
         raise BadRequest(
             f"launch: expected different addresses in {option}, found {','.join(addresses)}"
         )
     sockets = {}
     for index, address in enumerate(addresses):
-        held = _bind(address)
+        held = _bind(address) if _may_be_local(address, config.host) else None
         if held is not None:
             sockets[index] = stack.enter_context(held)
     return sockets
 
 
-def _is_local(address: str) -> bool:
-    """Whether the host of `host:port` is this machine. Workers do not listen: any port will do."""
-    held = _bind(address.rpartition(":")[0] + ":0", low=0)
+def is_local(address: str, host: str | None = None) -> bool:
+    """Whether the host of `host:port` is this machine; any port will do. host: of this machine
+    alone, if it has several.
+    """
+    held = _bind(address.rpartition(":")[0] + ":0", low=0) if _may_be_local(address, host) else None
     if held is None:
         return False
     held.close()
     return True
+
+
+def _may_be_local(address: str, host: str | None) -> bool:
+    return host is None or address.rpartition(":")[0] == host
 
 
 def _bind(address: str, *, low: int = 1) -> socket.socket | None:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from trireme.launch.environment import PLACE_VARIABLES
+from trireme.launch.machines import gpu_variables
 from trireme.launch.placement import LaunchConfig, Placement
 from trireme.telemetry.address import nth_address
 
@@ -65,12 +66,26 @@ def process_environment(
         "TRIREME_SSD_DIR": config.ssd_dir,
         "TRIREME_STORE_HOSTS": config.store_hosts,
         "TRIREME_TIMEOUT_S": config.timeout_s,
+        "TRIREME_INTERFACE": config.interface,
     }
     own |= {name: str(value) for name, value in options.items() if value is not None}
     if metrics := config.metrics or os.environ.get(_METRICS, "").strip():
         first = 0 if role == "server" or placement.workers_host else len(placement.servers)
         own[_METRICS] = nth_address(metrics, first + index)
+    if role == "worker":
+        own |= gpu_variables(placement.gpus.get(index))
+        own |= _fleet_variables(placement, index) if placement.workers_host else {}
     return inherited | own
+
+
+def _fleet_variables(placement: Placement, index: int) -> dict[str, str]:
+    """Those that scripts for paddle.distributed.launch read."""
+    return {
+        "PADDLE_TRAINER_ID": str(index),
+        "PADDLE_TRAINERS_NUM": str(placement.num_workers),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(placement.servers),
+        "PADDLE_CURRENT_ENDPOINT": placement.servers[index],
+    }
 
 
 def durability_of(config: LaunchConfig) -> str:

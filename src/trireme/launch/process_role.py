@@ -32,8 +32,10 @@ class ProcessRole:
         is_late: a worker that joins a running job, which assigns its index.
         hosts: a worker whose process hosts the server of its part of the rows.
         master: where such workers tell each other their addresses, if `servers` does not list them.
-        local_num: how many of them are on this machine; 0: unknown.
+        local_num: how many workers of torchrun are on this machine; 0: unknown.
         listen: the address that a server binds.
+        gpu: place among the visible ones of the GPU that this process must use; None: not stated.
+        local_index: of it among the processes of this machine that share its GPUs, or None.
         listen_fd: a socket that listens there already. The launcher passes it on, so that no other
             process can take the port in between.
     """
@@ -46,6 +48,7 @@ class ProcessRole:
     hosts: bool = False
     master: str | None = None
     local_num: int = 0
+    local_index: int | None = None
     servers: tuple[str, ...] = ()
     listen: str | None = None
     listen_fd: int | None = None
@@ -64,6 +67,8 @@ class ProcessRole:
     ssd_dir: str | None = None
     store_hosts: str | None = None
     device_gpu: str | None = None
+    interface: str | None = None
+    gpu: int | None = None
     source: str = "nothing set"
 
     def describe(self) -> str:
@@ -105,6 +110,7 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
             ssd_dir: folders for the rows beyond that, as PATH,...
             store_hosts: hosts of stores that peers may name, see trireme.server.store_hosts.
             device_gpu: the device that stands in for the label gpu, such as cpu.
+            interface: the network device at whose address other processes reach this one.
 
     Raises:
         BadRequest: the environment states only half, contradicts itself, or holds a value out of
@@ -115,6 +121,8 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
     facts = read_facts(env, arguments)
     place = [key for key in PLACE if key in facts]
     base = _base_role(facts, place)
+    if "role" not in facts or facts["role"].value != "server":
+        base = replace(base, gpu=_gpu(facts))
     if base.keys is not None and base.insecure:
         raise BadRequest(
             f"init: expected {facts['keys'].name} or {facts['insecure'].name}, found both"
@@ -162,6 +170,9 @@ def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
         ssd_dir=_optional_text(facts, "ssd_dir"),
         store_hosts=_optional_text(facts, "store_hosts"),
         device_gpu=_optional_text(facts, "device_gpu"),
+        interface=_optional_text(facts, "interface"),
+        local_index=_optional_integer(facts, "local_index", low=0),
+        local_num=_optional_integer(facts, "local_num", low=1) or 0,
         source="from " + ", ".join(names) if names else "nothing names servers",
     )
 
@@ -222,8 +233,7 @@ def _rank(facts: Facts, base: ProcessRole) -> ProcessRole:
         return base
     role = replace(base, role="worker", index=index, num_workers=num, hosts=True)
     _refuse_without_servers(role, facts, num)
-    local_num = _optional_integer(facts, "local_num", low=1) or 0
-    return replace(role, master=str(facts["master"].value), local_num=local_num)
+    return replace(role, master=str(facts["master"].value))
 
 
 def _refuse_without_servers(role: ProcessRole, facts: Facts, num_servers: int) -> None:
@@ -325,6 +335,15 @@ def _optional_text(facts: Facts, key: str) -> str | None:
 
 def _optional_integer(facts: Facts, key: str, *, low: int) -> int | None:
     return facts[key].integer(low=low) if key in facts else None
+
+
+def _gpu(facts: Facts) -> int | None:
+    if "gpu" in facts and "," in str(facts["gpu"].value):
+        raise BadRequest(
+            f"init: expected one GPU for a process in {facts['gpu'].name}, found"
+            f" {facts['gpu'].value}; trireme launch --gpus starts a worker for each"
+        )
+    return _optional_integer(facts, "gpu", low=0)
 
 
 def _durability(fact: Fact | None) -> str:

@@ -24,7 +24,7 @@ from trireme.rpc.messages import (
 )
 from trireme.rpc.rpc_client import RpcClient
 from trireme.rpc.server import Server
-from trireme.rpc.sockets import allow_descriptors, own_host
+from trireme.rpc.sockets import allow_descriptors, interface_address, own_host
 
 __all__ = [
     "Call",
@@ -44,6 +44,7 @@ __all__ = [
     "ServerKeys",
     "Usage",
     "allow_descriptors",
+    "interface_address",
     "make_keys",
     "new_keys",
     "own_host",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import select
 import socket as sockets
+import struct
 from typing import TypeAlias
 
 import zmq
@@ -30,6 +32,8 @@ _READABLE = int(zmq.POLLIN)  # as an enum, its "&" would cost more than asking t
 
 _CONNECT_TIMEOUT_MS = 5_000
 
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux: see netdevice(7)
+
 _OTHER_FILES = 1024  # of data, logs and checkpoints
 
 
@@ -48,8 +52,12 @@ def allow_descriptors(num: int, purpose: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def own_host(server: str) -> str:
-    """The address of this machine on the way to a server; other processes can reach it there."""
+def own_host(server: str, interface: str | None = None) -> str:
+    """The address of this machine at which other processes can reach it: that of the network
+    device, or the one on the way to a server. Raises BadRequest: as `interface_address`.
+    """
+    if interface is not None:
+        return interface_address(interface)
     host, _, port = server.rpartition(":")
     family, kind, _, _, address = sockets.getaddrinfo(
         host.strip("[]"), int(port), type=sockets.SOCK_DGRAM
@@ -58,6 +66,21 @@ def own_host(server: str) -> str:
         probe.connect(address)  # sends nothing
         own = str(probe.getsockname()[0])
     return f"[{own}]" if family == sockets.AF_INET6 else own
+
+
+def interface_address(interface: str) -> str:
+    """The IPv4 address of a network device. Raises BadRequest: there is none."""
+    name = struct.pack("256s", interface.encode()[:15])
+    with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _GET_ADDRESS, name)
+        except OSError as error:
+            names = ", ".join(name for _, name in sockets.if_nameindex())
+            raise BadRequest(
+                f"interface: expected a network device with an IPv4 address, of {names}, found"
+                f" {interface!r}: {error.strerror}"
+            ) from error
+    return sockets.inet_ntoa(answer[20:24])
 
 
 def new_context() -> Context:

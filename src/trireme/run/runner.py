@@ -15,6 +15,7 @@ import torch
 from trireme.config import Config
 from trireme.errors import BadRequest, DataError, writing
 from trireme.inference.export import export_model
+from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr, serve_role
 from trireme.launch.process_role import read_role
@@ -58,10 +59,12 @@ def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer
     """
     process = read_role()
     log.info("%s", process.describe())
-    if process.role == "server":
+    if process.role == "server" or process.hosts:
         root = settings.model_root(process.root)
         make_folder("run: cannot keep models in", root)
-        if code := serve_role(dataclasses.replace(process, root=str(root))):
+        process = dataclasses.replace(process, root=str(root))
+    if process.role == "server":
+        if code := serve_role(process):
             sys.exit(code)
         yield None
         return
@@ -70,7 +73,16 @@ def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer
         if settings.seed is not None:
             torch.manual_seed(settings.seed)
         recipe = create_recipe(config, settings)
+        if settings.use_gpu:
+            recipe.model.to(_gpu(cluster))
         yield recipe, make_trainer(recipe, settings)
+
+
+def _gpu(cluster: Cluster) -> torch.device:
+    try:
+        return cluster.device("gpu")
+    except BadRequest as error:
+        raise BadRequest(f"runner.use_gpu: {error}") from error
 
 
 class _RunWorker:

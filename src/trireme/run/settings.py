@@ -29,10 +29,8 @@ LATER_MODES = {
 }
 # Switches for features that this version lacks.
 LATER_SWITCHES = {
-    "use_gpu": "training on GPUs comes in a later version",
     "use_xpu": "there are no kernels for XPUs",
     "use_npu": "there are no kernels for NPUs",
-    "use_fleet": "collective training comes in a later version; `trireme launch` distributes",
 }
 
 
@@ -63,10 +61,14 @@ class DumpSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a run. Paths are absolute."""
+    """The settings of a run. Paths are absolute.
+
+    use_gpu: the model computes on the GPU of its process.
+    """
 
     folder: Path
     strategy: Strategy
+    use_gpu: bool
     model: str | None
     reader_type: str
     pipe_command: str | None
@@ -104,6 +106,7 @@ class Settings:
         return cls(
             folder=keys.base,
             strategy=_strategy(keys),
+            use_gpu=keys.switch("use_gpu"),
             model=config.get("model", None),
             reader_type=_reader_type(config),
             pipe_command=keys.text("pipe_command"),
@@ -206,7 +209,12 @@ OPTIONAL = ("cache_bytes",)
 def _strategy(keys: RunnerKeys) -> Strategy:
     key = "runner.sync_mode"
     fallback = keys.config.get("hyper_parameters.optimizer.strategy", "async")
-    mode = keys.config.get(key, fallback)
+    is_collective = keys.switch("use_fleet")
+    mode = keys.config.get(key, "collective" if is_collective else fallback)
+    if is_collective and mode != "collective":
+        raise BadRequest(
+            f"{key}: expected collective, or no key, with use_fleet True, found {mode!r}"
+        )
     if mode not in KNOBS:
         why = f": {LATER_MODES[mode]}" if mode in LATER_MODES else ""
         raise BadRequest(f"{key}: expected one of {', '.join(KNOBS)}, found {mode!r}{why}")

@@ -12,7 +12,6 @@ from torch import Tensor
 from trireme import accelerator
 from trireme.errors import BadRequest, DeadlineExceeded, TriremeError, Unavailable
 from trireme.job.cluster import Cluster
-from trireme.rpc import own_host
 from trireme.worker.coordinator_calls import PATIENCE
 
 FindWorkers: TypeAlias = Callable[[], Sequence[int]]
@@ -45,7 +44,7 @@ class WorkerGroup:
         self._find_silent = find_silent or self._ask_coordinator
         self._find_lost = find_lost or self._find_silent
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
-        host = own_host(cluster.client.servers.map.servers[0]).strip("[]")
+        host = cluster.address.strip("[]")
         _check(host, device, cluster, mode)
         self._backend: Any = self._join(host)
 
