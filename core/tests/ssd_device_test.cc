@@ -1,6 +1,5 @@
 // Devices under cold rows: what was written is read, by one queue and by several at once; bad
 // transfers are refused; and the fake one keeps what was synced, and loses the rest as disks do.
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -37,7 +36,7 @@ extern "C" ssize_t pread(int file, void* bytes, std::size_t size, off_t offset) 
     errno = EAGAIN;
     return -1;
   }
-  return ::syscall(SYS_pread64, file, bytes, size, offset);
+  return ::pread64(file, bytes, size, offset);
 }
 
 namespace {
