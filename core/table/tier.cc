@@ -350,7 +350,14 @@ void Tier::clean() {
   }
   std::vector<ssd::Position> positions(std::min(clean_left_, kPagesCleaned));
   std::iota(positions.begin(), positions.end(), clean_next_);
-  const ssd::PagesRead read = log_.read(positions);
+  ssd::PagesRead read;
+  try {
+    read = log_.read(positions);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDeadlineExceeded) throw;
+    clean_left_ = 0;  // not now: who needs room has no need of that device
+    return;
+  }
   clean_next_ += static_cast<ssd::Position>(positions.size());
   clean_left_ -= positions.size();
   for (std::size_t begin = 0, end; begin < positions.size(); begin = end) {

@@ -221,8 +221,9 @@ void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> 
   try {
     room = make_room(num_rows, wanted.size() * log_.page_bytes());
   } catch (const Error& error) {
-    const bool lacks_room =
-        error.code() == ErrorCode::kResourceExhausted || error.code() == ErrorCode::kUnavailable;
+    const bool lacks_room = error.code() == ErrorCode::kResourceExhausted ||
+                            error.code() == ErrorCode::kUnavailable ||
+                            error.code() == ErrorCode::kDeadlineExceeded;
     if (what == For::kUpdate || !lacks_room) throw;
     // They stay where they are, and can be read there. Whoever wants to change them gets the error.
     num_refused_ += num_rows;

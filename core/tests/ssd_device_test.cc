@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +22,22 @@
 using namespace trireme;
 using namespace trireme::ssd;
 using namespace std::chrono_literals;
+
+namespace {
+
+std::atomic<int> num_put_off{0};  // calls of pread to come that get EAGAIN
+
+}  // namespace
+
+// In the place of the C library's.
+extern "C" ssize_t pread(int file, void* bytes, std::size_t size, off_t offset) {
+  if (num_put_off > 0) {
+    --num_put_off;
+    errno = EAGAIN;
+    return -1;
+  }
+  return ::pread64(file, bytes, size, offset);
+}
 
 namespace {
 
@@ -236,6 +253,26 @@ void test_device(Device& device, std::uint64_t seed) {
   CHECK(device.names().empty());
 }
 
+// The system may put a transfer off, but not for ever.
+void test_transfers_that_are_put_off(Device& device) {
+  const FileId file = device.create("later", kBlockBytes);
+  const Buffer memory(1);
+  const auto queue = device.make_queue(1);
+  fill(memory.blocks(0, 1), 9);
+  CHECK_EQUAL(carry_out(*queue, transfer(Transfer::Kind::kWrite, file, 0, memory.blocks(0, 1))), 0);
+  const Transfer read = transfer(Transfer::Kind::kRead, file, 0, memory.blocks(0, 1));
+  fill(memory.blocks(0, 1), 0);
+  num_put_off = 5;
+  CHECK_EQUAL(carry_out(*queue, read), 0);
+  CHECK_EQUAL(num_put_off, 0);
+  check_filled(memory.blocks(0, 1), 9);
+  num_put_off = 1 << 20;
+  CHECK_EQUAL(carry_out(*queue, read), EBUSY);
+  num_put_off = 0;
+  device.close(file);
+  device.remove("later");
+}
+
 // ---- the fake one ----
 
 void write_block(Queue& queue, const Buffer& memory, FileId file, std::uint64_t block,
@@ -371,6 +408,7 @@ int main(int argc, char** argv) {
   std::string folder = std::filesystem::path(argv[0]).parent_path() / "ssd_device_XXXXXX";
   CHECK(::mkdtemp(folder.data()) != nullptr);
   test_device(*pool_device(folder, 4), seed);
+  test_transfers_that_are_put_off(*pool_device(folder, 4));
   try {
     test_device(*uring_device(folder), seed);
   } catch (const Error& error) {

@@ -44,7 +44,10 @@ class FakeDevice::FakeQueue : public Queue {
  public:
   FakeQueue(std::size_t depth, FakeDevice& device) : depth_(depth), device_(device) {}
   ~FakeQueue() override {
-    std::lock_guard lock(device_.mutex_);
+    std::unique_lock lock(device_.mutex_);
+    device_.changed_.wait(lock, [&] {
+      return device_.faults_.stuck == 0 || std::ranges::none_of(waiting_, &Waiting::is_stuck);
+    });
     for (const Waiting& waiting : waiting_) device_.carry_out(waiting.transfer);
     --device_.num_queues_;
   }
@@ -111,6 +114,7 @@ bool FakeDevice::happens(double probability) {
 void FakeDevice::set_faults(const Faults& faults) {
   std::lock_guard lock(mutex_);
   faults_ = faults;
+  changed_.notify_all();
 }
 
 void FakeDevice::crash() {

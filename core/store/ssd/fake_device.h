@@ -5,6 +5,7 @@
 // there or not. Transfers fail, end in any order, late, or not until the faults are changed.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -26,7 +27,8 @@ class FakeDevice : public Device {
     double sync_error = 0;   // EIO; as on Linux the next sync may succeed, and what this one lost
                              // stays lost
     double late = 0;         // of a transfer at each reap that can do without it
-    double stuck = 0;        // of a transfer: it does not end while this is above 0
+    double stuck = 0;        // of a transfer: it does not end while this is above 0, and neither
+                             // does the destructor of its queue
     std::uint64_t capacity_bytes = std::numeric_limits<std::uint64_t>::max();
   };
 
@@ -73,6 +75,7 @@ class FakeDevice : public Device {
   mutable std::mutex mutex_;  // guards everything below
   std::uint64_t random_;
   Faults faults_;
+  std::condition_variable changed_;  // faults_
   Counts counts_;
   Names names_, durable_names_;
   std::map<FileId, FilePtr> open_;

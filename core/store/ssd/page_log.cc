@@ -1,86 +1,26 @@
 #include "store/ssd/page_log.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <system_error>
 
 #include "base/error.h"
-#include "store/ssd/segment.h"
+#include "store/ssd/reading.h"
 
 namespace trireme::ssd {
 
 namespace {
 
-constexpr std::size_t kRunPagesMax = 64;  // neighbours that one transfer reads
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLastWait{1000};  // for transfers in flight, when a log ends
+
 std::string text_of(int error) { return std::generic_category().message(error); }
 
 }  // namespace
-
-struct PageLog::Buffer {
-  enum class State { kFilling, kFull, kWriting };
-
-  std::shared_ptr<File> file;
-  std::size_t first;  // page of the segment
-  std::size_t capacity;
-  std::byte* data;
-  std::uint64_t number;  // they are begun in this order
-  std::size_t num_pages = 0;
-  State state = State::kFilling;
-
-  bool has(std::uint32_t segment, std::size_t page) const noexcept {
-    return file->number == segment && first <= page && page < first + num_pages;
-  }
-};
-
-// Queues of one thread at a time, one for each device.
-class PageLog::Reader {
- public:
-  Reader(std::span<const std::shared_ptr<Device>> devices, std::size_t depth) {
-    for (const auto& device : devices) queues_.push_back(device->make_queue(depth));
-    pending_.resize(devices.size());
-  }
-
-  void add(std::size_t device, const Transfer& transfer) { pending_[device].push_back(transfer); }
-
-  // Calls ended(finished) for each transfer, which may add others.
-  template <class Ended>
-  void run(std::chrono::milliseconds timeout, const Ended& ended) {
-    std::array<Finished, 64> finished;
-    for (bool is_active = true; is_active;) {
-      is_active = false;
-      for (std::size_t i = 0; i < queues_.size(); ++i) {
-        std::vector<Transfer>& pending = pending_[i];
-        // The first of the list go first, so that neighbours on the disk are read in their order.
-        const std::size_t n = queues_[i]->submit(std::span(pending).subspan(num_begun(i)));
-        begun_[i] += n;
-        if (begun_[i] == pending.size()) {
-          pending.clear();
-          begun_[i] = 0;
-        }
-      }
-      for (std::size_t i = 0; i < queues_.size(); ++i) {
-        const std::size_t in_flight = queues_[i]->num_in_flight();
-        if (in_flight > 0) {
-          const std::size_t n = queues_[i]->reap(std::span(finished), std::size_t{1}, timeout);
-          for (const Finished& one : std::span(finished).first(n)) ended(one);
-        }
-        is_active |= queues_[i]->num_in_flight() > 0 || !pending_[i].empty();
-      }
-    }
-  }
-
- private:
-  std::size_t& num_begun(std::size_t device) {
-    if (begun_.size() <= device) begun_.resize(queues_.size());
-    return begun_[device];
-  }
-
-  std::vector<std::unique_ptr<Queue>> queues_;
-  std::vector<std::vector<Transfer>> pending_;
-  std::vector<std::size_t> begun_;  // of the pending ones
-};
 
 PageLog::PageLog(std::vector<std::shared_ptr<Device>> devices, const PageLogConfig& config)
     : devices_(std::move(devices)),
@@ -105,6 +45,7 @@ PageLog::PageLog(std::vector<std::shared_ptr<Device>> devices, const PageLogConf
     }
     writers_.push_back(device->make_queue(config.num_buffers));
   }
+  is_late_.resize(devices_.size());
   const std::size_t buffer_bytes = config.buffer_pages * config.page_bytes;
   for (std::size_t i = 0; i < config.num_buffers; ++i) {
     free_buffers_.push_back(memory_.data() + i * buffer_bytes);
@@ -113,7 +54,7 @@ PageLog::PageLog(std::vector<std::shared_ptr<Device>> devices, const PageLogConf
 
 PageLog::~PageLog() {
   readers_.clear();
-  writers_.clear();  // waits for what they write
+  end_transfers();
   std::vector<std::shared_ptr<File>> files = files_;
   files.insert(files.end(), empty_.begin(), empty_.end());
   for (const std::shared_ptr<File>& file : files) {
@@ -123,6 +64,38 @@ PageLog::~PageLog() {
       // The next log on this device removes it.
     }
   }
+}
+
+// Waits for the transfers in flight, for a while. What those need that a device does not end is
+// never freed: the device may yet write into it.
+void PageLog::end_transfers() noexcept {
+  const auto deadline = Clock::now() + std::min(config_.timeout, kLastWait);
+  const auto left = [&] {
+    return std::max(std::chrono::ceil<milliseconds>(deadline - Clock::now()), milliseconds{0});
+  };
+  std::size_t num_hung = 0;
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    bool has_ended = drain(*writers_[i], left());
+    for (Reading& reading : late_) {
+      reading.reader->drain(left());
+      has_ended = has_ended && !reading.reader->is_busy(i);
+    }
+    if (has_ended) continue;
+    ++num_hung;
+    std::fprintf(stderr, "trireme: the disk of %s does not end its transfers: memory stays taken\n",
+                 devices_[i]->path_of("").c_str());
+  }
+  if (num_hung == 0) return;
+  struct Kept {
+    std::list<Reading> late;
+    std::vector<std::unique_ptr<Queue>> writers;
+    std::deque<Buffer> buffers;
+    Pages memory;
+  };
+  static std::mutex mutex;
+  static auto& kept = *new std::list<Kept>;  // not freed when the process ends either
+  std::lock_guard lock(mutex);
+  kept.push_back({std::move(late_), std::move(writers_), std::move(buffers_), std::move(memory_)});
 }
 
 PageLog::Room::~Room() {
@@ -164,6 +137,7 @@ std::size_t PageLog::buffer_room() const noexcept {
 PageLog::Room PageLog::reserve(std::size_t num_pages) {
   TRIREME_CHECK(num_pages * 2 <= config_.num_buffers * config_.buffer_pages);
   remove_empty();
+  free_late();
   for (;;) {
     bool lacks_segment;
     {
@@ -198,7 +172,7 @@ PageLog::Room PageLog::reserve(std::size_t num_pages) {
 
 // Makes a segment on the next device that has space for it.
 void PageLog::add_segment() {
-  std::lock_guard write(write_mutex_);
+  const auto write = lock_writers();
   std::uint64_t generation;
   {
     std::lock_guard lock(mutex_);
@@ -267,13 +241,21 @@ Position PageLog::append(Room& room, std::span<const std::byte> page) noexcept {
   return static_cast<Position>(file.number * config_.segment_pages + number);
 }
 
+std::unique_lock<std::timed_mutex> PageLog::lock_writers() {
+  std::unique_lock lock(write_mutex_, config_.timeout);
+  if (lock.owns_lock()) return lock;
+  throw Error(ErrorCode::kDeadlineExceeded, "PageLog: expected those who write to " +
+                                                devices_.front()->path_of("") + " to end within " +
+                                                std::to_string(config_.timeout.count()) + " ms");
+}
+
 // Begins to write what is full, and frees what has been written. Returns false if another thread is
 // at it and this one need not wait.
 bool PageLog::write_some(bool must_wait) {
-  std::unique_lock write(write_mutex_, std::defer_lock);
+  std::unique_lock<std::timed_mutex> write;
   if (must_wait) {
-    write.lock();
-  } else if (!write.try_lock()) {
+    write = lock_writers();
+  } else if (write = std::unique_lock(write_mutex_, std::try_to_lock); !write.owns_lock()) {
     return false;
   }
   std::vector<std::pair<std::size_t, Transfer>> transfers;
@@ -313,8 +295,9 @@ bool PageLog::write_some(bool must_wait) {
     const std::size_t in_flight = writers_[device]->num_in_flight();
     if (in_flight == 0) continue;
     std::vector<Finished> finished(in_flight);
-    const std::size_t num_min = must_wait && device == oldest ? 1 : 0;
-    const std::size_t n = writers_[device]->reap(finished, num_min, config_.timeout);
+    const bool waits = must_wait && device == oldest;
+    const std::size_t n =
+        waits ? reap_write(device, finished) : writers_[device]->reap(finished, 0, config_.timeout);
     for (const Finished& one : std::span(finished).first(n)) {
       if (one.error != 0) {
         set_state(one.tag, Buffer::State::kFull);  // the next call writes it again
@@ -341,6 +324,18 @@ bool PageLog::write_some(bool must_wait) {
   return true;
 }
 
+// Waits for a write. While one has not ended in time, the others do not wait.
+// Errors: kDeadlineExceeded. Requires: write_mutex_.
+std::size_t PageLog::reap_write(std::size_t device, std::span<Finished> finished) {
+  const milliseconds patience = is_late_[device] ? milliseconds{0} : config_.timeout;
+  const std::size_t n = reap_in_time(*writers_[device], finished, patience);
+  is_late_[device] = n == 0;
+  if (n > 0) return n;
+  throw Error(ErrorCode::kDeadlineExceeded,
+              "PageLog: expected " + devices_[device]->path_of("") + " to end a write within " +
+                  std::to_string(config_.timeout.count()) + " ms, found that it does not answer");
+}
+
 void PageLog::forget(Position position, std::size_t num_rows) noexcept {
   std::lock_guard lock(mutex_);
   std::shared_ptr<File>& file = files_[position / config_.segment_pages];
@@ -365,87 +360,6 @@ void PageLog::remove_empty() {
     }
     file->device->remove(file->name);
   }
-}
-
-PagesRead PageLog::read(std::vector<Position> positions) {
-  PagesRead result;
-  const std::size_t page_bytes = config_.page_bytes;
-  const std::size_t num_bytes = positions.size() * page_bytes;
-  result.positions_ = std::move(positions);
-  result.pages_.resize(result.positions_.size());
-  result.memory_ = PagesRead::Memory(*this, num_bytes);
-  const auto bytes_of = [&](std::size_t i) { return result.memory_.data() + i * page_bytes; };
-  std::vector<std::shared_ptr<File>> files(result.positions_.size());  // of pages to be read
-  std::unique_ptr<Reader> reader;
-  std::size_t num_reads = 0;
-  {
-    std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < files.size(); ++i) {
-      const auto number = static_cast<std::uint32_t>(result.positions_[i] / config_.segment_pages);
-      const std::size_t page = result.positions_[i] % config_.segment_pages;
-      result.pages_[i] = {.bytes = bytes_of(i), .generation = 0, .error = 0};
-      if (number >= files_.size() || files_[number] == nullptr) continue;
-      // Of an older segment with this number: what a later page here will be is not known yet.
-      if (page >= files_[number]->num_pages) continue;
-      result.pages_[i].generation = files_[number]->generation;
-      const auto buffer =
-          std::ranges::find_if(buffers_, [&](const Buffer& b) { return b.has(number, page); });
-      if (buffer == buffers_.end()) {
-        files[i] = files_[number];
-        ++num_reads;
-      } else {
-        std::memcpy(bytes_of(i), buffer->data + (page - buffer->first) * page_bytes, page_bytes);
-      }
-    }
-    if (num_reads > 0 && !readers_.empty()) {
-      reader = std::move(readers_.back());
-      readers_.pop_back();
-    }
-    counts_.pages_read += num_reads;
-  }
-  if (num_reads > 0) {
-    if (reader == nullptr) reader = std::make_unique<Reader>(devices_, config_.read_depth);
-    std::uint64_t num_transfers = 0;
-    const auto add = [&](std::size_t i, std::size_t n) {
-      const std::uint64_t page = result.positions_[i] % config_.segment_pages;
-      reader->add(files[i]->device_number, {.kind = Transfer::Kind::kRead,
-                                            .file = files[i]->id,
-                                            .offset = page * page_bytes,
-                                            .bytes = {bytes_of(i), n * page_bytes},
-                                            .tag = i << 8 | n});
-      ++num_transfers;
-    };
-    for (std::size_t i = 0; i < files.size();) {
-      std::size_t n = 1;
-      if (files[i] != nullptr) {
-        while (n < kRunPagesMax && i + n < files.size() && files[i + n] == files[i] &&
-               result.positions_[i + n] == result.positions_[i] + n) {
-          ++n;
-        }
-        add(i, n);
-      }
-      i += n;
-    }
-    reader->run(config_.timeout, [&](const Finished& finished) {
-      const std::size_t first = finished.tag >> 8, n = finished.tag & 0xFF;
-      for (std::size_t i = first; i < first + n; ++i) {
-        if (finished.error != 0 && n > 1) {
-          add(i, 1);  // the others may be readable
-        } else if (finished.error != 0) {
-          result.pages_[i].error = finished.error;
-        } else if (!is_whole({bytes_of(i), page_bytes})) {
-          result.pages_[i].error = EBADMSG;
-        }
-      }
-    });
-    std::lock_guard lock(mutex_);
-    counts_.reads += num_transfers;
-    readers_.push_back(std::move(reader));
-  }
-  for (PagesRead::Page& page : result.pages_) {
-    if (page.error != 0 || page.generation == 0) page.bytes = nullptr;
-  }
-  return result;
 }
 
 std::uint64_t PageLog::generation(Position position) const {
@@ -479,6 +393,7 @@ std::optional<PageLog::Segment> PageLog::emptiest() const {
   for (const std::shared_ptr<File>& file : files_) {
     if (file == nullptr || file->num_written < file->capacity) continue;
     if (file->is_aside || file->num_rows == 0) continue;
+    if (num_late(file->device_number) > 0) continue;
     if (best == nullptr || is_emptier(*file, *best)) best = file.get();
   }
   if (best == nullptr) return {};
@@ -558,6 +473,8 @@ PageLog::Use PageLog::use() const {
   return use;
 }
 
-std::size_t PageLog::bytes() const noexcept { return buffer_bytes() + bytes_of_reads_; }
+std::size_t PageLog::bytes() const noexcept {
+  return memory_.size() + config_.spare_bytes + bytes_of_reads_;
+}
 
 }  // namespace trireme::ssd

@@ -4,6 +4,9 @@
 // none is left waits for a write. A page never changes. When all rows of a segment are gone, its
 // file is removed, and its number used again; readers of the old one finish first.
 //
+// Nobody waits for a device longer than the timeout. Memory that a transfer needs which has not
+// ended by then is kept until it ends; meanwhile others have less patience with that device.
+//
 // Threads: any. No lock is held while a thread waits for a device, but for those that wait for the
 // same writes.
 #pragma once
@@ -14,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -69,6 +73,7 @@ class PagesRead {
     Memory& operator=(Memory&& other) noexcept;
     ~Memory();
     std::byte* data() const noexcept { return pages_.data(); }
+    std::size_t size() const noexcept { return num_bytes_; }
 
    private:
     PageLog* log_ = nullptr;
@@ -86,6 +91,8 @@ class PageLog {
   // Removes what is left of an earlier log on these devices.
   // Errors: kBadRequest (no devices, a config that does not fit); those of the devices.
   PageLog(std::vector<std::shared_ptr<Device>> devices, const PageLogConfig& config);
+  // Waits for transfers in flight, at most a second; the memory of those that do not end is lost,
+  // and a line on the standard error says so.
   ~PageLog();
   PageLog(const PageLog&) = delete;
   PageLog& operator=(const PageLog&) = delete;
@@ -172,7 +179,10 @@ class PageLog {
     std::uint64_t pages_read = 0, reads = 0, pages_written = 0;  // since the start
   };
   Use use() const;
-  std::size_t buffer_bytes() const noexcept { return memory_.size() + config_.spare_bytes; }
+  // What it takes at all times, and for reads that a device has not ended in time.
+  std::size_t buffer_bytes() const noexcept {
+    return memory_.size() + config_.spare_bytes + late_bytes_;
+  }
   std::size_t bytes() const noexcept;  // of memory, those of reads under way included
   std::size_t page_bytes() const noexcept { return config_.page_bytes; }
   std::size_t segment_pages() const noexcept { return config_.segment_pages; }
@@ -182,20 +192,32 @@ class PageLog {
   struct File;
   struct Buffer;
   class Reader;
+  struct Reading;
 
   std::size_t pages_left() const noexcept;
   std::size_t buffer_room() const noexcept;
   void begin_buffer() noexcept;
   bool end_buffer() noexcept;
   void add_segment();
+  std::unique_lock<std::timed_mutex> lock_writers();
   bool write_some(bool must_wait);
+  std::size_t reap_write(std::size_t device, std::span<Finished> finished);
+  void end_transfers() noexcept;
   bool is_empty(const File& file) const noexcept;
   void remove_empty();
   std::string place_of(Position position) const;
+  bool begin(Reading& reading, std::vector<Position> positions);
+  std::unique_ptr<Reader> take_reader();
+  void carry_out(Reading& reading, std::chrono::milliseconds patience);
+  std::chrono::milliseconds patience_with(std::span<const std::shared_ptr<File>> files);
+  std::size_t num_late(std::size_t device) const noexcept;
+  void put_off(std::list<Reading>& reading) noexcept;
+  void count_late() noexcept;
+  void free_late() noexcept;
 
   const std::vector<std::shared_ptr<Device>> devices_;
   const PageLogConfig config_;
-  const Pages memory_;  // of the buffers
+  Pages memory_;  // of the buffers
 
   mutable std::mutex mutex_;  // guards what follows, up to write_mutex_
   std::condition_variable changed_;
@@ -211,9 +233,14 @@ class PageLog {
   std::vector<std::unique_ptr<Reader>> readers_;  // that no thread uses
   Use counts_;
 
-  std::mutex write_mutex_;                       // guards what follows; taken before mutex_
+  std::timed_mutex write_mutex_;                 // guards what follows; taken before mutex_
   std::vector<std::unique_ptr<Queue>> writers_;  // one for each device
+  std::vector<char> is_late_;                    // whether a write has not ended in time
   std::size_t next_device_ = 0;
+
+  mutable std::mutex late_mutex_;  // guards late_; taken after mutex_
+  std::list<Reading> late_;        // reads that timed out
+  std::atomic<std::size_t> num_late_{0}, late_bytes_{0};
 
   std::atomic<std::size_t> bytes_of_reads_{0};
   std::mutex spare_mutex_;  // guards what follows

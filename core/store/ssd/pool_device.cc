@@ -21,7 +21,10 @@ struct Job {
   PoolQueue* queue;
   std::uint32_t slot;
   Transfer transfer;
+  int num_tries = 0;
 };
+
+constexpr int kTriesMax = 1000;  // of a transfer that the system puts off
 
 // The threads of a device. Its queues bound the jobs: each has at most as many as its depth.
 class Workers {
@@ -75,7 +78,7 @@ class PoolQueue : public Queue {
     const std::size_t n = std::min(transfers.size(), depth() - num_in_flight());
     std::vector<Job> jobs;
     for (const Transfer& transfer : transfers.first(n)) {
-      jobs.push_back({this, slots_.take(transfer), transfer});
+      jobs.push_back({.queue = this, .slot = slots_.take(transfer), .transfer = transfer});
     }
     if (n > 0) workers_.add(jobs);
     return n;
@@ -140,10 +143,17 @@ void Workers::work() {
     std::unique_lock lock(mutex_);
     has_jobs_.wait(lock, [&] { return is_ending_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
-    const Job job = jobs_.front();
+    Job job = jobs_.front();
     jobs_.pop_front();
     lock.unlock();
-    job.queue->end(job.slot, carry_out(job.transfer));
+    const std::int64_t result = carry_out(job.transfer);
+    if (result != -EAGAIN) {
+      job.queue->end(job.slot, result);
+    } else if (++job.num_tries < kTriesMax) {
+      add({&job, 1});  // after those that wait
+    } else {
+      job.queue->end(job.slot, -EBUSY);
+    }
   }
 }
 

@@ -31,6 +31,8 @@ struct PageLog::File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
+  std::string path() const { return device->path_of(name); }
+
   const std::shared_ptr<Device> device;
   const FileId id;
   const std::string name;
@@ -45,6 +47,23 @@ struct PageLog::File {
   std::size_t num_rows_then = 0;
   bool is_synced = true;
   bool is_aside = false;
+};
+
+// Pages that are appended to a file together.
+struct PageLog::Buffer {
+  enum class State { kFilling, kFull, kWriting };
+
+  std::shared_ptr<File> file;
+  std::size_t first;  // page of the segment
+  std::size_t capacity;
+  std::byte* data;
+  std::uint64_t number;  // they are begun in this order
+  std::size_t num_pages = 0;
+  State state = State::kFilling;
+
+  bool has(std::uint32_t segment, std::size_t page) const noexcept {
+    return file->number == segment && first <= page && page < first + num_pages;
+  }
 };
 
 }  // namespace trireme::ssd

@@ -113,6 +113,8 @@ class RowTier:
                     self._announced.get_nowait()
             self._announced.put(None)
             self._fetcher.join(_CLOSE_S)
+            if self._fetcher.is_alive():
+                log.warning("rows are still being fetched after %g s: the disk hangs", _CLOSE_S)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)  # what is left is removed at the next start
         for lock in self._locks:
