@@ -148,14 +148,16 @@ Tier::Room Tier::make_room(std::size_t num_rows, std::size_t num_bytes) {
       if (num_vain > 0 && num_vain % kNumBuckets == 0) ++halvings_;
     }
     if (num_vain < kVainRounds * kNumBuckets && num_steps < kRounds * kNumBuckets) continue;
-    throw Error(ErrorCode::kResourceExhausted,
-                "Table: expected " + std::to_string(num_rows) + " rows and " +
-                    mebibytes(num_bytes) + " of pages more to fit into its budget of " +
-                    mebibytes(memory_bytes_) + ", found that other calls need " +
-                    mebibytes(promised_rows_ * table_.arenas_.row_bytes() + promised_bytes_) +
-                    " of it, and that " + mebibytes(bytes_beside_rows()) +
-                    " are taken by what finds its rows on SSD, and by buffers; give it more "
-                    "memory (`trireme size` tells how much)");
+    const std::size_t row_bytes = table_.arenas_.row_bytes();
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        "Table: expected " + std::to_string(num_rows) + " rows and " + mebibytes(num_bytes) +
+            " of pages more to fit into its budget of " + mebibytes(memory_bytes_) +
+            ", found that they need " + mebibytes(num_rows * row_bytes + num_bytes) +
+            " of it, other calls " +
+            mebibytes((promised_rows_ - num_rows) * row_bytes + promised_bytes_ - num_bytes) +
+            ", and what finds rows on SSD, and buffers, " + mebibytes(bytes_beside_rows()) +
+            "; give it more memory (`trireme size` tells how much)");
   }
   return room;
 }
