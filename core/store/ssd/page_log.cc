@@ -241,7 +241,7 @@ Position PageLog::append(Room& room, std::span<const std::byte> page) noexcept {
   return static_cast<Position>(file.number * config_.segment_pages + number);
 }
 
-std::unique_lock<std::timed_mutex> PageLog::lock_writers() {
+std::unique_lock<TimedMutex> PageLog::lock_writers() {
   std::unique_lock lock(write_mutex_, config_.timeout);
   if (lock.owns_lock()) return lock;
   throw Error(ErrorCode::kDeadlineExceeded, "PageLog: expected those who write to " +
@@ -252,7 +252,7 @@ std::unique_lock<std::timed_mutex> PageLog::lock_writers() {
 // Begins to write what is full, and frees what has been written. Returns false if another thread is
 // at it and this one need not wait.
 bool PageLog::write_some(bool must_wait) {
-  std::unique_lock<std::timed_mutex> write;
+  std::unique_lock<TimedMutex> write;
   if (must_wait) {
     write = lock_writers();
   } else if (write = std::unique_lock(write_mutex_, std::try_to_lock); !write.owns_lock()) {

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "base/pages.h"
+#include "base/timed_mutex.h"
 #include "store/ssd/device.h"
 #include "store/ssd/page.h"
 
@@ -199,7 +200,7 @@ class PageLog {
   void begin_buffer() noexcept;
   bool end_buffer() noexcept;
   void add_segment();
-  std::unique_lock<std::timed_mutex> lock_writers();
+  std::unique_lock<TimedMutex> lock_writers();
   bool write_some(bool must_wait);
   std::size_t reap_write(std::size_t device, std::span<Finished> finished);
   void end_transfers() noexcept;
@@ -233,7 +234,7 @@ class PageLog {
   std::vector<std::unique_ptr<Reader>> readers_;  // that no thread uses
   Use counts_;
 
-  std::timed_mutex write_mutex_;                 // guards what follows; taken before mutex_
+  TimedMutex write_mutex_;                       // guards what follows; taken before mutex_
   std::vector<std::unique_ptr<Queue>> writers_;  // one for each device
   std::vector<char> is_late_;                    // whether a write has not ended in time
   std::size_t next_device_ = 0;

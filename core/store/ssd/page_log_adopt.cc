@@ -38,7 +38,7 @@ std::vector<PageLog::SegmentFile> PageLog::segments() const {
 }
 
 void PageLog::adopt(const SegmentFile& segment) {
-  std::lock_guard write(write_mutex_);
+  const auto write = lock_writers();
   std::uint64_t generation = 0;
   const char* const end = segment.name.data() + segment.name.size();
   const auto [rest, error] = std::from_chars(segment.name.data(), end, generation, 16);
