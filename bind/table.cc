@@ -61,7 +61,7 @@ void init_table(Table* self, std::vector<int> dims, std::string dtype, std::stri
                 const PolicyConfig& policy, const AdmissionConfig& admission,
                 std::vector<std::shared_ptr<ssd::Device>> ssd, std::size_t memory_bytes,
                 std::uint32_t number, std::size_t segment_bytes, std::size_t buffer_bytes,
-                int timeout_ms) {
+                std::size_t read_bytes, int timeout_ms) {
   nb::gil_scoped_release release;
   new (self) Table({.dims = std::move(dims),
                     .dtype = std::move(dtype),
@@ -83,6 +83,7 @@ void init_table(Table* self, std::vector<int> dims, std::string dtype, std::stri
                              .number = number,
                              .segment_bytes = segment_bytes,
                              .buffer_bytes = buffer_bytes,
+                             .read_bytes = read_bytes,
                              .timeout = std::chrono::milliseconds(timeout_ms)},
                     .simd = std::move(simd)});
 }
@@ -231,7 +232,8 @@ void register_table(nb::module_& m) {
            "policy"_a = PolicyConfig(), "admission"_a = AdmissionConfig(),
            "ssd"_a = std::vector<std::shared_ptr<ssd::Device>>(), "memory_bytes"_a = 0,
            "number"_a = 0, "segment_bytes"_a = std::size_t{64} << 20,
-           "buffer_bytes"_a = std::size_t{1} << 20, "timeout_ms"_a = 30000,
+           "buffer_bytes"_a = std::size_t{1} << 20, "read_bytes"_a = std::size_t{16} << 20,
+           "timeout_ms"_a = 30000,
            R"(dims: weights of a row, per row class.
 
 dtype: of the weights, float32, bfloat16 or float16. State is always float32. 16-bit weights are

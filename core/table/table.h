@@ -202,7 +202,7 @@ class Table {
   void prepare(std::span<const std::uint64_t> keys, Pool& pool) {
     if (tier_ == nullptr) return;
     tier_->fetch(keys, pool, Tier::For::kUpdate);
-    tier_->make_room(keys.size());
+    tier_->make_room({.rows = keys.size()});
   }
   // Sets the budget of a table with an SSD tier. Errors: kBadRequest without one; those of
   // Tier::make_room, nothing changed.

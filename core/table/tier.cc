@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <thread>
 
 #include "base/error.h"
 #include "store/find.h"
@@ -22,19 +23,25 @@ constexpr std::size_t kLeftPercentMin = 65;
 constexpr std::size_t kPagesCleaned = 32;
 constexpr std::size_t kWorthPercentMax = 95;
 
-constexpr std::size_t kNumBuffers = 4;
-constexpr std::size_t kNumSpareBuffers = 8;  // for reads: as much memory as so many buffers
-constexpr std::size_t kBufferPagesMin = 16;
-constexpr std::size_t kIndexBytesPerRow = 8;  // of the index of rows in memory
+constexpr std::size_t kNumBuffers = 4, kBufferPagesMin = 16;
+// Of what reads may take at any time: how many reads that is.
+constexpr std::size_t kNumReads = 64, kNumReadsMin = 2, kReadPagesMin = 16;
+constexpr std::chrono::milliseconds kLookAgain{1};  // for room that other calls give up
+constexpr std::size_t kIndexBytesPerRow = 8;        // of the index of rows in memory
 
 ssd::PageLogConfig log_config(const TierConfig& config, std::size_t row_bytes) {
   const std::size_t page_bytes = ssd::page_bytes_for(row_bytes);
   const std::size_t buffer_pages = std::max(config.buffer_bytes / page_bytes, kBufferPagesMin);
+  const std::size_t read_pages =
+      std::max(config.read_bytes / kNumReads / page_bytes, kReadPagesMin);
+  const std::size_t num_reads =
+      std::max(config.read_bytes / (read_pages * page_bytes), kNumReadsMin);
   return {.page_bytes = page_bytes,
           .segment_pages = std::max(config.segment_bytes / page_bytes, buffer_pages),
           .buffer_pages = buffer_pages,
           .num_buffers = kNumBuffers,
-          .spare_bytes = kNumSpareBuffers * buffer_pages * page_bytes,
+          .read_pages = read_pages,
+          .spare_bytes = num_reads * read_pages * page_bytes,
           .timeout = config.timeout};
 }
 
@@ -64,23 +71,23 @@ StripeMutex& Tier::mutex_of_stripe(std::uint32_t stripe) const noexcept {
   return table_.stripes_[stripe];
 }
 
-Tier::Room::Room(Tier& tier, std::size_t num_rows, std::size_t num_bytes) noexcept
-    : tier_(&tier), num_rows_(num_rows), num_bytes_(num_bytes) {
-  tier.promised_rows_ += num_rows;
-  tier.promised_bytes_ += num_bytes;
+Tier::Room::Room(Tier& tier, const Need& need) noexcept : tier_(&tier), need_(need) {
+  tier.promised_rows_ += need.rows;
+  tier.promised_bytes_ += need.bytes;
+  tier.promised_read_bytes_ += need.read_bytes;
 }
 
 Tier::Room& Tier::Room::operator=(Room&& other) noexcept {
   std::swap(tier_, other.tier_);
-  std::swap(num_rows_, other.num_rows_);
-  std::swap(num_bytes_, other.num_bytes_);
+  std::swap(need_, other.need_);
   return *this;
 }
 
 Tier::Room::~Room() {
   if (tier_ == nullptr) return;
-  tier_->promised_rows_ -= num_rows_;
-  tier_->promised_bytes_ -= num_bytes_;
+  tier_->promised_rows_ -= need_.rows;
+  tier_->promised_bytes_ -= need_.bytes;
+  tier_->promised_read_bytes_ -= need_.read_bytes;
 }
 
 // Counts again what a stripe takes beside its rows. Requires: its exclusive lock.
@@ -102,9 +109,16 @@ std::size_t Tier::bytes_beside_rows() const noexcept {
   return n;
 }
 
+// Of the pages that are read, or will be: what the log does not keep for them at any time.
+std::size_t Tier::read_bytes_beyond_spare() const noexcept {
+  const std::size_t promised = promised_read_bytes_;
+  return promised - std::min(promised, log_.spare_bytes());
+}
+
 Tier::Memory Tier::memory() const {
   const std::size_t promised = promised_rows_;
-  Memory memory{.taken = bytes_beside_rows() + promised_bytes_ + promised * kIndexBytesPerRow};
+  Memory memory{.taken = bytes_beside_rows() + promised_bytes_ + promised * kIndexBytesPerRow +
+                         read_bytes_beyond_spare()};
   std::size_t largest_bytes = 0;
   for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
     const Arena& arena = table_.arenas_.of(i);
@@ -133,39 +147,59 @@ bool Tier::fits() const {
   return found.taken + found.lacking <= memory_bytes_ - memory_bytes_ / 32;
 }
 
-Tier::Room Tier::make_room(std::size_t num_rows, std::size_t num_bytes) {
-  Room room(*this, num_rows, num_bytes);
+Tier::Room Tier::make_room(const Need& need, Whether whether) {
+  const auto deadline = std::chrono::steady_clock::now() + log_.timeout();
+  for (;;) {
+    Room room(*this, need);
+    if (find_room()) return room;
+    const Need others{.rows = promised_rows_ - need.rows,
+                      .bytes = promised_bytes_ - need.bytes,
+                      .read_bytes = promised_read_bytes_ - need.read_bytes};
+    const bool is_alone = others.rows + others.bytes + others.read_bytes == 0;
+    if (is_alone || whether == Whether::kNow || std::chrono::steady_clock::now() > deadline) {
+      fail(need, others);
+    }
+    room = Room();
+    std::this_thread::sleep_for(kLookAgain);
+  }
+}
+
+// Moves rows to SSD until what was promised fits. Returns whether it does.
+bool Tier::find_room() {
   // Each round without a row moved halves the rows that a bucket must have.
   constexpr std::size_t kVainRounds = 16, kRounds = 64;
   constexpr std::size_t kVainSteps = 64;  // before it looks again, for others may make room too
   std::size_t num_vain = 0;
   marks_bytes_ = table_.marks_.bytes();
   for (std::size_t num_steps = 0; !fits();) {
+    if (num_vain >= kVainRounds * kNumBuckets || num_steps >= kRounds * kNumBuckets) return false;
     bool has_moved = false;
     for (std::size_t i = 0; i < kVainSteps && !has_moved; ++i, ++num_steps) {
       has_moved = step();
       num_vain = has_moved ? 0 : num_vain + 1;
       if (num_vain > 0 && num_vain % kNumBuckets == 0) ++halvings_;
     }
-    if (num_vain < kVainRounds * kNumBuckets && num_steps < kRounds * kNumBuckets) continue;
-    const std::size_t row_bytes = table_.arenas_.row_bytes();
-    throw Error(
-        ErrorCode::kResourceExhausted,
-        "Table: expected " + std::to_string(num_rows) + " rows and " + mebibytes(num_bytes) +
-            " of pages more to fit into its budget of " + mebibytes(memory_bytes_) +
-            ", found that they need " + mebibytes(num_rows * row_bytes + num_bytes) +
-            " of it, other calls " +
-            mebibytes((promised_rows_ - num_rows) * row_bytes + promised_bytes_ - num_bytes) +
-            ", and what finds rows on SSD, and buffers, " + mebibytes(bytes_beside_rows()) +
-            "; give it more memory (`trireme size` tells how much)");
   }
-  return room;
+  return true;
+}
+
+void Tier::fail(const Need& need, const Need& others) const {
+  const auto total = [&](const Need& n) {
+    return mebibytes(n.rows * table_.arenas_.row_bytes() + n.bytes + n.read_bytes);
+  };
+  throw Error(ErrorCode::kResourceExhausted,
+              "Table: expected " + std::to_string(need.rows) + " rows and " +
+                  mebibytes(need.read_bytes) + " of pages more to fit into its budget of " +
+                  mebibytes(memory_bytes_) + ", found that they need " + total(need) +
+                  " of it, other calls " + total(others) +
+                  ", and what finds rows on SSD, and buffers, " + mebibytes(bytes_beside_rows()) +
+                  "; give it more memory (`trireme size` tells how much)");
 }
 
 void Tier::set_memory(std::size_t num_bytes) {
   const std::size_t before = memory_bytes_.exchange(num_bytes);
   try {
-    make_room(0);
+    make_room({}, Whether::kNow);
   } catch (...) {
     memory_bytes_ = before;
     throw;

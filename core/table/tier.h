@@ -46,6 +46,7 @@ struct TierConfig {
   std::uint32_t number = 0;                           // of the table, in its pages
   std::size_t segment_bytes = std::size_t{64} << 20;
   std::size_t buffer_bytes = std::size_t{1} << 20;  // written at once
+  std::size_t read_bytes = std::size_t{16} << 20;   // of reads under way, without a promise
   std::chrono::milliseconds timeout{30000};         // of a device
 };
 
@@ -58,24 +59,30 @@ class Tier {
   // those of the devices.
   Tier(Table& table, const TierConfig& config);
 
-  // The promise that so many rows of any class, and bytes for reads, fit into the budget.
+  struct Need {
+    std::size_t rows = 0;        // of any class
+    std::size_t bytes = 0;       // to find rows on SSD
+    std::size_t read_bytes = 0;  // of pages
+  };
+  // The promise that what is needed fits into the budget.
   class Room {
    public:
     Room() = default;
-    Room(Tier& tier, std::size_t num_rows, std::size_t num_bytes) noexcept;
+    Room(Tier& tier, const Need& need) noexcept;
     Room(Room&& other) noexcept { *this = std::move(other); }
     Room& operator=(Room&& other) noexcept;
     ~Room();
 
    private:
     Tier* tier_ = nullptr;
-    std::size_t num_rows_ = 0;
-    std::size_t num_bytes_ = 0;
+    Need need_;
   };
-  // Moves rows to SSD as far as that is needed. Requires: no lock of the table is held.
+  // Moves rows to SSD as far as that is needed, and waits for what other calls give up as long as
+  // for a device. Requires: no lock of the table is held; whoever waits has no room.
   // Errors: kResourceExhausted: the budget is too small, or the devices are full; kUnavailable,
   // kDeadlineExceeded.
-  Room make_room(std::size_t num_rows, std::size_t num_bytes = 0);
+  enum class Whether { kNow, kWaits };
+  Room make_room(const Need& need, Whether whether = Whether::kWaits);
 
   // Sets the budget, and keeps it when it returns. Errors: as above; the budget stays.
   void set_memory(std::size_t num_bytes);
@@ -165,12 +172,14 @@ class Tier {
   struct Search {
     Places here;                        // rows in pages that were read
     std::vector<std::uint64_t> unread;  // keys whose pages were not
-    std::vector<ssd::Position> wanted;  // those pages
+    std::vector<ssd::Position> wanted;  // those pages, of one key after the other
+    std::vector<std::size_t> begins;    // of each key's
   };
 
   StripeMutex& mutex_of_stripe(std::uint32_t stripe) const noexcept;
   void note(std::uint32_t stripe) noexcept;
   std::size_t bytes_beside_rows() const noexcept;
+  std::size_t read_bytes_beyond_spare() const noexcept;
   // What is in memory, in bytes; and what the promised rows lack.
   struct Memory {
     std::size_t taken = 0;
@@ -181,6 +190,8 @@ class Tier {
   };
   Memory memory() const;
   bool fits() const;
+  bool find_room();
+  [[noreturn]] void fail(const Need& need, const Need& others) const;
   bool step();
   void begin_shrink();
   std::size_t move_out(std::uint32_t bucket);
@@ -195,18 +206,10 @@ class Tier {
   void note_use(Arena::Ref ref, For what) const noexcept;
   std::size_t num_rows_in_memory() const;
   ssd::PagesRead read_pages(std::vector<ssd::Position> positions) const;
-  struct Pages {
-    Room room;
-    ssd::PagesRead read;
-  };
-  Pages read_into_room(std::vector<ssd::Position> positions);
+  class Gathering;
   const std::byte* row_in_memory(std::uint64_t key) const noexcept;
   int class_of(const std::byte* row) const noexcept;
-  struct Missing {
-    std::uint32_t stripe;
-    std::vector<std::uint64_t> keys;
-  };
-  void move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted, For what);
+  class Fetcher;
   std::size_t move_in(std::uint32_t stripe, const Places& places, std::optional<For> what);
 
   Table& table_;
@@ -215,8 +218,7 @@ class Tier {
   ssd::ColdRows cold_;
   mutable Uses uses_;
 
-  std::atomic<std::size_t> promised_rows_{0};
-  std::atomic<std::size_t> promised_bytes_{0};
+  std::atomic<std::size_t> promised_rows_{0}, promised_bytes_{0}, promised_read_bytes_{0};
   std::array<std::atomic<std::size_t>, kNumStripes> stripe_bytes_{};  // beside rows
   std::array<std::atomic<std::size_t>, kNumStripes> cold_bytes_{};    // of them: cold_
   std::atomic<std::size_t> marks_bytes_{0};

@@ -1,5 +1,7 @@
 // Tier: finds the rows of keys, wherever they are, and brings them into memory.
 #include <algorithm>
+#include <deque>
+#include <optional>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -11,13 +13,9 @@ namespace trireme {
 
 namespace {
 
-// A fetch: tasks for the threads of a pool, each for some stripes; keys that are looked for at a
-// time; and pages that are read at a time, as many as keep a device busy, but a small part of the
-// budget.
-constexpr std::size_t kFetchTasks = 16;
+// A fetch: keys that are looked for at a time, and reads that a thread has under way.
 constexpr std::size_t kFetchKeys = 512;
-constexpr std::size_t kFetchPages = 1024;
-constexpr std::size_t kFetchShare = 64;
+constexpr std::size_t kFetchReads = 8;
 
 void sort_distinct(std::vector<ssd::Position>& positions) {
   std::ranges::sort(positions);
@@ -31,12 +29,49 @@ ssd::PagesRead Tier::read_pages(std::vector<ssd::Position> positions) const {
   return log_.read(std::move(positions));
 }
 
-// Pages in memory that was promised. Requires: no lock of the table is held.
-Tier::Pages Tier::read_into_room(std::vector<ssd::Position> positions) {
-  sort_distinct(positions);
-  Room room = make_room(0, positions.size() * log_.page_bytes());
-  return {.room = std::move(room), .read = log_.read(std::move(positions))};
-}
+// What a call that locks rows has read for them, and room for it. Nobody waits for room while it
+// has some, or two calls could wait for each other: who does not get more at once gives up what it
+// has.
+class Tier::Gathering {
+ public:
+  Gathering(Tier& tier, std::size_t num_rows) : tier_(tier), total_{.rows = num_rows} {
+    if (num_rows > 0) rooms.push_back(tier_.make_room(total_));
+  }
+
+  // Reads pages, with room for so many of their rows; or nothing: then all are wanted again.
+  // Requires: no lock of the table is held.
+  void read(std::vector<ssd::Position> positions, std::size_t num_rows) {
+    sort_distinct(positions);
+    const Need more{.rows = num_rows, .read_bytes = tier_.log_.read_bytes(positions.size())};
+    if (left_.rows < more.rows || left_.read_bytes < more.read_bytes) {
+      total_.rows += more.rows;
+      total_.read_bytes += more.read_bytes;
+      try {
+        rooms.push_back(tier_.make_room(more, Whether::kNow));
+        left_.rows += more.rows;
+        left_.read_bytes += more.read_bytes;
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kResourceExhausted) throw;
+        reads.clear();
+        rooms.clear();
+        rooms.push_back(tier_.make_room(total_));
+        left_ = total_;
+        return;
+      }
+    }
+    left_.rows -= more.rows;
+    left_.read_bytes -= more.read_bytes;
+    reads.push_back(tier_.log_.read(std::move(positions)));
+  }
+
+  std::vector<Room> rooms;
+  std::vector<ssd::PagesRead> reads;
+
+ private:
+  Tier& tier_;
+  Need total_;  // all that is promised
+  Need left_;   // of it: for pages that are to be read
+};
 
 const std::byte* Tier::row_in_memory(std::uint64_t key) const noexcept {
   return table_.index_.find(key);
@@ -65,12 +100,14 @@ Tier::Search Tier::search(std::span<const std::uint64_t> keys,
   };
   const auto find_cold = [&](std::uint64_t key) {
     Place place;
+    const std::size_t num_wanted = result.wanted.size();
     switch (cold_.find(key, reads, place, result.wanted)) {
       case ssd::ColdRows::Found::kHere:
         result.here.push_back(place);
         break;
       case ssd::ColdRows::Found::kUnread:
         result.unread.push_back(key);
+        result.begins.push_back(num_wanted);
         break;
       case ssd::ColdRows::Found::kAbsent:
         break;
@@ -90,6 +127,7 @@ Tier::Search Tier::search(std::span<const std::uint64_t> keys,
         [&](std::size_t i, const IndexLine*, const std::byte* row) {
           row == nullptr ? absent.push_back(block[i]) : visit(row);
         });
+    cold_.prefetch(absent);
     for (const std::uint64_t key : absent) find_cold(key);
   }
   if (what && *what != For::kLater) {
@@ -135,107 +173,178 @@ std::size_t Tier::move_in(std::uint32_t stripe, const Places& places, std::optio
 }
 
 Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new, std::size_t num_bytes) {
-  Room room = make_room(num_new, num_bytes);
+  Room room = make_room({.rows = num_new, .bytes = num_bytes});
   Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
   result.room_ = std::move(room);
   return result;
 }
 
 Tier::Lock Tier::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
-  Room room = make_room(keys.size());
-  std::vector<Room> rooms;  // of the reads
-  std::vector<ssd::PagesRead> reads;
+  Gathering gathering(*this, keys.size());
   for (;;) {
     Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
-    Search found = search(keys, reads, std::nullopt);  // prepare() counts uses
+    Search found = search(keys, gathering.reads, std::nullopt);  // prepare() counts uses
     if (found.wanted.empty()) {
       move_in(stripe, found.here, std::nullopt);
-      result.room_ = std::move(room);
+      if (!gathering.rooms.empty()) result.room_ = std::move(gathering.rooms.front());
       return result;
     }
     result.lock_.unlock();
-    Pages pages = read_into_room(std::move(found.wanted));
-    rooms.push_back(std::move(pages.room));
-    reads.push_back(std::move(pages.read));
+    gathering.read(std::move(found.wanted), found.unread.size());
   }
 }
 
 Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
   const auto all = [](std::uint32_t) { return true; };
-  std::vector<Room> rooms;
-  std::vector<ssd::PagesRead> reads;
+  Gathering gathering(*this, 0);
   for (;;) {
     Lock lock(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
     std::vector<ssd::Position> wanted;
     Places places;
-    if (cold_.for_rows(bucket, reads, wanted, all,
+    if (cold_.for_rows(bucket, gathering.reads, wanted, all,
                        [&](const Place& place) { places.push_back(place); })) {
       return {.on_ssd = std::move(places),
-              .reads = std::move(reads),
-              .rooms = std::move(rooms),
+              .reads = std::move(gathering.reads),
+              .rooms = std::move(gathering.rooms),
               .lock = std::move(lock)};
     }
     lock.lock_.unlock();
-    Pages pages = read_into_room(std::move(wanted));
-    rooms.push_back(std::move(pages.room));
-    reads.push_back(std::move(pages.read));
+    gathering.read(std::move(wanted), 0);
   }
 }
+
+// What one thread of a fetch does. While it looks for keys, and moves rows that were read, the
+// devices read the next.
+class Tier::Fetcher {
+ public:
+  Fetcher(Tier& tier, For what) : tier_(tier), what_(what) {}
+
+  void add(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
+    std::shared_lock lock(tier_.mutex_of_stripe(stripe));
+    Search found = tier_.search(keys, {}, what_);
+    lock.unlock();
+    const std::size_t pages_max = tier_.log_.read_pages();
+    for (std::size_t i = 0; i < found.unread.size(); ++i) {
+      if (wanted_.size() >= pages_max) sort_distinct(wanted_);
+      if (wanted_.size() >= pages_max) begin_read();
+      if (missing_.empty() || missing_.back().stripe != stripe) {
+        missing_.push_back({.stripe = stripe, .keys = {}, .first = {}});
+      }
+      const std::size_t begin = found.begins[i];
+      const std::size_t end =
+          i + 1 < found.begins.size() ? found.begins[i + 1] : found.wanted.size();
+      missing_.back().keys.push_back(found.unread[i]);
+      missing_.back().first.push_back(found.wanted[begin]);
+      wanted_.insert(wanted_.end(), &found.wanted[begin], &found.wanted[begin] + (end - begin));
+    }
+  }
+
+  // Waits for what is under way.
+  void end() {
+    if (!missing_.empty()) begin_read();
+    while (!reads_.empty()) end_read();
+  }
+
+ private:
+  struct Missing {
+    std::uint32_t stripe;
+    std::vector<std::uint64_t> keys;
+    std::vector<ssd::Position> first;  // of each key: the first page that may have its row
+  };
+  struct Read {
+    Room room;
+    std::vector<Missing> missing;
+    ssd::PageLog::Reading pages;
+  };
+
+  void begin_read() {
+    sort_distinct(wanted_);
+    std::vector<Missing> missing = std::exchange(missing_, {});
+    std::vector<ssd::Position> wanted = std::exchange(wanted_, {});
+    Need need{.read_bytes = tier_.log_.read_bytes(wanted.size())};
+    for (const Missing& group : missing) need.rows += group.keys.size();
+    while (reads_.size() == kFetchReads || (!reads_.empty() && !is_spare(need.read_bytes))) {
+      end_read();
+    }
+    if (std::optional<Room> room = make_room(need)) {
+      reads_.push_back({.room = std::move(*room),
+                        .missing = std::move(missing),
+                        .pages = tier_.log_.begin_read(std::move(wanted))});
+    } else {
+      tier_.num_refused_ += need.rows;
+    }
+  }
+
+  // Whether what is kept for reads has room for one more. Beyond that a thread reads no further
+  // ahead.
+  bool is_spare(std::size_t num_bytes) const noexcept {
+    return tier_.promised_read_bytes_ + num_bytes <= tier_.log_.spare_bytes();
+  }
+
+  // None: the rows stay where they are, and can be read there. Whoever wants to change them waits.
+  std::optional<Room> make_room(const Need& need) {
+    for (;; end_read()) {  // which gives up its room
+      const bool waits = what_ == For::kUpdate && reads_.empty();
+      try {
+        return tier_.make_room(need, waits ? Whether::kWaits : Whether::kNow);
+      } catch (const Error& error) {
+        const bool lacks_room = error.code() == ErrorCode::kResourceExhausted ||
+                                error.code() == ErrorCode::kUnavailable;
+        if (!lacks_room || waits) throw;
+        if (reads_.empty()) return std::nullopt;
+      }
+    }
+  }
+
+  void end_read() {
+    Read read = std::move(reads_.front());
+    reads_.pop_front();
+    const ssd::PagesRead pages = read.pages.end();
+    for (const Missing& group : read.missing) {
+      Lock lock(&tier_, group.stripe, std::unique_lock(tier_.mutex_of_stripe(group.stripe)));
+      const std::size_t n = tier_.move_in(group.stripe, places_of(group, pages), what_);
+      if (what_ == For::kLater) tier_.num_fetched_ += n;
+    }
+  }
+
+  // Where the rows are. Requires: the stripe's lock.
+  Places places_of(const Missing& group, const ssd::PagesRead& pages) const {
+    Places places(group.keys.size());
+    std::size_t num_found = 0;
+    std::vector<std::uint64_t> others;
+    for (std::size_t i = 0; i < group.keys.size(); ++i) {
+      const bool is_there =
+          tier_.cold_.find_at(group.first[i], pages, group.keys[i], places[num_found]);
+      is_there ? void(++num_found) : others.push_back(group.keys[i]);
+    }
+    places.resize(num_found);
+    if (others.empty()) return places;
+    const Search found = tier_.search(others, {&pages, 1}, std::nullopt);
+    places.insert(places.end(), found.here.begin(), found.here.end());
+    return places;
+  }
+
+  Tier& tier_;
+  const For what_;
+  std::vector<Missing> missing_;
+  std::vector<ssd::Position> wanted_;
+  std::deque<Read> reads_;
+};
 
 void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what) {
   const KeysByStripe groups(keys, pool);
-  const std::size_t pages_max =
-      std::clamp<std::size_t>(memory_bytes_ / kFetchShare / log_.page_bytes(), 1, kFetchPages);
-  auto fetch_stripes = [&](std::size_t task) {
-    constexpr std::size_t kStripes = kNumStripes / kFetchTasks;
-    std::vector<Missing> missing;
-    std::vector<ssd::Position> wanted;
-    for (std::size_t stripe = task * kStripes; stripe < (task + 1) * kStripes; ++stripe) {
+  std::atomic<std::uint32_t> next{0};
+  pool.run(static_cast<std::size_t>(pool.threads()), [&](std::size_t) {
+    Fetcher fetcher(*this, what);
+    for (std::uint32_t stripe; (stripe = next++) < kNumStripes;) {
       const std::span<const std::uint64_t> all = groups[stripe].keys;
       for (std::size_t begin = 0; begin < all.size(); begin += kFetchKeys) {
-        std::shared_lock lock(mutex_of_stripe(static_cast<std::uint32_t>(stripe)));
-        Search found =
-            search(all.subspan(begin, std::min(kFetchKeys, all.size() - begin)), {}, what);
-        lock.unlock();
-        if (found.unread.empty()) continue;
-        wanted.insert(wanted.end(), found.wanted.begin(), found.wanted.end());
-        missing.push_back({static_cast<std::uint32_t>(stripe), std::move(found.unread)});
-        if (wanted.size() >= pages_max) sort_distinct(wanted);
-        if (wanted.size() < pages_max) continue;
-        move_in(missing, std::exchange(wanted, {}), what);
-        missing.clear();
+        fetcher.add(stripe, all.subspan(begin, std::min(kFetchKeys, all.size() - begin)));
       }
     }
-    if (!missing.empty()) move_in(missing, std::move(wanted), what);
-  };
-  pool.run(kFetchTasks, fetch_stripes);
-}
-
-// Reads pages, and moves rows from them to memory.
-void Tier::move_in(std::span<const Missing> missing, std::vector<ssd::Position> wanted, For what) {
-  sort_distinct(wanted);
-  std::size_t num_rows = 0;
-  for (const Missing& group : missing) num_rows += group.keys.size();
-  Room room;
-  try {
-    room = make_room(num_rows, wanted.size() * log_.page_bytes());
-  } catch (const Error& error) {
-    const bool lacks_room = error.code() == ErrorCode::kResourceExhausted ||
-                            error.code() == ErrorCode::kUnavailable ||
-                            error.code() == ErrorCode::kDeadlineExceeded;
-    if (what == For::kUpdate || !lacks_room) throw;
-    // They stay where they are, and can be read there. Whoever wants to change them gets the error.
-    num_refused_ += num_rows;
-    return;
-  }
-  const ssd::PagesRead read = log_.read(std::move(wanted));
-  for (const Missing& group : missing) {
-    Lock lock(this, group.stripe, std::unique_lock(mutex_of_stripe(group.stripe)));
-    const Search found = search(group.keys, {&read, 1}, std::nullopt);
-    const std::size_t n = move_in(group.stripe, found.here, what);
-    if (what == For::kLater) num_fetched_ += n;
-  }
+    fetcher.end();
+  });
 }
 
 void Tier::save_places(std::uint32_t bucket, std::vector<std::uint8_t>& bytes) const {

@@ -29,7 +29,8 @@ inline TierConfig tier_config(std::shared_ptr<ssd::FakeDevice> device, std::size
           .memory_bytes = memory_bytes,
           .number = 7,
           .segment_bytes = std::size_t{256} << 10,
-          .buffer_bytes = std::size_t{64} << 10};
+          .buffer_bytes = std::size_t{64} << 10,
+          .read_bytes = std::size_t{128} << 10};
 }
 
 inline std::size_t own_bytes(TableConfig config) {

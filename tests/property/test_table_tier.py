@@ -75,7 +75,7 @@ def make_tiered(tiered: Tiered, folder: Path, dim: int, **options: Any) -> _core
     paths = [folder / f"ssd-{number}" for number in range(tiered.num_folders)]
     for path in paths:
         path.mkdir()
-    options |= {"segment_bytes": 1 << 20, "buffer_bytes": 1 << 16}
+    options |= {"segment_bytes": 1 << 20, "buffer_bytes": 1 << 16, "read_bytes": 1 << 17}
     options["ssd"] = [_core.SsdDevice(str(path), tiered.io) for path in paths]
     empty = make_table(dim, tiered.rule, memory_bytes=1 << 30, **options)
     own, row_bytes = empty.tier["own_bytes"], empty.row_bytes

@@ -76,6 +76,36 @@ ColdRows::Found ColdRows::find(std::uint64_t key, Reads reads, Place& place,
   return Found::kAbsent;
 }
 
+bool ColdRows::find_at(Position position, const PagesRead& read, std::uint64_t key,
+                       Place& place) const {
+  const PagesRead::Page* page = read.find(position);
+  if (page == nullptr || page->bytes == nullptr) return false;
+  if (page->generation != log_.generation(position)) return false;
+  const std::uint64_t hash = mix64(key);
+  const PageHeader header = header_of(page->bytes);
+  if (header.bucket != bucket_of_hash(hash) || !is_current(header, position)) return false;
+  const std::uint16_t slot = slot_of(header, page->bytes, hash);
+  if (slot >= header.num_rows) return false;
+  if (!is_left(buckets_[header.bucket], header.number, slot)) return false;
+  place = place_of(header, page->bytes, slot);
+  return true;
+}
+
+void ColdRows::prefetch(std::span<const std::uint64_t> keys) const noexcept {
+  for (const std::uint64_t key : keys) {
+    const std::uint64_t hash = mix64(key);
+    const Bucket& bucket = buckets_[bucket_of_hash(hash)];
+    bucket.index.prefetch_cell(hash);
+    bucket.recent.prefetch_cell(hash);
+  }
+  for (const std::uint64_t key : keys) {
+    const std::uint64_t hash = mix64(key);
+    const Bucket& bucket = buckets_[bucket_of_hash(hash)];
+    bucket.index.prefetch_entries(hash);
+    bucket.recent.prefetch_entries(hash);
+  }
+}
+
 // The slot of a key with this hash, or the number of rows. mix64 is a bijection.
 std::uint16_t ColdRows::slot_of(const PageHeader& header, const std::byte* page,
                                 std::uint64_t hash) noexcept {

@@ -59,6 +59,11 @@ class ColdRows {
   // Looks for a key in the pages that were read. kUnread: pages to be read were added to `wanted`.
   // Errors: kCorruption, kUnavailable: a page of the key could not be read.
   Found find(std::uint64_t key, Reads reads, Place& place, std::vector<Position>& wanted) const;
+  // Whether the row of the key is in a page that was read. Pages that were not, or are no more what
+  // they were, do not have it.
+  bool find_at(Position position, const PagesRead& read, std::uint64_t key, Place& place) const;
+  // Brings into cache where find() looks for the keys.
+  void prefetch(std::span<const std::uint64_t> keys) const noexcept;
   // Calls visit(place) for each row of a bucket. False: nothing was visited, and pages to be read
   // were added to `wanted`. Errors: as above. keep(version): whether to visit a page whose newest
   // version this is.

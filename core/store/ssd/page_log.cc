@@ -76,7 +76,7 @@ void PageLog::end_transfers() noexcept {
   std::size_t num_hung = 0;
   for (std::size_t i = 0; i < devices_.size(); ++i) {
     bool has_ended = drain(*writers_[i], left());
-    for (Reading& reading : late_) {
+    for (Transfers& reading : late_) {
       reading.reader->drain(left());
       has_ended = has_ended && !reading.reader->is_busy(i);
     }
@@ -87,7 +87,7 @@ void PageLog::end_transfers() noexcept {
   }
   if (num_hung == 0) return;
   struct Kept {
-    std::list<Reading> late;
+    std::list<Transfers> late;
     std::vector<std::unique_ptr<Queue>> writers;
     std::deque<Buffer> buffers;
     Pages memory;
@@ -328,7 +328,7 @@ bool PageLog::write_some(bool must_wait) {
 // Errors: kDeadlineExceeded. Requires: write_mutex_.
 std::size_t PageLog::reap_write(std::size_t device, std::span<Finished> finished) {
   const milliseconds patience = is_late_[device] ? milliseconds{0} : config_.timeout;
-  const std::size_t n = reap_in_time(*writers_[device], finished, patience);
+  const std::size_t n = reap_in_time(*writers_[device], finished, 1, patience);
   is_late_[device] = n == 0;
   if (n > 0) return n;
   throw Error(ErrorCode::kDeadlineExceeded,

@@ -42,7 +42,8 @@ struct PageLogConfig {
   std::size_t buffer_pages = 256;  // written at once
   std::size_t num_buffers = 4;
   std::size_t read_depth = 256;
-  std::size_t spare_bytes = 0;  // of reads that have ended: kept, so that later ones find it ready
+  std::size_t read_pages = 64;               // of a read that takes no more memory than most
+  std::size_t spare_bytes = 0;               // memory of reads that is kept for later ones
   std::chrono::milliseconds timeout{30000};  // of a device
 };
 
@@ -122,6 +123,10 @@ class PageLog {
   // Reads pages.   positions: ascending, distinct. An error of the device, or a wrong checksum, is
   // noted with the page. Errors: kDeadlineExceeded, kUnavailable; std::bad_alloc.
   PagesRead read(std::vector<Position> positions);
+  // The same in two parts, between which a thread can do other work. The destructor waits for the
+  // devices as long as end() would have. The log outlives it.
+  class Reading;
+  Reading begin_read(std::vector<Position> positions);
   // The generation of the segment that the position is in now; 0: none.
   std::uint64_t generation(Position position) const;
   // The error of a page that could not be read, with its file and offset.
@@ -185,6 +190,11 @@ class PageLog {
     return memory_.size() + config_.spare_bytes + late_bytes_;
   }
   std::size_t bytes() const noexcept;  // of memory, those of reads under way included
+  // What reads may take at any time; what one of so many pages takes; pages that take no more.
+  std::size_t spare_bytes() const noexcept { return config_.spare_bytes; }
+  std::size_t read_bytes(std::size_t num_pages) const noexcept;
+  std::size_t read_pages() const noexcept { return config_.read_pages; }
+  std::chrono::milliseconds timeout() const noexcept { return config_.timeout; }
   std::size_t page_bytes() const noexcept { return config_.page_bytes; }
   std::size_t segment_pages() const noexcept { return config_.segment_pages; }
 
@@ -193,8 +203,10 @@ class PageLog {
   struct File;
   struct Buffer;
   class Reader;
-  struct Reading;
+  struct Transfers;
 
+  std::size_t spare_unit() const noexcept { return config_.read_pages * config_.page_bytes; }
+  bool has_spare_room() const noexcept;
   std::size_t pages_left() const noexcept;
   std::size_t buffer_room() const noexcept;
   void begin_buffer() noexcept;
@@ -207,12 +219,11 @@ class PageLog {
   bool is_empty(const File& file) const noexcept;
   void remove_empty();
   std::string place_of(Position position) const;
-  bool begin(Reading& reading, std::vector<Position> positions);
+  bool find_pages(Transfers& reading, std::vector<Position> positions);
   std::unique_ptr<Reader> take_reader();
-  void carry_out(Reading& reading, std::chrono::milliseconds patience);
   std::chrono::milliseconds patience_with(std::span<const std::shared_ptr<File>> files);
   std::size_t num_late(std::size_t device) const noexcept;
-  void put_off(std::list<Reading>& reading) noexcept;
+  void put_off(std::list<Transfers>& reading) noexcept;
   void count_late() noexcept;
   void free_late() noexcept;
 
@@ -240,13 +251,34 @@ class PageLog {
   std::size_t next_device_ = 0;
 
   mutable std::mutex late_mutex_;  // guards late_; taken after mutex_
-  std::list<Reading> late_;        // reads that timed out
+  std::list<Transfers> late_;      // of reads that timed out
   std::atomic<std::size_t> num_late_{0}, late_bytes_{0};
 
-  std::atomic<std::size_t> bytes_of_reads_{0};
   std::mutex spare_mutex_;  // guards what follows
-  std::vector<Pages> spare_;
-  std::size_t num_spare_bytes_ = 0;
+  std::atomic<std::size_t> bytes_of_reads_{0};
+  std::vector<Pages> spare_;  // for read_pages each
+};
+
+class PageLog::Reading {
+ public:
+  Reading(Reading&&) noexcept;
+  Reading& operator=(Reading&&) = delete;
+  ~Reading();
+
+  // Waits for the pages. Called once. Errors: as for read().
+  PagesRead end();
+
+ private:
+  friend class PageLog;
+  Reading(PageLog& log, std::vector<Position> positions);
+  std::chrono::steady_clock::time_point deadline() const noexcept { return begin_ + patience_; }
+  void add(std::size_t i, std::size_t num_pages);
+  void add_all();
+
+  PageLog& log_;
+  std::list<Transfers> transfers_;  // one, which can go to late_ without an error; or none
+  std::chrono::milliseconds patience_{0};
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace trireme::ssd

@@ -30,9 +30,10 @@ milliseconds until(Clock::time_point deadline) {
 
 }  // namespace
 
-std::size_t reap_in_time(Queue& queue, std::span<Finished> finished, milliseconds timeout) {
+std::size_t reap_in_time(Queue& queue, std::span<Finished> finished, std::size_t num_min,
+                         milliseconds timeout) {
   try {
-    return queue.reap(finished, 1, timeout);
+    return queue.reap(finished, num_min, timeout);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDeadlineExceeded) throw;
     return 0;
@@ -44,7 +45,7 @@ bool drain(Queue& queue, milliseconds timeout) noexcept {
   std::array<Finished, 64> finished;
   try {
     while (queue.num_in_flight() > 0) {
-      if (reap_in_time(queue, finished, until(deadline)) == 0) break;
+      if (reap_in_time(queue, finished, 1, until(deadline)) == 0) break;
     }
   } catch (const Error&) {
     // The system does not tell: they may be in flight.
@@ -73,16 +74,23 @@ void PageLog::Reader::submit(List& list) {
   list.num_begun = 0;
 }
 
+void PageLog::Reader::submit() {
+  for (List& list : lists_) submit(list);
+}
+
+// Waits for many transfers at a time: to wake for each would cost more than to read it.
 template <class Ended>
 std::optional<std::size_t> PageLog::Reader::run(milliseconds timeout, const Ended& ended) {
   const Clock::time_point deadline = Clock::now() + timeout;
   std::array<Finished, 64> finished;
   for (bool is_active = true; is_active;) {
     is_active = false;
-    for (List& list : lists_) submit(list);
+    submit();
     for (std::size_t i = 0; i < lists_.size(); ++i) {
       if (is_busy(i)) {
-        const std::size_t n = reap_in_time(*lists_[i].queue, finished, until(deadline));
+        Queue& queue = *lists_[i].queue;
+        const std::size_t num_min = std::min(queue.num_in_flight(), finished.size());
+        const std::size_t n = reap_in_time(queue, finished, num_min, until(deadline));
         if (n == 0) return i;
         for (const Finished& one : std::span(finished).first(n)) ended(one);
       }
@@ -93,31 +101,46 @@ std::optional<std::size_t> PageLog::Reader::run(milliseconds timeout, const Ende
 }
 
 PagesRead PageLog::read(std::vector<Position> positions) {
-  std::list<Reading> one(1);  // an element that can go to late_ without an error
-  Reading& reading = one.front();
-  if (begin(reading, std::move(positions))) {
-    const milliseconds patience = patience_with(reading.files);
-    reading.reader = take_reader();
-    try {
-      carry_out(reading, patience);
-    } catch (...) {
-      if (reading.reader->is_busy()) put_off(one);
-      throw;
-    }
-    std::lock_guard lock(mutex_);
-    readers_.push_back(std::move(reading.reader));
+  return begin_read(std::move(positions)).end();
+}
+
+PageLog::Reading PageLog::begin_read(std::vector<Position> positions) {
+  return {*this, std::move(positions)};
+}
+
+PageLog::Reading::Reading(PageLog& log, std::vector<Position> positions)
+    : log_(log), transfers_(1) {
+  Transfers& own = transfers_.front();
+  if (!log_.find_pages(own, std::move(positions))) return;
+  patience_ = log_.patience_with(own.files);
+  own.reader = log_.take_reader();
+  add_all();
+  try {
+    own.reader->submit();
+  } catch (...) {
+    if (own.reader->is_busy()) log_.put_off(transfers_);
+    throw;
   }
-  for (PagesRead::Page& page : reading.result.pages_) {
-    if (page.error != 0 || page.generation == 0) page.bytes = nullptr;
-  }
-  return std::move(reading.result);
+}
+
+PageLog::Reading::Reading(Reading&& other) noexcept
+    : log_(other.log_),
+      transfers_(std::move(other.transfers_)),
+      patience_(other.patience_),
+      begin_(other.begin_) {}
+
+PageLog::Reading::~Reading() {
+  if (transfers_.empty() || transfers_.front().reader == nullptr) return;
+  Reader& reader = *transfers_.front().reader;
+  reader.drain(until(deadline()));
+  if (reader.is_busy()) log_.put_off(transfers_);
 }
 
 // Takes what is in buffers, and finds the files of the other pages. Returns whether there are some.
-bool PageLog::begin(Reading& reading, std::vector<Position> positions) {
+bool PageLog::find_pages(Transfers& reading, std::vector<Position> positions) {
   const std::size_t page_bytes = config_.page_bytes;
   PagesRead& result = reading.result;
-  result.memory_ = PagesRead::Memory(*this, positions.size() * page_bytes);
+  result.memory_ = PagesRead::Memory(*this, read_bytes(positions.size()));
   result.positions_ = std::move(positions);
   result.pages_.resize(result.positions_.size());
   reading.files.resize(result.positions_.size());
@@ -157,23 +180,22 @@ std::unique_ptr<PageLog::Reader> PageLog::take_reader() {
   return std::make_unique<Reader>(devices_, config_.read_depth);
 }
 
-// Errors: kDeadlineExceeded: some transfers have not ended, and may be in flight.
-void PageLog::carry_out(Reading& reading, milliseconds patience) {
-  const std::size_t page_bytes = config_.page_bytes;
-  PagesRead& result = reading.result;
-  const std::vector<Position>& positions = result.positions_;
-  const std::vector<std::shared_ptr<File>>& files = reading.files;
-  const auto bytes_of = [&](std::size_t i) { return result.memory_.data() + i * page_bytes; };
-  std::uint64_t num_transfers = 0;
-  const auto add = [&](std::size_t i, std::size_t n) {
-    const std::uint64_t page = positions[i] % config_.segment_pages;
-    reading.reader->add(files[i]->device_number, {.kind = Transfer::Kind::kRead,
-                                                  .file = files[i]->id,
-                                                  .offset = page * page_bytes,
-                                                  .bytes = {bytes_of(i), n * page_bytes},
-                                                  .tag = i << 8 | n});
-    ++num_transfers;
-  };
+void PageLog::Reading::add(std::size_t i, std::size_t num_pages) {
+  Transfers& own = transfers_.front();
+  const std::size_t page_bytes = log_.config_.page_bytes;
+  const std::uint64_t page = own.result.positions_[i] % log_.config_.segment_pages;
+  own.reader->add(own.files[i]->device_number,
+                  {.kind = Transfer::Kind::kRead,
+                   .file = own.files[i]->id,
+                   .offset = page * page_bytes,
+                   .bytes = {own.result.memory_.data() + i * page_bytes, num_pages * page_bytes},
+                   .tag = i << 8 | num_pages});
+  ++own.number;
+}
+
+void PageLog::Reading::add_all() {
+  const std::vector<Position>& positions = transfers_.front().result.positions_;
+  const std::vector<std::shared_ptr<File>>& files = transfers_.front().files;
   for (std::size_t i = 0; i < files.size();) {
     std::size_t n = 1;
     if (files[i] != nullptr) {
@@ -185,27 +207,40 @@ void PageLog::carry_out(Reading& reading, milliseconds patience) {
     }
     i += n;
   }
-  const auto late = reading.reader->run(patience, [&](const Finished& finished) {
-    const std::size_t first = finished.tag >> 8, n = finished.tag & 0xFF;
-    for (std::size_t i = first; i < first + n; ++i) {
-      if (finished.error != 0 && n > 1) {
-        add(i, 1);  // the others may be readable
-      } else if (finished.error != 0) {
-        result.pages_[i].error = finished.error;
-      } else if (!is_whole({bytes_of(i), page_bytes})) {
-        result.pages_[i].error = EBADMSG;
+}
+
+PagesRead PageLog::Reading::end() {
+  Transfers& own = transfers_.front();
+  PagesRead& result = own.result;
+  if (own.reader != nullptr) {
+    const std::size_t page_bytes = log_.config_.page_bytes;
+    const auto late = own.reader->run(patience_, [&](const Finished& finished) {
+      const std::size_t first = finished.tag >> 8, n = finished.tag & 0xFF;
+      for (std::size_t i = first; i < first + n; ++i) {
+        if (finished.error != 0 && n > 1) {
+          add(i, 1);  // the others may be readable
+        } else if (finished.error != 0) {
+          result.pages_[i].error = finished.error;
+        } else if (!is_whole({result.memory_.data() + i * page_bytes, page_bytes})) {
+          result.pages_[i].error = EBADMSG;
+        }
       }
+    });
+    if (late) {
+      const auto file = std::ranges::find_if(
+          own.files, [&](const auto& f) { return f != nullptr && f->device_number == *late; });
+      throw Error(ErrorCode::kDeadlineExceeded,
+                  "PageLog.read: expected the disk of " + (*file)->path() + " to answer within " +
+                      std::to_string(patience_.count()) + " ms, found that it does not");
     }
-  });
-  if (late) {
-    const auto file = std::ranges::find_if(
-        files, [&](const auto& f) { return f != nullptr && f->device_number == *late; });
-    throw Error(ErrorCode::kDeadlineExceeded,
-                "PageLog.read: expected the disk of " + (*file)->path() + " to answer within " +
-                    std::to_string(patience.count()) + " ms, found that it does not");
+    std::lock_guard lock(log_.mutex_);
+    log_.counts_.reads += own.number;
+    log_.readers_.push_back(std::move(own.reader));
   }
-  std::lock_guard lock(mutex_);
-  counts_.reads += num_transfers;
+  for (PagesRead::Page& page : result.pages_) {
+    if (page.error != 0 || page.generation == 0) page.bytes = nullptr;
+  }
+  return std::move(result);
 }
 
 // How long to wait for the devices of these files. Errors: kDeadlineExceeded: not at all.
@@ -231,10 +266,10 @@ std::size_t PageLog::num_late(std::size_t device) const noexcept {
   if (num_late_ == 0) return 0;
   std::lock_guard lock(late_mutex_);
   return static_cast<std::size_t>(std::ranges::count_if(
-      late_, [&](const Reading& reading) { return reading.reader->is_busy(device); }));
+      late_, [&](const Transfers& reading) { return reading.reader->is_busy(device); }));
 }
 
-void PageLog::put_off(std::list<Reading>& reading) noexcept {
+void PageLog::put_off(std::list<Transfers>& reading) noexcept {
   std::lock_guard lock(late_mutex_);
   late_.splice(late_.end(), reading);
   count_late();
@@ -243,7 +278,7 @@ void PageLog::put_off(std::list<Reading>& reading) noexcept {
 // Requires: late_mutex_.
 void PageLog::count_late() noexcept {
   std::size_t num_bytes = 0;
-  for (const Reading& reading : late_) num_bytes += reading.result.memory_.size();
+  for (const Transfers& reading : late_) num_bytes += reading.result.memory_.size();
   late_bytes_ = num_bytes;
   num_late_ = late_.size();
 }
@@ -251,7 +286,7 @@ void PageLog::count_late() noexcept {
 // Frees reads that timed out and have ended meanwhile.
 void PageLog::free_late() noexcept {
   if (num_late_ == 0) return;
-  std::list<Reading> ended;  // freed without the lock
+  std::list<Transfers> ended;  // freed without the lock
   std::lock_guard lock(late_mutex_);
   for (auto reading = late_.begin(); reading != late_.end();) {
     const auto next = std::next(reading);

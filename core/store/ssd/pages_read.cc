@@ -6,23 +6,21 @@
 namespace trireme::ssd {
 
 // The system makes each page of new memory when it is touched first, which takes longer than to
-// read into it.
+// read into it. So reads that are not long all take as much, and pass it on.
 PagesRead::Memory::Memory(PageLog& log, std::size_t num_bytes) : log_(&log), num_bytes_(num_bytes) {
+  std::unique_lock lock(log.spare_mutex_);
   log.bytes_of_reads_ += num_bytes;
-  {
-    std::lock_guard lock(log.spare_mutex_);
-    const auto enough = std::ranges::find_if(
-        log.spare_, [&](const Pages& pages) { return pages.size() >= num_bytes; });
-    if (enough != log.spare_.end()) {
-      pages_ = std::move(*enough);
-      log.num_spare_bytes_ -= pages_.size();
-      log.spare_.erase(enough);
-      return;
-    }
+  if (num_bytes == log.spare_unit() && !log.spare_.empty()) {
+    pages_ = std::move(log.spare_.back());
+    log.spare_.pop_back();
+    return;
   }
+  while (!log.spare_.empty() && !log.has_spare_room()) log.spare_.pop_back();
+  lock.unlock();
   try {
     pages_ = Pages(num_bytes);
   } catch (...) {
+    lock.lock();
     log.bytes_of_reads_ -= num_bytes;
     throw;
   }
@@ -37,20 +35,23 @@ PagesRead::Memory& PagesRead::Memory::operator=(Memory&& other) noexcept {
 
 PagesRead::Memory::~Memory() {
   if (log_ == nullptr) return;
-  log_->bytes_of_reads_ -= num_bytes_;
   std::lock_guard lock(log_->spare_mutex_);
-  // Small ones make room: what is large serves any read.
-  std::vector<Pages>& spare = log_->spare_;
-  while (log_->num_spare_bytes_ + pages_.size() > log_->config_.spare_bytes && !spare.empty()) {
-    const auto least = std::ranges::min_element(spare, {}, &Pages::size);
-    if (least->size() >= pages_.size()) return;
-    log_->num_spare_bytes_ -= least->size();
-    spare.erase(least);
-  }
-  if (log_->num_spare_bytes_ + pages_.size() > log_->config_.spare_bytes) return;
-  if (pages_.size() == 0) return;
-  log_->num_spare_bytes_ += pages_.size();
-  spare.push_back(std::move(pages_));
+  log_->bytes_of_reads_ -= num_bytes_;
+  if (num_bytes_ != log_->spare_unit() || pages_.size() == 0) return;
+  log_->spare_.push_back(std::move(pages_));
+  if (!log_->has_spare_room()) log_->spare_.pop_back();
+}
+
+// A read of a few pages takes no more than it needs.
+std::size_t PageLog::read_bytes(std::size_t num_pages) const noexcept {
+  const std::size_t num_bytes = num_pages * config_.page_bytes;
+  return spare_unit() / 2 < num_bytes && num_bytes < spare_unit() ? spare_unit() : num_bytes;
+}
+
+// Whether what is spare, and reads under way, take no more than reads may at any time.
+// Requires: spare_mutex_.
+bool PageLog::has_spare_room() const noexcept {
+  return bytes_of_reads_ + spare_.size() * spare_unit() <= config_.spare_bytes;
 }
 
 const PagesRead::Page* PagesRead::find(Position position) const noexcept {

@@ -14,8 +14,8 @@
 
 namespace trireme::ssd {
 
-// Waits until a transfer has ended; returns how many have, 0 when the time is over.
-std::size_t reap_in_time(Queue& queue, std::span<Finished> finished,
+// Waits until so many transfers have ended; returns how many have, 0 when the time is over.
+std::size_t reap_in_time(Queue& queue, std::span<Finished> finished, std::size_t num_min,
                          std::chrono::milliseconds timeout);
 // Waits, so long, until no transfer is in flight. Returns whether that is so.
 bool drain(Queue& queue, std::chrono::milliseconds timeout) noexcept;
@@ -28,6 +28,8 @@ class PageLog::Reader {
   void add(std::size_t device, const Transfer& transfer) {
     lists_[device].pending.push_back(transfer);
   }
+  // Hands over as many as the devices take at a time.
+  void submit();
   // Calls ended(finished) for each transfer, which may add others. Returns the device that had not
   // answered when the time was over; none: all transfers have ended.
   template <class Ended>
@@ -53,10 +55,11 @@ class PageLog::Reader {
 };
 
 // All that must live until the transfers of a read have ended.
-struct PageLog::Reading {
+struct PageLog::Transfers {
   PagesRead result;
   std::vector<std::shared_ptr<File>> files;  // of the pages to be read; null for the others
   std::unique_ptr<Reader> reader;            // null: no page is to be read
+  std::uint64_t number = 0;
 };
 
 }  // namespace trireme::ssd

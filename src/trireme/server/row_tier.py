@@ -41,7 +41,7 @@ log = logging.getLogger("trireme.server")
 
 _PREFIX, _LOCK = "trireme-rows-", "lock"
 _BUFFER_BYTES_MIN, _BUFFER_BYTES_MAX = 64 << 10, 1 << 20
-_BUFFERS = 12  # four for writes, eight for reads
+_BUFFERS, _READ_BYTES_MIN, _READ_BYTES_MAX = 4, 128 << 10, 16 << 20
 _TABLE_BYTES = 9 << 18  # that a new table takes beside its buffers, about
 _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
@@ -143,13 +143,14 @@ class RowTier:
             for path in folders:
                 with writing(f"--ssd_dir: cannot use {path}"):
                     path.mkdir()
-            buffer_bytes = self._buffer_bytes(memory)
+            buffer_bytes, read_bytes = self._buffer_bytes(memory)
             rows = make_core_table(
                 schema,
                 ssd=[_core.SsdDevice(str(path), self.io) for path in folders],
                 memory_bytes=max(parts[-1], self._own_bytes(new)),
                 number=zlib.crc32(schema.name.encode()),
                 buffer_bytes=buffer_bytes,
+                read_bytes=read_bytes,
                 timeout_ms=max(int(1000 * self._device_s), 1),
             )
             new.rows = weakref.ref(rows)
@@ -259,15 +260,21 @@ class RowTier:
             return False
         return True
 
-    def _buffer_bytes(self, memory: int | None) -> int:
-        """Of one buffer of a table."""
-        of_all = memory if memory is not None else self.memory_bytes
-        return min(max((of_all or 0) >> 10, _BUFFER_BYTES_MIN), _BUFFER_BYTES_MAX)
+    def _buffer_bytes(self, memory: int | None) -> tuple[int, int]:
+        """Of what a table writes at once, and of all reads at a time. Large writes delay the reads
+        beside them less than many small ones.
+        """
+        of_all = (memory if memory is not None else self.memory_bytes) or 0
+        return (
+            min(max(of_all >> 8, _BUFFER_BYTES_MIN), _BUFFER_BYTES_MAX),
+            min(max(of_all >> 6, _READ_BYTES_MIN), _READ_BYTES_MAX),
+        )
 
     def _own_bytes(self, table: _TieredTable) -> int:
         """What a table takes beside rows."""
         if (rows := table.rows()) is None:
-            return _TABLE_BYTES + _BUFFERS * self._buffer_bytes(table.memory_bytes)
+            buffer_bytes, read_bytes = self._buffer_bytes(table.memory_bytes)
+            return _TABLE_BYTES + _BUFFERS * buffer_bytes + read_bytes
         assert rows.tier is not None
         return rows.tier["own_bytes"]
 
