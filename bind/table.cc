@@ -198,10 +198,10 @@ void statistics(const Table& table, Keys keys, Array2<double> out, std::uint32_t
   table.statistics(as_span(keys), out.data(), {.time = time, .day_over = day_over}, pool);
 }
 
-void settle(Table& table, Keys keys, Array1<const float> delta_scores, Pool& pool) {
+std::size_t settle(Table& table, Keys keys, Array1<const float> delta_scores) {
   expect("settle", "one delta score per key:", delta_scores.size(), keys.size());
   nb::gil_scoped_release release;
-  table.settle(as_span(keys), delta_scores.data(), pool);
+  return table.settle(as_span(keys), delta_scores.data());
 }
 
 std::size_t erase(Table& table, Keys keys, Pool& pool) {
@@ -337,11 +337,13 @@ Returns (number expired, number evicted).)")
 
 keys: (N,) uint64. out: (N, 2) float64. time, day_over: see `shrink`.
 Raises BadRequest if the table is not scored.)")
-      .def("settle", &settle, "keys"_a.noconvert(), "delta_scores"_a.noconvert(), "pool"_a,
+      .def("settle", &settle, "keys"_a.noconvert(), "delta_scores"_a.noconvert(),
            R"(Subtract the amounts that an export has consumed from the delta scores of rows.
 
-keys: (N,) uint64. delta_scores: (N,) float32.
-Raises BadRequest if the table is not scored.)")
+keys: (N,) uint64, fastest in the order of buckets. delta_scores: (N,) float32.
+Returns for how many of the keys, the first, it has done so: fewer than N if a row on SSD cannot be
+brought into memory; a call with the others raises why. Raises, nothing done: BadRequest if the
+table is not scored; ResourceExhausted, Unavailable, DeadlineExceeded, Corruption: the first row.)")
       .def("erase", &erase, "keys"_a.noconvert(), "pool"_a,
            "Remove rows and return how many existed. keys: (N,) uint64.")
       .def("contains", &contains, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,

@@ -217,8 +217,10 @@ class Table {
   void statistics(std::span<const std::uint64_t> keys, double* out, const DataTime& now,
                   Pool& pool) const;
   // Subtracts what an export has consumed from the delta score of each key that has a row. The rows
-  // keep their versions.   keys, delta_scores: (N).
-  void settle(std::span<const std::uint64_t> keys, const float* delta_scores, Pool& pool);
+  // keep their versions.   keys, delta_scores: (N), fastest in the order of buckets. Returns how
+  // many of the keys, the first, it has settled: fewer if some row cannot be brought into memory,
+  // and after an error none.
+  std::size_t settle(std::span<const std::uint64_t> keys, const float* delta_scores);
 
   // Removes rows, and remembers that; returns how many were there.   keys: (N).
   std::size_t erase(std::span<const std::uint64_t> keys, Pool& pool);

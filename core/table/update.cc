@@ -51,6 +51,9 @@ namespace {
 // Fewer keys than this are not worth waking threads for.
 constexpr std::size_t kParallelKeysMin = 4096;
 
+// Keys whose rows are settled together, and must be in memory then.
+constexpr std::size_t kSettledKeysMax = 64;
+
 // How many keys of one stripe belong to each of its buckets.
 std::array<std::size_t, kBucketsPerStripe> count_by_bucket(
     std::span<const std::uint64_t> keys) noexcept {
@@ -368,16 +371,30 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
   return erased;
 }
 
-void Table::settle(std::span<const std::uint64_t> keys, const float* delta_scores, Pool& pool) {
+std::size_t Table::settle(std::span<const std::uint64_t> keys, const float* delta_scores) {
   check_scored("settle");
-  for_stripes(keys, pool, [&](std::uint32_t stripe, const Group& group) {
-    const Tier::Lock lock = lock_rows(stripe, group.keys);
-    for (std::size_t i = 0; i < group.keys.size(); ++i) {
-      if (std::byte* row = index_.find(group.keys[i]); row != nullptr) {
-        layout_of(row).score(row).delta_score -= delta_scores[group.position(i)];
-      }
+  std::size_t num_settled = 0;
+  while (num_settled < keys.size()) {
+    const std::size_t begin = num_settled;
+    const std::uint32_t stripe = stripe_of_hash(mix64(keys[begin]));
+    std::size_t end = begin + 1;
+    while (end < keys.size() && end - begin < kSettledKeysMax &&
+           stripe_of_hash(mix64(keys[end])) == stripe) {
+      ++end;
     }
-  });
+    try {
+      const Tier::Lock lock = lock_rows(stripe, keys.subspan(begin, end - begin));
+      for (; num_settled < end; ++num_settled) {
+        if (std::byte* row = index_.find(keys[num_settled]); row != nullptr) {
+          layout_of(row).score(row).delta_score -= delta_scores[num_settled];
+        }
+      }
+    } catch (const Error&) {
+      if (begin == 0) throw;
+      break;  // whoever goes on gets the error
+    }
+  }
+  return num_settled;
 }
 
 }  // namespace trireme

@@ -273,6 +273,24 @@ void test_transfers_that_are_put_off(Device& device) {
   device.remove("later");
 }
 
+// A file has one that writes to it, as long as it has it open.
+void test_a_file_that_is_written_elsewhere_cannot_be_claimed(const std::string& folder) {
+  const auto writer = pool_device(folder, 1), other = pool_device(folder, 1);
+  const FileId made = writer->create("claimed", 2 * kBlockBytes);
+  const FileId opened = other->open("claimed");
+  CHECK(!other->claim(opened, 2 * kBlockBytes));
+  writer->close(made);
+  CHECK(other->claim(opened, 3 * kBlockBytes));
+  CHECK_EQUAL(other->size(opened), std::uint64_t{3 * kBlockBytes});
+  const FileId again = writer->open("claimed");
+  CHECK(!writer->claim(again, 3 * kBlockBytes));
+  other->close(opened);
+  CHECK(writer->claim(again, kBlockBytes));
+  CHECK_EQUAL(writer->size(again), std::uint64_t{3 * kBlockBytes});
+  writer->close(again);
+  writer->remove("claimed");
+}
+
 // ---- the fake one ----
 
 void write_block(Queue& queue, const Buffer& memory, FileId file, std::uint64_t block,
@@ -415,6 +433,7 @@ int main(int argc, char** argv) {
     std::cout << "without io_uring: " << error.what() << std::endl;
     CHECK(error.code() == ErrorCode::kUnavailable);
   }
+  test_a_file_that_is_written_elsewhere_cannot_be_claimed(folder);
   std::filesystem::remove_all(folder);
 
   FakeDevice fake(seed);

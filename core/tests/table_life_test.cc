@@ -221,7 +221,7 @@ void pushes_exports_and_shrinks_go_together(std::uint64_t seed) {
         table.snapshot(bucket, since);
       }
       table.statistics(kept, out.data(), {6 * kDay, true}, own);
-      table.settle(kept, scores.data(), own);
+      table.settle(kept, scores.data());
       table.counters();
     }
   };

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -150,6 +151,67 @@ void test_a_full_device_refuses_pushes_and_answers_lookups(std::uint64_t seed) {
   CHECK_EQUAL(counted.table->num_rows(), num_pushed + 1000);
 }
 
+// As they are in memory, but that the key is missing.
+using RowsByKey = std::map<std::uint64_t, std::vector<std::uint8_t>>;
+
+RowsByKey rows_of(const Table& table) {
+  RowsByKey rows;
+  for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
+    const BucketContent content = table.snapshot(bucket);
+    const std::size_t row_bytes = table.row_bytes();
+    for (std::size_t i = 0; i < content.keys.span().size(); ++i) {
+      const auto row = content.rows.span().subspan(i * row_bytes, row_bytes);
+      std::vector<std::uint8_t>& in_memory = rows[content.keys.span()[i]];
+      in_memory.resize(kWeightsOffset);
+      in_memory.insert(in_memory.end(), row.begin(), row.end());
+    }
+  }
+  return rows;
+}
+
+void test_a_settle_that_fails_tells_how_many_rows_are_settled(std::uint64_t seed) {
+  test::Random random(seed);
+  const Keys keys = keys_of_buckets(random, 64, 40000);
+  const auto device = std::make_shared<ssd::FakeDevice>(seed);
+  TableConfig config;
+  config.dims = {8};
+  config.rule.name = "sgd";
+  config.policy.is_scored = true;
+  config.tier = tier_config(device, own_bytes(config) + (std::size_t{1} << 20));
+  Table table(config);
+  Pool pool(2);
+  for (std::size_t i = 0; i < keys.size(); i += 1000) {
+    const std::vector<float> grads(1000 * 8, 1.0F), show_click(2 * 1000, 1.0F);
+    table.update(std::span(keys).subspan(i, 1000), grads.data(),
+                 std::array{PushId{0, static_cast<std::int64_t>(i) + 1}}, RuleValues{}, pool,
+                 {.show_click = show_click.data()});
+  }
+  const std::vector<float> scores(keys.size(), 0.25F);
+  const RowsByKey before = rows_of(table);
+  std::size_t num_settled = 0, num_partial = 0, num_refused = 0;
+  while (num_settled < keys.size()) {
+    device->set_faults({.read_error = random.below(4) == 0 ? 1.0 : 0.01});
+    const std::size_t n = std::min<std::size_t>(2000, keys.size() - num_settled);
+    try {
+      const std::size_t done = table.settle(std::span(keys).subspan(num_settled, n), scores.data());
+      CHECK(done > 0 && done <= n);
+      num_settled += done;
+      num_partial += done < n ? 1U : 0U;
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::kUnavailable);
+      ++num_refused;
+    }
+  }
+  device->set_faults({});
+  CHECK(num_partial > 0 && num_refused > 0);
+  const RowLayout& layout = table.classes()[0];
+  for (auto& [key, row] : rows_of(table)) {
+    std::vector<std::uint8_t> expected = before.at(key);
+    layout.score(reinterpret_cast<std::byte*>(expected.data())).delta_score -= 0.25F;
+    CHECK(row == expected);
+  }
+}
+
 void test_a_damaged_page_is_an_error_of_its_rows_alone(std::uint64_t seed) {
   Counted counted(seed, 60000, std::size_t{1} << 20);
   for (std::size_t i = 0; i < counted.keys.size(); i += 1000) {
@@ -246,6 +308,7 @@ int main(int argc, char** argv) {
   test_a_budget_that_the_tier_alone_exceeds_is_refused();
   test_a_page_that_is_not_there_yet_is_not_a_damaged_one();
   test_a_flush_takes_no_room_that_was_promised();
+  test_a_settle_that_fails_tells_how_many_rows_are_settled(seed);
   test_many_callers(seed);
   test_a_full_device_refuses_pushes_and_answers_lookups(seed);
   test_a_damaged_page_is_an_error_of_its_rows_alone(seed);

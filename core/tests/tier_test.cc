@@ -319,10 +319,14 @@ class Pair {
   }
 
   void settle() {
-    if (!memory_.is_scored() || has_faults_) return;
+    if (!memory_.is_scored()) return;
     const Keys keys = some_keys(100);
     const std::vector<float> scores(keys.size(), 0.25F);
-    both([&](Table& table) { table.settle(keys, scores.data(), pool_); });
+    std::array<std::size_t, 2> num_settled{};
+    both([&](Table& table) {
+      std::size_t& n = num_settled[number_of(table)];
+      while (n < keys.size()) n += table.settle(std::span(keys).subspan(n), scores.data());
+    });
   }
 
   void shrink() {

@@ -301,7 +301,7 @@ def server(tmp_path: Path) -> Iterator[Kept]:
 def test_a_snapshot_leaves_rows_where_they_are_and_a_start_goes_on_with_them(
     server: Kept, tmp_path: Path
 ) -> None:
-    rng, folders = np.random.default_rng(SEED), set()
+    rng = np.random.default_rng(SEED)
     for _ in range(3):
         server.push(rng.choice(server.KEYS, 20_000, replace=False))
         server.snapshot()
@@ -310,15 +310,16 @@ def test_a_snapshot_leaves_rows_where_they_are_and_a_start_goes_on_with_them(
         assert sum(file.stat().st_size for file in files) < 100_000 * 80 * 2 / 3
         for _ in range(30):
             server.push(rng.choice(server.KEYS, 2000, replace=False))
+        kept = server.kept_files()
         server.close()
+        server.ssd_dirs.reverse()
         server.open()  # what was pushed here has no record, so it is as if it had been lost
         np.testing.assert_array_equal(server.read(), expected)
         server.counts = expected
-        folders |= {file.parents[3].name for file in server.kept_files()}
         use = server.state.tables["t"].rows.tier
         assert use is not None
         assert use["rows"] > 30_000
-    assert folders == {"first", "second"}
+        assert (len(kept), use["segments"]) == (1, 1)  # appended to, so that no start needs another
 
 
 @pytest.mark.parametrize("memory", ["5MiB", "30MiB"])

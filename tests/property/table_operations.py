@@ -336,7 +336,7 @@ class Operations:
     def settle(self) -> None:
         keys = self.keys()
         scores = self.rng.random(len(keys), np.float32)
-        self.table.settle(keys, scores, self.pool)
+        assert self.table.settle(keys, scores) == len(keys)
         self.model.settle(keys, scores)
 
     def compare_all(self) -> None:

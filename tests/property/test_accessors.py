@@ -82,7 +82,7 @@ class Ours:
             saved.update(keys[mask].tolist())
             if mode in (1, 2):
                 gained = records["delta_score"][mask].copy()
-                table.rows.settle(keys[mask].copy(), gained, POOL)
+                assert table.rows.settle(keys[mask].copy(), gained) == len(gained)
         return saved
 
     def compare(self, model: Accessor, time: int, day_over: bool) -> None:

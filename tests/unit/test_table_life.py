@@ -211,7 +211,7 @@ def test_a_push_carries_only_the_columns_that_the_table_counts() -> None:
     push(scored, keys, 1, features=features)
     for call in (
         lambda: plain.statistics(keys, np.empty((2, 2)), 0, False, POOL),
-        lambda: plain.settle(keys, np.zeros(2, np.float32), POOL),
+        lambda: plain.settle(keys, np.zeros(2, np.float32)),
     ):
         with pytest.raises(BadRequest, match="expected a scored table, found one without scores"):
             call()

@@ -81,6 +81,10 @@ class Device {
   virtual FileId create(const std::string& name, std::uint64_t num_bytes) = 0;
   virtual FileId open(const std::string& name) = 0;
   virtual std::uint64_t size(FileId file) = 0;
+  // Takes what the first bytes of a file lack of their space, to write there. Returns false: there
+  // is none, or another process writes to the file: one that made or claimed it and has not closed
+  // it, or has been killed while transfers were in flight that have not ended.
+  virtual bool claim(FileId file, std::uint64_t num_bytes) = 0;
   // Requires: no transfer of the file is in flight.
   virtual void close(FileId file) = 0;
   // After an error what was written since the last sync() may be lost, whatever a later one says.

@@ -173,11 +173,7 @@ FileId FakeDevice::create(const std::string& name, std::uint64_t num_bytes) {
   if (names_.contains(name)) {
     throw Error(ErrorCode::kUnavailable, "ssd: expected to make " + name + ", found it");
   }
-  std::set<File*> files;
-  for (const auto& [other, file] : names_) files.insert(file.get());
-  std::uint64_t taken = num_bytes;
-  for (const File* file : files) taken += file->bytes.size();
-  if (taken > faults_.capacity_bytes) {
+  if (!has_space(num_bytes)) {
     throw Error(ErrorCode::kResourceExhausted, "ssd: expected to take " +
                                                    std::to_string(num_bytes) + " bytes for " +
                                                    name + ", found the device full");
@@ -187,6 +183,22 @@ FileId FakeDevice::create(const std::string& name, std::uint64_t num_bytes) {
   file->bytes.assign(num_bytes, static_cast<std::byte>(below(256)));
   names_[name] = file;
   return add_open(std::move(file));
+}
+
+bool FakeDevice::claim(FileId file, std::uint64_t num_bytes) {
+  std::lock_guard lock(mutex_);
+  std::vector<std::byte>& bytes = opened(file).bytes;
+  if (num_bytes <= bytes.size()) return true;
+  if (!has_space(num_bytes - bytes.size())) return false;
+  bytes.resize(num_bytes, static_cast<std::byte>(below(256)));
+  return true;
+}
+
+bool FakeDevice::has_space(std::uint64_t num_bytes) const {
+  std::set<File*> files;
+  for (const auto& [name, file] : names_) files.insert(file.get());
+  for (const File* file : files) num_bytes += file->bytes.size();
+  return num_bytes <= faults_.capacity_bytes;
 }
 
 FileId FakeDevice::open(const std::string& name) {

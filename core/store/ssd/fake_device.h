@@ -51,6 +51,7 @@ class FakeDevice : public Device {
   FileId create(const std::string& name, std::uint64_t num_bytes) override;
   FileId open(const std::string& name) override;
   std::uint64_t size(FileId file) override;
+  bool claim(FileId file, std::uint64_t num_bytes) override;
   void close(FileId file) override;
   void sync(FileId file) override;
   std::vector<std::string> names() override;
@@ -68,6 +69,7 @@ class FakeDevice : public Device {
   bool happens(double probability);
   std::uint64_t below(std::uint64_t bound);
   FileId add_open(FilePtr file);
+  bool has_space(std::uint64_t num_bytes) const;
   File& opened(FileId file);
   FilePtr& named(const std::string& name);
   int carry_out(const Transfer& transfer);

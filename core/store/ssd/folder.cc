@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,13 +47,27 @@ FileId Folder::create(const std::string& name, std::uint64_t num_bytes) {
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC;
   const int file = ::openat(folder_, name.c_str(), flags, 0600);
   if (file < 0) fail("make", name, errno);
-  const int error = ::posix_fallocate(file, 0, static_cast<off_t>(num_bytes));
+  const bool is_locked = ::flock(file, LOCK_EX | LOCK_NB) == 0;
+  const int error = is_locked ? ::posix_fallocate(file, 0, static_cast<off_t>(num_bytes)) : errno;
   if (error != 0) {
     ::close(file);
     ::unlinkat(folder_, name.c_str(), 0);
     fail("take " + std::to_string(num_bytes) + " bytes for", name, error);
   }
   return remember(file, name);
+}
+
+// A lock lasts until the last transfer of its file has ended, which may be after its process has.
+bool Folder::claim(FileId file, std::uint64_t num_bytes) {
+  if (::flock(file, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return false;
+    fail("lock", name_of(file), errno);
+  }
+  while (::fallocate(file, 0, 0, static_cast<off_t>(num_bytes)) != 0) {
+    if (errno == ENOSPC || errno == EDQUOT || errno == EOPNOTSUPP) return false;
+    if (errno != EINTR) fail("take space for", name_of(file), errno);
+  }
+  return true;
 }
 
 FileId Folder::open(const std::string& name) {

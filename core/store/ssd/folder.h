@@ -20,6 +20,7 @@ class Folder : public Device {
   FileId create(const std::string& name, std::uint64_t num_bytes) override;
   FileId open(const std::string& name) override;
   std::uint64_t size(FileId file) override;
+  bool claim(FileId file, std::uint64_t num_bytes) override;
   void close(FileId file) override;
   void sync(FileId file) override;
   std::vector<std::string> names() override;

@@ -160,7 +160,7 @@ PageLog::Room PageLog::reserve(std::size_t num_pages) {
       lacks_segment = pages_left() < num_reserved_ + num_pages;
     }
     if (lacks_segment) {
-      add_segment();
+      add_segment(num_pages);
     } else {
       write_some(true);
     }
@@ -170,14 +170,14 @@ PageLog::Room PageLog::reserve(std::size_t num_pages) {
   return room;
 }
 
-// Makes a segment on the next device that has space for it.
-void PageLog::add_segment() {
+// Makes a segment on the next device that has space for it, for whoever reserves so many pages.
+void PageLog::add_segment(std::size_t num_pages) {
   const auto write = lock_writers();
   std::uint64_t generation;
   {
     std::lock_guard lock(mutex_);
     // Another thread may have made one meanwhile.
-    if (pages_left() >= num_reserved_ + config_.buffer_pages) return;
+    if (pages_left() >= num_reserved_ + num_pages) return;
     files_.reserve(files_.size() + 1);
     empty_.reserve(files_.size() + 1);
     generation = ++generation_;

@@ -167,7 +167,8 @@ class PageLog {
   };
   // Requires: the log is held; flush(), for pages that were appended before it.
   std::vector<SegmentFile> segments() const;
-  // Goes on with a segment, whose file is on its device. No row of it counts until remember().
+  // Goes on with a segment, whose file is on its device. No row of it counts until remember(). A
+  // log to which nothing was appended yet then appends behind the pages of one that is not full.
   // Errors: kBadRequest: its number or name is taken, or the device unknown; kCorruption: the file
   // is too small; those of the device.
   void adopt(const SegmentFile& segment);
@@ -211,12 +212,13 @@ class PageLog {
   std::size_t buffer_room() const noexcept;
   void begin_buffer() noexcept;
   bool end_buffer() noexcept;
-  void add_segment();
+  void add_segment(std::size_t num_pages);
   std::unique_lock<TimedMutex> lock_writers();
   bool write_some(bool must_wait);
   std::size_t reap_write(std::size_t device, std::span<Finished> finished);
   void end_transfers() noexcept;
   bool is_empty(const File& file) const noexcept;
+  void append_to(File& file);
   void remove_empty();
   std::string place_of(Position position) const;
   bool find_pages(Transfers& reading, std::vector<Position> positions);

@@ -74,12 +74,32 @@ void PageLog::adopt(const SegmentFile& segment) {
   file->device_number = segment.device;
   file->capacity = file->num_pages = file->num_written = segment.num_pages;
   file->num_rows_then = segment.num_rows_then;
+  const std::uint64_t all_bytes = std::uint64_t{config_.segment_pages} * config_.page_bytes;
+  const bool has_room =
+      segment.num_pages < config_.segment_pages && device->claim(file->id, all_bytes);
   std::lock_guard lock(mutex_);
   if (files_.size() <= segment.number) files_.resize(segment.number + 1);
   empty_.reserve(files_.size() + 1);
   generation_ = std::max(generation_, generation);
-  files_[segment.number] = std::move(file);
   next_device_ = segment.device + 1;
+  if (has_room) append_to(*file);
+  files_[segment.number] = std::move(file);
+}
+
+// Goes on in an adopted segment, behind its pages, unless the log has begun elsewhere. What is
+// there, a log that has ended wrote, and no snapshot knows it. Of several it is the one with most
+// room, for each takes a buffer of its own. Requires: mutex_.
+void PageLog::append_to(File& file) {
+  if (num_begun_ > 0 || num_reserved_ > 0) return;
+  if (open_.empty()) {
+    open_.push_back(file.number);
+  } else {
+    File& other = *files_[open_.front()];
+    if (open_.size() > 1 || other.num_pages <= file.num_pages) return;
+    other.capacity = other.num_pages;
+    open_.front() = file.number;
+  }
+  file.capacity = config_.segment_pages;
 }
 
 bool PageLog::has(Position position) const noexcept {

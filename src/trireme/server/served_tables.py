@@ -64,13 +64,13 @@ class ServedTables(dict[str, ServedTable]):
     """The tables by name. Changes need the server's lock.
 
     version: rows that change from now on are stamped with it.
-    settled: the id of the last checkpoint that was settled, and which parts of it.
+    settled: the id of the last checkpoint that was settled, and how many rows of its parts.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.version = 1
-        self.settled: tuple[str, list[str]] = ("", [])
+        self.settled: tuple[str, dict[str, int]] = ("", {})
 
     def check_schema(self, schema: TableSchema) -> None:
         """Raises SchemaMismatch if the table exists with another schema; shows both."""
@@ -112,13 +112,16 @@ class ServedTables(dict[str, ServedTable]):
         for table in list(self.values()):
             table.rows.forget_removed(version)
 
-    def settled_parts(self, id: str) -> list[str]:
-        """Parts of this checkpoint that were settled."""
+    def num_settled(self, id: str, part: str) -> int:
+        """How many rows of a part of this checkpoint were settled."""
         last_id, parts = self.settled
-        return parts if last_id == id else []
+        return parts.get(part, 0) if last_id == id else 0
 
-    def note_settled(self, id: str, parts: list[str]) -> None:
-        self.settled = (id, parts)
+    def note_settled(self, id: str, part: str, num_rows: int) -> None:
+        """The first rows of a part are settled. Requires: the server's lock."""
+        if self.settled[0] != id:
+            self.settled = (id, {})
+        self.settled[1][part] = num_rows
 
     def shrink(
         self, buckets: Sequence[int], time: int, *, day_over: bool

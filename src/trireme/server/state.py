@@ -46,6 +46,7 @@ from trireme.server.streams import Streams
 from trireme.table import TableSchema
 
 _T = TypeVar("_T")
+_SETTLED_KEYS = 1024  # at a time
 
 
 class ServerState:
@@ -444,16 +445,34 @@ class ServerState:
 
     def settle(self, table: ServedTable, id: str, part: str, keys: Keys, gained: Floats) -> None:
         """Subtract from rows the delta_score that a part of checkpoint `id` has exported. A
-        repetition does nothing.
+        repetition does nothing; after an error it does what was left. Raises ResourceExhausted:
+        the rows find no room in memory, or the log none on disk.
         """
+        for first in range(0, len(keys), _SETTLED_KEYS):
+            some = slice(first, first + _SETTLED_KEYS)
+            self.settle_some(table, id, part, first, keys[some], gained[some])
+
+    def settle_some(
+        self, table: ServedTable, id: str, part: str, first: int, keys: Keys, gained: Floats
+    ) -> None:
+        """Settle those rows of a part, from number `first` on, that are not settled. Each is once,
+        also if an error ends this and replay does them all. Raises as `settle`.
+        """
+        end = first + len(keys)
+        if end <= self.tables.num_settled(id, part):  # by an earlier call of the same job
+            return
+        if self.tier is not None:  # what finds no room is refused before it is recorded
+            self.tier.with_room(partial(table.rows.prepare, keys, self.pool))
         with self.journal.changing_once():
-            parts = self.tables.settled_parts(id)
-            if part in parts:  # by an earlier call of the same job
+            done = max(self.tables.num_settled(id, part), first)
+            if done >= end:  # meanwhile
                 return
-            body = {"table": table.schema.name, "id": id, "part": part}
+            body = {"table": table.schema.name, "id": id, "part": part, "first": first}
             self.journal.record("log.settle", body, [keys, gained])
-            table.rows.settle(keys, gained, self.pool)
-            self.tables.note_settled(id, [*parts, part])
+            while done < end:
+                done += table.rows.settle(keys[done - first :], gained[done - first :])
+                with self.lock:
+                    self.tables.note_settled(id, part, done)
 
     def shrink(self, body: dict[str, Any]) -> dict[str, dict[str, int]]:
         """Execute a checked `policy.shrink`; returns the numbers of rows removed. Within

@@ -23,7 +23,7 @@ from trireme.checkpoint.format.row_files import (
 )
 from trireme.checkpoint.server_side.block_assembly import BlockAssembly
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
-from trireme.checkpoint.server_side.settle import gains_of, settles
+from trireme.checkpoint.server_side.settle import gains_of, settle_rows, settles
 from trireme.errors import BadRequest, Corruption, SchemaMismatch
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS
@@ -187,7 +187,7 @@ class CheckpointLoad:
         except BadRequest as error:
             raise Corruption(f"{self._storage.name}/{files.rows.path}: {error}") from error
         if settles(manifest, manifest.tables[name].schema):
-            rows.settle(*gains_of(batch), self._server.pool)
+            settle_rows(rows, *gains_of(batch))
 
     def _set_marks(self, table: ServedTable, marks: Mapping[int, Array]) -> None:
         """Set the marks of this server's buckets: (4096,) per stream; 0 for other streams."""

@@ -1,7 +1,8 @@
 """The rows on SSD that a snapshot needs: further names of the segments that they lie in.
 
-A segment never changes once its pages are written, and a file with two names outlives either. They
-lie in the folders of --ssd_dir, in trireme-kept-STATE/SNAPSHOT/TABLE/.
+A page never changes once it is written: what comes later lies behind those that a snapshot counts,
+in the same file or another. A file with two names outlives either. They lie in the folders of
+--ssd_dir, in trireme-kept-STATE/SNAPSHOT/TABLE/.
 """
 
 from __future__ import annotations

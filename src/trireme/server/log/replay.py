@@ -42,7 +42,7 @@ def state_records(server: ServerState, attendance: Attendance) -> Iterator[Recor
         "version": tables.version,
         "pushes": streams.num_pushes,
         "pushes_at_load": streams.pushes_at_load,
-        "settled": list(tables.settled),
+        "settled": [tables.settled[0], dict(tables.settled[1])],
         "staleness": list(streams.staleness.items()),
     }
     yield STATE, {"shard": state, "attendance": attendance.gone()}, ()
@@ -68,7 +68,8 @@ def install_state(server: ServerState, attendance: Attendance, body: Mapping[str
     server.streams.install(state)
     server.staging.install(state["staging"])
     server.pacing.install(state["paces"])
-    server.tables.note_settled(state["settled"][0], list(state["settled"][1]))
+    id, parts = state["settled"]
+    server.tables.settled = (id, dict(parts))
     attendance.install(body["attendance"])
 
 
@@ -149,7 +150,8 @@ def _replay_control(
         server.forget_removed(body["version"])
     elif method == "log.settle":
         keys, gained = arrays
-        server.settle(server.table(body["table"]), body["id"], body["part"], keys, gained)
+        table = server.table(body["table"])
+        server.settle_some(table, body["id"], body["part"], body["first"], keys, gained)
     elif method in ("ps.map", "ps.create_table", "ps.create_blocks"):
         request = Request(0, method, body, list(arrays), "log", "log", "", math.inf)
         RequestHandlers(server).handlers()[method](request)
