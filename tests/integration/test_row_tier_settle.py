@@ -19,7 +19,7 @@ from trireme.server.row_tier import RowTier
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 
-DIM, KEYS = 256, np.arange(20_000, dtype=np.uint64)
+DIM, KEYS = 768, np.arange(20_000, dtype=np.uint64)
 SCORED = tr.Table(
     "scored", dim=DIM, optimizer=tr.optim.SGD(lr=1.0), policy=tr.policy.CtrCommonAccessor()
 )
@@ -81,12 +81,12 @@ def test_a_part_that_was_settled_in_part_is_settled_once(server: ServerState) ->
     for journal.room in (0, 2, 1):
         with pytest.raises(ResourceExhausted, match="disk is full"):
             settle(server)
-    num_settled = journal.records[-1]["first"] + 1024
-    assert (len(journal.records), num_settled) == (3, 3 * 1024)
+    num_settled = journal.records[-1]["first"] + 256
+    assert (len(journal.records), num_settled) == (3, 3 * 256)
     expected = before.copy()
     expected[:num_settled] -= GAINED[:num_settled]
     np.testing.assert_array_equal(gains(server), expected)
-    journal.room = 100
+    journal.room = 1000
     for _ in range(2):
         settle(server)
         np.testing.assert_array_equal(gains(server), before - GAINED)
@@ -100,7 +100,7 @@ def test_rows_without_room_are_refused_before_any_is_settled_or_recorded(
     before, journal, tier = gains(server), server.journal, server.tier
     assert isinstance(journal, Full)
     assert tier is not None
-    journal.room = 100
+    journal.room = 1000
     table = server.tables["scored"]
     use = table.rows.tier
     assert use is not None

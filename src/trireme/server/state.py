@@ -46,7 +46,7 @@ from trireme.server.streams import Streams
 from trireme.table import TableSchema
 
 _T = TypeVar("_T")
-_SETTLED_KEYS = 1024  # at a time
+_SETTLED_KEYS = 256  # at a time: their rows must all find room
 
 
 class ServerState:
