@@ -224,6 +224,11 @@ class Table {
   std::size_t erase(std::span<const std::uint64_t> keys, Pool& pool);
   // out: (N): whether each key has a row.
   void contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const;
+  // The row class and the wide row of each key; of an absent key kNoClass and zeros.   keys,
+  // row_classes: (N).  out: (N, row_bytes).
+  static constexpr std::uint8_t kNoClass = 255;
+  void read_wide(std::span<const std::uint64_t> keys, std::uint8_t* row_classes, std::uint8_t* out,
+                 Pool& pool) const;
 
  private:
   friend class Tier;

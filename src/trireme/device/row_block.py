@@ -140,6 +140,18 @@ class RowBlock:
         self._note(bags.occurrences.slots, facts)
         self.kernels.sum_and_update(self.tensors, bags, grads[:, None], checked)
 
+    def update_distinct(
+        self,
+        slots: Tensor,
+        grads: Tensor,
+        values: Mapping[str, Any],
+        facts: UpdateFacts | None = None,
+    ) -> None:
+        """As `update`, for (K,) distinct slots in any order, that of `grads` and `facts`."""
+        checked = StepValues.of(values)
+        self._note(slots, facts)
+        self.kernels.update(self.tensors, slots, grads, checked)
+
     def raw_rows(self, slots: Tensor | None = None) -> WideRows:
         """(n, row_bytes) uint8: the rows of (n,) int32 slots, or all U, as `rows` of the
         constructor.

@@ -16,6 +16,8 @@ from trireme.server.staging import Waiter
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
+NO_CLASS = 255
+"""The row class that the core gives a key without a row."""
 KEY_COUNTERS = ("admitted", "rejected", "expired", "evicted")
 
 RowsWanted = list[tuple[ServedTable, int, Keys]]
@@ -35,6 +37,7 @@ class RequestHandlers:
             "ps.create_table": self._on_create_table,
             "ps.create_blocks": self._on_create_blocks,
             "ps.pull": self._on_pull,
+            "ps.rows": self._on_rows,
             "ps.announce": self._on_announce,
             "ps.norm": self._on_norm,
             "ps.push": self._on_push,
@@ -85,6 +88,26 @@ class RequestHandlers:
         return state.journal.answered(Reply())
 
     # ---- pull ----
+
+    def _on_rows(self, request: Request) -> Reply:
+        """Wide rows of keys, for a pass: which keys have one, and zeros for the others."""
+        state, body = self._state, request.body
+        state.check_settled()
+        state.assignment.map_of_version(need(body, "map", int))
+        rows, arrays = state.table(body.get("table")).rows, Arrays(request.arrays)
+        keys_K = arrays.take("keys", np.uint64, (None,))
+        arrays.end()
+        num_bytes = len(keys_K) * (1 + rows.row_bytes)
+        if num_bytes > request.reply_bytes_max:
+            raise ResourceExhausted(
+                f"ps.rows: expected rows of at most {request.reply_bytes_max} bytes, which both"
+                f" sides take as a message, found {num_bytes}"
+            )
+        classes = np.empty(len(keys_K), np.uint8)
+        wide = np.empty((len(keys_K), rows.row_bytes), np.uint8)
+        rows.read_wide(keys_K, classes, wide, state.pool)
+        present = (classes != NO_CLASS).astype(np.uint8)
+        return Reply({"version": rows.version}, [present, wide])
 
     def _on_announce(self, request: Request) -> Reply:
         """Keys that a pull will ask for soon: their rows may be fetched from SSD."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.metrics import Metric
+from trireme.nn import Planner
+from trireme.nn.on_device import device_of
 from trireme.strategy import Strategy
 from trireme.train import row_life
 from trireme.train.checkpointing.checkpoint_location import Location
@@ -24,6 +27,7 @@ from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.checkpointing.savers import Saver, saving
 from trireme.train.dump import Dump, dumping
 from trireme.train.epochs import Epochs, stop_if_asked
+from trireme.train.keys_of_data import keys_of_data
 from trireme.train.leased_streams import StreamBatches, part_among
 from trireme.train.loop.data_pass import DataPass, PassOptions
 from trireme.train.loop.reporting import Report
@@ -178,6 +182,8 @@ class Trainer:
         """
         if epochs < 1:
             raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
+        if checkpoints is not None or resume:
+            self.optimizer.mode.check_between_passes("fit with checkpoints")
         if epochs > 1 and isinstance(dataset, Iterator):
             raise BadRequest(
                 f"Trainer.fit: expected a dataset that can be read {epochs} times, found"
@@ -288,6 +294,67 @@ class Trainer:
             **data,
         )
 
+    # ---- passes on a device ----
+
+    @contextmanager
+    def on_device(self, dataset: Iterable[Any]) -> Iterator[None]:
+        """Train within the block on the rows that this data needs, which are on the device of the
+        model meanwhile: `begin_pass`, then `end_pass`. After an error in the block the servers keep
+        the state of the beginning.
+        """
+        self.begin_pass(dataset)
+        try:
+            yield
+        except BaseException:
+            self.abandon_pass()
+            raise
+        self.end_pass()
+
+    def begin_pass(self, dataset: Iterable[Any]) -> dict[str, int]:
+        """Bring the rows that the data needs, with optimizer state, to the device of the model.
+        Until `end_pass` `fit` trains them there, and the servers learn nothing of it.
+
+        Args:
+            dataset: can be read more than once. It is read here once, for its keys.
+
+        Returns:
+            Table -> rows on the device.
+
+        Raises:
+            BadRequest: several workers, a worker that was restarted, a mode whose dense weights or
+                rows are in the workers (hybrid, geo), `threads` > 1, an iterator; a table with an
+                admission filter, `max_rows`, `max_bytes`, `absent="zeros"`, 16-bit weights, heads
+                or statistics in lookups. Nothing has changed.
+        """
+        optimizer = self.optimizer
+        optimizer.mode.check_device_pass()
+        if self.threads > 1:
+            raise BadRequest(f"begin_pass: expected threads=1, found {self.threads}")
+        if isinstance(dataset, Iterator):
+            raise BadRequest(
+                "begin_pass: expected a dataset that can be read twice, for its keys and for"
+                f" training, found {type(dataset).__name__}, an iterator"
+            )
+        batches = worker_batches(dataset, self.cluster, self.num_epochs)
+        keys = keys_of_data(batches, Planner(self.model, pool=self.cluster.pool))
+        optimizer.mode = optimizer.mode.begin_device_pass(keys, device_of(self.model))
+        num_rows = dict.fromkeys((class_id.table for class_id in keys), 0)
+        for class_id, keys_U in keys.items():
+            num_rows[class_id.table] += len(keys_U)
+        return num_rows
+
+    def end_pass(self) -> None:
+        """Give the servers what has been trained since `begin_pass`: rows, dense weights, optimizer
+        state; all of it, or after an error nothing. After an error it may be called again.
+
+        Raises BadRequest: there is no pass. Unavailable: servers did not take it.
+        """
+        self.optimizer.mode = self.optimizer.mode.end_device_pass()
+
+    def abandon_pass(self) -> None:
+        """Forget what has been trained since `begin_pass`. Raises BadRequest: there is no pass."""
+        self.optimizer.mode = self.optimizer.mode.abandon_device_pass()
+
     # ---- the life of rows ----
 
     def set_time(self, time: float | Callable[[], float]) -> None:
@@ -310,6 +377,7 @@ class Trainer:
         day_over: judge rows as of the end of the day of `set_time`: shows and clicks have faded by
             that day too, as in Fleet.
         """
+        self.optimizer.mode.check_between_passes("shrink")
         return row_life.shrink(self.optimizer, day_over=day_over)
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -351,6 +419,7 @@ class Trainer:
             BadRequest: the folder exists, or servers may not write there; a delta without an
                 earlier checkpoint. ResourceExhausted: the disk is full; nothing is left behind.
         """
+        self.optimizer.mode.check_between_passes("save")
         location = Location(path, storage_options, self.shows_progress)
         progress = FitProgress(num_epochs=self.num_epochs).to_json()
         options = SaveOptions(mode, hot, keep)
@@ -382,6 +451,7 @@ class Trainer:
             BadRequest: no checkpoint there, or a delta of another one. Corruption: a damaged file.
                 SchemaMismatch: another model. Nothing has changed then.
         """
+        self.optimizer.mode.check_between_passes("load")
         location = Location(path, storage_options, self.shows_progress)
         return self._epochs.load(location, dense, tables)
 
@@ -402,6 +472,7 @@ class Trainer:
             BadRequest: it is of another number of workers, in a mode other than collective; `load`
                 it, and begin the epoch again.
         """
+        self.optimizer.mode.check_between_passes("resume")
         return self._epochs.resume(path, storage_options)
 
 

@@ -3,6 +3,7 @@
     import.begin   rows for a table follow; an unfinished import into it is discarded
     import.fleet   read files of Fleet's text        import.parquet   read Parquet files
     import.rows    take rows of a message
+    import.wide    take wide rows of a message, which a pass on a device has trained
     import.discard forget the rows of a table
     import.prepare record the rows of all tables of the import; from now on the server needs the
                    coordinator's decision, and is not ready for other calls before it
@@ -52,6 +53,7 @@ class ImportHandlers:
             "import.fleet": self._on_fleet,
             "import.parquet": self._on_parquet,
             "import.rows": self._on_rows,
+            "import.wide": self._on_wide,
             "import.discard": self._on_discard,
             "import.prepare": self._on_prepare,
             "import.finish": self._on_finish,
@@ -185,6 +187,27 @@ class ImportHandlers:
         }
         arrays.end()
         self._stage(staged, columns, self._stamp(request), "import", None)
+        if need(request.body, "is_last", bool):
+            staged.flush()
+        return Reply({"keys": staged.rows.rows})
+
+    def _on_wide(self, request: Request) -> Reply:
+        """Take wide rows of one row class, stamped with the version that tables have now."""
+        staged, arrays = self._staged_rows(request), Arrays(request.arrays)
+        row_class = need(request.body, "row_class", int)
+        staged.schema.dim_of(row_class)
+        keys = arrays.take("keys", np.uint64, (None,))
+        rows = np.array(arrays.take("rows", np.uint8, (None, staged.layout.row_bytes)))
+        arrays.end()
+        if len(rows) != len(keys) or not staged.wanted[buckets_of(keys)].all():
+            raise BadRequest(
+                f"import.wide: expected a row for each of {len(keys)} keys of this server's"
+                f" buckets, found {len(rows)} rows"
+            )
+        self._check_room()
+        version = self._server.table(staged.schema.name).rows.version
+        staged.layout.statistics(rows)["version"] = version
+        staged.put(keys, np.full(len(keys), row_class, np.uint8), rows)
         if need(request.body, "is_last", bool):
             staged.flush()
         return Reply({"keys": staged.rows.rows})

@@ -13,9 +13,11 @@ from trireme.errors import BadRequest, Corruption, DataError, TriremeError, Unav
 from trireme.interchange.formats.named_columns import checked
 from trireme.interchange.worker_side.dense_blocks import TIMEOUT_S, block_calls
 from trireme.protocol.block_messages import BlockTensors
-from trireme.protocol.routing import Split
+from trireme.protocol.routing import Keys, Split
 from trireme.protocol.wire import Array
+from trireme.rows.wide_rows import WideRows
 from trireme.rpc import Call, Reply
+from trireme.table import RowClassId
 from trireme.worker.client import WorkerClient
 
 log = logging.getLogger("trireme.interchange")
@@ -106,6 +108,27 @@ def read_files(
             f" {num_keys} keys in {len(files)} files, {files[0]} the first"
         )
     return num_rows
+
+
+def send_wide_rows(
+    client: WorkerClient, class_id: RowClassId, keys: Keys, rows: WideRows, pool: _core.Pool
+) -> None:
+    """Send (n, row_bytes) wide rows of distinct keys to the servers that own them. Within
+    `importing`.
+    """
+    for begin in range(0, max(1, len(keys)), ROWS_PER_MESSAGE):
+        part = slice(begin, begin + ROWS_PER_MESSAGE)
+        is_last = begin + ROWS_PER_MESSAGE >= len(keys)
+        body = {"table": class_id.table, "row_class": class_id.row_class, "is_last": is_last}
+        split = Split(keys[part], client.servers.map, pool)
+        parts = zip(
+            client.servers.map.servers,
+            split.parts(keys[part]),
+            split.parts(rows[part]),
+            strict=True,
+        )
+        calls = [Call(endpoint, "import.wide", body, [k, r]) for endpoint, k, r in parts]
+        client.servers.call_all(calls, TIMEOUT_S)
 
 
 def send_rows(

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
+import torch
 from torch import nn
 
 from trireme.data.batch import Batch
+from trireme.errors import BadRequest
 from trireme.train.loop.scoring import Compute, Scored
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
@@ -22,6 +24,7 @@ class Mode(Protocol):
 
     trains_in_threads: ClassVar[bool]  # several threads may each train on batches of their own
     saves_between_steps: ClassVar[bool]  # all workers wait at a step while a checkpoint is written
+    trains_rows_on_device: ClassVar[bool] = False  # gradients of rows stay on their device
     deals_streams: ClassVar[bool] = False  # another number of workers may go on within an epoch
     num_steps: int  # made by this worker; by the job if all workers make each step together
     last_push: StreamPosition  # of this worker; set when it takes a stream that workers share
@@ -95,6 +98,32 @@ class Mode(Protocol):
 
     def finish(self) -> None:
         """Leave what is still open, before the cluster closes or another optimizer begins."""
+
+    # ---- a pass on a device, which is a mode in the place of another ----
+
+    def check_device_pass(self) -> None:
+        """Raises BadRequest: `begin_device_pass` cannot be called, for any keys."""
+        raise BadRequest("begin_pass: expected a mode that has passes on a device, found none")
+
+    def begin_device_pass(self, keys: KeysByClass, device: torch.device) -> "Mode":
+        """Bring the rows of these keys, distinct per row class, to a device; returns the mode that
+        trains there. Raises as `check_device_pass`.
+        """
+        raise BadRequest(f"begin_pass: {device}: this mode has no passes on a device")
+
+    def end_device_pass(self) -> "Mode":
+        """Give the servers what the pass has trained, all or nothing; returns the mode that it was
+        begun in. Raises BadRequest: there is no pass.
+        """
+        raise BadRequest("end_pass: expected begin_pass before, found no pass on a device")
+
+    def abandon_device_pass(self) -> "Mode":
+        """Forget what the pass has trained; as `end_device_pass`."""
+        raise BadRequest("abandon_pass: expected begin_pass before, found no pass on a device")
+
+    def check_between_passes(self, what: str) -> None:
+        """Raises BadRequest: in a pass on a device `what` cannot be done."""
+        return
 
     # ---- checkpoints ----
 

@@ -4,11 +4,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
+import torch
+
 from trireme.blocks import Blocks
 from trireme.dense.optimizers import GroupValues, group_values, optimizer_spec
 from trireme.errors import BadRequest
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
+from trireme.train.modes.device_pass.pass_mode import DevicePass, check_pass
 from trireme.train.modes.on_servers.pass_state import PassState
 from trireme.train.modes.on_servers.push_stream import PushStream
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
@@ -28,6 +31,7 @@ class OnServers(Mode):
 
     trains_in_threads = True
     saves_between_steps = False
+    has_device_passes: ClassVar[bool] = True  # rows and dense weights are on servers between steps
     enters_passes: ClassVar[bool] = False  # also where the loop does not call begin_pass
     why_not_shared: ClassVar[str] = ""  # why workers that share streams cannot come and go
 
@@ -182,6 +186,13 @@ class OnServers(Mode):
 
     def finish(self) -> None:
         self.stream.close()
+
+    def check_device_pass(self) -> None:
+        check_pass(self.setup, has_passes=self.has_device_passes)
+
+    def begin_device_pass(self, keys: KeysByClass, device: torch.device) -> Mode:
+        self.check_device_pass()
+        return DevicePass(self.setup, self, keys, device)
 
     # ---- checkpoints ----
 

@@ -1,0 +1,222 @@
+"""A pass on a device, in the place of the mode that it interrupts.
+
+Until its `end` this worker trains rows in blocks and the dense parameters with a twin of the user's
+optimizer, and the servers learn nothing. `end` gives them rows, dense weights and optimizer state
+as one import, which all servers install or none. So whatever dies meanwhile, they have the state
+of the beginning or that of the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from trireme.errors import BadRequest, TriremeError
+from trireme.interchange.worker_side.import_requests import importing, send_wide_rows
+from trireme.table import RowClassId
+from trireme.train.clipping import clip_gradients
+from trireme.train.modes.base import Mode
+from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys, check_schema
+from trireme.train.modes.device_pass.dense_steps import DenseSteps
+from trireme.train.modes.device_pass.key_slots import ABSENT
+from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
+from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.predecessor import PredecessorProgress
+from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import KeysByClass
+from trireme.worker.pull import Pulled
+
+log = logging.getLogger("trireme.train")
+
+
+class DevicePass(Mode):
+    """Each step uses the weights of the step before, whatever the interrupted mode is.
+
+    Args:
+        outside: the mode between passes.
+        keys: of the pass, (U,) distinct per row class.
+        device: where the blocks are.
+
+    Raises:
+        BadRequest: a row does not fit into a block; nothing has changed.
+    """
+
+    trains_in_threads = False
+    saves_between_steps = False
+    trains_rows_on_device = True
+
+    def __init__(
+        self, setup: TrainingSetup, outside: Mode, keys: KeysByClass, device: torch.device
+    ) -> None:
+        self._setup, self._outside, self._client = setup, outside, setup.cluster.client
+        outside.flush()
+        self._steps = None if setup.optimizer is None else DenseSteps(setup.optimizer)
+        twin = None if self._steps is None else self._steps.twin
+        self._dense = WorkerTrainedDense(self._client, setup.replica.dense, twin)
+        schemas = {table.name: table.schema for table in setup.tables}
+        pool = setup.cluster.pool
+        self._blocks = {
+            c: BlockOfKeys(self._client, c, schemas[c.table], keys_U, device, pool)
+            for c, keys_U in keys.items()
+        }
+        self._dense.adopt()
+        self.num_steps, self.last_push = outside.num_steps, outside.last_push
+
+    def check_device_pass(self) -> None:
+        raise _within_pass("begin_pass")
+
+    def check_between_passes(self, what: str) -> None:
+        raise _within_pass(what)
+
+    def end_device_pass(self) -> Mode:
+        """Raises as `importing`; the blocks stay, and the call may be repeated."""
+        tables = list(dict.fromkeys(class_id.table for class_id in self._blocks))
+        blocks = self._dense.blocks(weights=True) if len(self._setup.replica.dense) else {}
+        if self.num_steps > self._outside.num_steps:
+            with importing(self._client, tables, replace=False, blocks=blocks):
+                for class_id, block in self._blocks.items():
+                    keys, rows = block.changed()
+                    send_wide_rows(self._client, class_id, keys, rows, self._setup.cluster.pool)
+        self._outside.set_num_steps(self.num_steps)
+        self._outside.adopt()
+        return self._outside
+
+    def abandon_device_pass(self) -> Mode:
+        try:
+            self._outside.adopt()
+        except TriremeError as error:  # what ended the pass is what the caller shall see
+            log.warning("pass on a device: abandoned, and servers do not answer: %s", error)
+        return self._outside
+
+    def open(self) -> None:
+        """Nothing: the mode between passes has."""
+
+    # ---- rows ----
+
+    def may_pull_ahead(self, *, steps: bool) -> bool:
+        return False
+
+    def fetcher(self) -> Callable[[KeysByClass], None] | None:
+        return None
+
+    def lacking(self, keys: KeysByClass) -> KeysByClass:
+        return {class_id: keys_K[:0] for class_id, keys_K in keys.items()}
+
+    def begin_run(self) -> None:
+        """Nothing: batches have no numbers outside this worker."""
+
+    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
+        rows = {c: self._blocks[c].weights(keys_K) for c, keys_K in keys.items() if len(keys_K)}
+        return self._pulled(keys, rows)
+
+    def read(self, keys: KeysByClass) -> Pulled:
+        """Of keys that are not of the pass, the servers' rows."""
+        rows = {}
+        for class_id, keys_K in keys.items():
+            block = self._blocks.get(class_id)
+            if block is None or (slots := block.slots.find(keys_K)).min(initial=0) == ABSENT:
+                rows[class_id] = self._outside.read({class_id: keys_K}).rows[class_id]
+                if block is not None:
+                    own = torch.from_numpy(slots != ABSENT)
+                    rows[class_id][own] = block.weights_at(slots[slots != ABSENT]).cpu()
+            else:
+                rows[class_id] = block.weights_at(slots)
+        return self._pulled(keys, rows)
+
+    def _pulled(self, keys: KeysByClass, rows: dict[RowClassId, Tensor]) -> Pulled:
+        dims = {part.class_id: part.dim for table in self._setup.tables for part in table.parts}
+        all_rows = {c: rows[c] if c in rows else torch.empty(0, dims[c]) for c in keys}
+        return Pulled(all_rows, None, [], dict.fromkeys(keys, 0))
+
+    # ---- the step ----
+
+    def begin_step(self) -> int:
+        return self.num_steps + 1
+
+    def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
+        return clip_gradients(self._setup.clip, tables, dense.parameters.values())
+
+    def step(self, step: WorkerStep) -> None:
+        time = self._setup.data_time.seconds()
+        for class_id, gradient in step.tables.items():
+            self._blocks[class_id].update(gradient, step.examples, time)
+        if self._steps is not None:
+            self._steps.step()
+        step.dense.take_gradients()
+
+    def wait_for_step(self) -> None:
+        """Nothing: the step is made."""
+
+    def flush(self) -> None:
+        """Nothing: no step leaves this worker before the end."""
+
+    def refresh(self) -> None:
+        """Nothing: the parameters are here."""
+
+    def has_stopped(self, reason: str = "") -> bool:
+        return bool(reason)
+
+    # ---- passes over data within ----
+
+    def begin_pass(self) -> PredecessorProgress:
+        return PredecessorProgress()
+
+    def num_batches(self, num_pushes: int) -> int:
+        return num_pushes
+
+    def end_pass(self) -> None:
+        """Nothing: the pass on the device may have several epochs."""
+
+    def leave_pass(self) -> None:
+        raise _within_pass("load")
+
+    def finish(self) -> None:
+        """The script has ended in a pass: as `abandon_device_pass`."""
+        self._outside.finish()
+
+    # ---- checkpoints ----
+
+    def resume(self, steps_before: int | None = None) -> None:
+        raise _within_pass("load")
+
+    def set_num_steps(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+
+    def publish(self) -> None:
+        raise _within_pass("save")
+
+    def adopt(self) -> None:
+        raise _within_pass("load")
+
+
+def _within_pass(what: str) -> BadRequest:
+    return BadRequest(
+        f"{what}: expected to be called between passes on a device, found it within one, whose rows"
+        " the servers do not have yet: call it before begin_pass or after end_pass"
+    )
+
+
+def check_pass(setup: TrainingSetup, *, has_passes: bool) -> None:
+    """Raises BadRequest: the job or the mode cannot train in a pass on a device."""
+    cluster = setup.cluster
+    if not has_passes:
+        raise BadRequest(
+            "begin_pass: expected a mode whose rows and dense weights are on the servers between"
+            f" steps, found {setup.strategy.mode!r}"
+        )
+    if cluster.num_workers > 1 or cluster.num_streams:
+        raise BadRequest(
+            f"begin_pass: expected a job of one worker, found {cluster.num_workers} workers and"
+            f" {cluster.num_streams} shared streams: rows in a block are not shared"
+        )
+    if cluster.client.script.is_successor:
+        raise BadRequest(
+            "begin_pass: expected a worker that has run its script from the beginning, found one"
+            " that was restarted: start the job again and load the newest checkpoint; the servers"
+            " have the rows as of the beginning or the end of a pass"
+        )
+    for table in setup.tables:
+        check_schema(table.schema)
