@@ -249,7 +249,7 @@ class ImportHandlers:
         if server.prepared is None or server.prepared.id != id:  # else by an earlier call
             names = need_list(request.body, "tables", str)
             if missing := [name for name in names if name not in self._staged]:
-                raise BadRequest(f"import: expected rows of tables {missing}, found none")
+                raise NotReady(f"import: expected rows of tables {missing}, found none")
             rows = {name: self._staged[name].rows for name in names}
             replace, blocks = need(request.body, "replace", bool), blocks_of(server, request)
             server.prepare(PreparedImport(id, replace, rows, blocks))

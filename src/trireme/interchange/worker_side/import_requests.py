@@ -37,15 +37,19 @@ def importing(
     *,
     replace: bool,
     blocks: BlockTensors | None = None,
+    id: str | None = None,
+    decide: Callable[[str], bool] | None = None,
 ) -> Iterator[None]:
     """Rows that the block sends come into the tables when it ends without an error, and these
     tensors into the dense blocks; else none do.
 
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
+    id: of the import, default a random one. decide: asks the coordinator whether the import of this
+    id takes place; default: it does, unless it was ended already.
     """
+    id = id or new_id()
     for table in tables:
         client.servers.everywhere_current("import.begin", {"table": table})
-    id = uuid.uuid4().hex
     try:
         yield
         body = {"id": id, "tables": list(tables), "replace": replace}
@@ -59,11 +63,17 @@ def importing(
         except TriremeError as error:  # the next import, pull or push does it
             log.warning("import: the servers keep unfinished rows of %s: %s", tables, error)
         raise
-    if not client.servers.finish("import", id, commit=True, timeout_s=TIMEOUT_S):
+    commit = decide is None or decide(id)
+    if not client.servers.finish("import", id, commit=commit, timeout_s=TIMEOUT_S):
         raise Unavailable(
             f"import into {list(tables)}: another worker has pulled or pushed meanwhile, and ended"
             " it before it was decided; nothing was imported, import again"
         )
+
+
+def new_id() -> str:
+    """The id of an import that has not begun."""
+    return uuid.uuid4().hex
 
 
 def read_files(

@@ -4,6 +4,10 @@ Until its `end` this worker trains rows in blocks and the dense parameters with 
 optimizer, and the servers learn nothing. `end` gives them rows, dense weights and optimizer state
 as one import, which all servers install or none. So whatever dies meanwhile, they have the state
 of the beginning or that of the end.
+
+It is one of the passes that the coordinator numbers, and it decides on one import for each. So a
+worker that is restarted leaves out what has ended and repeats the pass that has not; and a process
+that was taken for dead, and has a successor, cannot end a pass.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trireme.errors import BadRequest, TriremeError
-from trireme.interchange.worker_side.import_requests import importing, send_wide_rows
+from trireme.errors import BadRequest, NotReady, TriremeError
+from trireme.interchange.worker_side.import_requests import importing, new_id, send_wide_rows
 from trireme.table import RowClassId
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
@@ -24,12 +28,17 @@ from trireme.train.modes.device_pass.dense_steps import DenseSteps
 from trireme.train.modes.device_pass.key_slots import ABSENT
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
-from trireme.train.predecessor import PredecessorProgress
+from trireme.train.predecessor import PredecessorProgress, check_loop, warn_of_lost_buffers
+from trireme.worker import passes
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
+from trireme.worker.passes import PassNote
 from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
+
+ATTEMPTS = 3
+"""To end a pass, while servers are killed and restarted."""
 
 
 class DevicePass(Mode):
@@ -52,7 +61,9 @@ class DevicePass(Mode):
         self, setup: TrainingSetup, outside: Mode, keys: KeysByClass, device: torch.device
     ) -> None:
         self._setup, self._outside, self._client = setup, outside, setup.cluster.client
-        outside.flush()
+        self._import_id = ""  # of the last attempt to end
+        self.last_push = outside.last_push
+        self._enter()
         self._steps = None if setup.optimizer is None else DenseSteps(setup.optimizer)
         twin = None if self._steps is None else self._steps.twin
         self._dense = WorkerTrainedDense(self._client, setup.replica.dense, twin)
@@ -61,9 +72,27 @@ class DevicePass(Mode):
         self._blocks = {
             c: BlockOfKeys(self._client, c, schemas[c.table], keys_U, device, pool)
             for c, keys_U in keys.items()
+            if not self._is_over
         }
         self._dense.adopt()
-        self.num_steps, self.last_push = outside.num_steps, outside.last_push
+
+    def _enter(self) -> None:
+        note = PassNote(self.last_push.sequence, self._outside.num_steps)
+        entered = passes.begin_pass(self._client, note, together=False)
+        script = self._client.script
+        has_ended = script.number == script.trained
+        self._is_over = entered.is_over or has_ended  # a predecessor has done it
+        self.num_steps = self._steps_before = entered.note.num_steps
+        if has_ended:
+            self.num_steps = script.trained_steps
+        elif script.has_begun and not self._is_over:
+            worker = self._setup.cluster.worker
+            log.info(
+                "train: worker %d was restarted: pass %d on a device begins again",
+                worker,
+                script.number,
+            )
+            warn_of_lost_buffers(self._setup.replica.model, worker)
 
     def check_device_pass(self) -> None:
         raise _within_pass("begin_pass")
@@ -73,16 +102,37 @@ class DevicePass(Mode):
 
     def end_device_pass(self) -> Mode:
         """Raises as `importing`; the blocks stay, and the call may be repeated."""
-        tables = list(dict.fromkeys(class_id.table for class_id in self._blocks))
-        blocks = self._dense.blocks(weights=True) if len(self._setup.replica.dense) else {}
-        if self.num_steps > self._outside.num_steps:
-            with importing(self._client, tables, replace=False, blocks=blocks):
-                for class_id, block in self._blocks.items():
-                    keys, rows = block.changed()
-                    send_wide_rows(self._client, class_id, keys, rows, self._setup.cluster.pool)
+        for attempt in range(ATTEMPTS):
+            try:
+                self._give()
+                break
+            except NotReady as error:  # a server was restarted before it had all
+                if attempt == ATTEMPTS - 1:
+                    raise
+                log.warning("pass on a device: its end is repeated: %s", error)
         self._outside.set_num_steps(self.num_steps)
         self._outside.adopt()
         return self._outside
+
+    def _give(self) -> None:
+        """Bring to the servers what the pass has trained, unless they have it."""
+        client, timeout_s = self._client, self._client.timeout_s
+        if self._is_over or self.num_steps == self._steps_before:
+            return
+        last = self._import_id  # its answer may have been lost
+        if last and client.servers.finish("import", last, commit=False, timeout_s=timeout_s):
+            return
+        self._import_id = id = new_id()
+        tables = list(dict.fromkeys(class_id.table for class_id in self._blocks))
+        blocks = self._dense.blocks(weights=True) if len(self._setup.replica.dense) else {}
+
+        def decide(id: str) -> bool:
+            return passes.end_device_pass(client, id, self.num_steps)
+
+        with importing(client, tables, replace=False, blocks=blocks, id=id, decide=decide):
+            for class_id, block in self._blocks.items():
+                keys, rows = block.changed()
+                send_wide_rows(client, class_id, keys, rows, self._setup.cluster.pool)
 
     def abandon_device_pass(self) -> Mode:
         try:
@@ -109,6 +159,7 @@ class DevicePass(Mode):
         """Nothing: batches have no numbers outside this worker."""
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
+        self._check_open()
         rows = {c: self._blocks[c].weights(keys_K) for c, keys_K in keys.items() if len(keys_K)}
         return self._pulled(keys, rows)
 
@@ -133,7 +184,12 @@ class DevicePass(Mode):
 
     # ---- the step ----
 
+    def _check_open(self) -> None:
+        if self._is_over:
+            check_loop(PredecessorProgress(is_over=True))
+
     def begin_step(self) -> int:
+        self._check_open()
         return self.num_steps + 1
 
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
@@ -162,7 +218,7 @@ class DevicePass(Mode):
     # ---- passes over data within ----
 
     def begin_pass(self) -> PredecessorProgress:
-        return PredecessorProgress()
+        return PredecessorProgress(is_over=self._is_over)
 
     def num_batches(self, num_pushes: int) -> int:
         return num_pushes
@@ -211,12 +267,6 @@ def check_pass(setup: TrainingSetup, *, has_passes: bool) -> None:
         raise BadRequest(
             f"begin_pass: expected a job of one worker, found {cluster.num_workers} workers and"
             f" {cluster.num_streams} shared streams: rows in a block are not shared"
-        )
-    if cluster.client.script.is_successor:
-        raise BadRequest(
-            "begin_pass: expected a worker that has run its script from the beginning, found one"
-            " that was restarted: start the job again and load the newest checkpoint; the servers"
-            " have the rows as of the beginning or the end of a pass"
         )
     for table in setup.tables:
         check_schema(table.schema)

@@ -192,6 +192,9 @@ class OnServers(Mode):
 
     def begin_device_pass(self, keys: KeysByClass, device: torch.device) -> Mode:
         self.check_device_pass()
+        if self.passes.entered is not None:  # a loop of the user's own may not have left it
+            self.end_pass()
+        self.flush()
         return DevicePass(self.setup, self, keys, device)
 
     # ---- checkpoints ----
