@@ -280,6 +280,8 @@ Raises BadRequest, naming the value.)")
       .def_prop_ro("row_bytes", &Table::row_bytes,
                    "Bytes of a wide row: weights, state, statistics.")
       .def_prop_ro("version", &Table::version, "The version that changes are stamped with.")
+      .def_prop_ro("num_changes", &Table::num_changes,
+                   "A count that rises whenever rows may have changed, or may be about to.")
       .def_prop_ro("removed_known_since", &Table::removed_known_since,
                    nb::call_guard<nb::gil_scoped_release>(),
                    "The lowest version since which the removed keys of every bucket are known.")

@@ -140,6 +140,9 @@ class Table {
   std::uint32_t version() const noexcept { return version_.load(std::memory_order_relaxed); }
   void raise_version(std::uint32_t version) noexcept;
 
+  // Rises whenever rows may have changed, or may be about to.
+  std::uint64_t num_changes() const noexcept { return num_changes_; }
+
   // All functions that take a bucket fail with kBadRequest for one outside [0, kNumBuckets).
   // since 0: all rows, no removed keys. Else the rows changed and the keys removed with a version >
   // since. Errors: kBadRequest if some of those keys were forgotten.
@@ -316,6 +319,7 @@ class Table {
   RemovedKeys removed_;  // likewise
   Admission admission_;  // likewise
   std::atomic<std::uint32_t> version_{0};
+  std::atomic<std::uint64_t> num_changes_{0};
   std::atomic<std::uint64_t> num_admitted_{0};
   std::atomic<std::uint64_t> num_rejected_{0};
   std::atomic<std::uint64_t> num_expired_{0};

@@ -15,9 +15,11 @@ import trireme as tr
 from tests.integration.durable_servers import DurableServers
 from tests.programs import Template
 from trireme.errors import BadRequest
+from trireme.interchange.worker_side.import_requests import importing, send_rows
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
+from trireme.train.modes.device_pass import pass_rows
 
 ROUNDS = 2
 RULES: dict[str, Callable[[], Any]] = {
@@ -222,6 +224,112 @@ def test_a_pass_refuses_an_iterator(cluster: Cluster) -> None:
     one = trainer(RULES["adagrad"]())
     with pytest.raises(BadRequest, match="read twice"):
         one.begin_pass(iter(data(0)))
+
+
+def numbers_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the number of rows of each reading from the servers."""
+    numbers = []
+    read = pass_rows.read_wide_rows
+
+    def counting(client: Any, table: str, keys: Any, *args: Any, **options: Any) -> Any:
+        if len(keys):
+            numbers.append(len(keys))
+        return read(client, table, keys, *args, **options)
+
+    monkeypatch.setattr(pass_rows, "read_wide_rows", counting)
+    return numbers
+
+
+def distinct(*passes: list[dict[str, torch.Tensor]]) -> set[int]:
+    return {int(k) for batches in passes for b in batches for f in "ab" for k in b[f].flatten()}
+
+
+DAYS = [
+    [{**b, "a": b["a"] + 30 * day, "b": b["b"] + 30 * day} for b in data(day)] for day in (0, 1, 2)
+]
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_pass_that_follows_reads_what_the_one_before_lacks(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scored: bool
+) -> None:
+    options: dict[str, Any] = {"policy": tr.policy.ScorePolicy()} if scored else {}
+    numbers = numbers_read(monkeypatch)
+    one = trainer(RULES["adam"](), **options)
+    for day, following in zip(DAYS, [*DAYS[1:], None], strict=True):
+        with one.on_device(day, following):
+            one.fit(day)
+        one.save(tmp_path / f"day{one.num_epochs}")  # raises the version, and changes no row
+    first, second, third = (distinct(day) for day in DAYS)
+    assert numbers == [len(first), len(second - first), len(third - second)]
+    actual = contents(cluster)
+    with embedded() as opened:
+        set_default(opened)
+        other = trainer(RULES["adam"](), **options)
+        for day in DAYS:
+            other.fit(day)
+            other.save(tmp_path / f"other{other.num_epochs}")
+        assert_equal(actual, contents(opened))
+
+
+@pytest.mark.parametrize("change", ["fit", "load", "shrink", "pass", "none"])
+def test_rows_that_were_read_ahead_are_read_again_if_they_changed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str
+) -> None:
+    numbers = numbers_read(monkeypatch)
+    one = trainer(RULES["adagrad"]())
+    one.save(tmp_path / "empty")
+    with one.on_device(DAYS[0], DAYS[1]):
+        one.fit(DAYS[0])
+    if change == "fit":
+        one.fit(DAYS[2])
+    elif change == "load":
+        one.load(tmp_path / "empty")
+    elif change == "shrink":
+        one.shrink()
+    elif change == "pass":
+        with one.on_device(DAYS[2]):
+            one.fit(DAYS[2])
+    del numbers[:]
+    with one.on_device(DAYS[1]):
+        one.fit(DAYS[1])
+    first, second = distinct(DAYS[0]), distinct(DAYS[1])
+    assert numbers == ([] if change == "none" else [len(second)])
+    assert len(second - first) < len(second)
+
+
+def test_what_others_change_within_a_pass_is_not_overwritten(cluster: Cluster) -> None:
+    one = trainer(RULES["adagrad"]())
+    one.begin_pass(data(0))
+    one.fit(data(0))
+    with importing(cluster.client, ["keys"], replace=False):
+        rows = {"key": np.arange(3, dtype=np.uint64), "weights": np.ones((3, 4), np.float32)}
+        send_rows(cluster.client, "keys", rows, time=0, pool=cluster.pool)
+    before = contents(cluster)
+    with pytest.raises(BadRequest, match=r"tables \['keys'\] that nobody else changes"):
+        one.end_pass()
+    one.abandon_pass()
+    assert_equal(contents(cluster), before)
+
+
+def test_data_that_follows_is_refused_if_reading_it_would_disturb_training(
+    cluster: Cluster,
+) -> None:
+    one, today = trainer(RULES["adagrad"]()), data(0)
+    with pytest.raises(BadRequest, match="without a generator"):
+        one.begin_pass(today, torch.utils.data.DataLoader(today, batch_size=None))
+    with pytest.raises(BadRequest, match="found the same"):
+        one.begin_pass(today, today)
+    one.fit(today)
+
+
+def test_an_error_of_data_that_follows_is_raised_where_its_pass_begins(cluster: Cluster) -> None:
+    one, broken = trainer(RULES["adagrad"]()), [*data(1), {"a": torch.zeros(2)}]
+    with one.on_device(data(0), broken):
+        one.fit(data(0))
+    with pytest.raises(BadRequest):
+        one.begin_pass(broken)
+    one.fit(data(0))
 
 
 def saved(one: tr.Trainer, path: Path) -> dict[str, np.ndarray]:

@@ -94,7 +94,8 @@ class RequestHandlers:
         state, body = self._state, request.body
         state.check_settled()
         state.assignment.map_of_version(need(body, "map", int))
-        rows, arrays = state.table(body.get("table")).rows, Arrays(request.arrays)
+        table, arrays = state.table(body.get("table")), Arrays(request.arrays)
+        rows, mark = table.rows, table.mark
         keys_K = arrays.take("keys", np.uint64, (None,))
         arrays.end()
         num_bytes = len(keys_K) * (1 + rows.row_bytes)
@@ -107,7 +108,7 @@ class RequestHandlers:
         wide = np.empty((len(keys_K), rows.row_bytes), np.uint8)
         rows.read_wide(keys_K, classes, wide, state.pool)
         present = (classes != NO_CLASS).astype(np.uint8)
-        return Reply({"version": rows.version}, [present, wide])
+        return Reply({"version": rows.version, "mark": mark}, [present, wide])
 
     def _on_announce(self, request: Request) -> Reply:
         """Keys that a pull will ask for soon: their rows may be fetched from SSD."""

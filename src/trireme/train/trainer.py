@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.checkpointing.savers import Saver, saving
 from trireme.train.dump import Dump, dumping
 from trireme.train.epochs import Epochs, stop_if_asked
-from trireme.train.keys_of_data import keys_of_data
 from trireme.train.leased_streams import StreamBatches, part_among
 from trireme.train.loop.data_pass import DataPass, PassOptions
 from trireme.train.loop.reporting import Report
@@ -37,6 +37,7 @@ from trireme.train.loop.tally import Tally, check_metrics
 from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.pass_data import PassData
 from trireme.train.predecessor import kept_figures, remaining_dump
 from trireme.train.recipe import Recipe
 from trireme.train.stopping import stopping_on_sigterm
@@ -297,12 +298,14 @@ class Trainer:
     # ---- passes on a device ----
 
     @contextmanager
-    def on_device(self, dataset: Iterable[Any]) -> Iterator[None]:
+    def on_device(
+        self, dataset: Iterable[Any], following: Iterable[Any] | None = None
+    ) -> Iterator[None]:
         """Train within the block on the rows that this data needs, which are on the device of the
         model meanwhile: `begin_pass`, then `end_pass`. After an error in the block the servers keep
         the state of the beginning.
         """
-        self.begin_pass(dataset)
+        self.begin_pass(dataset, following)
         try:
             yield
         except BaseException:
@@ -310,38 +313,47 @@ class Trainer:
             raise
         self.end_pass()
 
-    def begin_pass(self, dataset: Iterable[Any]) -> dict[str, int]:
+    def begin_pass(self, dataset: Iterable[Any], following: Iterable[Any] | None = None) -> None:
         """Bring the rows that the data needs, with optimizer state, to the device of the model.
         Until `end_pass` `fit` trains them there, and the servers learn nothing of it.
 
         Args:
             dataset: can be read more than once. It is read here once, for its keys.
-
-        Returns:
-            Table -> rows on the device.
+            following: that the next pass will be begun with. It is read beside training, and its
+                rows are brought into memory; those that both passes need stay on the device.
 
         Raises:
-            BadRequest: several workers, a worker that was restarted, a mode whose dense weights or
-                rows are in the workers (hybrid, geo), `threads` > 1, an iterator; a table with an
-                admission filter, `max_rows`, `max_bytes`, `absent="zeros"`, 16-bit weights, heads
-                or statistics in lookups. Nothing has changed.
+            BadRequest: several workers, a mode whose dense weights or rows are in the workers
+                (hybrid, geo), `threads` > 1, an iterator; a table with an admission filter,
+                `max_rows`, `max_bytes`, `absent="zeros"`, 16-bit weights, heads or statistics in
+                lookups; a DataLoader that follows without a generator. Unavailable: somebody else
+                changes rows. The servers have not changed.
         """
         optimizer = self.optimizer
         optimizer.mode.check_device_pass()
         if self.threads > 1:
             raise BadRequest(f"begin_pass: expected threads=1, found {self.threads}")
+        data = self._data_of_pass(dataset)
+        following_data = None if following is None else self._data_of_pass(following)
+        if following is dataset:
+            raise BadRequest(
+                "begin_pass: expected another dataset to follow, found the same, which training"
+                " reads meanwhile"
+            )
+        if following_data is not None:
+            following_data.check_beside_training()
+        optimizer.mode = optimizer.mode.begin_device_pass(data, device_of(self.model))
+        if following_data is not None:
+            optimizer.mode.read_next_pass(following_data)
+
+    def _data_of_pass(self, dataset: Iterable[Any]) -> PassData:
         if isinstance(dataset, Iterator):
             raise BadRequest(
                 "begin_pass: expected a dataset that can be read twice, for its keys and for"
                 f" training, found {type(dataset).__name__}, an iterator"
             )
-        batches = worker_batches(dataset, self.cluster, self.num_epochs)
-        keys = keys_of_data(batches, Planner(self.model, pool=self.cluster.pool))
-        optimizer.mode = optimizer.mode.begin_device_pass(keys, device_of(self.model))
-        num_rows = dict.fromkeys((class_id.table for class_id in keys), 0)
-        for class_id, keys_U in keys.items():
-            num_rows[class_id.table] += len(keys_U)
-        return num_rows
+        batches = partial(worker_batches, dataset, self.cluster, self.num_epochs)
+        return PassData(dataset, batches, Planner(self.model, pool=self.cluster.pool))
 
     def end_pass(self) -> None:
         """Give the servers what has been trained since `begin_pass`: rows, dense weights, optimizer

@@ -10,6 +10,7 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.train.loop.scoring import Compute, Scored
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.pass_data import PassData
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
@@ -105,11 +106,17 @@ class Mode(Protocol):
         """Raises BadRequest: `begin_device_pass` cannot be called, for any keys."""
         raise BadRequest("begin_pass: expected a mode that has passes on a device, found none")
 
-    def begin_device_pass(self, keys: KeysByClass, device: torch.device) -> "Mode":
-        """Bring the rows of these keys, distinct per row class, to a device; returns the mode that
-        trains there. Raises as `check_device_pass`.
+    def begin_device_pass(self, data: PassData, device: torch.device) -> "Mode":
+        """Bring the rows that the data needs to a device; returns the mode that trains there.
+        Raises as `check_device_pass`.
         """
         raise BadRequest(f"begin_pass: {device}: this mode has no passes on a device")
+
+    def read_next_pass(self, data: PassData) -> None:
+        """Read what a pass that follows this one lacks, in a thread. Raises BadRequest: there is no
+        pass.
+        """
+        raise BadRequest(f"begin_pass: expected a pass to follow one, found none ({data})")
 
     def end_device_pass(self) -> "Mode":
         """Give the servers what the pass has trained, all or nothing; returns the mode that it was

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,9 +17,8 @@ from trireme.rows.core_table import make_core_table
 from trireme.rows.wide_rows import WideRows
 from trireme.table import RowClassId, TableSchema
 from trireme.train.modes.device_pass.key_slots import ABSENT, KeySlots, Slots
-from trireme.worker.client import WorkerClient
 from trireme.worker.gradients import TableGradient
-from trireme.worker.whole_rows import read_wide_rows
+from trireme.worker.whole_rows import ReadRows
 
 
 def check_schema(schema: TableSchema) -> None:
@@ -36,29 +36,46 @@ def check_schema(schema: TableSchema) -> None:
     BlockLayout.of(schema)
 
 
+def rows_or_new(
+    read: ReadRows, schema: TableSchema, class_id: RowClassId, keys_K: Keys, pool: _core.Pool
+) -> WideRows:
+    """The rows that were read of these keys, with initial rows for those without."""
+    if len(new := np.flatnonzero(~read.is_present)):
+        layout = BlockLayout.of(schema, class_id.row_class)
+        weights = np.empty((len(new), layout.dim), np.float32)
+        make_core_table(schema).lookup(keys_K[new], weights, pool, class_id.row_class)
+        read.rows[new] = layout.new_rows(weights)
+    return read.rows
+
+
 class BlockOfKeys:
-    """One thread uses it at a time. Shapes: U keys, K of them, D weights."""
+    """One thread uses it at a time. Shapes: U keys, K of them, D weights.
+
+    keys_U: ascending; the row of key i is row i of the block.
+    version: that updated rows are stamped with.
+    """
 
     def __init__(
-        self,
-        client: WorkerClient,
-        class_id: RowClassId,
-        schema: TableSchema,
-        keys_U: Keys,
-        device: torch.device,
-        pool: _core.Pool,
+        self, schema: TableSchema, keys_U: Keys, block: RowBlock, version: int, pool: _core.Pool
     ) -> None:
-        self._schema = schema
-        layout = BlockLayout.of(schema, class_id.row_class)
+        self._schema, self._block, self._version, self._pool = schema, block, version, pool
         self.slots = KeySlots(keys_U, pool)
-        read = read_wide_rows(client, class_id.table, keys_U, layout.wide.row_bytes, pool)
-        self._version = read.version
-        if len(new := np.flatnonzero(~read.is_present)):
-            weights = np.empty((len(new), layout.dim), np.float32)
-            make_core_table(schema).lookup(keys_U[new], weights, pool, class_id.row_class)
-            read.rows[new] = layout.new_rows(weights)
-        self._block = RowBlock(layout, read.rows, device)
         self._last: tuple[Keys, Slots] | None = None  # those of the last lookup
+
+    def following(
+        self, keys_U: Keys, lacking: npt.NDArray[np.intp], rows: WideRows, version: int
+    ) -> BlockOfKeys:
+        """The block of other keys. Those that both have stay on the device. lacking: positions of
+        the keys whose rows come from elsewhere.
+        """
+        to = np.delete(np.arange(len(keys_U)), lacking)
+        slots = np.searchsorted(self.slots.keys, keys_U[to])
+        block = self._block.moved(self._as_slots(slots), self._as_slots(to), len(keys_U))
+        block.fill(self._as_slots(lacking), rows)
+        return BlockOfKeys(self._schema, keys_U, block, version, self._pool)
+
+    def _as_slots(self, positions: npt.NDArray[np.intp]) -> Tensor:
+        return torch.from_numpy(positions.astype(np.int32)).to(self._block.device)
 
     def __len__(self) -> int:
         """U."""

@@ -23,11 +23,13 @@ from trireme.interchange.worker_side.import_requests import importing, new_id, s
 from trireme.table import RowClassId
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
-from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys, check_schema
+from trireme.train.modes.device_pass.block_of_keys import check_schema
 from trireme.train.modes.device_pass.dense_steps import DenseSteps
 from trireme.train.modes.device_pass.key_slots import ABSENT
+from trireme.train.modes.device_pass.pass_rows import PassRows
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.pass_data import PassData
 from trireme.train.predecessor import PredecessorProgress, check_loop, warn_of_lost_buffers
 from trireme.worker import passes
 from trireme.worker.dense_parameters import DenseParameters
@@ -46,11 +48,11 @@ class DevicePass(Mode):
 
     Args:
         outside: the mode between passes.
-        keys: of the pass, (U,) distinct per row class.
-        device: where the blocks are.
+        data: that it trains on.
+        device: where the rows are.
+        before: the last pass; it may have rows that both need, and have read others for this one.
 
-    Raises:
-        BadRequest: a row does not fit into a block; nothing has changed.
+    Raises as PassRows; the servers have not changed.
     """
 
     trains_in_threads = False
@@ -58,22 +60,25 @@ class DevicePass(Mode):
     trains_rows_on_device = True
 
     def __init__(
-        self, setup: TrainingSetup, outside: Mode, keys: KeysByClass, device: torch.device
+        self,
+        setup: TrainingSetup,
+        outside: Mode,
+        data: PassData,
+        device: torch.device,
+        before: DevicePass | None,
     ) -> None:
         self._setup, self._outside, self._client = setup, outside, setup.cluster.client
         self._import_id = ""  # of the last attempt to end
         self.last_push = outside.last_push
         self._enter()
+        self.rows: PassRows | None = None
+        if self._is_over:
+            data.keys()  # reading may draw random numbers, as it did for the predecessor
+        else:
+            self.rows = PassRows(setup, data, device, None if before is None else before.rows)
         self._steps = None if setup.optimizer is None else DenseSteps(setup.optimizer)
         twin = None if self._steps is None else self._steps.twin
         self._dense = WorkerTrainedDense(self._client, setup.replica.dense, twin)
-        schemas = {table.name: table.schema for table in setup.tables}
-        pool = setup.cluster.pool
-        self._blocks = {
-            c: BlockOfKeys(self._client, c, schemas[c.table], keys_U, device, pool)
-            for c, keys_U in keys.items()
-            if not self._is_over
-        }
         self._dense.adopt()
 
     def _enter(self) -> None:
@@ -89,8 +94,7 @@ class DevicePass(Mode):
             worker = self._setup.cluster.worker
             log.info(
                 "train: worker %d was restarted: pass %d on a device begins again",
-                worker,
-                script.number,
+                *(worker, script.number),
             )
             warn_of_lost_buffers(self._setup.replica.model, worker)
 
@@ -100,8 +104,14 @@ class DevicePass(Mode):
     def check_between_passes(self, what: str) -> None:
         raise _within_pass(what)
 
+    def read_next_pass(self, data: PassData) -> None:
+        if self.rows is not None:
+            self.rows.read_ahead(data)
+
+    # ---- its end ----
+
     def end_device_pass(self) -> Mode:
-        """Raises as `importing`; the blocks stay, and the call may be repeated."""
+        """Raises as `importing`; the rows stay, and the call may be repeated."""
         for attempt in range(ATTEMPTS):
             try:
                 self._give()
@@ -110,6 +120,8 @@ class DevicePass(Mode):
                 if attempt == ATTEMPTS - 1:
                     raise
                 log.warning("pass on a device: its end is repeated: %s", error)
+        if self.rows is not None:
+            self.rows.note_end()
         self._outside.set_num_steps(self.num_steps)
         self._outside.adopt()
         return self._outside
@@ -117,29 +129,40 @@ class DevicePass(Mode):
     def _give(self) -> None:
         """Bring to the servers what the pass has trained, unless they have it."""
         client, timeout_s = self._client, self._client.timeout_s
-        if self._is_over or self.num_steps == self._steps_before:
+        if self.rows is None or self.num_steps == self._steps_before:
             return
         last = self._import_id  # its answer may have been lost
         if last and client.servers.finish("import", last, commit=False, timeout_s=timeout_s):
             return
+        self.rows.check_unchanged()
         self._import_id = id = new_id()
-        tables = list(dict.fromkeys(class_id.table for class_id in self._blocks))
+        tables = list(dict.fromkeys(class_id.table for class_id in self.rows.blocks))
         blocks = self._dense.blocks(weights=True) if len(self._setup.replica.dense) else {}
 
         def decide(id: str) -> bool:
             return passes.end_device_pass(client, id, self.num_steps)
 
         with importing(client, tables, replace=False, blocks=blocks, id=id, decide=decide):
-            for class_id, block in self._blocks.items():
-                keys, rows = block.changed()
+            for class_id, keys, rows in self.rows.changed():
                 send_wide_rows(client, class_id, keys, rows, self._setup.cluster.pool)
 
     def abandon_device_pass(self) -> Mode:
+        self._close()
         try:
             self._outside.adopt()
         except TriremeError as error:  # what ended the pass is what the caller shall see
             log.warning("pass on a device: abandoned, and servers do not answer: %s", error)
         return self._outside
+
+    def finish(self) -> None:
+        """The script has ended in a pass: as `abandon_device_pass`."""
+        self._close()
+        self._outside.finish()
+
+    def _close(self) -> None:
+        if self.rows is not None:
+            self.rows.close()
+            self.rows = None
 
     def open(self) -> None:
         """Nothing: the mode between passes has."""
@@ -159,15 +182,22 @@ class DevicePass(Mode):
         """Nothing: batches have no numbers outside this worker."""
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
-        self._check_open()
-        rows = {c: self._blocks[c].weights(keys_K) for c, keys_K in keys.items() if len(keys_K)}
+        held = self._open_rows()
+        rows = {c: held.blocks[c].weights(keys_K) for c, keys_K in keys.items() if len(keys_K)}
         return self._pulled(keys, rows)
+
+    def _open_rows(self) -> PassRows:
+        if self._is_over:
+            check_loop(PredecessorProgress(is_over=True))
+        assert self.rows is not None
+        return self.rows
 
     def read(self, keys: KeysByClass) -> Pulled:
         """Of keys that are not of the pass, the servers' rows."""
+        held = {} if self.rows is None else self.rows.blocks
         rows = {}
         for class_id, keys_K in keys.items():
-            block = self._blocks.get(class_id)
+            block = held.get(class_id)
             if block is None or (slots := block.slots.find(keys_K)).min(initial=0) == ABSENT:
                 rows[class_id] = self._outside.read({class_id: keys_K}).rows[class_id]
                 if block is not None:
@@ -184,21 +214,17 @@ class DevicePass(Mode):
 
     # ---- the step ----
 
-    def _check_open(self) -> None:
-        if self._is_over:
-            check_loop(PredecessorProgress(is_over=True))
-
     def begin_step(self) -> int:
-        self._check_open()
+        self._open_rows()
         return self.num_steps + 1
 
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
         return clip_gradients(self._setup.clip, tables, dense.parameters.values())
 
     def step(self, step: WorkerStep) -> None:
-        time = self._setup.data_time.seconds()
+        time, blocks = self._setup.data_time.seconds(), self._open_rows().blocks
         for class_id, gradient in step.tables.items():
-            self._blocks[class_id].update(gradient, step.examples, time)
+            blocks[class_id].update(gradient, step.examples, time)
         if self._steps is not None:
             self._steps.step()
         step.dense.take_gradients()
@@ -228,10 +254,6 @@ class DevicePass(Mode):
 
     def leave_pass(self) -> None:
         raise _within_pass("load")
-
-    def finish(self) -> None:
-        """The script has ended in a pass: as `abandon_device_pass`."""
-        self._outside.finish()
 
     # ---- checkpoints ----
 

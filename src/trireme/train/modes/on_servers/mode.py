@@ -15,6 +15,7 @@ from trireme.train.modes.device_pass.pass_mode import DevicePass, check_pass
 from trireme.train.modes.on_servers.pass_state import PassState
 from trireme.train.modes.on_servers.push_stream import PushStream
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.pass_data import PassData
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.stream_checks import agree_on_model, check_own_stream
 from trireme.worker.client import StreamPosition
@@ -41,6 +42,7 @@ class OnServers(Mode):
         self.stream = PushStream(self.cluster, setup.timing.background)
         self.passes = PassState(self.client, self.stream)
         self.num_steps = 0
+        self._last_device_pass: DevicePass | None = None
         if self.why_not_shared and (streams := self.cluster.num_streams):
             raise BadRequest(
                 f"DistributedOptimizer: expected mode 'async' in a job whose workers share out"
@@ -190,12 +192,14 @@ class OnServers(Mode):
     def check_device_pass(self) -> None:
         check_pass(self.setup, has_passes=self.has_device_passes)
 
-    def begin_device_pass(self, keys: KeysByClass, device: torch.device) -> Mode:
+    def begin_device_pass(self, data: PassData, device: torch.device) -> Mode:
         self.check_device_pass()
         if self.passes.entered is not None:  # a loop of the user's own may not have left it
             self.end_pass()
         self.flush()
-        return DevicePass(self.setup, self, keys, device)
+        before, self._last_device_pass = self._last_device_pass, None
+        self._last_device_pass = DevicePass(self.setup, self, data, device, before)
+        return self._last_device_pass
 
     # ---- checkpoints ----
 

@@ -1,0 +1,55 @@
+"""The data of a pass on a device, and the keys that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import DataLoader
+
+from trireme.data.foreign import as_batch
+from trireme.errors import BadRequest
+from trireme.nn import Planner
+from trireme.protocol.routing import Keys
+from trireme.table import RowClassId
+
+_PENDING_KEYS = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class PassData:
+    """dataset: as the user gave it. batches: reads this worker's part of it from the beginning."""
+
+    dataset: Iterable[Any]
+    batches: Callable[[], Iterable[Any]]
+    planner: Planner
+
+    def keys(
+        self, stop: Callable[[], bool] = lambda: False
+    ) -> dict[RowClassId, npt.NDArray[np.uint64]]:
+        """The distinct keys that the data needs of each row class, ascending. stop: whether to end
+        early, with those of some batches.
+        """
+        pending: dict[RowClassId, list[Keys]] = {}
+        for source in self.batches():
+            plan = self.planner.plan(as_batch(source), train=False)
+            for class_id, keys_K in plan.keys().items():
+                parts = pending.setdefault(class_id, [])
+                parts.append(keys_K)
+                if sum(map(len, parts[1:])) > max(_PENDING_KEYS, len(parts[0])):
+                    pending[class_id] = [np.unique(np.concatenate(parts))]
+            if stop():
+                break
+        return {c: np.unique(np.concatenate(parts)) for c, parts in pending.items()}
+
+    def check_beside_training(self) -> None:
+        """Raises BadRequest: reading it in another thread would change what training draws."""
+        if isinstance(self.dataset, DataLoader) and self.dataset.generator is None:
+            raise BadRequest(
+                "begin_pass: expected data to follow that is read without torch's global random"
+                " numbers, which training draws from meanwhile, found a DataLoader without a"
+                " generator: give it generator=torch.Generator().manual_seed(n)"
+            )
