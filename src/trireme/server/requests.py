@@ -11,13 +11,12 @@ from trireme.protocol.membership import Pace, PassMembers
 from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
+from trireme.server.row_scan import read_rows
 from trireme.server.served_tables import ServedTable
 from trireme.server.staging import Waiter
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
-NO_CLASS = 255
-"""The row class that the core gives a key without a row."""
 KEY_COUNTERS = ("admitted", "rejected", "expired", "evicted")
 
 RowsWanted = list[tuple[ServedTable, int, Keys]]
@@ -104,11 +103,9 @@ class RequestHandlers:
                 f"ps.rows: expected rows of at most {request.reply_bytes_max} bytes, which both"
                 f" sides take as a message, found {num_bytes}"
             )
-        classes = np.empty(len(keys_K), np.uint8)
-        wide = np.empty((len(keys_K), rows.row_bytes), np.uint8)
-        rows.read_wide(keys_K, classes, wide, state.pool)
-        present = (classes != NO_CLASS).astype(np.uint8)
-        return Reply({"version": rows.version, "mark": mark}, [present, wide])
+        num_buckets = len(state.assignment.owned_buckets())
+        is_present, wide = read_rows(rows, keys_K, num_buckets, state.pool)
+        return Reply({"version": rows.version, "mark": mark}, [is_present.astype(np.uint8), wide])
 
     def _on_announce(self, request: Request) -> Reply:
         """Keys that a pull will ask for soon: their rows may be fetched from SSD."""

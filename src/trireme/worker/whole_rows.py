@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import Unavailable
-from trireme.protocol.routing import Keys, Split
+from trireme.protocol.routing import Keys, Split, buckets_of
 from trireme.protocol.wire import Arrays
 from trireme.rpc import Call
 from trireme.worker.client import WorkerClient
@@ -92,7 +92,10 @@ class _Reader:
         pool: _core.Pool,
         aside: bool,
     ) -> None:
-        self._client, self._table, self._keys = client, table, keys_K
+        self._client, self._table = client, table
+        # Servers read each bucket once.
+        self._order = np.argsort(buckets_of(keys_K), kind="stable")
+        self._keys = keys_K[self._order]
         self._row_bytes, self._pool, self._aside = row_bytes, pool, aside
         self.keys_per_message = max(1, MESSAGE_BYTES // row_bytes)
         self.rows = np.zeros((len(keys_K), row_bytes), np.uint8)
@@ -119,9 +122,10 @@ class _Reader:
         replies = call_all(calls, left_s)
         arrays = [Arrays(reply.arrays) for reply in replies]
         present = [one.take("present", np.uint8, (None,)) > 0 for one in arrays]
-        self.is_present[part] = split.join(present)
+        to = self._order[part]
+        self.is_present[to] = split.join(present)
         rows = [one.take("rows", np.uint8, (None, self._row_bytes)) for one in arrays]
-        self.rows[part] = split.join(rows)
+        self.rows[to] = split.join(rows)
         for endpoint, reply in zip(bucket_map.servers, replies, strict=True):
             self.version = max(self.version, int(reply.body["version"]))
             mark = str(reply.body["mark"])
