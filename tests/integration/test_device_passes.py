@@ -19,7 +19,7 @@ from trireme.interchange.worker_side.import_requests import importing, send_rows
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.train.modes.device_pass import pass_rows
+from trireme.train.modes.device_pass import rows_on_device
 
 ROUNDS = 2
 RULES: dict[str, Callable[[], Any]] = {
@@ -229,14 +229,14 @@ def test_a_pass_refuses_an_iterator(cluster: Cluster) -> None:
 def numbers_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets the number of rows of each reading from the servers."""
     numbers = []
-    read = pass_rows.read_wide_rows
+    read = rows_on_device.read_wide_rows
 
     def counting(client: Any, table: str, keys: Any, *args: Any, **options: Any) -> Any:
         if len(keys):
             numbers.append(len(keys))
         return read(client, table, keys, *args, **options)
 
-    monkeypatch.setattr(pass_rows, "read_wide_rows", counting)
+    monkeypatch.setattr(rows_on_device, "read_wide_rows", counting)
     return numbers
 
 

@@ -11,7 +11,7 @@ from trireme.protocol.membership import Pace, PassMembers
 from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
-from trireme.server.row_scan import read_rows
+from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.served_tables import ServedTable
 from trireme.server.staging import Waiter
 from trireme.server.state import ServerState
@@ -97,12 +97,7 @@ class RequestHandlers:
         rows, mark = table.rows, table.mark
         keys_K = arrays.take("keys", np.uint64, (None,))
         arrays.end()
-        num_bytes = len(keys_K) * (1 + rows.row_bytes)
-        if num_bytes > request.reply_bytes_max:
-            raise ResourceExhausted(
-                f"ps.rows: expected rows of at most {request.reply_bytes_max} bytes, which both"
-                f" sides take as a message, found {num_bytes}"
-            )
+        check_reply("ps.rows", request, len(keys_K), rows)
         num_buckets = len(state.assignment.owned_buckets())
         is_present, wide = read_rows(rows, keys_K, num_buckets, state.pool)
         return Reply({"version": rows.version, "mark": mark}, [is_present.astype(np.uint8), wide])

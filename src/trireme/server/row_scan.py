@@ -13,13 +13,25 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
+from trireme.errors import ResourceExhausted
 from trireme.protocol.routing import Keys, buckets_of
 from trireme.rows.wide_rows import WideRows
+from trireme.rpc import Request
 
 SCANNED = 0.01
 """Of a bucket's rows on SSD: if more are wanted, it is scanned."""
 NO_CLASS = 255
 """The row class that the core gives a key without a row."""
+
+
+def check_reply(method: str, request: Request, num_rows: int, rows: _core.Table) -> None:
+    """Raises ResourceExhausted: so many rows are no message."""
+    num_bytes = num_rows * (1 + rows.row_bytes)
+    if num_bytes > request.reply_bytes_max:
+        raise ResourceExhausted(
+            f"{method}: expected rows of at most {request.reply_bytes_max} bytes, which both sides"
+            f" take as a message, found {num_bytes}"
+        )
 
 
 def read_rows(

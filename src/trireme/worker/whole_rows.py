@@ -60,15 +60,18 @@ def read_wide_rows(
     *,
     aside: bool = False,
     stop: Callable[[], bool] = never,
+    staged: str | None = None,
 ) -> ReadRows:
     """The rows of distinct keys, (K,) uint64, as of one moment.
 
-    aside: over the way for calls that take long. stop: whether to give up.
+    aside: over the way for calls that take long. stop: whether to give up. staged: the id of an
+    import whose rows come before those of the table.
 
-    Raises Unavailable: others change the rows meanwhile, or it had to stop.
+    Raises Unavailable: others change the rows meanwhile, or it had to stop. NotReady: a server has
+    lost the import.
     """
     for _ in range(ATTEMPTS):
-        reader = _Reader(client, table, keys_K, row_bytes, pool, aside)
+        reader = _Reader(client, table, keys_K, row_bytes, pool, aside, staged)
         for begin in range(0, max(1, len(keys_K)), reader.keys_per_message):
             if stop():
                 raise Unavailable(f"rows of table {table!r}: the reading was stopped")
@@ -91,12 +94,14 @@ class _Reader:
         row_bytes: int,
         pool: _core.Pool,
         aside: bool,
+        staged: str | None,
     ) -> None:
         self._client, self._table = client, table
         # Servers read each bucket once.
         self._order = np.argsort(buckets_of(keys_K), kind="stable")
         self._keys = keys_K[self._order]
         self._row_bytes, self._pool, self._aside = row_bytes, pool, aside
+        self._staged = staged
         self.keys_per_message = max(1, MESSAGE_BYTES // row_bytes)
         self.rows = np.zeros((len(keys_K), row_bytes), np.uint8)
         self.is_present, self.version = np.zeros(len(keys_K), np.bool_), 0
@@ -106,6 +111,9 @@ class _Reader:
     def read(self, begin: int) -> None:
         """Read the rows of one message."""
         part = slice(begin, begin + self.keys_per_message)
+        if self._staged is not None:
+            self._attempt(part, TIMEOUT_S)
+            return
         servers = self._client.servers
         servers.until_current("ps.rows", lambda left_s: self._attempt(part, left_s), TIMEOUT_S)
 
@@ -113,9 +121,11 @@ class _Reader:
         servers, keys = self._client.servers, self._keys[part]
         bucket_map = servers.map
         split = Split(keys, bucket_map, self._pool)
-        body = {"table": self._table, "map": bucket_map.version}
+        method, body = "ps.rows", {"table": self._table, "map": bucket_map.version}
+        if self._staged is not None:
+            method, body = "import.read", {"table": self._table, "id": self._staged}
         calls = [
-            Call(endpoint, "ps.rows", body, [np.ascontiguousarray(own)])
+            Call(endpoint, method, body, [np.ascontiguousarray(own)])
             for endpoint, own in zip(bucket_map.servers, split.parts(keys), strict=True)
         ]
         call_all = servers.call_all_aside if self._aside else servers.call_all

@@ -3,7 +3,9 @@
     import.begin   rows for a table follow; an unfinished import into it is discarded
     import.fleet   read files of Fleet's text        import.parquet   read Parquet files
     import.rows    take rows of a message
-    import.wide    take wide rows of a message, which a pass on a device has trained
+    import.wide    take wide rows of a message, which a pass on a device has trained; they may
+                   replace others that it has taken
+    import.read    the rows of keys, taken ones before those of the table
     import.discard forget the rows of a table
     import.prepare record the rows of all tables of the import; from now on the server needs the
                    coordinator's decision, and is not ready for other calls before it
@@ -37,6 +39,7 @@ from trireme.protocol.wire import Array, Arrays, need, need_list
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
 from trireme.server.prepared_import import PreparedImport
+from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.state import ServerState
 
 
@@ -54,6 +57,7 @@ class ImportHandlers:
             "import.parquet": self._on_parquet,
             "import.rows": self._on_rows,
             "import.wide": self._on_wide,
+            "import.read": self._on_read,
             "import.discard": self._on_discard,
             "import.prepare": self._on_prepare,
             "import.finish": self._on_finish,
@@ -62,12 +66,13 @@ class ImportHandlers:
 
     def _on_begin(self, request: Request) -> None:
         self._server.check_settled()
-        name = need(request.body, "table", str)
-        self._staged[name] = StagedRows.of(self._server, self._server.table(name))
+        name, id = need(request.body, "table", str), need({"id": "", **request.body}, "id", str)
+        self._staged[name] = StagedRows.of(self._server, self._server.table(name), id)
 
     def _staged_rows(self, request: Request) -> StagedRows:
-        name = need(request.body, "table", str)
-        if name not in self._staged:
+        """Raises NotReady: of another import, or none: this server was restarted, say."""
+        name, id = need(request.body, "table", str), request.body.get("id")
+        if name not in self._staged or id not in (None, self._staged[name].id):
             raise NotReady(f"import: expected import.begin of table {name!r} first")
         return self._staged[name]
 
@@ -211,6 +216,23 @@ class ImportHandlers:
         if need(request.body, "is_last", bool):
             staged.flush()
         return Reply({"keys": staged.rows.rows})
+
+    def _on_read(self, request: Request) -> Reply:
+        """As ps.rows, but rows of this import come first."""
+        staged, arrays, server = self._staged_rows(request), Arrays(request.arrays), self._server
+        keys = arrays.take("keys", np.uint64, (None,))
+        arrays.end()
+        check_reply("import.read", request, len(keys), staged.rows)
+        table, num_buckets = (
+            server.table(staged.schema.name),
+            len(server.assignment.owned_buckets()),
+        )
+        mark, version = table.mark, table.rows.version
+        is_present, rows = read_rows(table.rows, keys, num_buckets, server.pool)
+        is_staged, taken = read_rows(staged.rows, keys, num_buckets, server.pool)
+        rows[is_staged] = taken[is_staged]
+        arrays_out = [(is_present | is_staged).astype(np.uint8), rows]
+        return Reply({"version": version, "mark": mark}, arrays_out)
 
     def _stage(
         self,

@@ -49,7 +49,7 @@ def importing(
     """
     id = id or new_id()
     for table in tables:
-        client.servers.everywhere_current("import.begin", {"table": table})
+        client.servers.everywhere_current("import.begin", {"table": table, "id": id})
     try:
         yield
         body = {"id": id, "tables": list(tables), "replace": replace}
@@ -121,15 +121,21 @@ def read_files(
 
 
 def send_wide_rows(
-    client: WorkerClient, class_id: RowClassId, keys: Keys, rows: WideRows, pool: _core.Pool
+    client: WorkerClient,
+    class_id: RowClassId,
+    keys: Keys,
+    rows: WideRows,
+    pool: _core.Pool,
+    id: str,
 ) -> None:
     """Send (n, row_bytes) wide rows of distinct keys to the servers that own them. Within
-    `importing`.
+    `importing` of this id.
     """
     for begin in range(0, max(1, len(keys)), ROWS_PER_MESSAGE):
         part = slice(begin, begin + ROWS_PER_MESSAGE)
         is_last = begin + ROWS_PER_MESSAGE >= len(keys)
-        body = {"table": class_id.table, "row_class": class_id.row_class, "is_last": is_last}
+        body = {"table": class_id.table, "id": id, "row_class": class_id.row_class}
+        body["is_last"] = is_last
         split = Split(keys[part], client.servers.map, pool)
         parts = zip(
             client.servers.map.servers,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest, NotReady, TriremeError
-from trireme.interchange.worker_side.import_requests import importing, new_id, send_wide_rows
+from trireme.interchange.worker_side.import_requests import new_id
 from trireme.table import RowClassId
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
@@ -135,16 +135,13 @@ class DevicePass(Mode):
         if last and client.servers.finish("import", last, commit=False, timeout_s=timeout_s):
             return
         self.rows.check_unchanged()
-        self._import_id = id = new_id()
-        tables = list(dict.fromkeys(class_id.table for class_id in self.rows.blocks))
         blocks = self._dense.blocks(weights=True) if len(self._setup.replica.dense) else {}
 
         def decide(id: str) -> bool:
             return passes.end_device_pass(client, id, self.num_steps)
 
-        with importing(client, tables, replace=False, blocks=blocks, id=id, decide=decide):
-            for class_id, keys, rows in self.rows.changed():
-                send_wide_rows(client, class_id, keys, rows, self._setup.cluster.pool)
+        self._import_id = new_id()
+        self.rows.give(self._import_id, blocks, decide)
 
     def abandon_device_pass(self) -> Mode:
         self._close()

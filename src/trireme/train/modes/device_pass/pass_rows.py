@@ -1,65 +1,53 @@
-"""The rows of a pass on a device: brought there from the servers, or from the pass before."""
+"""The rows of a pass over known data: brought to the device from the servers, or from the pass
+before.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from trireme.device import BlockLayout, RowBlock
-from trireme.errors import BadRequest
 from trireme.protocol.routing import Keys
-from trireme.rows.wide_rows import WideRows
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys, rows_or_new
-from trireme.train.modes.device_pass.next_pass import NextPass, RowsAhead, Stop
+from trireme.train.modes.device_pass.next_pass import NextPass, RowsAhead
+from trireme.train.modes.device_pass.rows_on_device import Moment, RowsOnDevice
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.pass_data import PassData
-from trireme.worker.whole_rows import Marks, ReadRows, have_changed, never, read_wide_rows
+from trireme.worker.whole_rows import ReadRows
 
 log = logging.getLogger("trireme.train")
 
-NO_KEYS = np.empty(0, np.uint64)
 
+class PassRows(RowsOnDevice):
+    """Reads all that the data needs.
 
-class Moment(NamedTuple):
-    """Of the tables: their marks, and the version that rows which change now are stamped with."""
-
-    marks: dict[str, Marks]
-    versions: dict[str, int]
-
-
-class PassRows:
-    """Reads what the data needs.
-
-    blocks: by row class.
-    before: of the last pass; gives up its rows.
+    before: of the last pass, which gives up its rows; None: it had none.
 
     Raises BadRequest: a row does not fit into a block. Unavailable: somebody changes the rows.
     """
 
     def __init__(
-        self, setup: TrainingSetup, data: PassData, device: torch.device, before: PassRows | None
+        self,
+        setup: TrainingSetup,
+        data: PassData,
+        device: torch.device,
+        before: RowsOnDevice | None,
     ) -> None:
-        self._client, self._pool = setup.cluster.client, setup.cluster.pool
-        self._cluster, self._device = setup.cluster, device
-        self._schemas = {table.name: table.schema for table in setup.tables}
+        super().__init__(setup, device)
         self._next: NextPass | None = None
-        self._begin = self._moment()
         self._end: Moment | None = None  # where a pass follows
-        ahead = None if before is None else before._take_ahead(data, self._begin)
-        self.blocks: dict[RowClassId, BlockOfKeys] = {}
-        if ahead is None:
+        ahead = before._take_ahead(data, self._begin) if isinstance(before, PassRows) else None
+        if before is None or ahead is None:
             for class_id, keys_U in data.keys().items():
-                self.blocks[class_id] = self._new(class_id, keys_U, self._read(class_id, keys_U))
+                self.blocks[class_id] = self._new(class_id, keys_U, self.read(class_id, keys_U))
         else:
-            old = {} if before is None else before.blocks
             for class_id, rows in ahead.items():
-                self.blocks[class_id] = self._following(old.get(class_id), class_id, rows)
+                old = before.blocks.get(class_id)
+                self.blocks[class_id] = self._following(old, class_id, rows)
         if before is not None:
             before.close()
 
@@ -82,29 +70,11 @@ class PassRows:
         version = self._begin.versions[class_id.table]
         return old.following(ahead.keys, ahead.lacking, rows, version)
 
-    # ---- the servers ----
-
-    def _read(
-        self, class_id: RowClassId, keys_K: Keys, stop: Stop = never, *, aside: bool = False
-    ) -> ReadRows:
-        row_bytes = BlockLayout.of(self._schemas[class_id.table]).wide.row_bytes
-        return read_wide_rows(
-            self._client, class_id.table, keys_K, row_bytes, self._pool, aside=aside, stop=stop
-        )
-
-    def _moment(self) -> Moment:
-        read = {name: self._read(RowClassId(name, 0), NO_KEYS) for name in self._schemas}
-        return Moment(
-            {name: one.marks for name, one in read.items()},
-            {name: one.version for name, one in read.items()},
-        )
-
     # ---- the next pass ----
 
     def read_ahead(self, data: PassData) -> None:
-        """Read for the pass that follows, beside training."""
         held = {class_id: block.slots.keys for class_id, block in self.blocks.items()}
-        self._next = NextPass(self._cluster, data, held, partial(self._read, aside=True))
+        self._next = NextPass(self._cluster, data, held, partial(self.read, aside=True))
 
     def _take_ahead(self, data: PassData, now: Moment) -> dict[RowClassId, RowsAhead] | None:
         """What was read for a pass over this data, if it is as of `now`."""
@@ -127,23 +97,8 @@ class PassRows:
 
     # ---- the end ----
 
-    def check_unchanged(self) -> None:
-        """Raises BadRequest: somebody else has changed rows since the beginning."""
-        now = self._moment().marks
-        if changed := [n for n, marks in self._begin.marks.items() if have_changed(marks, now[n])]:
-            raise BadRequest(
-                f"end_pass: expected rows of tables {changed} that nobody else changes within a"
-                " pass on a device, found that somebody did, by an import, say, which the end would"
-                " overwrite: call abandon_pass"
-            )
-
-    def changed(self) -> Iterator[tuple[RowClassId, Keys, WideRows]]:
-        """The rows that the pass has updated."""
-        for class_id, block in self.blocks.items():
-            yield (class_id, *block.changed())
-
     def note_end(self) -> None:
-        """The servers have the rows now. They stay here if a pass follows."""
+        """As there; but rows stay if a pass follows."""
         if self._next is None:
             self.close()
             return
@@ -152,8 +107,8 @@ class PassRows:
             self.close()
 
     def close(self) -> None:
-        """Give the device's memory back, and read no more."""
+        """As there; and read no more."""
+        super().close()
         if self._next is not None:
             self._next.close()
             self._next = None
-        self.blocks = {}
