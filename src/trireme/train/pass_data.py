@@ -1,4 +1,4 @@
-"""The data of a pass on a device, and the keys that it needs."""
+"""The data of a pass on a device, and the keys that it needs; or how much is known of a stream."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 
 _PENDING_KEYS = 1 << 22
+BATCHES_MAX = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,4 +53,20 @@ class PassData:
                 "begin_pass: expected data to follow that is read without torch's global random"
                 " numbers, which training draws from meanwhile, found a DataLoader without a"
                 " generator: give it generator=torch.Generator().manual_seed(n)"
+            )
+
+
+@dataclass(frozen=True)
+class WindowSize:
+    """batches: whose keys are known ahead of the one that is trained on. num_bytes: of rows on the
+    device. Raises BadRequest: `batches` is out of range.
+    """
+
+    batches: int
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batches <= BATCHES_MAX:
+            raise BadRequest(
+                f"begin_window: expected batches in [1, {BATCHES_MAX}], found {self.batches}"
             )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trireme.blocks import Blocks
+from trireme.byte_size import parse_bytes
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
@@ -37,7 +38,7 @@ from trireme.train.loop.tally import Tally, check_metrics
 from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.pass_data import PassData
+from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import kept_figures, remaining_dump
 from trireme.train.recipe import Recipe
 from trireme.train.stopping import stopping_on_sigterm
@@ -312,6 +313,40 @@ class Trainer:
             self.abandon_pass()
             raise
         self.end_pass()
+
+    @contextmanager
+    def in_window(self, batches: int, memory: int | str) -> Iterator[None]:
+        """Train within the block on a stream of any length: `begin_window`, then `end_pass`. After
+        an error in the block the servers keep the state of the beginning.
+        """
+        self.begin_window(batches, memory)
+        try:
+            yield
+        except BaseException:
+            self.abandon_pass()
+            raise
+        self.end_pass()
+
+    def begin_window(self, batches: int, memory: int | str) -> None:
+        """Begin a pass over data that is not known: until `end_pass`, `fit` brings the rows of the
+        next batches to the device of the model, and rows leave it when there is no room.
+
+        Args:
+            batches: whose rows are brought together, as far as there is room; so many are planned
+                ahead of the one that is trained on.
+            memory: of rows on the device, such as "2GiB"; with several tables, parts of it as the
+                first batches need them.
+
+        Raises:
+            BadRequest: as `begin_pass`. `fit` raises ResourceExhausted: a batch has more rows than
+                there is room for.
+        """
+        optimizer = self.optimizer
+        optimizer.mode.check_device_pass()
+        if self.threads > 1:
+            raise BadRequest(f"begin_window: expected threads=1, found {self.threads}")
+        size = WindowSize(batches, parse_bytes("begin_window: memory", memory))
+        optimizer.mode = optimizer.mode.begin_device_pass(size, device_of(self.model))
 
     def begin_pass(self, dataset: Iterable[Any], following: Iterable[Any] | None = None) -> None:
         """Bring the rows that the data needs, with optimizer state, to the device of the model.

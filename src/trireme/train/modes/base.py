@@ -10,7 +10,7 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest
 from trireme.train.loop.scoring import Compute, Scored
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
-from trireme.train.pass_data import PassData
+from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
@@ -46,6 +46,16 @@ class Mode(Protocol):
 
     def lacking(self, keys: KeysByClass) -> KeysByClass:
         """Those of the keys of a batch to come whose rows servers may have used long ago."""
+
+    def lookahead(self) -> int:
+        """How many batches a pipeline has to plan ahead at least."""
+        return 0
+
+    def plan(self, keys: KeysByClass | None) -> None:
+        """The keys of a batch to train on, in order, ahead of its `pull`, from the thread that
+        plans; None: there are no more.
+        """
+        return
 
     def begin_run(self) -> None:
         """Number the batches that come now from 0."""
@@ -106,9 +116,9 @@ class Mode(Protocol):
         """Raises BadRequest: `begin_device_pass` cannot be called, for any keys."""
         raise BadRequest("begin_pass: expected a mode that has passes on a device, found none")
 
-    def begin_device_pass(self, data: PassData, device: torch.device) -> "Mode":
-        """Bring the rows that the data needs to a device; returns the mode that trains there.
-        Raises as `check_device_pass`.
+    def begin_device_pass(self, source: PassData | WindowSize, device: torch.device) -> "Mode":
+        """Bring the rows that the data needs to a device, or have a window there; returns the mode
+        that trains there. Raises as `check_device_pass`.
         """
         raise BadRequest(f"begin_pass: {device}: this mode has no passes on a device")
 

@@ -51,15 +51,15 @@ def rows_or_new(
 class BlockOfKeys:
     """One thread uses it at a time. Shapes: U keys, K of them, D weights.
 
-    keys_U: ascending; the row of key i is row i of the block.
+    slots: of the rows of `block`; of a pass over known data they are those of its keys, ascending.
     version: that updated rows are stamped with.
     """
 
     def __init__(
-        self, schema: TableSchema, keys_U: Keys, block: RowBlock, version: int, pool: _core.Pool
+        self, schema: TableSchema, slots: KeySlots, block: RowBlock, version: int, pool: _core.Pool
     ) -> None:
         self._schema, self._block, self._version, self._pool = schema, block, version, pool
-        self.slots = KeySlots(keys_U, pool)
+        self.slots = slots
         self._last: tuple[Keys, Slots] | None = None  # those of the last lookup
 
     def following(
@@ -72,7 +72,8 @@ class BlockOfKeys:
         slots = np.searchsorted(self.slots.keys, keys_U[to])
         block = self._block.moved(self._as_slots(slots), self._as_slots(to), len(keys_U))
         block.fill(self._as_slots(lacking), rows)
-        return BlockOfKeys(self._schema, keys_U, block, version, self._pool)
+        slots_U = KeySlots(keys_U, self._pool)
+        return BlockOfKeys(self._schema, slots_U, block, version, self._pool)
 
     def _as_slots(self, positions: npt.NDArray[np.intp]) -> Tensor:
         return torch.from_numpy(positions.astype(np.int32)).to(self._block.device)

@@ -22,14 +22,39 @@ _NO_STEP = _core.RuleValues(lr=0.0)
 
 
 class KeySlots:
-    """Key i of `keys` has slot i. One thread uses it at a time."""
+    """One thread uses it at a time.
+
+    keys: (U,) uint64: of each slot.
+    """
 
     def __init__(self, keys_U: Keys, pool: _core.Pool) -> None:
-        self.keys, self._pool = keys_U, pool
+        """Key i has slot i."""
+        self.keys, self._pool, self._num_changes = keys_U, pool, 0
         self._slots = make_core_table(_SLOTS)
-        numbers = np.arange(len(keys_U))
-        parts_U2 = np.stack([numbers // _PART, numbers % _PART], 1).astype(np.float32)
-        self._slots.update(keys_U, parts_U2, [(0, 1)], _NO_STEP, pool, change="assign")
+        self._put(keys_U, np.arange(len(keys_U)))
+
+    @classmethod
+    def empty(cls, num_slots: int, pool: _core.Pool) -> KeySlots:
+        """No key has one of these slots yet."""
+        slots = cls(np.empty(0, np.uint64), pool)
+        slots.keys = np.zeros(num_slots, np.uint64)
+        return slots
+
+    def assign(self, keys_N: Keys, slots_N: npt.NDArray[np.intp]) -> None:
+        """Give keys, which have none, slots that no key has."""
+        self.keys[slots_N] = keys_N
+        self._put(keys_N, slots_N)
+
+    def _put(self, keys_N: Keys, slots_N: npt.NDArray[np.intp]) -> None:
+        parts_N2 = np.stack([slots_N // _PART, slots_N % _PART], 1).astype(np.float32)
+        self._num_changes += 1
+        ids = [(0, self._num_changes)]
+        self._slots.update(keys_N, parts_N2, ids, _NO_STEP, self._pool, change="assign")
+
+    def remove(self, keys_N: Keys) -> None:
+        """Take the slots of these keys away."""
+        self._slots.erase(keys_N, self._pool)
+        self._slots.forget_removed(self._slots.version)
 
     def find(self, keys_K: Keys) -> Slots:
         """(K,): the slot of each key, ABSENT if it has none."""

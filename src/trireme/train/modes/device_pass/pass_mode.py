@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest, NotReady, TriremeError
-from trireme.interchange.worker_side.import_requests import new_id
+from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
@@ -27,9 +27,11 @@ from trireme.train.modes.device_pass.block_of_keys import check_schema
 from trireme.train.modes.device_pass.dense_steps import DenseSteps
 from trireme.train.modes.device_pass.key_slots import ABSENT
 from trireme.train.modes.device_pass.pass_rows import PassRows
+from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
+from trireme.train.modes.device_pass.window_rows import WindowRows
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
-from trireme.train.pass_data import PassData
+from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import PredecessorProgress, check_loop, warn_of_lost_buffers
 from trireme.worker import passes
 from trireme.worker.dense_parameters import DenseParameters
@@ -48,11 +50,11 @@ class DevicePass(Mode):
 
     Args:
         outside: the mode between passes.
-        data: that it trains on.
+        source: the data that it trains on; or the size of a window over data that is not known.
         device: where the rows are.
         before: the last pass; it may have rows that both need, and have read others for this one.
 
-    Raises as PassRows; the servers have not changed.
+    Raises as PassRows or WindowRows; the servers have not changed.
     """
 
     trains_in_threads = False
@@ -63,7 +65,7 @@ class DevicePass(Mode):
         self,
         setup: TrainingSetup,
         outside: Mode,
-        data: PassData,
+        source: PassData | WindowSize,
         device: torch.device,
         before: DevicePass | None,
     ) -> None:
@@ -71,11 +73,16 @@ class DevicePass(Mode):
         self._import_id = ""  # of the last attempt to end
         self.last_push = outside.last_push
         self._enter()
-        self.rows: PassRows | None = None
-        if self._is_over:
-            data.keys()  # reading may draw random numbers, as it did for the predecessor
+        self.rows: RowsOnDevice | None = None
+        rows_before = None if before is None else before.rows
+        if isinstance(source, WindowSize):
+            if rows_before is not None:
+                rows_before.close()
+            self.rows = None if self._is_over else WindowRows(setup, source, device)
+        elif self._is_over:
+            source.keys()  # reading may draw random numbers, as it did for the predecessor
         else:
-            self.rows = PassRows(setup, data, device, None if before is None else before.rows)
+            self.rows = PassRows(setup, source, device, rows_before)
         self._steps = None if setup.optimizer is None else DenseSteps(setup.optimizer)
         twin = None if self._steps is None else self._steps.twin
         self._dense = WorkerTrainedDense(self._client, setup.replica.dense, twin)
@@ -117,7 +124,8 @@ class DevicePass(Mode):
                 self._give()
                 break
             except NotReady as error:  # a server was restarted before it had all
-                if attempt == ATTEMPTS - 1:
+                can_repeat = self.rows is not None and self.rows.can_give_again
+                if attempt == ATTEMPTS - 1 or not can_repeat:
                     raise
                 log.warning("pass on a device: its end is repeated: %s", error)
         if self.rows is not None:
@@ -140,7 +148,7 @@ class DevicePass(Mode):
         def decide(id: str) -> bool:
             return passes.end_device_pass(client, id, self.num_steps)
 
-        self._import_id = new_id()
+        self._import_id = self.rows.import_id()
         self.rows.give(self._import_id, blocks, decide)
 
     def abandon_device_pass(self) -> Mode:
@@ -175,34 +183,49 @@ class DevicePass(Mode):
     def lacking(self, keys: KeysByClass) -> KeysByClass:
         return {class_id: keys_K[:0] for class_id, keys_K in keys.items()}
 
+    def lookahead(self) -> int:
+        return 0 if self.rows is None else self.rows.lookahead
+
+    def plan(self, keys: KeysByClass | None) -> None:
+        if self.rows is not None:
+            self.rows.plan(keys)
+
     def begin_run(self) -> None:
-        """Nothing: batches have no numbers outside this worker."""
+        if self.rows is not None:
+            self.rows.begin_run()
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         held = self._open_rows()
+        held.bring(keys)
         rows = {c: held.blocks[c].weights(keys_K) for c, keys_K in keys.items() if len(keys_K)}
         return self._pulled(keys, rows)
 
-    def _open_rows(self) -> PassRows:
+    def _open_rows(self) -> RowsOnDevice:
         if self._is_over:
             check_loop(PredecessorProgress(is_over=True))
         assert self.rows is not None
         return self.rows
 
     def read(self, keys: KeysByClass) -> Pulled:
-        """Of keys that are not of the pass, the servers' rows."""
+        """Of keys that are not on the device, the servers' rows."""
         held = {} if self.rows is None else self.rows.blocks
         rows = {}
         for class_id, keys_K in keys.items():
             block = held.get(class_id)
             if block is None or (slots := block.slots.find(keys_K)).min(initial=0) == ABSENT:
-                rows[class_id] = self._outside.read({class_id: keys_K}).rows[class_id]
+                rows[class_id] = self._elsewhere(class_id, keys_K)
                 if block is not None:
                     own = torch.from_numpy(slots != ABSENT)
                     rows[class_id][own] = block.weights_at(slots[slots != ABSENT]).cpu()
             else:
                 rows[class_id] = block.weights_at(slots)
         return self._pulled(keys, rows)
+
+    def _elsewhere(self, class_id: RowClassId, keys_K: Keys) -> Tensor:
+        weights = None if self.rows is None else self.rows.weights_elsewhere(class_id, keys_K)
+        if weights is None:
+            return self._outside.read({class_id: keys_K}).rows[class_id]
+        return weights
 
     def _pulled(self, keys: KeysByClass, rows: dict[RowClassId, Tensor]) -> Pulled:
         dims = {part.class_id: part.dim for table in self._setup.tables for part in table.parts}

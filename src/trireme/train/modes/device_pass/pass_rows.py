@@ -13,6 +13,7 @@ from trireme.device import BlockLayout, RowBlock
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys, rows_or_new
+from trireme.train.modes.device_pass.key_slots import KeySlots
 from trireme.train.modes.device_pass.next_pass import NextPass, RowsAhead
 from trireme.train.modes.device_pass.rows_on_device import Moment, RowsOnDevice
 from trireme.train.modes.setup import TrainingSetup
@@ -58,7 +59,7 @@ class PassRows(RowsOnDevice):
         rows = rows_or_new(read, schema, class_id, keys_U, self._pool)
         block = RowBlock(BlockLayout.of(schema, class_id.row_class), rows, self._device)
         version = self._begin.versions[class_id.table]
-        return BlockOfKeys(schema, keys_U, block, version, self._pool)
+        return BlockOfKeys(schema, KeySlots(keys_U, self._pool), block, version, self._pool)
 
     def _following(
         self, old: BlockOfKeys | None, class_id: RowClassId, ahead: RowsAhead

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trireme.device import BlockLayout
 from trireme.errors import BadRequest
-from trireme.interchange.worker_side.import_requests import importing, send_wide_rows
+from trireme.interchange.worker_side.import_requests import importing, new_id, send_wide_rows
 from trireme.protocol.block_messages import BlockTensors
 from trireme.protocol.routing import Keys
 from trireme.rows.wide_rows import WideRows
@@ -35,9 +36,13 @@ class RowsOnDevice:
     """blocks: by row class.
 
     can_give_again: an end that failed may be repeated.
+    lookahead: batches that are planned ahead of the one that is trained on, at least.
+    staged: the id of an import which has some of the rows already.
     """
 
     can_give_again = True
+    lookahead = 0
+    staged: str | None = None
 
     def __init__(self, setup: TrainingSetup, device: torch.device) -> None:
         self._cluster, self._device = setup.cluster, device
@@ -74,8 +79,19 @@ class RowsOnDevice:
         """Read rows from the servers, see `read_wide_rows`."""
         row_bytes = BlockLayout.of(self._schemas[class_id.table]).wide.row_bytes
         return read_wide_rows(
-            self._client, class_id.table, keys_K, row_bytes, self._pool, aside=aside, stop=stop
+            self._client,
+            class_id.table,
+            keys_K,
+            row_bytes,
+            self._pool,
+            aside=aside,
+            stop=stop,
+            staged=self.staged,
         )
+
+    def weights_elsewhere(self, class_id: RowClassId, keys_K: Keys) -> Tensor | None:
+        """(K, D) on the CPU: of keys that the blocks lack; None: as outside of the pass."""
+        return None
 
     def _moment(self) -> Moment:
         read = {name: self.read(RowClassId(name, 0), NO_KEYS) for name in self._schemas}
@@ -95,6 +111,10 @@ class RowsOnDevice:
             )
 
     # ---- the end ----
+
+    def import_id(self) -> str:
+        """The id of the import that the next `give` makes."""
+        return new_id()
 
     def give(self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]) -> None:
         """Bring the changed rows and these tensors to the servers, as the import `id`. decide: see

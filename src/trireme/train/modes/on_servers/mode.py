@@ -15,7 +15,7 @@ from trireme.train.modes.device_pass.pass_mode import DevicePass, check_pass
 from trireme.train.modes.on_servers.pass_state import PassState
 from trireme.train.modes.on_servers.push_stream import PushStream
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
-from trireme.train.pass_data import PassData
+from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.stream_checks import agree_on_model, check_own_stream
 from trireme.worker.client import StreamPosition
@@ -192,13 +192,13 @@ class OnServers(Mode):
     def check_device_pass(self) -> None:
         check_pass(self.setup, has_passes=self.has_device_passes)
 
-    def begin_device_pass(self, data: PassData, device: torch.device) -> Mode:
+    def begin_device_pass(self, source: PassData | WindowSize, device: torch.device) -> Mode:
         self.check_device_pass()
         if self.passes.entered is not None:  # a loop of the user's own may not have left it
             self.end_pass()
         self.flush()
         before, self._last_device_pass = self._last_device_pass, None
-        self._last_device_pass = DevicePass(self.setup, self, data, device, before)
+        self._last_device_pass = DevicePass(self.setup, self, source, device, before)
         return self._last_device_pass
 
     # ---- checkpoints ----
