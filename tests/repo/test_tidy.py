@@ -23,7 +23,7 @@ LONGER: dict[str, str] = {}
 # devices, whose rules are there as torch operations and as Triton's kernels; and jobs without
 # servers, whose workers exchange rows; and passes, which train rows in blocks and return them. A
 # feature raises it by what it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 53_500
+PACKAGE_LINES_MAX = 53_550
 
 CODE = (".py", ".h", ".cc")
 

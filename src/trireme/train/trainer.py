@@ -307,12 +307,8 @@ class Trainer:
         the state of the beginning.
         """
         self.begin_pass(dataset, following)
-        try:
+        with self._in_pass():
             yield
-        except BaseException:
-            self.abandon_pass()
-            raise
-        self.end_pass()
 
     @contextmanager
     def in_window(self, batches: int, memory: int | str) -> Iterator[None]:
@@ -320,6 +316,11 @@ class Trainer:
         an error in the block the servers keep the state of the beginning.
         """
         self.begin_window(batches, memory)
+        with self._in_pass():
+            yield
+
+    @contextmanager
+    def _in_pass(self) -> Iterator[None]:
         try:
             yield
         except BaseException:

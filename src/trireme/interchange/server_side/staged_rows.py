@@ -82,7 +82,7 @@ class StagedRows:
         """Put all pending rows into the table, bucket by bucket. Raises DataError as `put`."""
         with self._lock:
             ready, self._pending, self._pending_bytes = self._pending, [], 0
-        if not ready:
+        if not sum(len(keys) for keys, _, _ in ready):
             return
         keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
         buckets = buckets_of(keys)

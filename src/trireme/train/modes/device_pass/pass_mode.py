@@ -28,7 +28,7 @@ from trireme.train.modes.device_pass.dense_steps import DenseSteps
 from trireme.train.modes.device_pass.key_slots import ABSENT
 from trireme.train.modes.device_pass.pass_rows import PassRows
 from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
-from trireme.train.modes.device_pass.window_rows import WindowRows
+from trireme.train.modes.device_pass.window_rows import RowsInWindow
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.pass_data import PassData, WindowSize
@@ -54,7 +54,7 @@ class DevicePass(Mode):
         device: where the rows are.
         before: the last pass; it may have rows that both need, and have read others for this one.
 
-    Raises as PassRows or WindowRows; the servers have not changed.
+    Raises as PassRows or RowsInWindow; the servers have not changed.
     """
 
     trains_in_threads = False
@@ -78,7 +78,7 @@ class DevicePass(Mode):
         if isinstance(source, WindowSize):
             if rows_before is not None:
                 rows_before.close()
-            self.rows = None if self._is_over else WindowRows(setup, source, device)
+            self.rows = None if self._is_over else RowsInWindow(setup, source, device)
         elif self._is_over:
             source.keys()  # reading may draw random numbers, as it did for the predecessor
         else:

@@ -36,7 +36,7 @@ from trireme.worker.gradients import KeysByClass
 log = logging.getLogger("trireme.train")
 
 
-class WindowRows(RowsOnDevice):
+class RowsInWindow(RowsOnDevice):
     """The training thread uses it, and the thread that plans calls `plan`."""
 
     can_give_again = False
