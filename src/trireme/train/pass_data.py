@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import DataLoader
 
+from trireme import _core
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.nn import Planner
@@ -20,6 +20,12 @@ _PENDING_KEYS = 1 << 22
 BATCHES_MAX = 1024
 
 
+def distinct(parts: Sequence[Keys], pool: _core.Pool) -> Keys:
+    """The distinct keys of several arrays, in the order of their buckets."""
+    keys: Keys = _core.unique(np.concatenate(parts), pool)[0]
+    return keys
+
+
 @dataclass(frozen=True, eq=False)
 class PassData:
     """dataset: as the user gave it. batches: reads this worker's part of it from the beginning."""
@@ -27,12 +33,11 @@ class PassData:
     dataset: Iterable[Any]
     batches: Callable[[], Iterable[Any]]
     planner: Planner
+    pool: _core.Pool
 
-    def keys(
-        self, stop: Callable[[], bool] = lambda: False
-    ) -> dict[RowClassId, npt.NDArray[np.uint64]]:
-        """The distinct keys that the data needs of each row class, ascending. stop: whether to end
-        early, with those of some batches.
+    def keys(self, stop: Callable[[], bool] = lambda: False) -> dict[RowClassId, Keys]:
+        """The distinct keys that the data needs of each row class, in the order of their buckets.
+        stop: whether to end early, with those of some batches.
         """
         pending: dict[RowClassId, list[Keys]] = {}
         for source in self.batches():
@@ -41,10 +46,10 @@ class PassData:
                 parts = pending.setdefault(class_id, [])
                 parts.append(keys_K)
                 if sum(map(len, parts[1:])) > max(_PENDING_KEYS, len(parts[0])):
-                    pending[class_id] = [np.unique(np.concatenate(parts))]
+                    pending[class_id] = [distinct(parts, self.pool)]
             if stop():
                 break
-        return {c: np.unique(np.concatenate(parts)) for c, parts in pending.items()}
+        return {class_id: distinct(parts, self.pool) for class_id, parts in pending.items()}
 
     def check_beside_training(self) -> None:
         """Raises BadRequest: reading it in another thread would change what training draws."""

@@ -389,7 +389,8 @@ class Trainer:
                 f" training, found {type(dataset).__name__}, an iterator"
             )
         batches = partial(worker_batches, dataset, self.cluster, self.num_epochs)
-        return PassData(dataset, batches, Planner(self.model, pool=self.cluster.pool))
+        pool = self.cluster.pool
+        return PassData(dataset, batches, Planner(self.model, pool=pool), pool)
 
     def end_pass(self) -> None:
         """Give the servers what has been trained since `begin_pass`: rows, dense weights, optimizer

@@ -51,7 +51,7 @@ def rows_or_new(
 class BlockOfKeys:
     """One thread uses it at a time. Shapes: U keys, K of them, D weights.
 
-    slots: of the rows of `block`; of a pass over known data they are those of its keys, ascending.
+    slots: of the rows of `block`.
     version: that updated rows are stamped with.
     """
 
@@ -69,8 +69,8 @@ class BlockOfKeys:
         the keys whose rows come from elsewhere.
         """
         to = np.delete(np.arange(len(keys_U)), lacking)
-        slots = np.searchsorted(self.slots.keys, keys_U[to])
-        block = self._block.moved(self._as_slots(slots), self._as_slots(to), len(keys_U))
+        slots = torch.from_numpy(self.slots.find(keys_U[to])).to(self._block.device)
+        block = self._block.moved(slots, self._as_slots(to), len(keys_U))
         block.fill(self._as_slots(lacking), rows)
         slots_U = KeySlots(keys_U, self._pool)
         return BlockOfKeys(self._schema, slots_U, block, version, self._pool)

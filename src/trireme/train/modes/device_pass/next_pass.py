@@ -29,7 +29,7 @@ Stop: TypeAlias = Callable[[], bool]
 
 @dataclass(frozen=True, eq=False)
 class RowsAhead:
-    """Rows of U keys, ascending. lacking: (n,) positions of keys that the pass under way lacks.
+    """Rows of U distinct keys. lacking: (n,) positions of keys that the pass under way lacks.
     read: their rows.
     """
 
@@ -39,7 +39,7 @@ class RowsAhead:
 
 
 class NextPass:
-    """held: the keys of the pass under way, ascending. read: reads rows from the servers."""
+    """held: the keys of the pass under way. read: reads rows from the servers."""
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from trireme.rows.wide_rows import WideRows
 from trireme.table import TableSchema
 from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys
 from trireme.train.modes.device_pass.key_slots import ABSENT, KeySlots
+from trireme.train.pass_data import distinct
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -62,9 +63,9 @@ class WindowBlock(BlockOfKeys):
                 f" {len(first)} rows: give the window at least {len(first) / len(self):.2f} times"
                 " the memory, or take smaller batches"
             )
-        needed = np.sort(first)
+        needed = first
         for keys in batches[1:]:
-            more = np.union1d(needed, keys)
+            more = distinct([needed, keys], self._pool)
             if len(more) > len(self):
                 break
             needed = more

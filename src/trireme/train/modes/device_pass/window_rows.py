@@ -15,7 +15,6 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from trireme.train.modes.device_pass.block_of_keys import rows_or_new
 from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
 from trireme.train.modes.device_pass.window_block import WindowBlock
 from trireme.train.modes.setup import TrainingSetup
-from trireme.train.pass_data import WindowSize
+from trireme.train.pass_data import WindowSize, distinct
 from trireme.worker.gradients import KeysByClass
 
 log = logging.getLogger("trireme.train")
@@ -108,7 +107,7 @@ class RowsInWindow(RowsOnDevice):
         """Divide the memory among the row classes as these batches need it."""
         needs, row_bytes = {}, {}
         for class_id in batches[0]:
-            keys = np.unique(np.concatenate([batch[class_id] for batch in batches]))
+            keys = distinct([batch[class_id] for batch in batches], self._pool)
             row_bytes[class_id] = self._layout(class_id).device_bytes
             needs[class_id] = max(1, len(keys)) * row_bytes[class_id]
         for class_id, need in needs.items():
