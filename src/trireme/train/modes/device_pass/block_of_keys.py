@@ -90,7 +90,7 @@ class BlockOfKeys:
 
     def weights(self, keys_K: Keys) -> Tensor:
         """(K, D) on the device. Raises BadRequest: a key is not of the pass."""
-        return self._block.tensors.weights[self._index(keys_K)]
+        return torch.index_select(self._block.tensors.weights, 0, self._index(keys_K))
 
     def weights_at(self, slots: Slots) -> Tensor:
         return self._block.tensors.weights[torch.from_numpy(slots).long().to(self._block.device)]
