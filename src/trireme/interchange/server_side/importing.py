@@ -269,7 +269,7 @@ class ImportHandlers:
     def _on_prepare(self, request: Request) -> Reply | Deferred:
         server, id = self._server, need(request.body, "id", str)
         if server.prepared is None or server.prepared.id != id:  # else by an earlier call
-            names = need_list(request.body, "tables", str)
+            names = list(dict.fromkeys(need_list(request.body, "tables", str)))
             if missing := [name for name in names if name not in self._staged]:
                 raise NotReady(f"import: expected rows of tables {missing}, found none")
             rows = {name: self._staged[name].rows for name in names}
