@@ -28,6 +28,7 @@ _TORCHREC_MADE = _ROOT / "build" / "torchrec" / "bin" / "python"  # by `make tor
 BENCHES = {
     "ctr": ("benchmarks.macro.ctr", "CTR-DNN jobs: examples/s and held-out AUC"),
     "collective": ("benchmarks.macro.collective", "CTR-DNN without servers, beside torchrec"),
+    "pass": ("benchmarks.macro.device_pass", "data in memory, in passes on a device"),
     "startup": ("benchmarks.macro.startup", "seconds to the first batch, beside torch's import"),
     "service": ("benchmarks.macro.service", "the parameter service alone: examples/s"),
     "fleet": ("benchmarks.macro.fleet_rows", "Fleet's rules beside Paddle's: distance of rows"),

@@ -215,6 +215,15 @@ void contains(const Table& table, Keys keys, Array1<bool> out, Pool& pool) {
   table.contains(as_span(keys), out.data(), pool);
 }
 
+void read_wide(const Table& table, Keys keys, Array1<std::uint8_t> row_classes,
+               Array2<std::uint8_t> out, Pool& pool) {
+  expect("read_wide", "one class per key:", row_classes.size(), keys.size());
+  expect("read_wide", "as many rows as keys:", out.shape(0), keys.size());
+  expect("read_wide", "rows of bytes", out.shape(1), table.row_bytes());
+  nb::gil_scoped_release release;
+  table.read_wide(as_span(keys), row_classes.data(), out.data(), pool);
+}
+
 }  // namespace
 
 void register_table(nb::module_& m) {
@@ -273,6 +282,8 @@ Raises BadRequest, naming the value.)")
       .def_prop_ro("row_bytes", &Table::row_bytes,
                    "Bytes of a wide row: weights, state, statistics.")
       .def_prop_ro("version", &Table::version, "The version that changes are stamped with.")
+      .def_prop_ro("num_changes", &Table::num_changes,
+                   "A count that rises whenever rows may have changed, or may be about to.")
       .def_prop_ro("removed_known_since", &Table::removed_known_since,
                    nb::call_guard<nb::gil_scoped_release>(),
                    "The lowest version since which the removed keys of every bucket are known.")
@@ -347,7 +358,12 @@ table is not scored; ResourceExhausted, Unavailable, DeadlineExceeded, Corruptio
       .def("erase", &erase, "keys"_a.noconvert(), "pool"_a,
            "Remove rows and return how many existed. keys: (N,) uint64.")
       .def("contains", &contains, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
-           "Write whether each key has a row. keys: (N,) uint64. out: (N,) bool.");
+           "Write whether each key has a row. keys: (N,) uint64. out: (N,) bool.")
+      .def("read_wide", &read_wide, "keys"_a.noconvert(), "row_classes"_a.noconvert(),
+           "out"_a.noconvert(), "pool"_a,
+           R"(Write the row class and the wide row of each key; 255 and zeros where it has none.
+
+keys: (N,) uint64. row_classes: (N,) uint8. out: (N, row_bytes) uint8.)");
   register_buckets(m, table);
   register_tier(m, table);
 }

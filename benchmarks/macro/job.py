@@ -15,6 +15,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--dim", type=int, required=True)
     parser.add_argument("--shows", action="store_true", help="rows count shows and clicks")
+    parser.add_argument("--in_memory", action="store_true", help="load the data before it is timed")
+    parser.add_argument("--in_pass", action="store_true", help="time a pass on a device")
     parser.add_argument("--strategy", default="async", help="a consistency mode")
     parser.add_argument("--rule", choices=sorted(RULES), default="adam", help="of the rows")
     parser.add_argument("--threads", type=int, required=True)
@@ -158,12 +161,18 @@ def main() -> None:
     trainer = make_trainer(args)
     schema = schema_of(args.data)
 
-    def dataset(files: list[str]) -> tr.data.QueueDataset:
-        return tr.data.QueueDataset(files, schema=schema, batch_size=args.batch)
+    def dataset(files: list[str]) -> Any:
+        if not args.in_memory:
+            return tr.data.QueueDataset(files, schema=schema, batch_size=args.batch)
+        loaded = tr.data.InMemoryDataset(files, schema=schema, batch_size=args.batch)
+        loaded.load_into_memory()
+        return loaded
 
     trainer.fit(dataset(args.warm))
+    timed = dataset(args.timed)
     started, cpu_before = time.monotonic(), cpu_s()
-    figures = trainer.fit(dataset(args.timed))
+    with trainer.on_device(timed) if args.in_pass else nullcontext():
+        figures = trainer.fit(timed)
     wall_s, cpu_after = time.monotonic() - started, cpu_s()
     result = {
         "examples": figures["examples"],

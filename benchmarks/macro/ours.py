@@ -38,11 +38,14 @@ def run_job(
     durability: str = "none",
     keys: str | None = None,
     ends: tuple[End, End] | None = None,
+    in_memory: bool = False,
+    in_pass: bool = False,
 ) -> dict[str, Any]:
     """Train over the warm-up files, then over the timed ones, in processes of their own.
 
     ends: network ends of the server and of the worker, if they are apart. num_ranks: workers of a
-    job without servers, instead of one server and one worker. strategy, rule: see job.py.
+    job without servers, instead of one server and one worker. strategy, rule, in_memory, in_pass:
+    see job.py.
     """
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
@@ -59,6 +62,7 @@ def run_job(
         command += [f"--threads={threads}", *(["--shows"] if shows else [])]
         command += [f"--out={out}", "--warm", *warm, "--timed", *timed]
         command += ["--test", *test] if test else []
+        command += [*(["--in_memory"] if in_memory else []), *(["--in_pass"] if in_pass else [])]
         if not is_embedded:
             wrapped = command
             launch = ["-m", "trireme", "launch"]

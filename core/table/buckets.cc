@@ -235,6 +235,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   const Tier::Lock lock =
       tier_ == nullptr ? Tier::Lock(nullptr, stripe, std::unique_lock(stripes_[stripe]))
                        : tier_->lock_stripe(stripe, content.keys.size(), content.places.size());
+  ++num_changes_;
   std::vector<Arena::Ref> old;
   index_.refs_of(bucket, old);
   const std::vector<std::pair<StreamMarks*, std::uint64_t>> marks = changed_marks(bucket, content);

@@ -183,6 +183,20 @@ void Table::contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool)
       [=](std::size_t i) { out[i] = false; });
 }
 
+void Table::read_wide(std::span<const std::uint64_t> keys, std::uint8_t* row_classes,
+                      std::uint8_t* out, Pool& pool) const {
+  read_all(
+      keys, arenas_.row_bytes(), pool,
+      [=, this](std::size_t i, const std::byte* row, int row_class) {
+        row_classes[i] = static_cast<std::uint8_t>(row_class);
+        classes_[row_class].write_wide(row, out + i * row_bytes());
+      },
+      [=, this](std::size_t i) {
+        row_classes[i] = kNoClass;
+        std::fill_n(out + i * row_bytes(), row_bytes(), std::uint8_t{0});
+      });
+}
+
 void Table::statistics(std::span<const std::uint64_t> keys, double* out, const DataTime& now,
                        Pool& pool) const {
   check_scored("statistics");

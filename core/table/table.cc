@@ -83,8 +83,11 @@ Tier& Table::need_tier(const char* who) const {
 void Table::set_memory(std::size_t num_bytes) { need_tier("set_memory").set_memory(num_bytes); }
 
 Tier::Lock Table::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
-  if (tier_ != nullptr) return tier_->lock_rows(stripe, keys);
-  return {nullptr, stripe, std::unique_lock(stripes_[stripe])};
+  Tier::Lock lock = tier_ != nullptr
+                        ? tier_->lock_rows(stripe, keys)
+                        : Tier::Lock(nullptr, stripe, std::unique_lock(stripes_[stripe]));
+  if (!keys.empty()) ++num_changes_;  // under the lock: rows read after this count have the change
+  return lock;
 }
 
 Table::LockedBucket Table::lock_bucket(std::uint32_t bucket) {
@@ -94,6 +97,7 @@ Table::LockedBucket Table::lock_bucket(std::uint32_t bucket) {
   } else {
     locked.lock.emplace(nullptr, bucket / kBucketsPerStripe, std::unique_lock(mutex_of(bucket)));
   }
+  ++num_changes_;
   return locked;
 }
 

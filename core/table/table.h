@@ -140,6 +140,9 @@ class Table {
   std::uint32_t version() const noexcept { return version_.load(std::memory_order_relaxed); }
   void raise_version(std::uint32_t version) noexcept;
 
+  // Rises whenever rows may have changed, or may be about to.
+  std::uint64_t num_changes() const noexcept { return num_changes_; }
+
   // All functions that take a bucket fail with kBadRequest for one outside [0, kNumBuckets).
   // since 0: all rows, no removed keys. Else the rows changed and the keys removed with a version >
   // since. Errors: kBadRequest if some of those keys were forgotten.
@@ -226,6 +229,11 @@ class Table {
   std::size_t erase(std::span<const std::uint64_t> keys, Pool& pool);
   // out: (N): whether each key has a row.
   void contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const;
+  // The row class and the wide row of each key; of an absent key kNoClass and zeros.   keys,
+  // row_classes: (N).  out: (N, row_bytes).
+  static constexpr std::uint8_t kNoClass = 255;
+  void read_wide(std::span<const std::uint64_t> keys, std::uint8_t* row_classes, std::uint8_t* out,
+                 Pool& pool) const;
 
  private:
   friend class Tier;
@@ -313,6 +321,7 @@ class Table {
   RemovedKeys removed_;  // likewise
   Admission admission_;  // likewise
   std::atomic<std::uint32_t> version_{0};
+  std::atomic<std::uint64_t> num_changes_{0};
   std::atomic<std::uint64_t> num_admitted_{0};
   std::atomic<std::uint64_t> num_rejected_{0};
   std::atomic<std::uint64_t> num_expired_{0};

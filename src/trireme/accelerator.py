@@ -160,8 +160,13 @@ class StreamLink(Link):
         if not tensors:
             return Sent([])
         with _on(self._up):
-            moved = [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
+            moved = [self._begin_send(tensor) for tensor in tensors]
             return Sent(moved, self._up.record_event())
+
+    def _begin_send(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type != HOST.type:  # rows of a pass are there already
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self._down.wait_stream(torch.cuda.current_stream(self.device))

@@ -161,11 +161,16 @@ def batches(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
 
 
 def record(root: Path) -> list[list[Message]]:
-    """The calls of two jobs that train, save, load, export and import, and of one that shares out
-    its streams.
+    """The calls of two jobs that train, save, load, export and import, of one that shares out its
+    streams, and of one that trains on a device.
     """
     jobs = []
-    for name, streams, run in (("sync", 0, _run), ("async", 0, _run), ("shared", 2, _share)):
+    for name, streams, run in (
+        ("sync", 0, _run),
+        ("async", 0, _run),
+        ("shared", 2, _share),
+        ("device", 0, _train_on_device),
+    ):
         recorded: list[Message] = []
         folder = root / name
         folder.mkdir()
@@ -213,6 +218,16 @@ def _share(cluster: Cluster, folder: Path) -> None:
     trainer.save(folder / "full")
     for _ in tr.prefetch(batches(4, seed=2), trainer.model, cluster=cluster):
         break
+
+
+def _train_on_device(cluster: Cluster, folder: Path) -> None:
+    """In a pass, then in a window of 30 rows, which rows leave and enter again."""
+    torch.manual_seed(1)
+    trainer = _trainer(cluster, "async", Small())
+    with trainer.on_device(batches(2, seed=1)):
+        trainer.fit(batches(2, seed=1))
+    with trainer.in_window(1, 30 * 60):
+        trainer.fit(batches(3, seed=2))
 
 
 def _run(cluster: Cluster, folder: Path) -> None:

@@ -12,6 +12,7 @@ import functools
 import os
 import random
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,7 @@ def hold(where: str) -> None:
     """Wait to be killed at some call."""
     name, number, side = where.split(":")
     targets = {"save_checkpoint": save, "begin_pass": passes, "leave": passes}
+    targets |= {"end_device_pass": passes}
     targets |= dict.fromkeys(("gather", "say_goodbye"), CoordinatorCalls)
     target: Any = targets.get(name, WorkerClient)
     method, num_calls = getattr(target, name), 0
@@ -116,11 +118,27 @@ def make_trainer(mode: str, model: Model, cluster: Cluster) -> tr.Trainer:
     )
 
 
+def one_stream(worker: int) -> tr.data.ArrayDataset:
+    return tr.data.ArrayDataset(examples(worker), schema=SCHEMA, batch_size=BATCH)
+
+
+def train_passes(trainer: tr.Trainer, *, on_device: bool = True) -> float:
+    """Three passes of one worker, 18, 9 and 6 steps, the first and last of them on a device; the
+    loss after them.
+    """
+    for worker, epochs, is_on_device in ((0, 2, on_device), (0, 1, False), (1, 1, on_device)):
+        with trainer.on_device(one_stream(worker)) if is_on_device else nullcontext():
+            trainer.fit(one_stream(worker), epochs=epochs)
+    assert trainer.optimizer.num_steps == 33
+    return trainer.evaluate(one_stream(0))["loss"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("path")
     parser.add_argument("--mode", default="sync")
     parser.add_argument("--hold")
+    parser.add_argument("--passes", action="store_true", help="on a device, of one worker")
     arguments = parser.parse_args()
     if arguments.hold:
         hold(arguments.hold)
@@ -129,6 +147,11 @@ def main() -> None:
             seed(cluster.worker)
         rule = tr.optim.Adam(lr=0.05) if arguments.mode == "sync" else tr.optim.Count()
         trainer = make_trainer(arguments.mode, Model(rule), cluster)
+        if arguments.passes:
+            print(f"trained to {train_passes(trainer)!r}")
+            trainer.save(f"{arguments.path}/last")
+            print("done", flush=True)
+            return
         checkpoints = tr.Checkpoints(f"{arguments.path}/steps", every_steps=EVERY_STEPS, keep=2)
         trainer.fit(Data(), epochs=EPOCHS - 1, checkpoints=checkpoints)
         evaluated = trainer.evaluate(Data())

@@ -22,6 +22,7 @@ from trireme.errors import ResourceExhausted, Unavailable
 from trireme.interchange.worker_side.dense_blocks import read_blocks
 from trireme.interchange.worker_side.import_requests import importing, send_rows
 from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 from trireme.rpc import Call
 
 TABLE = tr.Table("t", dim=4, optimizer=tr.optim.SGD(lr=1.0), absent="zeros")
@@ -246,3 +247,12 @@ def test_an_import_that_a_disk_is_too_full_to_end_is_read_nowhere_before_there_i
         servers.start(1)
         assert values(cluster) == {2.0}
         cluster.abandon()
+
+
+def test_a_table_that_an_import_names_twice_is_imported_once() -> None:
+    with embedded() as cluster:
+        cluster.client.create_table(TABLE.schema)
+        with importing(cluster.client, ["t", "t"], replace=True):
+            rows = {"key": KEYS, "weights": np.ones((NUM_KEYS, 4), np.float32)}
+            send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool)
+        assert values(cluster) == {1.0}

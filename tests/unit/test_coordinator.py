@@ -293,7 +293,7 @@ def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:
 
 
 def test_a_successor_learns_how_far_its_predecessor_had_come(asker: Asker) -> None:
-    first = {"run": 0, "begun": 0, "entered": 0, "has_ended": False, "met": []}
+    first = {"run": 0, "begun": 0, "entered": 0, "has_ended": False, "met": [], "trained": [0, 0]}
     asker.gather(1, "1")
     assert asker.script(0) == {**first, "is_successor": True}
     assert asker.script(1) == {**first, "is_successor": True, "met": ["1"]}

@@ -10,6 +10,7 @@ import pytest
 from trireme import _core
 from trireme.errors import BadRequest
 from trireme.optim import Adagrad, values_of_group
+from trireme.protocol.routing import buckets_of
 from trireme.rows.core_table import make_core_table
 from trireme.table import Table
 
@@ -87,3 +88,42 @@ def test_half_precision_rounds_up_or_down_with_the_right_mean() -> None:
 def test_an_unknown_change_is_refused() -> None:
     with pytest.raises(BadRequest, match="expected change rule, add or assign, found set"):
         make().update(KEYS, numbers(0), [(0, 1)], values(), POOL, change="set")
+
+
+def test_the_count_of_changes_rises_with_each_change_and_with_nothing_else() -> None:
+    table = make()
+    table.update(KEYS, numbers(0), [(0, 1)], values(), POOL)
+    bucket = int(buckets_of(KEYS[:1])[0])
+    content = table.snapshot(bucket)
+    columns = (content.keys, content.classes, content.rows)
+    before = table.num_changes
+    weights(table)
+    table.advance([(0, 2)])
+    table.raise_version(3)
+    wide = np.empty((len(KEYS), table.row_bytes), np.uint8)
+    table.read_wide(KEYS, np.empty(len(KEYS), np.uint8), wide, POOL)
+    assert table.num_changes == before
+    for change in (
+        lambda: table.update(KEYS, numbers(1), [(0, 3)], values(), POOL),
+        lambda: table.apply(bucket, *columns, KEYS[:0]),
+        lambda: table.restore(bucket, *columns, {}),
+        lambda: table.shrink(bucket, 0, False, 3),
+        lambda: table.erase(KEYS, POOL),
+    ):
+        change()
+        assert table.num_changes > before
+        before = table.num_changes
+
+
+def test_wide_rows_are_read_as_buckets_are_and_absent_ones_are_zeros() -> None:
+    table = make()
+    table.update(KEYS, numbers(0), [(0, 1)], values(), POOL)
+    keys = np.array([*KEYS, 77], np.uint64)
+    classes = np.full(len(keys), 9, np.uint8)
+    wide = np.ones((len(keys), table.row_bytes), np.uint8)
+    table.read_wide(keys, classes, wide, POOL)
+    assert classes.tolist() == [0, 0, 0, 255]
+    assert not wide[-1].any()
+    for key, row in zip(KEYS, wide, strict=False):
+        content = table.snapshot(int(buckets_of(np.array([key]))[0]))
+        np.testing.assert_array_equal(content.rows[content.keys.tolist().index(key)], row)

@@ -43,11 +43,16 @@ class Coordinator:
         self._meetings = Meetings(self._workers, self._kept, held)
         self._leases = StreamLeases(self._workers, self._meetings, self._kept)
         self._joining = Joining(self.facts, self._workers, self._meetings, self._leases)
-        self._passes = Passes(
-            self._workers, self._meetings, self._leases, self._joining, self._kept
-        )
         self._saves = SaveVersions()
         self._decisions = Decisions(self._saves.note_loaded)
+        self._passes = Passes(
+            self._workers,
+            self._meetings,
+            self._leases,
+            self._joining,
+            self._decisions,
+            self._kept,
+        )
 
     def handlers(self) -> dict[str, Handler]:
         for_workers = {
@@ -55,6 +60,7 @@ class Coordinator:
             "coord.add_blocks": self.facts.on_add_blocks,
             "coord.agree": self._joining.on_agree,
             "coord.begin_pass": self._passes.on_begin_pass,
+            "coord.end_device_pass": self._passes.on_end_device_pass,
             "coord.leave": self._passes.on_leave,
             "coord.enter": self._passes.on_enter,
             "coord.take": self._leases.on_take,

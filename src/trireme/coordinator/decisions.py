@@ -29,7 +29,11 @@ class Decisions:
         id, commit = need(request.body, "id", str), need(request.body, "commit", bool)
         if commit and id not in self._commits and "loaded" in request.body:
             self._note_loaded(need(request.body, "loaded", dict))
+        return Reply({"commit": self.decide(id, commit=commit)})
+
+    def decide(self, id: str, *, commit: bool) -> bool:
+        """See `on_decide`."""
         commit = self._commits.setdefault(id, commit)
         while len(self._commits) > KEPT_MAX:
             del self._commits[next(iter(self._commits))]
-        return Reply({"commit": commit})
+        return commit

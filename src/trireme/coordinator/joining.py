@@ -59,6 +59,7 @@ class Joining:
                     "begun": self._begun,
                     "met": self._meetings.attended(worker, record.passes),
                     "entered": record.passes,
+                    "trained": [record.trained, record.trained_steps],
                     "is_successor": record.tokens[token] > record.first,
                     "has_ended": record.has_ended,
                 },

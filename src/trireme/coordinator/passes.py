@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from trireme.coordinator.decisions import Decisions
 from trireme.coordinator.joining import Joining
 from trireme.coordinator.kept_state import KeptState
 from trireme.coordinator.leases import StreamLeases
@@ -27,10 +28,11 @@ class Passes:
         meetings: Meetings,
         leases: StreamLeases,
         joining: Joining,
+        decisions: Decisions,
         kept: KeptState,
     ) -> None:
         self._workers, self._meetings, self._leases = workers, meetings, leases
-        self._joining, self._kept = joining, kept
+        self._joining, self._decisions, self._kept = joining, decisions, kept
         self._number = self._version = 0
         self._members: dict[int, Member] = {}
 
@@ -86,6 +88,21 @@ class Passes:
 
     def _begin(self, worker: int, number: int, note: list[int]) -> None:
         self._meetings.forget_dropped(self._workers.begin_pass(worker, number, note))
+
+    def on_end_device_pass(self, worker: int, request: Request) -> Reply:
+        """Decide that the import takes place which ends a pass on a device, once for each pass."""
+        body = request.body
+        number, num_steps = need(body, "pass", int), need(body, "num_steps", int)
+        record = self._workers.records[worker]
+        if number != record.passes:
+            raise BadRequest(
+                f"coord.end_device_pass: expected pass {record.passes} of worker {worker}, found"
+                f" {number}"
+            )
+        commit = self._decisions.decide(need(body, "id", str), commit=record.trained < number)
+        if commit:
+            self._workers.end_device_pass(worker, number, num_steps)
+        return Reply({"commit": commit})
 
     def on_leave(self, worker: int, request: Request) -> Reply:
         """End a stream: it contributes to the steps before `step` only. A repetition is ignored."""

@@ -24,6 +24,7 @@ class WorkerRecord:
     call: number of the last call. Calls are sequential: a lower number was delayed.
     first: incarnation that began this run of the script.
     passes: the last pass begun. note: what the worker noted there for a successor.
+    trained: the last pass on a device that it has ended. trained_steps: its steps until then.
     """
 
     incarnation: int = 0
@@ -32,6 +33,8 @@ class WorkerRecord:
     first: int = 1
     passes: int = 0
     note: list[int] = field(default_factory=list)
+    trained: int = 0
+    trained_steps: int = 0
     has_ended: bool = False
 
     def begin_incarnation(self, token: str) -> None:
@@ -121,6 +124,9 @@ class Workers:
         """A worker begins a pass; returns the lowest that any worker is in."""
         self.records[index].passes, self.records[index].note = number, note
         return min(record.passes for record in self.records.values())
+
+    def end_device_pass(self, index: int, number: int, num_steps: int) -> None:
+        self.records[index].trained, self.records[index].trained_steps = number, num_steps
 
     def end_script(self, index: int) -> None:
         self.records[index].has_ended = True

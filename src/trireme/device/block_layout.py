@@ -85,6 +85,22 @@ class BlockLayout:
         """S."""
         return self.planes * self.dim + self.row_floats
 
+    @property
+    def device_bytes(self) -> int:
+        """Of a row in a block, with the mark that it has changed."""
+        statistics = 24 if self.is_scored else 0
+        return 4 * (self.dim + self.state_floats) + 8 + statistics + 1
+
+    def zeros(self, num_rows: int, device: torch.device) -> BlockTensors:
+        """Rows of zeros, for a block whose slots are filled later."""
+        empty = np.zeros((0, self.wide.row_bytes), np.uint8)
+        num_scored = num_rows if self.is_scored else 0
+        sizes = (num_rows, num_rows, num_rows, num_scored, num_scored, num_scored)
+        parts = zip(sizes, self.split(empty), strict=True)
+        return BlockTensors(
+            *(torch.zeros(n, *p.shape[1:], dtype=p.dtype, device=device) for n, p in parts)
+        )
+
     def new_rows(self, weights: np.ndarray[Any, np.dtype[np.float32]]) -> WideRows:
         """Wide rows of keys that have none yet, from their initial weights, (n, D) float32."""
         rows = np.zeros((len(weights), self.wide.row_bytes), np.uint8)

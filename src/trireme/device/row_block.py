@@ -40,7 +40,7 @@ class RowBlock:
 
     Args:
         layout: of the table.
-        rows: (U, row_bytes) uint8, wide rows (trireme.rows.wide_rows).
+        rows: (U, row_bytes) uint8, wide rows (trireme.rows.wide_rows); or their parts there.
         device: where the block is.
         kernels: "auto", "torch" or "triton", see `choose_kernels`.
         is_fused: backward keeps the gradients of bags, and `step` sums them and updates the rows in
@@ -54,7 +54,7 @@ class RowBlock:
     def __init__(
         self,
         layout: BlockLayout,
-        rows: WideRows,
+        rows: WideRows | BlockTensors,
         device: torch.device | str = "cpu",
         *,
         kernels: str = "auto",
@@ -63,7 +63,7 @@ class RowBlock:
         self.layout, self.device = layout, torch.device(device)
         self.kernels: Kernels = choose_kernels(layout, self.device, kernels)
         self._link = accelerator.link_to(self.device)
-        self.tensors = self._sent(rows)
+        self.tensors = rows if isinstance(rows, BlockTensors) else self._sent(rows)
         self.rows = self.tensors.weights.detach().requires_grad_()
         self.is_changed = torch.zeros(len(self), dtype=torch.bool, device=self.device)
         self._is_fused = is_fused
@@ -140,12 +140,37 @@ class RowBlock:
         self._note(bags.occurrences.slots, facts)
         self.kernels.sum_and_update(self.tensors, bags, grads[:, None], checked)
 
+    def update_distinct(
+        self,
+        slots: Tensor,
+        grads: Tensor,
+        values: Mapping[str, Any],
+        facts: UpdateFacts | None = None,
+    ) -> None:
+        """As `update`, for (K,) distinct slots in any order, that of `grads` and `facts`."""
+        checked = StepValues.of(values)
+        self._note(slots, facts)
+        self.kernels.update(self.tensors, slots, grads, checked)
+
     def raw_rows(self, slots: Tensor | None = None) -> WideRows:
         """(n, row_bytes) uint8: the rows of (n,) int32 slots, or all U, as `rows` of the
         constructor.
         """
         parts = self.tensors if slots is None else self._rows_at(slots)
         return self.layout.join(BlockTensors(*self._link.to_host(parts)))
+
+    def moved(self, slots: Tensor, to: Tensor, num_rows: int) -> RowBlock:
+        """A block of `num_rows` rows on this device, of which those at `to`, (n,) int32 distinct
+        slots, are the rows of `slots` here, and count as unchanged. The others are zeros: `fill`
+        them.
+        """
+        index, index_to, parts = slots.long(), to.long(), []
+        for part in self.tensors:
+            filled = part.new_zeros(num_rows if len(part) else 0, *part.shape[1:])
+            if len(part):
+                filled[index_to] = part[index]
+            parts.append(filled)
+        return RowBlock(self.layout, BlockTensors(*parts), self.device)
 
     def fill(self, slots: Tensor, rows: WideRows) -> None:
         """Replace the rows of these distinct slots, (n,) int32, which then count as unchanged.

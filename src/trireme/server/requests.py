@@ -11,6 +11,7 @@ from trireme.protocol.membership import Pace, PassMembers
 from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
+from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.served_tables import ServedTable
 from trireme.server.staging import Waiter
 from trireme.server.state import ServerState
@@ -35,6 +36,7 @@ class RequestHandlers:
             "ps.create_table": self._on_create_table,
             "ps.create_blocks": self._on_create_blocks,
             "ps.pull": self._on_pull,
+            "ps.rows": self._on_rows,
             "ps.announce": self._on_announce,
             "ps.norm": self._on_norm,
             "ps.push": self._on_push,
@@ -85,6 +87,20 @@ class RequestHandlers:
         return state.journal.answered(Reply())
 
     # ---- pull ----
+
+    def _on_rows(self, request: Request) -> Reply:
+        """Wide rows of keys, for a pass: which keys have one, and zeros for the others."""
+        state, body = self._state, request.body
+        state.check_settled()
+        state.assignment.map_of_version(need(body, "map", int))
+        table, arrays = state.table(body.get("table")), Arrays(request.arrays)
+        rows, mark = table.rows, table.mark
+        keys_K = arrays.take("keys", np.uint64, (None,))
+        arrays.end()
+        check_reply("ps.rows", request, len(keys_K), rows)
+        num_buckets = len(state.assignment.owned_buckets())
+        is_present, wide = read_rows(rows, keys_K, num_buckets, state.pool)
+        return Reply({"version": rows.version, "mark": mark}, [is_present.astype(np.uint8), wide])
 
     def _on_announce(self, request: Request) -> Reply:
         """Keys that a pull will ask for soon: their rows may be fetched from SSD."""

@@ -1,7 +1,8 @@
 """The tables of one server."""
 
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,8 +18,19 @@ Ids = Sequence[tuple[int, int]]
 
 @dataclass
 class ServedTable:
+    """contents: a random name of what `rows` began with."""
+
     schema: TableSchema
     rows: _core.Table
+    contents: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def mark(self) -> str:
+        """While it stays the same no row has changed."""
+        return f"{self.contents}:{self.rows.num_changes}"
+
+    def replace(self, rows: _core.Table) -> None:
+        self.rows, self.contents = rows, uuid.uuid4().hex
 
     def read(self, row_class: int, keys_K: Keys, time: int, pool: _core.Pool) -> tuple[Floats, int]:
         """(K, W) rows of keys as a pull answers them, and how many keys have no row."""
@@ -94,12 +106,12 @@ class ServedTables(dict[str, ServedTable]):
         rows.raise_version(table.rows.version)
         # Which keys went with the old rows is not known: a delta since then would lack them.
         rows.forget_removed(table.rows.version)
-        table.rows = rows
+        table.replace(rows)
 
     def adopt_rows(self, name: str, rows: _core.Table) -> None:
         """Replace the rows of a table without rows by loaded ones, which have their own marks."""
         rows.raise_version(self.version)
-        self[name].rows = rows
+        self[name].replace(rows)
 
     # ---- versions and age ----
 

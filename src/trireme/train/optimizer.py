@@ -66,7 +66,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         cluster: default the one that `trireme.init()` made.
 
     Attributes:
-        mode: what differs between strategies.
+        mode: what differs between strategies; within a pass on a device, that pass.
 
     Raises:
         BadRequest: an optimizer that cannot run on blocks, one that leaves out parameters of the
@@ -231,7 +231,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lookups = replica.pending.take()
         try:
             num_steps = self.mode.begin_step()
-            rows = row_gradients(lookups, self._table_groups, num_steps, self.cluster.pool)
+            rows = row_gradients(
+                lookups,
+                self._table_groups,
+                num_steps,
+                self.cluster.pool,
+                on_host=not self.mode.trains_rows_on_device,
+            )
             check_finite_step(f"gradients in step {num_steps}", rows, replica.dense.gradients())
             tables = self.mode.clip(rows, replica.dense)
         except NotFinite as error:

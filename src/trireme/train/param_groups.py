@@ -43,13 +43,21 @@ def saved_values(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str
 
 
 def row_gradients(
-    lookups: PendingLookups, groups: Iterable[Mapping[str, Any]], num_steps: int, pool: _core.Pool
+    lookups: PendingLookups,
+    groups: Iterable[Mapping[str, Any]],
+    num_steps: int,
+    pool: _core.Pool,
+    *,
+    on_host: bool = True,
 ) -> dict[RowClassId, TableGradient]:
     """Per `Table.class_id` the rows with a gradient; gradients of several lookups are summed.
-    groups: of the tables. num_steps: which step this is, for rules that ask.
+    groups: of the tables. num_steps: which step this is, for rules that ask. on_host: on the CPU,
+    not where the rows are.
     """
     gradients: dict[RowClassId, TableGradient] = {}
-    pushed = list(zip(lookups.entries, pushed_gradients(lookups.entries), strict=True))
+    pushed = list(
+        zip(lookups.entries, pushed_gradients(lookups.entries, on_host=on_host), strict=True)
+    )
     for group in groups:
         # Not what torch has added to the group: the dense optimizer's defaults, betas say.
         own = {name: group[name] for name in group["table"].optimizer.group()}
@@ -69,7 +77,7 @@ def _sum(parts: list[TableGradient], pool: _core.Pool) -> TableGradient:
     if len(parts) == 1:
         return parts[0]
     keys_K, gradients_KD, columns = merge(
-        [(part.keys, part.gradients.numpy(), part.columns, 1.0) for part in parts], pool
+        [(part.keys, part.gradients.cpu().numpy(), part.columns, 1.0) for part in parts], pool
     )
     return TableGradient(keys_K, torch.from_numpy(gradients_KD), parts[0].values, columns)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import torch
 from torch import nn
 
 from trireme.blocks import Blocks
+from trireme.byte_size import parse_bytes
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.metrics import Metric
+from trireme.nn import Planner
+from trireme.nn.on_device import device_of
 from trireme.strategy import Strategy
 from trireme.train import row_life
 from trireme.train.checkpointing.checkpoint_location import Location
@@ -33,6 +38,7 @@ from trireme.train.loop.tally import Tally, check_metrics
 from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import kept_figures, remaining_dump
 from trireme.train.recipe import Recipe
 from trireme.train.stopping import stopping_on_sigterm
@@ -178,6 +184,8 @@ class Trainer:
         """
         if epochs < 1:
             raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
+        if checkpoints is not None or resume:
+            self.optimizer.mode.check_between_passes("fit with checkpoints")
         if epochs > 1 and isinstance(dataset, Iterator):
             raise BadRequest(
                 f"Trainer.fit: expected a dataset that can be read {epochs} times, found"
@@ -288,6 +296,114 @@ class Trainer:
             **data,
         )
 
+    # ---- passes on a device ----
+
+    @contextmanager
+    def on_device(
+        self, dataset: Iterable[Any], following: Iterable[Any] | None = None
+    ) -> Iterator[None]:
+        """Train within the block on the rows that this data needs, which are on the device of the
+        model meanwhile: `begin_pass`, then `end_pass`. After an error in the block the servers keep
+        the state of the beginning.
+        """
+        self.begin_pass(dataset, following)
+        with self._in_pass():
+            yield
+
+    @contextmanager
+    def in_window(self, batches: int, memory: int | str) -> Iterator[None]:
+        """Train within the block on a stream of any length: `begin_window`, then `end_pass`. After
+        an error in the block the servers keep the state of the beginning.
+        """
+        self.begin_window(batches, memory)
+        with self._in_pass():
+            yield
+
+    @contextmanager
+    def _in_pass(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abandon_pass()
+            raise
+        self.end_pass()
+
+    def begin_window(self, batches: int, memory: int | str) -> None:
+        """Begin a pass over data that is not known: until `end_pass`, `fit` brings the rows of the
+        next batches to the device of the model, and rows leave it when there is no room.
+
+        Args:
+            batches: whose rows are brought together, as far as there is room; so many are planned
+                ahead of the one that is trained on.
+            memory: of rows on the device, such as "2GiB"; with several tables, parts of it as the
+                first batches need them.
+
+        Raises:
+            BadRequest: as `begin_pass`. `fit` raises ResourceExhausted: a batch has more rows than
+                there is room for.
+        """
+        optimizer = self.optimizer
+        optimizer.mode.check_device_pass()
+        if self.threads > 1:
+            raise BadRequest(f"begin_window: expected threads=1, found {self.threads}")
+        size = WindowSize(batches, parse_bytes("begin_window: memory", memory))
+        optimizer.mode = optimizer.mode.begin_device_pass(size, device_of(self.model))
+
+    def begin_pass(self, dataset: Iterable[Any], following: Iterable[Any] | None = None) -> None:
+        """Bring the rows that the data needs, with optimizer state, to the device of the model.
+        Until `end_pass` `fit` trains them there, and the servers learn nothing of it.
+
+        Args:
+            dataset: can be read more than once. It is read here once, for its keys.
+            following: that the next pass will be begun with. It is read beside training, and its
+                rows are brought into memory; those that both passes need stay on the device.
+
+        Raises:
+            BadRequest: several workers, a mode whose dense weights or rows are in the workers
+                (hybrid, geo), `threads` > 1, an iterator; a table with an admission filter,
+                `max_rows`, `max_bytes`, `absent="zeros"`, 16-bit weights, heads or statistics in
+                lookups; a DataLoader that follows without a generator. Unavailable: somebody else
+                changes rows. The servers have not changed.
+        """
+        optimizer = self.optimizer
+        optimizer.mode.check_device_pass()
+        if self.threads > 1:
+            raise BadRequest(f"begin_pass: expected threads=1, found {self.threads}")
+        data = self._data_of_pass(dataset)
+        following_data = None if following is None else self._data_of_pass(following)
+        if following is dataset:
+            raise BadRequest(
+                "begin_pass: expected another dataset to follow, found the same, which training"
+                " reads meanwhile"
+            )
+        if following_data is not None:
+            following_data.check_beside_training()
+        optimizer.mode = optimizer.mode.begin_device_pass(data, device_of(self.model))
+        if following_data is not None:
+            optimizer.mode.read_next_pass(following_data)
+
+    def _data_of_pass(self, dataset: Iterable[Any]) -> PassData:
+        if isinstance(dataset, Iterator):
+            raise BadRequest(
+                "begin_pass: expected a dataset that can be read twice, for its keys and for"
+                f" training, found {type(dataset).__name__}, an iterator"
+            )
+        batches = partial(worker_batches, dataset, self.cluster, self.num_epochs)
+        pool = self.cluster.pool
+        return PassData(dataset, batches, Planner(self.model, pool=pool), pool)
+
+    def end_pass(self) -> None:
+        """Give the servers what has been trained since `begin_pass`: rows, dense weights, optimizer
+        state; all of it, or after an error nothing. After an error it may be called again.
+
+        Raises BadRequest: there is no pass. Unavailable: servers did not take it.
+        """
+        self.optimizer.mode = self.optimizer.mode.end_device_pass()
+
+    def abandon_pass(self) -> None:
+        """Forget what has been trained since `begin_pass`. Raises BadRequest: there is no pass."""
+        self.optimizer.mode = self.optimizer.mode.abandon_device_pass()
+
     # ---- the life of rows ----
 
     def set_time(self, time: float | Callable[[], float]) -> None:
@@ -310,6 +426,7 @@ class Trainer:
         day_over: judge rows as of the end of the day of `set_time`: shows and clicks have faded by
             that day too, as in Fleet.
         """
+        self.optimizer.mode.check_between_passes("shrink")
         return row_life.shrink(self.optimizer, day_over=day_over)
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -351,6 +468,7 @@ class Trainer:
             BadRequest: the folder exists, or servers may not write there; a delta without an
                 earlier checkpoint. ResourceExhausted: the disk is full; nothing is left behind.
         """
+        self.optimizer.mode.check_between_passes("save")
         location = Location(path, storage_options, self.shows_progress)
         progress = FitProgress(num_epochs=self.num_epochs).to_json()
         options = SaveOptions(mode, hot, keep)
@@ -382,6 +500,7 @@ class Trainer:
             BadRequest: no checkpoint there, or a delta of another one. Corruption: a damaged file.
                 SchemaMismatch: another model. Nothing has changed then.
         """
+        self.optimizer.mode.check_between_passes("load")
         location = Location(path, storage_options, self.shows_progress)
         return self._epochs.load(location, dense, tables)
 
@@ -402,6 +521,7 @@ class Trainer:
             BadRequest: it is of another number of workers, in a mode other than collective; `load`
                 it, and begin the epoch again.
         """
+        self.optimizer.mode.check_between_passes("resume")
         return self._epochs.resume(path, storage_options)
 
 

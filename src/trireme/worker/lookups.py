@@ -35,14 +35,18 @@ class RowLookup:
         return grad_KW[:, self.table.width - self.table.dim :].contiguous()
 
 
-def pushed_gradients(entries: Sequence[RowLookup]) -> list[Tensor | None]:
-    """(K, D) of each lookup, on the CPU and times its `scale`; None as above."""
+def pushed_gradients(entries: Sequence[RowLookup], *, on_host: bool = True) -> list[Tensor | None]:
+    """(K, D) of each lookup times its `scale`, on the CPU or where its rows are; None as above."""
     gradients = [entry.gradients() for entry in entries]
-    moved = iter(accelerator.to_host([grad_KD for grad_KD in gradients if grad_KD is not None]))
-    on_host = [None if grad_KD is None else next(moved) for grad_KD in gradients]
+    if on_host:
+        there = [grad_KD for grad_KD in gradients if grad_KD is not None]
+        moved = iter(accelerator.to_host(there))
+        gradients = [None if grad_KD is None else next(moved) for grad_KD in gradients]
     return [
-        grad_KD if grad_KD is None or entry.scale is None else grad_KD * entry.scale
-        for grad_KD, entry in zip(on_host, entries, strict=True)
+        grad_KD
+        if grad_KD is None or entry.scale is None
+        else grad_KD * entry.scale.to(grad_KD.device)
+        for grad_KD, entry in zip(gradients, entries, strict=True)
     ]
 
 

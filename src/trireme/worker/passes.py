@@ -89,6 +89,15 @@ def leave(client: WorkerClient, step: int, *, staged: bool = True) -> None:
     client.servers.everywhere_current("ps.group", {**group, "staged": staged})
 
 
+def end_device_pass(client: WorkerClient, id: str, num_steps: int) -> bool:
+    """Whether the import `id`, which all servers have prepared, ends the pass on a device that this
+    worker is in: at most one import does. num_steps: made by now; a successor counts on from there.
+    Raises Fenced: a successor repeats the pass.
+    """
+    body = {"id": id, "pass": client.script.number, "num_steps": num_steps}
+    return bool(client.coordinator.call("coord.end_device_pass", body).body["commit"])
+
+
 # ---- leased streams ----
 
 

@@ -21,6 +21,7 @@ class Script:
         run: how often all workers have ended their scripts.
         begun: number of the pass with which they ended.
         entered: the last pass that a predecessor has begun since.
+        trained: the last pass on a device that has ended, and the steps made until then.
         has_ended: a predecessor has ended the script.
         attended: paths of the meetings in that pass to which a predecessor has come.
     """
@@ -31,12 +32,14 @@ class Script:
         run: int = 0,
         begun: int = 0,
         entered: int = 0,
+        trained: tuple[int, int] = (0, 0),
         is_successor: bool = False,
         has_ended: bool = False,
         attended: frozenset[str] = frozenset(),
     ) -> None:
         self.run, self.number = run, begun  # number: of the pass that the worker is in
         self._entered, self._has_ended, self._attended = entered, has_ended, attended
+        self.trained, self.trained_steps = trained
         self.is_successor = is_successor  # another process has run this script up to some place
         self._path = [f"run {run}"] if run else []
         self._counts = [0]
@@ -48,6 +51,7 @@ class Script:
             run=need(body, "run", int),
             begun=need(body, "begun", int),
             entered=need(body, "entered", int),
+            trained=_trained(body),
             is_successor=need(body, "is_successor", bool),
             has_ended=need(body, "has_ended", bool),
             attended=frozenset(need_list(body, "met", str)),
@@ -64,6 +68,11 @@ class Script:
     def is_next_behind(self) -> bool:
         """Whether a predecessor has done the next pass, too."""
         return self._has_ended or self.number + 1 < self._entered
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a predecessor has begun the pass that the worker is in, and no later one."""
+        return self.is_successor and self.number == self._entered
 
     def passes_begun(self, num_passes: int) -> bool:
         """Whether a predecessor has begun one of the next passes and is not behind them."""
@@ -111,3 +120,8 @@ class Script:
 
     def _join(self, last: str) -> str:
         return "/".join([*self._path, last])
+
+
+def _trained(body: Mapping[str, Any]) -> tuple[int, int]:
+    number, num_steps = [*need_list(body, "trained", int, 2), 0, 0][:2]
+    return number, num_steps

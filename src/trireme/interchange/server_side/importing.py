@@ -3,6 +3,9 @@
     import.begin   rows for a table follow; an unfinished import into it is discarded
     import.fleet   read files of Fleet's text        import.parquet   read Parquet files
     import.rows    take rows of a message
+    import.wide    take wide rows of a message, which a pass on a device has trained; they may
+                   replace others that it has taken
+    import.read    the rows of keys, taken ones before those of the table
     import.discard forget the rows of a table
     import.prepare record the rows of all tables of the import; from now on the server needs the
                    coordinator's decision, and is not ready for other calls before it
@@ -36,6 +39,7 @@ from trireme.protocol.wire import Array, Arrays, need, need_list
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
 from trireme.server.prepared_import import PreparedImport
+from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.state import ServerState
 
 
@@ -52,6 +56,8 @@ class ImportHandlers:
             "import.fleet": self._on_fleet,
             "import.parquet": self._on_parquet,
             "import.rows": self._on_rows,
+            "import.wide": self._on_wide,
+            "import.read": self._on_read,
             "import.discard": self._on_discard,
             "import.prepare": self._on_prepare,
             "import.finish": self._on_finish,
@@ -60,12 +66,13 @@ class ImportHandlers:
 
     def _on_begin(self, request: Request) -> None:
         self._server.check_settled()
-        name = need(request.body, "table", str)
-        self._staged[name] = StagedRows.of(self._server, self._server.table(name))
+        name, id = need(request.body, "table", str), need({"id": "", **request.body}, "id", str)
+        self._staged[name] = StagedRows.of(self._server, self._server.table(name), id)
 
     def _staged_rows(self, request: Request) -> StagedRows:
-        name = need(request.body, "table", str)
-        if name not in self._staged:
+        """Raises NotReady: of another import, or none: this server was restarted, say."""
+        name, id = need(request.body, "table", str), request.body.get("id")
+        if name not in self._staged or id not in (None, self._staged[name].id):
             raise NotReady(f"import: expected import.begin of table {name!r} first")
         return self._staged[name]
 
@@ -189,6 +196,44 @@ class ImportHandlers:
             staged.flush()
         return Reply({"keys": staged.rows.rows})
 
+    def _on_wide(self, request: Request) -> Reply:
+        """Take wide rows of one row class, stamped with the version that tables have now."""
+        staged, arrays = self._staged_rows(request), Arrays(request.arrays)
+        row_class = need(request.body, "row_class", int)
+        staged.schema.dim_of(row_class)
+        keys = arrays.take("keys", np.uint64, (None,))
+        rows = np.array(arrays.take("rows", np.uint8, (None, staged.layout.row_bytes)))
+        arrays.end()
+        if len(rows) != len(keys) or not staged.wanted[buckets_of(keys)].all():
+            raise BadRequest(
+                f"import.wide: expected a row for each of {len(keys)} keys of this server's"
+                f" buckets, found {len(rows)} rows"
+            )
+        self._check_room()
+        version = self._server.table(staged.schema.name).rows.version
+        staged.layout.statistics(rows)["version"] = version
+        staged.put(keys, np.full(len(keys), row_class, np.uint8), rows)
+        if need(request.body, "is_last", bool):
+            staged.flush()
+        return Reply({"keys": staged.rows.rows})
+
+    def _on_read(self, request: Request) -> Reply:
+        """As ps.rows, but rows of this import come first."""
+        staged, arrays, server = self._staged_rows(request), Arrays(request.arrays), self._server
+        keys = arrays.take("keys", np.uint64, (None,))
+        arrays.end()
+        check_reply("import.read", request, len(keys), staged.rows)
+        table, num_buckets = (
+            server.table(staged.schema.name),
+            len(server.assignment.owned_buckets()),
+        )
+        mark, version = table.mark, table.rows.version
+        is_present, rows = read_rows(table.rows, keys, num_buckets, server.pool)
+        is_staged, taken = read_rows(staged.rows, keys, num_buckets, server.pool)
+        rows[is_staged] = taken[is_staged]
+        arrays_out = [(is_present | is_staged).astype(np.uint8), rows]
+        return Reply({"version": version, "mark": mark}, arrays_out)
+
     def _stage(
         self,
         staged: StagedRows,
@@ -224,9 +269,9 @@ class ImportHandlers:
     def _on_prepare(self, request: Request) -> Reply | Deferred:
         server, id = self._server, need(request.body, "id", str)
         if server.prepared is None or server.prepared.id != id:  # else by an earlier call
-            names = need_list(request.body, "tables", str)
+            names = list(dict.fromkeys(need_list(request.body, "tables", str)))
             if missing := [name for name in names if name not in self._staged]:
-                raise BadRequest(f"import: expected rows of tables {missing}, found none")
+                raise NotReady(f"import: expected rows of tables {missing}, found none")
             rows = {name: self._staged[name].rows for name in names}
             replace, blocks = need(request.body, "replace", bool), blocks_of(server, request)
             server.prepare(PreparedImport(id, replace, rows, blocks))

@@ -40,6 +40,7 @@ class StagedRows:
     """Imported rows of one table on one server. Threads: any may put.
 
     with_room: of the server.
+    id: of the import, where its worker has named it.
     wanted: (4096,) uint8: 1 for the buckets that this server owns.
     num_put: rows put so far; a key that comes twice counts twice. files: where they are from.
     """
@@ -48,6 +49,7 @@ class StagedRows:
     rows: _core.Table
     with_room: Callable[[Callable[[], object]], object]
     wanted: npt.NDArray[np.uint8]
+    id: str = ""
     num_put: int = 0
     files: list[str] = field(default_factory=list)
     _pending: list[KeyedRows] = field(default_factory=list)
@@ -55,10 +57,10 @@ class StagedRows:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def of(cls, server: ServerState, table: ServedTable) -> StagedRows:
+    def of(cls, server: ServerState, table: ServedTable, id: str) -> StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
         wanted[server.assignment.owned_buckets()] = 1
-        return cls(table.schema, server.make_rows(table.schema), server.with_room, wanted)
+        return cls(table.schema, server.make_rows(table.schema), server.with_room, wanted, id)
 
     @property
     def layout(self) -> RowLayout:
@@ -80,7 +82,7 @@ class StagedRows:
         """Put all pending rows into the table, bucket by bucket. Raises DataError as `put`."""
         with self._lock:
             ready, self._pending, self._pending_bytes = self._pending, [], 0
-        if not ready:
+        if not sum(len(keys) for keys, _, _ in ready):
             return
         keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
         buckets = buckets_of(keys)

@@ -13,9 +13,11 @@ from trireme.errors import BadRequest, Corruption, DataError, TriremeError, Unav
 from trireme.interchange.formats.named_columns import checked
 from trireme.interchange.worker_side.dense_blocks import TIMEOUT_S, block_calls
 from trireme.protocol.block_messages import BlockTensors
-from trireme.protocol.routing import Split
+from trireme.protocol.routing import Keys, Split
 from trireme.protocol.wire import Array
+from trireme.rows.wide_rows import WideRows
 from trireme.rpc import Call, Reply
+from trireme.table import RowClassId
 from trireme.worker.client import WorkerClient
 
 log = logging.getLogger("trireme.interchange")
@@ -35,15 +37,19 @@ def importing(
     *,
     replace: bool,
     blocks: BlockTensors | None = None,
+    id: str | None = None,
+    decide: Callable[[str], bool] | None = None,
 ) -> Iterator[None]:
     """Rows that the block sends come into the tables when it ends without an error, and these
     tensors into the dense blocks; else none do.
 
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
+    id: of the import, default a random one. decide: asks the coordinator whether the import of this
+    id takes place; default: it does, unless it was ended already.
     """
+    id = id or new_id()
     for table in tables:
-        client.servers.everywhere_current("import.begin", {"table": table})
-    id = uuid.uuid4().hex
+        client.servers.everywhere_current("import.begin", {"table": table, "id": id})
     try:
         yield
         body = {"id": id, "tables": list(tables), "replace": replace}
@@ -57,11 +63,17 @@ def importing(
         except TriremeError as error:  # the next import, pull or push does it
             log.warning("import: the servers keep unfinished rows of %s: %s", tables, error)
         raise
-    if not client.servers.finish("import", id, commit=True, timeout_s=TIMEOUT_S):
+    commit = decide is None or decide(id)
+    if not client.servers.finish("import", id, commit=commit, timeout_s=TIMEOUT_S):
         raise Unavailable(
             f"import into {list(tables)}: another worker has pulled or pushed meanwhile, and ended"
             " it before it was decided; nothing was imported, import again"
         )
+
+
+def new_id() -> str:
+    """The id of an import that has not begun."""
+    return uuid.uuid4().hex
 
 
 def read_files(
@@ -106,6 +118,33 @@ def read_files(
             f" {num_keys} keys in {len(files)} files, {files[0]} the first"
         )
     return num_rows
+
+
+def send_wide_rows(
+    client: WorkerClient,
+    class_id: RowClassId,
+    keys: Keys,
+    rows: WideRows,
+    pool: _core.Pool,
+    id: str,
+) -> None:
+    """Send (n, row_bytes) wide rows of distinct keys to the servers that own them. Within
+    `importing` of this id.
+    """
+    for begin in range(0, max(1, len(keys)), ROWS_PER_MESSAGE):
+        part = slice(begin, begin + ROWS_PER_MESSAGE)
+        is_last = begin + ROWS_PER_MESSAGE >= len(keys)
+        body = {"table": class_id.table, "id": id, "row_class": class_id.row_class}
+        body["is_last"] = is_last
+        split = Split(keys[part], client.servers.map, pool)
+        parts = zip(
+            client.servers.map.servers,
+            split.parts(keys[part]),
+            split.parts(rows[part]),
+            strict=True,
+        )
+        calls = [Call(endpoint, "import.wide", body, [k, r]) for endpoint, k, r in parts]
+        client.servers.call_all(calls, TIMEOUT_S)
 
 
 def send_rows(

@@ -64,7 +64,7 @@ class Pipeline:
             if it can be.
         model: its embedding modules say what to look up.
         training: rows get gradients, which the next step pushes.
-        depth: batches read and planned ahead, >= 1.
+        depth: batches read and planned ahead, >= 1; more if the mode wants more.
         ahead: whether training pulls one batch ahead, where the mode lets it.
         steps: whether the loop makes one step of each batch.
         timing: adds up the time of its threads, and the time that the loop waits and pulls.
@@ -101,6 +101,8 @@ class Pipeline:
         may_pull_ahead = self._mode is None or self._mode.may_pull_ahead(steps=steps)
         self._pulls_ahead = not training or (ahead and may_pull_ahead)
         self._fetch = None if self._mode is None or self._pulls_ahead else self._mode.fetcher()
+        if training and self._mode is not None:
+            depth = max(depth, self._mode.lookahead())
         self._planned: BoundedQueue[_Prepared] = BoundedQueue(depth)
         self._ahead: BoundedQueue[_Prepared] = BoundedQueue(1)
         # One permit: the pull of a batch waits until the loop has taken the one before.
@@ -112,7 +114,7 @@ class Pipeline:
         if self._training and self._mode is not None:
             self._mode.begin_run()
         self._session.is_prefetching |= self._training
-        self._planned.start("trireme-plan", self._plan())
+        self._planned.start("trireme-plan", self._plan_noted())
         if self._pulls_ahead or self._fetch is not None:
             self._ahead.start("trireme-pull", self._pull_ahead())
         self._cluster.add_running(self.stop)
@@ -136,6 +138,18 @@ class Pipeline:
         _stop(self._ahead, self._cluster.client.timeout_s + 1)
         if has_stopped and isinstance(self._source, Closable):
             self._source.close()
+
+    def _plan_noted(self) -> Iterator[_Prepared]:
+        """The batches; the mode learns of each, and of the end."""
+        mode = self._mode if self._training else None
+        try:
+            for prepared in self._plan():
+                if mode is not None:
+                    mode.plan(prepared.plan.keys())
+                yield prepared
+        finally:
+            if mode is not None:
+                mode.plan(None)
 
     def _plan(self) -> Iterator[_Prepared]:
         watch, begun = self._timing.background, self._begun

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
+import torch
 from torch import nn
 
 from trireme.data.batch import Batch
+from trireme.errors import BadRequest
 from trireme.train.loop.scoring import Compute, Scored
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
@@ -22,6 +25,7 @@ class Mode(Protocol):
 
     trains_in_threads: ClassVar[bool]  # several threads may each train on batches of their own
     saves_between_steps: ClassVar[bool]  # all workers wait at a step while a checkpoint is written
+    trains_rows_on_device: ClassVar[bool] = False  # gradients of rows stay on their device
     deals_streams: ClassVar[bool] = False  # another number of workers may go on within an epoch
     num_steps: int  # made by this worker; by the job if all workers make each step together
     last_push: StreamPosition  # of this worker; set when it takes a stream that workers share
@@ -42,6 +46,16 @@ class Mode(Protocol):
 
     def lacking(self, keys: KeysByClass) -> KeysByClass:
         """Those of the keys of a batch to come whose rows servers may have used long ago."""
+
+    def lookahead(self) -> int:
+        """How many batches a pipeline has to plan ahead at least."""
+        return 0
+
+    def plan(self, keys: KeysByClass | None) -> None:
+        """The keys of a batch to train on, in order, ahead of its `pull`, from the thread that
+        plans; None: there are no more.
+        """
+        return
 
     def begin_run(self) -> None:
         """Number the batches that come now from 0."""
@@ -95,6 +109,38 @@ class Mode(Protocol):
 
     def finish(self) -> None:
         """Leave what is still open, before the cluster closes or another optimizer begins."""
+
+    # ---- a pass on a device, which is a mode in the place of another ----
+
+    def check_device_pass(self) -> None:
+        """Raises BadRequest: `begin_device_pass` cannot be called, for any keys."""
+        raise BadRequest("begin_pass: expected a mode that has passes on a device, found none")
+
+    def begin_device_pass(self, source: PassData | WindowSize, device: torch.device) -> "Mode":
+        """Bring the rows that the data needs to a device, or have a window there; returns the mode
+        that trains there. Raises as `check_device_pass`.
+        """
+        raise BadRequest(f"begin_pass: {device}: this mode has no passes on a device")
+
+    def read_next_pass(self, data: PassData) -> None:
+        """Read what a pass that follows this one lacks, in a thread. Raises BadRequest: there is no
+        pass.
+        """
+        raise BadRequest(f"begin_pass: expected a pass to follow one, found none ({data})")
+
+    def end_device_pass(self) -> "Mode":
+        """Give the servers what the pass has trained, all or nothing; returns the mode that it was
+        begun in. Raises BadRequest: there is no pass.
+        """
+        raise BadRequest("end_pass: expected begin_pass before, found no pass on a device")
+
+    def abandon_device_pass(self) -> "Mode":
+        """Forget what the pass has trained; as `end_device_pass`."""
+        raise BadRequest("abandon_pass: expected begin_pass before, found no pass on a device")
+
+    def check_between_passes(self, what: str) -> None:
+        """Raises BadRequest: in a pass on a device `what` cannot be done."""
+        return
 
     # ---- checkpoints ----
 

@@ -21,6 +21,7 @@ class Geo(OnServers):
     """A push carries what a window of steps has changed."""
 
     trains_in_threads = False
+    has_device_passes = False
     why_not_shared = (
         "a worker that leaves would lose its unexchanged steps, and others would repeat those"
         " batches from different weights"

@@ -17,6 +17,7 @@ class Hybrid(OnServers):
     """The servers have the dense parameters too, for checkpoints, but no push changes them."""
 
     trains_in_threads = False
+    has_device_passes = False
     enters_passes = True
     why_not_shared = "the workers that sum their gradients are the same to the end"
 

@@ -4,14 +4,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
+import torch
+
 from trireme.blocks import Blocks
 from trireme.dense.optimizers import GroupValues, group_values, optimizer_spec
 from trireme.errors import BadRequest
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
+from trireme.train.modes.device_pass.pass_mode import DevicePass, check_pass
 from trireme.train.modes.on_servers.pass_state import PassState
 from trireme.train.modes.on_servers.push_stream import PushStream
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.stream_checks import agree_on_model, check_own_stream
 from trireme.worker.client import StreamPosition
@@ -28,6 +32,7 @@ class OnServers(Mode):
 
     trains_in_threads = True
     saves_between_steps = False
+    has_device_passes: ClassVar[bool] = True  # rows and dense weights are on servers between steps
     enters_passes: ClassVar[bool] = False  # also where the loop does not call begin_pass
     why_not_shared: ClassVar[str] = ""  # why workers that share streams cannot come and go
 
@@ -37,6 +42,7 @@ class OnServers(Mode):
         self.stream = PushStream(self.cluster, setup.timing.background)
         self.passes = PassState(self.client, self.stream)
         self.num_steps = 0
+        self._last_device_pass: DevicePass | None = None
         if self.why_not_shared and (streams := self.cluster.num_streams):
             raise BadRequest(
                 f"DistributedOptimizer: expected mode 'async' in a job whose workers share out"
@@ -182,6 +188,18 @@ class OnServers(Mode):
 
     def finish(self) -> None:
         self.stream.close()
+
+    def check_device_pass(self) -> None:
+        check_pass(self.setup, has_passes=self.has_device_passes)
+
+    def begin_device_pass(self, source: PassData | WindowSize, device: torch.device) -> Mode:
+        self.check_device_pass()
+        if self.passes.entered is not None:  # a loop of the user's own may not have left it
+            self.end_pass()
+        self.flush()
+        before, self._last_device_pass = self._last_device_pass, None
+        self._last_device_pass = DevicePass(self.setup, self, source, device, before)
+        return self._last_device_pass
 
     # ---- checkpoints ----
 

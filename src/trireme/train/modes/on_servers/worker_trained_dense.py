@@ -23,6 +23,11 @@ class WorkerTrainedDense:
 
     def publish(self, *, weights: bool) -> None:
         """Write this worker's optimizer state, and its weights if asked, into the blocks."""
+        if blocks := self.blocks(weights=weights):
+            write_blocks(self._client, blocks)
+
+    def blocks(self, *, weights: bool) -> BlockTensors:
+        """This worker's optimizer state, and its weights if asked, as tensors of the blocks."""
         tensors = {name: self._state_of(p) for name, p in self._dense.parameters.items()}
         if weights:
             for name, parameter in self._dense.parameters.items():
@@ -35,8 +40,7 @@ class WorkerTrainedDense:
             }
             if part:
                 blocks[spec.id] = part
-        if blocks:
-            write_blocks(self._client, blocks)
+        return blocks
 
     def _state_of(self, parameter: Tensor) -> dict[str, np.ndarray]:
         state = {} if self._optimizer is None else self._optimizer.state.get(parameter, {})

@@ -1,0 +1,130 @@
+"""The rows of one row class in a pass: a block, and where each key is in it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trireme import _core
+from trireme.device import BlockLayout, RowBlock
+from trireme.device.block_statistics import UpdateFacts
+from trireme.errors import BadRequest
+from trireme.protocol.columns import fleet_scale
+from trireme.protocol.routing import Keys
+from trireme.rows.core_table import make_core_table
+from trireme.rows.wide_rows import WideRows
+from trireme.table import RowClassId, TableSchema
+from trireme.train.modes.device_pass.key_slots import ABSENT, KeySlots, Slots
+from trireme.worker.gradients import TableGradient
+from trireme.worker.whole_rows import ReadRows
+
+
+def check_schema(schema: TableSchema) -> None:
+    """Raises BadRequest: whether and when rows are made or removed depends on what only the table
+    knows, or a block cannot hold the rows.
+    """
+    for is_found, expected in (
+        (schema.admission is not None, "a table that admits every key, found an admission filter"),
+        (schema.absent != "initial", f"absent='initial', found {schema.absent!r}"),
+        (schema.policy.get("max_rows") is not None, "a policy without max_rows, found one"),
+        (schema.policy.get("max_bytes") is not None, "a policy without max_bytes, found one"),
+    ):
+        if is_found:
+            raise BadRequest(f"begin_pass: table {schema.name!r}: expected {expected}")
+    BlockLayout.of(schema)
+
+
+def rows_or_new(
+    read: ReadRows, schema: TableSchema, class_id: RowClassId, keys_K: Keys, pool: _core.Pool
+) -> WideRows:
+    """The rows that were read of these keys, with initial rows for those without."""
+    if len(new := np.flatnonzero(~read.is_present)):
+        layout = BlockLayout.of(schema, class_id.row_class)
+        weights = np.empty((len(new), layout.dim), np.float32)
+        make_core_table(schema).lookup(keys_K[new], weights, pool, class_id.row_class)
+        read.rows[new] = layout.new_rows(weights)
+    return read.rows
+
+
+class BlockOfKeys:
+    """One thread uses it at a time. Shapes: U keys, K of them, D weights.
+
+    slots: of the rows of `block`.
+    version: that updated rows are stamped with.
+    """
+
+    def __init__(
+        self, schema: TableSchema, slots: KeySlots, block: RowBlock, version: int, pool: _core.Pool
+    ) -> None:
+        self._schema, self._block, self._version, self._pool = schema, block, version, pool
+        self.slots = slots
+        self._last: tuple[Keys, Slots] | None = None  # those of the last lookup
+
+    def following(
+        self, keys_U: Keys, lacking: npt.NDArray[np.intp], rows: WideRows, version: int
+    ) -> BlockOfKeys:
+        """The block of other keys. Those that both have stay on the device. lacking: positions of
+        the keys whose rows come from elsewhere.
+        """
+        to = np.delete(np.arange(len(keys_U)), lacking)
+        slots = torch.from_numpy(self.slots.find(keys_U[to])).to(self._block.device)
+        block = self._block.moved(slots, self._as_slots(to), len(keys_U))
+        block.fill(self._as_slots(lacking), rows)
+        slots_U = KeySlots(keys_U, self._pool)
+        return BlockOfKeys(self._schema, slots_U, block, version, self._pool)
+
+    def _as_slots(self, positions: npt.NDArray[np.intp]) -> Tensor:
+        return torch.from_numpy(positions.astype(np.int32)).to(self._block.device)
+
+    def __len__(self) -> int:
+        """U."""
+        return len(self._block)
+
+    def find(self, keys_K: Keys) -> Slots:
+        """(K,): see KeySlots.find."""
+        if self._last is None or self._last[0] is not keys_K:
+            self._last = keys_K, self.slots.find(keys_K)
+        return self._last[1]
+
+    def weights(self, keys_K: Keys) -> Tensor:
+        """(K, D) on the device. Raises BadRequest: a key is not of the pass."""
+        return torch.index_select(self._block.tensors.weights, 0, self._index(keys_K))
+
+    def weights_at(self, slots: Slots) -> Tensor:
+        return self._block.tensors.weights[torch.from_numpy(slots).long().to(self._block.device)]
+
+    def _index(self, keys_K: Keys) -> Tensor:
+        slots = self.find(keys_K)
+        if len(slots) and slots.min() == ABSENT:
+            key = keys_K[slots == ABSENT][0]
+            raise BadRequest(
+                f"pass on a device: expected keys of the data that it began with, found {key} of"
+                f" table {self._schema.name!r}; begin a pass with all data that it trains on"
+            )
+        return torch.from_numpy(slots).to(self._block.device)
+
+    def update(self, gradient: TableGradient, examples: int, time: int) -> None:
+        """Make one step of the table's rule. examples: of the batch."""
+        device, columns = self._block.device, gradient.columns
+        grads = gradient.gradients.to(device)
+        show_click = columns.get("show_click")
+        if self._schema.is_scored and self._schema.rule.get("scale") == "fleet":
+            scale = fleet_scale(self._schema.rule, columns["show_click"], examples)
+            grads = grads * torch.from_numpy(scale).to(device)
+        features = columns.get("feature")
+        facts = UpdateFacts(
+            time=time,
+            version=self._version,
+            show_click=None if show_click is None else torch.from_numpy(show_click).to(device),
+            features=None
+            if features is None
+            else torch.from_numpy(features.view(np.int32)).to(device),
+        )
+        self._block.update_distinct(self._index(gradient.keys), grads, gradient.values, facts)
+
+    def changed(self) -> tuple[Keys, WideRows]:
+        """The keys whose rows have been updated, and these rows."""
+        slots = torch.nonzero(self._block.is_changed).flatten().to(torch.int32)
+        return self.slots.keys[slots.cpu().numpy()], self._block.raw_rows(slots)

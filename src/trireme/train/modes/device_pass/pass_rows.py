@@ -1,0 +1,115 @@
+"""The rows of a pass over known data: brought to the device from the servers, or from the pass
+before.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import torch
+
+from trireme.device import BlockLayout, RowBlock
+from trireme.protocol.routing import Keys
+from trireme.table import RowClassId
+from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys, rows_or_new
+from trireme.train.modes.device_pass.key_slots import KeySlots
+from trireme.train.modes.device_pass.next_pass import NextPass, RowsAhead
+from trireme.train.modes.device_pass.rows_on_device import Moment, RowsOnDevice
+from trireme.train.modes.setup import TrainingSetup
+from trireme.train.pass_data import PassData
+from trireme.worker.whole_rows import ReadRows
+
+log = logging.getLogger("trireme.train")
+
+
+class PassRows(RowsOnDevice):
+    """Reads all that the data needs.
+
+    before: of the last pass, which gives up its rows; None: it had none.
+
+    Raises BadRequest: a row does not fit into a block. Unavailable: somebody changes the rows.
+    """
+
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        data: PassData,
+        device: torch.device,
+        before: RowsOnDevice | None,
+    ) -> None:
+        super().__init__(setup, device)
+        self._next: NextPass | None = None
+        self._end: Moment | None = None  # where a pass follows
+        ahead = before._take_ahead(data, self._begin) if isinstance(before, PassRows) else None
+        if before is None or ahead is None:
+            for class_id, keys_U in data.keys().items():
+                self.blocks[class_id] = self._new(class_id, keys_U, self.read(class_id, keys_U))
+        else:
+            for class_id, rows in ahead.items():
+                old = before.blocks.get(class_id)
+                self.blocks[class_id] = self._following(old, class_id, rows)
+        if before is not None:
+            before.close()
+
+    # ---- blocks ----
+
+    def _new(self, class_id: RowClassId, keys_U: Keys, read: ReadRows) -> BlockOfKeys:
+        schema = self._schemas[class_id.table]
+        rows = rows_or_new(read, schema, class_id, keys_U, self._pool)
+        block = RowBlock(BlockLayout.of(schema, class_id.row_class), rows, self._device)
+        version = self._begin.versions[class_id.table]
+        return BlockOfKeys(schema, KeySlots(keys_U, self._pool), block, version, self._pool)
+
+    def _following(
+        self, old: BlockOfKeys | None, class_id: RowClassId, ahead: RowsAhead
+    ) -> BlockOfKeys:
+        if old is None:
+            return self._new(class_id, ahead.keys, ahead.read)
+        schema, keys = self._schemas[class_id.table], ahead.keys[ahead.lacking]
+        rows = rows_or_new(ahead.read, schema, class_id, keys, self._pool)
+        version = self._begin.versions[class_id.table]
+        return old.following(ahead.keys, ahead.lacking, rows, version)
+
+    # ---- the next pass ----
+
+    def read_ahead(self, data: PassData) -> None:
+        held = {class_id: block.slots.keys for class_id, block in self.blocks.items()}
+        self._next = NextPass(self._cluster, data, held, partial(self.read, aside=True))
+
+    def _take_ahead(self, data: PassData, now: Moment) -> dict[RowClassId, RowsAhead] | None:
+        """What was read for a pass over this data, if it is as of `now`."""
+        following, self._next = self._next, None
+        if following is None:
+            return None
+        if following.data.dataset is not data.dataset:
+            log.info("pass on a device: begun with other data than its rows were read ahead for")
+            following.close()
+            return None
+        ahead = following.wait()
+        if ahead is None:
+            return None
+        marks = {class_id.table: one.read.marks for class_id, one in ahead.items()}
+        are_as_begun = all(self._begin.marks[name] == mark for name, mark in marks.items())
+        if are_as_begun and self._end is not None and self._end.marks == now.marks:
+            return ahead
+        log.info("pass on a device: its rows are read again, they may have changed meanwhile")
+        return None
+
+    # ---- the end ----
+
+    def note_end(self) -> None:
+        """As there; but rows stay if a pass follows."""
+        if self._next is None:
+            self.close()
+            return
+        self._end = end = self._moment()
+        if end.versions != self._begin.versions:  # the servers have stamped them otherwise
+            self.close()
+
+    def close(self) -> None:
+        """As there; and read no more."""
+        super().close()
+        if self._next is not None:
+            self._next.close()
+            self._next = None

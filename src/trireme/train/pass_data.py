@@ -1,0 +1,77 @@
+"""The data of a pass on a device, and the keys that it needs; or how much is known of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from trireme import _core
+from trireme.data.foreign import as_batch
+from trireme.errors import BadRequest
+from trireme.nn import Planner
+from trireme.protocol.routing import Keys
+from trireme.table import RowClassId
+
+_PENDING_KEYS = 1 << 22
+BATCHES_MAX = 1024
+
+
+def distinct(parts: Sequence[Keys], pool: _core.Pool) -> Keys:
+    """The distinct keys of several arrays, in the order of their buckets."""
+    keys: Keys = _core.unique(np.concatenate(parts), pool)[0]
+    return keys
+
+
+@dataclass(frozen=True, eq=False)
+class PassData:
+    """dataset: as the user gave it. batches: reads this worker's part of it from the beginning."""
+
+    dataset: Iterable[Any]
+    batches: Callable[[], Iterable[Any]]
+    planner: Planner
+    pool: _core.Pool
+
+    def keys(self, stop: Callable[[], bool] = lambda: False) -> dict[RowClassId, Keys]:
+        """The distinct keys that the data needs of each row class, in the order of their buckets.
+        stop: whether to end early, with those of some batches.
+        """
+        pending: dict[RowClassId, list[Keys]] = {}
+        for source in self.batches():
+            plan = self.planner.plan(as_batch(source), train=False)
+            for class_id, keys_K in plan.keys().items():
+                parts = pending.setdefault(class_id, [])
+                parts.append(keys_K)
+                if sum(map(len, parts[1:])) > max(_PENDING_KEYS, len(parts[0])):
+                    pending[class_id] = [distinct(parts, self.pool)]
+            if stop():
+                break
+        return {class_id: distinct(parts, self.pool) for class_id, parts in pending.items()}
+
+    def check_beside_training(self) -> None:
+        """Raises BadRequest: reading it in another thread would change what training draws."""
+        if isinstance(self.dataset, DataLoader) and self.dataset.generator is None:
+            raise BadRequest(
+                "begin_pass: expected data to follow that is read without torch's global random"
+                " numbers, which training draws from meanwhile, found a DataLoader without a"
+                " generator: give it generator=torch.Generator().manual_seed(n)"
+            )
+
+
+@dataclass(frozen=True)
+class WindowSize:
+    """batches: whose keys are known ahead of the one that is trained on. num_bytes: of rows on the
+    device. Raises BadRequest: `batches` is out of range.
+    """
+
+    batches: int
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batches <= BATCHES_MAX:
+            raise BadRequest(
+                f"begin_window: expected batches in [1, {BATCHES_MAX}], found {self.batches}"
+            )
