@@ -151,6 +151,14 @@ void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entr
   scratch.reserve(rows_max + num_rows);
 }
 
+std::size_t Index::growth(std::uint32_t stripe, std::size_t num_rows) const noexcept {
+  const std::size_t num_buckets = std::min<std::size_t>(num_rows, kBucketsPerStripe);
+  const std::uint64_t lines =
+      grown(num_lines_of_stripe(stripe) + lines_for(num_rows)) + (kGrowthMin + 2) * num_buckets;
+  const std::size_t now = bytes(stripe);
+  return std::max(round_up(lines * sizeof(IndexLine), kPageBytes), now) - now;
+}
+
 // Gives a bucket more lines, if necessary, and inserts its rows again.
 void Index::reserve(std::uint32_t bucket, std::size_t num_rows, std::uint32_t now,
                     std::vector<Entry>& scratch) noexcept {

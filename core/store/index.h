@@ -113,6 +113,8 @@ class Index {
   // Ensures that inserting `num_rows` rows into a stripe cannot fail: takes address space, and
   // scratch for reserve(). Errors: kResourceExhausted, std::bad_alloc.
   void prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entry>& scratch);
+  // How many bytes more a stripe takes at most when it has so many rows more.
+  std::size_t growth(std::uint32_t stripe, std::size_t num_rows) const noexcept;
   // Makes room for `num_rows` rows in a bucket. Requires: prepare(), and no more than that.
   void reserve(std::uint32_t bucket, std::size_t num_rows, std::uint32_t now,
                std::vector<Entry>& scratch) noexcept;

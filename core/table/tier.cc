@@ -124,7 +124,7 @@ Tier::Memory Tier::memory() const {
     const Arena& arena = table_.arenas_.of(i);
     const Arena::Use use = arena.use();
     const std::size_t row_bytes = arena.row_bytes() + Uses::kBytesPerRow;
-    memory.taken += use.num_rows * row_bytes;
+    memory.taken += use.num_rows * row_bytes + kPageBytes;  // rounded up
     if (use.num_free < promised) {
       memory.lacking += (promised - use.num_free) * row_bytes;
     } else if ((use.num_free - promised) * row_bytes > memory.free) {

@@ -61,7 +61,7 @@ class Tier {
 
   struct Need {
     std::size_t rows = 0;        // of any class
-    std::size_t bytes = 0;       // to find rows on SSD
+    std::size_t bytes = 0;       // to find them
     std::size_t read_bytes = 0;  // of pages
   };
   // The promise that what is needed fits into the budget.
@@ -101,7 +101,7 @@ class Tier {
     friend class Tier;
     Tier* tier_;
     std::uint32_t stripe_;
-    Room room_;  // given up after the lock
+    std::vector<Room> rooms_;  // given up after the lock
     std::unique_lock<StripeMutex> lock_;
   };
   // Locks a stripe when all rows of these keys are in memory, with room for as many again.

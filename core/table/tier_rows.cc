@@ -43,26 +43,33 @@ class Tier::Gathering {
   void read(std::vector<ssd::Position> positions, std::size_t num_rows) {
     sort_distinct(positions);
     const Need more{.rows = num_rows, .read_bytes = tier_.log_.read_bytes(positions.size())};
-    if (left_.rows < more.rows || left_.read_bytes < more.read_bytes) {
-      total_.rows += more.rows;
-      total_.read_bytes += more.read_bytes;
-      try {
-        rooms.push_back(tier_.make_room(more, Whether::kNow));
-        left_.rows += more.rows;
-        left_.read_bytes += more.read_bytes;
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::kResourceExhausted) throw;
-        reads.clear();
-        rooms.clear();
-        rooms.push_back(tier_.make_room(total_));
-        left_ = total_;
-        return;
-      }
-    }
+    if ((left_.rows < more.rows || left_.read_bytes < more.read_bytes) && !add(more)) return;
     left_.rows -= more.rows;
     left_.read_bytes -= more.read_bytes;
     reads.push_back(tier_.log_.read(std::move(positions)));
   }
+
+  // Makes room. Returns false if that took all that was read.
+  bool add(const Need& more) {
+    total_.rows += more.rows;
+    total_.bytes += more.bytes;
+    total_.read_bytes += more.read_bytes;
+    try {
+      rooms.push_back(tier_.make_room(more, Whether::kNow));
+      left_.rows += more.rows;
+      left_.read_bytes += more.read_bytes;
+      return true;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kResourceExhausted) throw;
+    }
+    reads.clear();
+    rooms.clear();
+    rooms.push_back(tier_.make_room(total_));
+    left_ = total_;
+    return false;
+  }
+
+  std::size_t bytes() const noexcept { return total_.bytes; }
 
   std::vector<Room> rooms;
   std::vector<ssd::PagesRead> reads;
@@ -175,7 +182,7 @@ std::size_t Tier::move_in(std::uint32_t stripe, const Places& places, std::optio
 Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new, std::size_t num_bytes) {
   Room room = make_room({.rows = num_new, .bytes = num_bytes});
   Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
-  result.room_ = std::move(room);
+  result.rooms_.push_back(std::move(room));
   return result;
 }
 
@@ -184,13 +191,18 @@ Tier::Lock Tier::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> 
   for (;;) {
     Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
     Search found = search(keys, gathering.reads, std::nullopt);  // prepare() counts uses
-    if (found.wanted.empty()) {
+    const std::size_t growth = table_.index_.growth(stripe, keys.size());
+    if (found.wanted.empty() && growth <= gathering.bytes()) {
       move_in(stripe, found.here, std::nullopt);
-      if (!gathering.rooms.empty()) result.room_ = std::move(gathering.rooms.front());
+      result.rooms_ = std::move(gathering.rooms);
       return result;
     }
     result.lock_.unlock();
-    gathering.read(std::move(found.wanted), found.unread.size());
+    if (growth > gathering.bytes()) {
+      gathering.add({.bytes = growth - gathering.bytes()});
+    } else {
+      gathering.read(std::move(found.wanted), found.unread.size());
+    }
   }
 }
 
@@ -263,7 +275,11 @@ class Tier::Fetcher {
     std::vector<Missing> missing = std::exchange(missing_, {});
     std::vector<ssd::Position> wanted = std::exchange(wanted_, {});
     Need need{.read_bytes = tier_.log_.read_bytes(wanted.size())};
-    for (const Missing& group : missing) need.rows += group.keys.size();
+    for (const Missing& group : missing) {
+      const std::shared_lock lock(tier_.mutex_of_stripe(group.stripe));
+      need.rows += group.keys.size();
+      need.bytes += tier_.table_.index_.growth(group.stripe, group.keys.size());
+    }
     while (reads_.size() == kFetchReads || (!reads_.empty() && !is_spare(need.read_bytes))) {
       end_read();
     }
