@@ -59,7 +59,7 @@ class DistributedStrategy:
 
     a_sync: True, the default: async, or with a_sync_configs k_steps > 0 mode geo; False: sync.
     a_sync_configs: k_steps; 0 and -1 (in Fleet: automatic) have no effect. use_ps_gpu: mode
-        collective, whose passes have their rows on the device (fleet.PSGPU), with either a_sync.
+        collective, with either a_sync.
     adam_d2sum: train the dense part by AdamD2Sum in place of the Adam that is passed.
     """
 
