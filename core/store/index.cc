@@ -152,6 +152,7 @@ void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entr
 }
 
 std::size_t Index::growth(std::uint32_t stripe, std::size_t num_rows) const noexcept {
+  if (num_rows == 0) return 0;
   const std::size_t num_buckets = std::min<std::size_t>(num_rows, kBucketsPerStripe);
   const std::uint64_t lines =
       grown(num_lines_of_stripe(stripe) + lines_for(num_rows)) + (kGrowthMin + 2) * num_buckets;

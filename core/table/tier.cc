@@ -147,7 +147,7 @@ bool Tier::fits() const {
   return found.taken + found.lacking <= memory_bytes_ - memory_bytes_ / 32;
 }
 
-Tier::Room Tier::make_room(const Need& need, Whether whether) {
+Tier::Room Tier::make_room(const Need& need, Wait wait) {
   const auto deadline = std::chrono::steady_clock::now() + log_.timeout();
   for (;;) {
     Room room(*this, need);
@@ -156,7 +156,7 @@ Tier::Room Tier::make_room(const Need& need, Whether whether) {
                       .bytes = promised_bytes_ - need.bytes,
                       .read_bytes = promised_read_bytes_ - need.read_bytes};
     const bool is_alone = others.rows + others.bytes + others.read_bytes == 0;
-    if (is_alone || whether == Whether::kNow || std::chrono::steady_clock::now() > deadline) {
+    if (is_alone || wait == Wait::kNo || std::chrono::steady_clock::now() > deadline) {
       fail(need, others);
     }
     room = Room();
@@ -199,7 +199,7 @@ void Tier::fail(const Need& need, const Need& others) const {
 void Tier::set_memory(std::size_t num_bytes) {
   const std::size_t before = memory_bytes_.exchange(num_bytes);
   try {
-    make_room({}, Whether::kNow);
+    make_room({}, Wait::kNo);
   } catch (...) {
     memory_bytes_ = before;
     throw;

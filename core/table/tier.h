@@ -81,8 +81,8 @@ class Tier {
   // for a device. Requires: no lock of the table is held; whoever waits has no room.
   // Errors: kResourceExhausted: the budget is too small, or the devices are full; kUnavailable,
   // kDeadlineExceeded.
-  enum class Whether { kNow, kWaits };
-  Room make_room(const Need& need, Whether whether = Whether::kWaits);
+  enum class Wait { kNo, kYes };
+  Room make_room(const Need& need, Wait wait = Wait::kYes);
 
   // Sets the budget, and keeps it when it returns. Errors: as above; the budget stays.
   void set_memory(std::size_t num_bytes);
@@ -191,6 +191,7 @@ class Tier {
   Memory memory() const;
   bool fits() const;
   bool find_room();
+  Need need_of(std::uint32_t stripe, std::size_t num_rows) const;
   [[noreturn]] void fail(const Need& need, const Need& others) const;
   bool step();
   void begin_shrink();

@@ -34,8 +34,10 @@ ssd::PagesRead Tier::read_pages(std::vector<ssd::Position> positions) const {
 // has.
 class Tier::Gathering {
  public:
-  Gathering(Tier& tier, std::size_t num_rows) : tier_(tier), total_{.rows = num_rows} {
-    if (num_rows > 0) rooms.push_back(tier_.make_room(total_));
+  explicit Gathering(Tier& tier) : tier_(tier) {}
+  // Waits until there is room.
+  Gathering(Tier& tier, const Need& need) : tier_(tier), total_(need) {
+    rooms.push_back(tier_.make_room(total_));
   }
 
   // Reads pages, with room for so many of their rows; or nothing: then all are wanted again.
@@ -55,7 +57,7 @@ class Tier::Gathering {
     total_.bytes += more.bytes;
     total_.read_bytes += more.read_bytes;
     try {
-      rooms.push_back(tier_.make_room(more, Whether::kNow));
+      rooms.push_back(tier_.make_room(more, Wait::kNo));
       left_.rows += more.rows;
       left_.read_bytes += more.read_bytes;
       return true;
@@ -186,8 +188,14 @@ Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new, std::siz
   return result;
 }
 
+// For so many rows more in memory. Requires: no lock of the stripe is held.
+Tier::Need Tier::need_of(std::uint32_t stripe, std::size_t num_rows) const {
+  const std::shared_lock lock(mutex_of_stripe(stripe));
+  return {.rows = num_rows, .bytes = table_.index_.growth(stripe, num_rows)};
+}
+
 Tier::Lock Tier::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
-  Gathering gathering(*this, keys.size());
+  Gathering gathering(*this, need_of(stripe, keys.size()));
   for (;;) {
     Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
     Search found = search(keys, gathering.reads, std::nullopt);  // prepare() counts uses
@@ -198,7 +206,7 @@ Tier::Lock Tier::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> 
       return result;
     }
     result.lock_.unlock();
-    if (growth > gathering.bytes()) {
+    if (growth > gathering.bytes()) {  // others have put rows into the stripe
       gathering.add({.bytes = growth - gathering.bytes()});
     } else {
       gathering.read(std::move(found.wanted), found.unread.size());
@@ -209,7 +217,7 @@ Tier::Lock Tier::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> 
 Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
   const auto all = [](std::uint32_t) { return true; };
-  Gathering gathering(*this, 0);
+  Gathering gathering(*this);
   for (;;) {
     Lock lock(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
     std::vector<ssd::Position> wanted;
@@ -276,9 +284,9 @@ class Tier::Fetcher {
     std::vector<ssd::Position> wanted = std::exchange(wanted_, {});
     Need need{.read_bytes = tier_.log_.read_bytes(wanted.size())};
     for (const Missing& group : missing) {
-      const std::shared_lock lock(tier_.mutex_of_stripe(group.stripe));
-      need.rows += group.keys.size();
-      need.bytes += tier_.table_.index_.growth(group.stripe, group.keys.size());
+      const Need of_group = tier_.need_of(group.stripe, group.keys.size());
+      need.rows += of_group.rows;
+      need.bytes += of_group.bytes;
     }
     while (reads_.size() == kFetchReads || (!reads_.empty() && !is_spare(need.read_bytes))) {
       end_read();
@@ -303,10 +311,11 @@ class Tier::Fetcher {
     for (;; end_read()) {  // which gives up its room
       const bool waits = what_ == For::kUpdate && reads_.empty();
       try {
-        return tier_.make_room(need, waits ? Whether::kWaits : Whether::kNow);
+        return tier_.make_room(need, waits ? Wait::kYes : Wait::kNo);
       } catch (const Error& error) {
         const bool lacks_room = error.code() == ErrorCode::kResourceExhausted ||
-                                error.code() == ErrorCode::kUnavailable;
+                                error.code() == ErrorCode::kUnavailable ||
+                                error.code() == ErrorCode::kDeadlineExceeded;
         if (!lacks_room || waits) throw;
         if (reads_.empty()) return std::nullopt;
       }

@@ -85,6 +85,33 @@ void test_a_read_on_a_hung_device_fails_and_others_go_on() {
   CHECK_EQUAL(two.log->bytes(), num_bytes);
 }
 
+// Two reads of a thread are under way, in any order; one that is given up leaves nothing behind.
+void test_reads_under_way_together() {
+  Log log(1);
+  log.append(kSegmentPages);
+  log.log->flush();
+  const std::size_t num_bytes = log.log->bytes();
+  {
+    PageLog::Reading first = log.log->begin_read({0, 3}), second = log.log->begin_read({1});
+    const PageLog::Reading given_up = log.log->begin_read({2});
+    CHECK(log.log->bytes() > num_bytes);
+    CHECK_EQUAL(header_of(second.end().find(1)->bytes).number, 1);
+    const PagesRead read = first.end();
+    for (const Position position : {0U, 3U}) {
+      CHECK_EQUAL(header_of(read.find(position)->bytes).number, position);
+    }
+  }
+  CHECK_EQUAL(log.log->bytes(), num_bytes);
+  log.fakes[0]->set_faults({.stuck = 1});
+  {
+    const PageLog::Reading given_up = log.log->begin_read({2});
+  }
+  CHECK(log.log->bytes() > num_bytes);  // what the device may write into
+  log.fakes[0]->set_faults({});
+  log.check_page(2);
+  CHECK_EQUAL(log.log->bytes(), num_bytes);
+}
+
 void test_reads_of_a_device_that_hangs_fail_at_once_after_some() {
   Log log(1);
   log.append(kSegmentPages);
@@ -153,6 +180,7 @@ void test_a_log_ends_while_its_device_hangs() {
 }  // namespace
 
 int main() {
+  test_reads_under_way_together();
   test_a_read_on_a_hung_device_fails_and_others_go_on();
   test_reads_of_a_device_that_hangs_fail_at_once_after_some();
   test_a_segment_of_a_hung_device_is_not_cleaned();

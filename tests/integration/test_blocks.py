@@ -226,8 +226,9 @@ def test_fleets_names_for_the_cut_mean_the_same() -> None:
     config.geo_sgd_mode = False
     with pytest.raises(BadRequest, match="expected geo_sgd_mode True with geo_sgd_need_push_nums"):
         config.strategy()
-    with pytest.raises(BadRequest, match="mode has no place here, found 'nccl2'; a job with serv"):
-        config.mode = "nccl2"  # type: ignore[method-assign, assignment]
+    config.mode, config.geo_sgd_need_push_nums = "nccl2", 100
+    with pytest.raises(BadRequest, match="expected a mode for a job with servers.*, found 'nccl2'"):
+        config.strategy()
     wrong: dict[str, Any] = {"slice_var_up": 1, "min_block_size": 0, "split_method": "hash"}
     for name, value in {**wrong, "block_size": 1}.items():
         with pytest.raises(BadRequest, match=f"expected .*{name}"):

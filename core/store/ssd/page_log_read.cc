@@ -190,7 +190,7 @@ void PageLog::Reading::add(std::size_t i, std::size_t num_pages) {
                    .offset = page * page_bytes,
                    .bytes = {own.result.memory_.data() + i * page_bytes, num_pages * page_bytes},
                    .tag = i << 8 | num_pages});
-  ++own.number;
+  ++own.num_transfers;
 }
 
 void PageLog::Reading::add_all() {
@@ -234,7 +234,7 @@ PagesRead PageLog::Reading::end() {
                       std::to_string(patience_.count()) + " ms, found that it does not");
     }
     std::lock_guard lock(log_.mutex_);
-    log_.counts_.reads += own.number;
+    log_.counts_.reads += own.num_transfers;
     log_.readers_.push_back(std::move(own.reader));
   }
   for (PagesRead::Page& page : result.pages_) {

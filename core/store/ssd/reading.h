@@ -59,7 +59,7 @@ struct PageLog::Transfers {
   PagesRead result;
   std::vector<std::shared_ptr<File>> files;  // of the pages to be read; null for the others
   std::unique_ptr<Reader> reader;            // null: no page is to be read
-  std::uint64_t number = 0;
+  std::uint64_t num_transfers = 0;
 };
 
 }  // namespace trireme::ssd

@@ -14,6 +14,20 @@ _OTHER_VALUES = (
 )
 
 
+WRITE_BUFFERS = 4
+"""Of a table with rows on SSD: one fills while others are written."""
+
+
+def buffer_bytes(memory: int) -> tuple[int, int]:
+    """Bytes of one buffer of writes, and of all reads at a time, for tables with rows on SSD and
+    `memory` bytes in all. Large writes delay the reads beside them less than many small ones.
+    """
+    return (
+        min(max(memory >> 8, 64 << 10), 1 << 20),
+        min(max(memory >> 6, 128 << 10), 16 << 20),
+    )
+
+
 def make_core_table(schema: TableSchema, **tier: Any) -> _core.Table:
     """The core's table for a schema. tier: where its rows lie if not in memory, see `_core.Table`.
     Raises BadRequest for unknown values.

@@ -34,14 +34,12 @@ from trireme.errors import (
     writing,
 )
 from trireme.protocol.wire import Array
-from trireme.rows.core_table import make_core_table
+from trireme.rows.core_table import WRITE_BUFFERS, buffer_bytes, make_core_table
 from trireme.table import TableSchema
 
 log = logging.getLogger("trireme.server")
 
 _PREFIX, _LOCK = "trireme-rows-", "lock"
-_BUFFER_BYTES_MIN, _BUFFER_BYTES_MAX = 64 << 10, 1 << 20
-_BUFFERS, _READ_BYTES_MIN, _READ_BYTES_MAX = 4, 128 << 10, 16 << 20
 _TABLE_BYTES = 9 << 18  # that a new table takes beside its buffers, about
 _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
@@ -143,13 +141,13 @@ class RowTier:
             for path in folders:
                 with writing(f"--ssd_dir: cannot use {path}"):
                     path.mkdir()
-            buffer_bytes, read_bytes = self._buffer_bytes(memory)
+            write_bytes, read_bytes = self._buffers(memory)
             rows = make_core_table(
                 schema,
                 ssd=[_core.SsdDevice(str(path), self.io) for path in folders],
                 memory_bytes=max(parts[-1], self._own_bytes(new)),
                 number=zlib.crc32(schema.name.encode()),
-                buffer_bytes=buffer_bytes,
+                buffer_bytes=write_bytes,
                 read_bytes=read_bytes,
                 timeout_ms=max(int(1000 * self._device_s), 1),
             )
@@ -260,21 +258,14 @@ class RowTier:
             return False
         return True
 
-    def _buffer_bytes(self, memory: int | None) -> tuple[int, int]:
-        """Of what a table writes at once, and of all reads at a time. Large writes delay the reads
-        beside them less than many small ones.
-        """
-        of_all = (memory if memory is not None else self.memory_bytes) or 0
-        return (
-            min(max(of_all >> 8, _BUFFER_BYTES_MIN), _BUFFER_BYTES_MAX),
-            min(max(of_all >> 6, _READ_BYTES_MIN), _READ_BYTES_MAX),
-        )
+    def _buffers(self, memory: int | None) -> tuple[int, int]:
+        return buffer_bytes((memory if memory is not None else self.memory_bytes) or 0)
 
     def _own_bytes(self, table: _TieredTable) -> int:
         """What a table takes beside rows."""
         if (rows := table.rows()) is None:
-            buffer_bytes, read_bytes = self._buffer_bytes(table.memory_bytes)
-            return _TABLE_BYTES + _BUFFERS * buffer_bytes + read_bytes
+            write_bytes, read_bytes = self._buffers(table.memory_bytes)
+            return _TABLE_BYTES + WRITE_BUFFERS * write_bytes + read_bytes
         assert rows.tier is not None
         return rows.tier["own_bytes"]
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trireme.drawing import size
+from trireme.rows.core_table import WRITE_BUFFERS, buffer_bytes
 from trireme.size.estimate import Need
 
 TABLE_BYTES = 3 << 20  # beside buffers and rows
-BUFFERS, BUFFER_BYTES_MIN, BUFFER_BYTES_MAX = 4, 64 << 10, 1 << 20
-READ_BYTES_MIN, READ_BYTES_MAX = 128 << 10, 16 << 20
 COLD_ROW_BYTES = 4.0  # of memory, for a row on SSD: 3.3 when filled, 3.9 after many turnovers
 HOT_ROW_BYTES = 8.0  # beside a row in memory: index and use count
 ROOM = 9 / 8  # a server refuses a budget with less room for rows than this
@@ -32,9 +31,8 @@ class TierNeed:
     @property
     def fixed(self) -> float:
         """Bytes of memory beside rows and what finds those on SSD."""
-        buffer = min(max(self.memory_bytes / 256, BUFFER_BYTES_MIN), BUFFER_BYTES_MAX)
-        reads = min(max(self.memory_bytes / 64, READ_BYTES_MIN), READ_BYTES_MAX)
-        own = TABLE_BYTES + BUFFERS * buffer + reads
+        write_bytes, read_bytes = buffer_bytes(int(self.memory_bytes))
+        own = TABLE_BYTES + WRITE_BUFFERS * write_bytes + read_bytes
         return own + self.need.marks + self.need.pending
 
     @property
