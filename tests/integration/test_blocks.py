@@ -227,7 +227,7 @@ def test_fleets_names_for_the_cut_mean_the_same() -> None:
     with pytest.raises(BadRequest, match="expected geo_sgd_mode True with geo_sgd_need_push_nums"):
         config.strategy()
     config.mode, config.geo_sgd_need_push_nums = "nccl2", 100
-    with pytest.raises(BadRequest, match="expected a mode for a job with servers.*, found 'nccl2'"):
+    with pytest.raises(BadRequest, match=r"a mode for a job with servers.*, found 'nccl2'"):
         config.strategy()
     wrong: dict[str, Any] = {"slice_var_up": 1, "min_block_size": 0, "split_method": "hash"}
     for name, value in {**wrong, "block_size": 1}.items():

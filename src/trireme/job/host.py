@@ -14,7 +14,7 @@ from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest, TriremeError
 from trireme.job.handlers import handlers_of
 from trireme.protocol.membership import WORKERS_MAX
-from trireme.protocol.wire import need_list
+from trireme.protocol.wire import need, need_list, need_name
 from trireme.rpc import Call, Handler, Reply, Request
 from trireme.server.attendance import Attendance
 from trireme.server.row_tier import RowTier
@@ -24,7 +24,7 @@ from trireme.server.store_hosts import StoreHosts
 
 log = logging.getLogger("trireme.job")
 
-PROBE_S = 2.0
+PROBE_S, VIEW_CHARS = 2.0, 64
 
 
 class Host:
@@ -61,7 +61,7 @@ class Host:
         limits = limits or ServerLimits()
         self.state = ServerState(pool, limits.capacity, store_hosts, tier)
         self._attendance, self._timeout_s, self._tier = Attendance(), timeout_s, tier
-        self.losses = Losses()
+        self.losses, views = Losses(), Views(self.state.state_id)
         self.meeting: object = None  # what the workers met by, which others may still use
         self.handlers: Mapping[str, Handler] = {
             **handlers_of(
@@ -71,6 +71,7 @@ class Host:
                 root.resolve(),
             ),
             **self.losses.handlers(),
+            **views.handlers(),
         }
         self._server: rpc.Server | None = None
         if listen is not None:
@@ -108,6 +109,35 @@ class Host:
                 self._server.stop()
             if self._tier is not None:
                 self._tier.close()
+
+
+class Views:
+    """What each worker has last seen at the addresses of all: a digest of the states there. Workers
+    that are started again may come before all processes of their former start have ended; a start
+    begins when every worker has seen the same, and told every host. Threads: any.
+    """
+
+    def __init__(self, state: str) -> None:
+        self._lock = threading.Lock()
+        self._state = state
+        self._views: dict[int, str] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"server.meet": self._on_meet}
+
+    def _on_meet(self, request: Request) -> Reply:
+        body = request.body
+        worker, num_workers = need(body, "worker", int), need(body, "num_workers", int)
+        if not 0 <= worker < num_workers <= WORKERS_MAX:
+            raise BadRequest(
+                f"server.meet: expected 0 <= worker < num_workers <= {WORKERS_MAX}, found {worker}"
+                f" and {num_workers}"
+            )
+        view = need_name(body, "view", VIEW_CHARS)
+        with self._lock:
+            self._views[worker] = view
+            is_same = all(self._views.get(other) == view for other in range(num_workers))
+        return Reply({"state": self._state, "is_same": is_same})
 
 
 class Losses:

@@ -1,21 +1,24 @@
 """A job without servers of its own: each worker hosts the server of its part of the buckets."""
 
+import contextlib
 import datetime
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Any
 
-from trireme.errors import DeadlineExceeded
+from trireme import rpc
+from trireme.errors import DeadlineExceeded, TriremeError
 from trireme.job.cluster import Cluster
-from trireme.job.connecting import connect
+from trireme.job.connecting import READY_MESSAGE_S, connect
 from trireme.job.host import Host
 from trireme.server.monitoring import watch_state
 
 log = logging.getLogger("trireme.job")
 
-_POLL_S = 0.02
+_POLL_S, _MEET_S = 0.02, 0.1
 
 
 def connect_ranks(
@@ -49,6 +52,71 @@ def connect_ranks(
     watch_state(cluster.metrics.registry, host.state)
     host.meeting = servers
     return cluster
+
+
+class AddressMeeting:
+    """Has the workers whose addresses are known begin together, in processes of one start: see
+    `host.Views`. keys: this worker's.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        worker: int,
+        timeout_s: float,
+        keys: rpc.ClientKeys | None,
+    ) -> None:
+        self._servers, self._worker, self._timeout_s = tuple(servers), worker, timeout_s
+        self._keys = keys
+
+    def __call__(self, _: str) -> tuple[str, ...]:
+        """The addresses in the order of the workers. Raises DeadlineExceeded: a worker did not
+        come; NotAdmitted: one does not list this worker's key.
+        """
+        with contextlib.closing(
+            rpc.RpcClient(name=f"worker {self._worker}", keys=self._keys)
+        ) as client:
+            deadline = time.monotonic() + self._timeout_s
+            next_message = time.monotonic() + READY_MESSAGE_S
+            view, missing = "", list(self._servers)
+            while (left_s := deadline - time.monotonic()) > 0:
+                replies = self._tell(client, view, min(READY_MESSAGE_S, left_s))
+                missing = [s for s in self._servers if s not in replies]
+                states = [str(reply.body.get("state")) for reply in replies.values()]
+                seen = "" if missing else sha256(" ".join(states).encode()).hexdigest()
+                if seen and seen == view and all(r.body.get("is_same") for r in replies.values()):
+                    return self._servers
+                view = seen
+                if time.monotonic() > next_message:
+                    next_message += READY_MESSAGE_S
+                    log.warning("worker %d still waits for others: %s", self._worker, _who(missing))
+                time.sleep(_MEET_S)
+        raise DeadlineExceeded(
+            f"init: the {len(self._servers)} workers did not meet within {self._timeout_s:g} s:"
+            f" {_who(missing)}"
+        )
+
+    def _tell(self, client: rpc.RpcClient, view: str, timeout_s: float) -> dict[str, rpc.Reply]:
+        """Returns the answers of those that are there."""
+        body = {"worker": self._worker, "num_workers": len(self._servers), "view": view}
+        answers = client.call_all(
+            [rpc.Call(server, "server.meet", body) for server in self._servers],
+            timeout_s=timeout_s,
+            return_errors=True,
+        )
+        replies = {}
+        for server, answer in zip(self._servers, answers, strict=True):
+            if not isinstance(answer, TriremeError):
+                replies[server] = answer
+            elif not answer.retry:
+                raise answer
+        return replies
+
+
+def _who(missing: Sequence[str]) -> str:
+    if missing:
+        return f"not ready endpoints: {list(missing)}"
+    return "all are there, some in processes of a former start that have yet to end"
 
 
 class TorchrunMeeting:

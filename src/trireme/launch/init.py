@@ -160,7 +160,7 @@ def _use_interface(process: ProcessRole) -> None:
 def _connect_rank(process: ProcessRole, options: dict[str, Any]) -> Cluster:
     """Host the server of this worker's part of the rows, and join the job."""
     from trireme.job.host import Host
-    from trireme.job.ranks import TorchrunMeeting, connect_ranks
+    from trireme.job.ranks import AddressMeeting, TorchrunMeeting, connect_ranks
     from trireme.rpc import own_host
     from trireme.server.row_tier import make_row_tier
     from trireme.server.server_limits import parse_limits
@@ -168,8 +168,11 @@ def _connect_rank(process: ProcessRole, options: dict[str, Any]) -> Cluster:
     from trireme.threads import start_pool
 
     worker, num_workers, timeout_s = process.index, process.num_workers, process.timeout_s
-    listen, meet = process.listen, lambda _: process.servers
-    if process.master is not None:
+    listen = process.listen
+    meet: AddressMeeting | TorchrunMeeting
+    if process.master is None:
+        meet = AddressMeeting(process.servers, worker, timeout_s, options["keys"])
+    else:
         is_alone = process.local_num == num_workers and process.interface is None
         listen = f"{'127.0.0.1' if is_alone else own_host(process.master, process.interface)}:0"
         meet = TorchrunMeeting(worker, num_workers, timeout_s)
