@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Protocol
 
 SIZE, LARGE_SIZE = "16m", "1g"  # with rows on SSD, in files of 64 MiB; and their log
-_PIECE = 1 << 20
 
 
 class Disk(Protocol):
@@ -26,14 +26,24 @@ class Disk(Protocol):
 
 
 class SmallDisk:
-    """The disk that holds `folder`, filled by another file."""
+    """The disk that is mounted at `folder`, of this size. It is filled by becoming small at once,
+    for the job goes on meanwhile; another file takes what is left.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: str) -> None:
+        self._folder, self._size = folder, size
         self._other = folder / "other"
 
     def fill(self) -> None:
+        disk = os.statvfs(self._folder)
+        num_bytes = (disk.f_blocks - disk.f_bfree + 1) * disk.f_frsize
+        try:
+            self._resize(str(num_bytes))
+        except subprocess.CalledProcessError:  # files have grown meanwhile
+            self.fill()
+            return
         with self._other.open("ab", buffering=0) as file:
-            for piece in (_PIECE, 1 << 10, 1):
+            for piece in (1 << 10, 1):
                 try:
                     while True:
                         file.write(bytes(piece))
@@ -42,7 +52,12 @@ class SmallDisk:
                         raise
 
     def make_room(self) -> None:
+        self._resize(self._size)
         self._other.unlink()
+
+    def _resize(self, size: str) -> None:
+        options = f"remount,size={size}"
+        subprocess.run(["mount", "-o", options, str(self._folder)], check=True, capture_output=True)
 
 
 class LimitedFiles:
@@ -66,7 +81,7 @@ def small_disk(folder: Path, size: str = SIZE) -> Iterator[SmallDisk]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     subprocess.run(mount, check=True, capture_output=True)
     try:
-        yield SmallDisk(folder)
+        yield SmallDisk(folder, size)
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 

@@ -165,7 +165,7 @@ def test_a_server_whose_ssd_is_full_goes_on_when_it_has_room(
     full, killed = (0.3, 0.3) if has_files else (0.0, 0.4)
     plan = tiered(plan_of("bounded", event(full, "ssd"), event(killed, "kill coordinator")))
     assert plan.tier is not None
-    plan = replace(plan, tier=replace(plan.tier, memories=(11, 8)))
+    plan = replace(plan, tier=replace(plan.tier, memories=(14, 8)))
     outcome = suffer(plan, tmp_path, lab)
     assert outcome.on_ssd > 0.3
     if not has_files:
