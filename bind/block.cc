@@ -29,6 +29,15 @@ void write_wide(Table& table, Keys keys, Array1<const std::uint8_t> row_classes,
   table.write_wide(as_span(keys), as_span(row_classes), rows.data(), pool, version);
 }
 
+void check_wide(const Table& table, Keys keys, Array1<const std::uint8_t> row_classes,
+                Array2<const std::uint8_t> rows, Pool& pool) {
+  expect("check_wide", "one class per key:", row_classes.size(), keys.size());
+  expect("check_wide", "as many rows as keys:", rows.shape(0), keys.size());
+  expect("check_wide", "rows of bytes", rows.shape(1), table.row_bytes());
+  nb::gil_scoped_release release;
+  table.check_wide(as_span(keys), as_span(row_classes), rows.data(), pool);
+}
+
 const RowLayout& layout_of(const char* who, const Table& table, int row_class) {
   if (row_class < 0 || row_class >= table.classes().num_dims() ||
       table.classes()[row_class].dtype() != Dtype::kFloat32) {
@@ -166,6 +175,9 @@ below 0, nothing changed; a key that has a slot, those before it have theirs.)")
 void register_block(nb::module_& m, nb::class_<Table>& table) {
   register_slots(m);
   table
+      .def("check_wide", &check_wide, "keys"_a.noconvert(), "row_classes"_a.noconvert(),
+           "rows"_a.noconvert(), "pool"_a,
+           "Raise the BadRequest that write_wide would raise for these rows, if any.")
       .def("merge", &Table::merge, "other"_a, "first_bucket"_a, "num_buckets"_a, "pool"_a,
            nb::call_guard<nb::gil_scoped_release>(),
            R"(Insert or replace all rows that some buckets of another table have, as write_wide.

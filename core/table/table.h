@@ -243,6 +243,9 @@ class Table {
                   const std::uint8_t* rows, Pool& pool,
                   std::optional<std::uint32_t> version = std::nullopt);
 
+  // Errors: those kBadRequest of write_wide.
+  void check_wide(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> row_classes,
+                  const std::uint8_t* rows, Pool& pool) const;
   // write_wide with all rows that some buckets of another table have.   Errors: kBadRequest for the
   // table itself, or one with other rows, nothing changed; else as write_wide.
   void merge(const Table& from, std::uint32_t first_bucket, std::uint32_t num_buckets, Pool& pool);
@@ -293,7 +296,7 @@ class Table {
 
   struct WideRows;
   struct Reserved;
-  void check_wide(std::span<const std::uint64_t> keys, const WideRows& wide, Pool& pool);
+  std::uint32_t newest_of(const WideRows& wide, Pool& pool) const;
   void write_in_stripe(const Group& all, const WideRows& wide);
   void write_group(const Group& group, const WideRows& wide);
   template <class Write>

@@ -18,6 +18,13 @@ constexpr std::size_t kTieredKeys = 256;
 
 constexpr std::size_t kChunkRows = 8192;  // to check: fewer are not worth waking threads for
 
+template <class Function>
+void for_chunks(std::size_t n, Pool& pool, const Function& function) {
+  pool.run((n + kChunkRows - 1) / kChunkRows, [&](std::size_t chunk) {
+    function(chunk * kChunkRows, std::min(n, (chunk + 1) * kChunkRows));
+  });
+}
+
 }  // namespace
 
 // The wide rows of a call.
@@ -37,7 +44,8 @@ void Table::write_wide(std::span<const std::uint64_t> keys,
                        Pool& pool, std::optional<std::uint32_t> version) {
   const WideRows wide{
       .classes = row_classes, .rows = rows, .row_bytes = row_bytes(), .version = version};
-  check_wide(keys, wide, pool);
+  check_wide(keys, row_classes, rows, pool);
+  raise_version(version ? *version : newest_of(wide, pool));
   const KeysByStripe groups(keys, pool);
   pool.run(kNumStripes, [&](std::size_t stripe) { write_in_stripe(groups[stripe], wide); });
 }
@@ -74,29 +82,36 @@ void Table::write_in_stripe(const Group& all, const WideRows& wide) {
   }
 }
 
-// Errors: kBadRequest for an unknown class, or a row of a wider one. Raises the table's version to
-// those of the rows.
-void Table::check_wide(std::span<const std::uint64_t> keys, const WideRows& wide, Pool& pool) {
-  std::atomic<std::uint32_t> newest{wide.version.value_or(0)};
-  pool.run((keys.size() + kChunkRows - 1) / kChunkRows, [&](std::size_t chunk) {
-    const std::size_t begin = chunk * kChunkRows;
-    std::uint32_t of_chunk = 0;
-    for (std::size_t i = begin; i < std::min(keys.size(), begin + kChunkRows); ++i) {
-      const int row_class = wide.classes[i];
-      if (row_class >= classes_.size() || !classes_[row_class].fits_wide(wide.at(i))) {
-        throw Error(ErrorCode::kBadRequest,
-                    "Table.write_wide: expected rows of a class in [0, " +
-                        std::to_string(classes_.size()) +
-                        ") with zeros behind its weights, found another of key " +
-                        std::to_string(keys[i]) + " and class " + std::to_string(row_class));
+void Table::check_wide(std::span<const std::uint64_t> keys,
+                       std::span<const std::uint8_t> row_classes, const std::uint8_t* rows,
+                       Pool& pool) const {
+  for_chunks(keys.size(), pool, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const int row_class = row_classes[i];
+      if (row_class < classes_.size() && classes_[row_class].fits_wide(rows + i * row_bytes())) {
+        continue;
       }
-      if (!wide.version) of_chunk = std::max(of_chunk, classes_.wide().version_of_wide(wide.at(i)));
+      throw Error(ErrorCode::kBadRequest,
+                  "Table.check_wide: expected rows of a class in [0, " +
+                      std::to_string(classes_.size()) +
+                      ") with zeros behind its weights, found another of key " +
+                      std::to_string(keys[i]) + " and class " + std::to_string(row_class));
+    }
+  });
+}
+
+std::uint32_t Table::newest_of(const WideRows& wide, Pool& pool) const {
+  std::atomic<std::uint32_t> newest{0};
+  for_chunks(wide.classes.size(), pool, [&](std::size_t begin, std::size_t end) {
+    std::uint32_t of_chunk = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      of_chunk = std::max(of_chunk, classes_.wide().version_of_wide(wide.at(i)));
     }
     std::uint32_t before = newest;
     while (before < of_chunk && !newest.compare_exchange_weak(before, of_chunk)) {
     }
   });
-  raise_version(newest);
+  return newest;
 }
 
 // What was taken before the first row changes.

@@ -152,7 +152,9 @@ class Planner:
             ids = read_ids(batch, features, f"Planner.keys_of_ids of table {table.name!r}")
             values = keys_of(ids, padding_key, salted=table.salt)
             keys[class_id] = (
-                np.array(values) if padding_key is None else values[values != np.uint64(padding_key)]
+                np.array(values)
+                if padding_key is None
+                else values[values != np.uint64(padding_key)]
             )
         return keys
 

@@ -19,7 +19,7 @@ from trireme.worker.client import WorkerClient
 
 log = logging.getLogger("trireme.worker")
 
-MESSAGE_BYTES = 4 << 20
+MESSAGE_BYTES = 8 << 20
 """Of rows: both sides work on a part while it is in cache."""
 TIMEOUT_S = 3600.0
 ATTEMPTS = 3

@@ -67,9 +67,13 @@ class ImportHandlers:
     def _on_begin(self, request: Request) -> None:
         self._server.check_settled()
         body = {"id": "", "is_read": True, **request.body}
-        name, id, is_read = need(body, "table", str), need(body, "id", str), body["is_read"]
+        name, id, is_read = (
+            need(body, "table", str),
+            need(body, "id", str),
+            need(body, "is_read", bool),
+        )
         table = self._server.table(name)
-        self._staged[name] = StagedRows.of(self._server, table, id, is_read=bool(is_read))
+        self._staged[name] = StagedRows.of(self._server, table, id, is_read=is_read)
 
     def _staged_rows(self, request: Request) -> StagedRows:
         """Raises NotReady: of another import, or none: this server was restarted, say."""

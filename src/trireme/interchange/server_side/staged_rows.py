@@ -80,6 +80,7 @@ class StagedRows:
         if self.is_read or self.rows.tier is not None:
             self.with_room(partial(part.write_to, self.rows, self.pool))
             return
+        self.rows.check_wide(part.keys, part.classes, part.rows, self.pool)
         with self._lock:
             self.parts.append(part)
 
