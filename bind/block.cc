@@ -186,7 +186,8 @@ Raises BadRequest: the table itself, or one with rows of another form.)")
       .def(
           "write_wide", &write_wide, "keys"_a.noconvert(), "row_classes"_a.noconvert(),
           "rows"_a.noconvert(), "pool"_a, "version"_a = nb::none(),
-          R"(Insert or replace the wide rows of keys; of a key that occurs twice the last one stays.
+          R"(Insert or replace the wide rows of keys. Of a key that occurs twice the last one stays, if both are
+of one class.
 
 keys: (N,) uint64. row_classes: (N,) uint8. rows: (N, row_bytes) uint8. version: stamps the rows
 instead of their own. Marks, removals and pending counts stay.

@@ -234,7 +234,8 @@ class Table {
   static constexpr std::uint8_t kNoClass = 255;
   void read_wide(std::span<const std::uint64_t> keys, std::uint8_t* row_classes, std::uint8_t* out,
                  Pool& pool) const;
-  // Inserts or replaces rows; of a key that occurs twice the last one stays. Marks, removals and
+  // Inserts or replaces rows; of a key that occurs twice the last one stays if both are of one
+  // class, else either. Marks, removals and
   // pending state stay.   keys, row_classes: (N).  rows: (N, row_bytes).  version: stamps the rows
   // instead of their own. Errors: kBadRequest for an unknown class, or a row that does not fit it,
   // nothing changed; kResourceExhausted and those of a tier, some keys have their rows: repeating
