@@ -16,6 +16,7 @@ from trireme.errors import (
     TriremeError,
     Unavailable,
 )
+from trireme.protocol.pass_lease import PassLease
 from trireme.rpc.rpc_client import NOTICE_S
 from trireme.worker.client import StreamPosition, WorkerClient
 from trireme.worker.coordinator_calls import PATIENCE
@@ -96,6 +97,15 @@ def end_device_pass(client: WorkerClient, id: str, num_steps: int) -> bool:
     """
     body = {"id": id, "pass": client.script.number, "num_steps": num_steps}
     return bool(client.coordinator.call("coord.end_device_pass", body).body["commit"])
+
+
+def lease(client: WorkerClient) -> PassLease:
+    """Have all servers refuse changes of rows and dense blocks, but those of the pass on a device
+    that this worker is in. Raises Leased: another worker has such a pass. Fenced: a successor has.
+    """
+    taken = PassLease(client.worker, client.incarnation, client.script.number)
+    client.servers.everywhere_current("ps.lease", taken.to_wire())
+    return taken
 
 
 # ---- leased streams ----

@@ -34,6 +34,7 @@ from trireme.interchange.formats.parquet import batches
 from trireme.interchange.server_side.dense_blocks import blocks_of
 from trireme.interchange.server_side.duplicates import KeysOf, PlacesOf, first_duplicate
 from trireme.interchange.server_side.staged_rows import DuplicateKey, StagedRows
+from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys, buckets_of
 from trireme.protocol.wire import Array, Arrays, need, need_list
 from trireme.rpc import Deferred, Handler, Reply, Request
@@ -65,16 +66,22 @@ class ImportHandlers:
         }
 
     def _on_begin(self, request: Request) -> None:
-        self._server.check_settled()
+        lease, server = PassLease.of_import(request.body), self._server
+        with server.lock:
+            server.leases.check(lease)
+        server.check_settled()
         name, id = need(request.body, "table", str), need({"id": "", **request.body}, "id", str)
-        self._staged[name] = StagedRows.of(self._server, self._server.table(name), id)
+        staged = StagedRows.of(server, server.table(name), id)
+        staged.is_of_pass = lease is not None
+        self._staged[name] = staged
 
     def _staged_rows(self, request: Request) -> StagedRows:
         """Raises NotReady: of another import, or none: this server was restarted, say."""
         name, id = need(request.body, "table", str), request.body.get("id")
-        if name not in self._staged or id not in (None, self._staged[name].id):
+        staged = self._staged.get(name)
+        if staged is None or not staged.is_named(id):
             raise NotReady(f"import: expected import.begin of table {name!r} first")
-        return self._staged[name]
+        return staged
 
     def _stamp(self, request: Request) -> Stamp:
         name, time = need(request.body, "table", str), need(request.body, "time", int)
@@ -264,7 +271,10 @@ class ImportHandlers:
         self._server.check_rows(staged=[one.rows for one in list(self._staged.values())])
 
     def _on_discard(self, request: Request) -> None:
-        self._staged.pop(need(request.body, "table", str), None)
+        name = need(request.body, "table", str)
+        staged = self._staged.get(name)
+        if staged is not None and staged.is_named(request.body.get("id")):
+            self._staged.pop(name, None)
 
     def _on_prepare(self, request: Request) -> Reply | Deferred:
         server, id = self._server, need(request.body, "id", str)
@@ -274,7 +284,8 @@ class ImportHandlers:
                 raise NotReady(f"import: expected rows of tables {missing}, found none")
             rows = {name: self._staged[name].rows for name in names}
             replace, blocks = need(request.body, "replace", bool), blocks_of(server, request)
-            server.prepare(PreparedImport(id, replace, rows, blocks))
+            lease = PassLease.of_import(request.body)
+            server.prepare(PreparedImport(id, replace, rows, blocks), lease)
             for name in names:
                 del self._staged[name]
         return server.journal.answered(Reply())

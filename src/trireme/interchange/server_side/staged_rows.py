@@ -41,6 +41,7 @@ class StagedRows:
 
     with_room: of the server.
     id: of the import, where its worker has named it.
+    is_of_pass: the import ends a pass on a device, so that others may not add to it.
     wanted: (4096,) uint8: 1 for the buckets that this server owns.
     num_put: rows put so far; a key that comes twice counts twice. files: where they are from.
     """
@@ -50,6 +51,7 @@ class StagedRows:
     with_room: Callable[[Callable[[], object]], object]
     wanted: npt.NDArray[np.uint8]
     id: str = ""
+    is_of_pass: bool = False
     num_put: int = 0
     files: list[str] = field(default_factory=list)
     _pending: list[KeyedRows] = field(default_factory=list)
@@ -61,6 +63,10 @@ class StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
         wanted[server.assignment.owned_buckets()] = 1
         return cls(table.schema, server.make_rows(table.schema), server.with_room, wanted, id)
+
+    def is_named(self, id: object) -> bool:
+        """Whether a request with this id, None where it has none, is of this import."""
+        return id == self.id or (id is None and not self.is_of_pass)
 
     @property
     def layout(self) -> RowLayout:
