@@ -247,6 +247,26 @@ def test_delayed_calls_of_an_earlier_pass_neither_end_nor_bring_back_a_lease(
 # ---- processes ----
 
 
+def test_a_pass_that_one_server_refuses_leaves_no_lease_at_the_others(
+    programs: Template, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        servers = stack.enter_context(DurableServers(programs, 2, tmp_path))
+        cluster = stack.enter_context(servers.join(0, 1))
+        set_default(cluster)
+        one = trainer(RULES["adam"]())
+        client, lease = rpc.RpcClient(name="another worker"), PassLease(5, 1, 1).to_wire()
+        stack.callback(client.close)
+        for address in reversed(servers.addresses):
+            client.call_all([rpc.Call(address, "ps.lease", lease, [])], timeout_s=30.0)
+            with pytest.raises(Leased, match="pass 1 on a device of worker 5"):
+                one.begin_pass(data(0))
+        for address in servers.addresses:
+            client.call_all([rpc.Call(address, "ps.release", lease, [])], timeout_s=30.0)
+        with one.on_device(data(0)):
+            one.fit(data(0))
+
+
 def lasting(programs: Template, folder: Path) -> DurableServers:
     return DurableServers(programs, 2, folder, timeout_s=SILENCE_S)
 

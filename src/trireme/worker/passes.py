@@ -99,13 +99,16 @@ def end_device_pass(client: WorkerClient, id: str, num_steps: int) -> bool:
     return bool(client.coordinator.call("coord.end_device_pass", body).body["commit"])
 
 
-def lease(client: WorkerClient) -> PassLease:
-    """Have all servers refuse changes of rows and dense blocks, but those of the pass on a device
-    that this worker is in. Raises Leased: another worker has such a pass. Fenced: a successor has.
+def lease_of(client: WorkerClient) -> PassLease:
+    """The name of the pass on a device that this worker is in."""
+    return PassLease(client.worker, client.incarnation, client.script.number)
+
+
+def take_lease(client: WorkerClient, lease: PassLease) -> None:
+    """Have all servers refuse changes of rows and dense blocks, but those of this pass. Raises
+    Leased: another worker has a pass. Fenced: a successor has. Some servers may have given it then.
     """
-    taken = PassLease(client.worker, client.incarnation, client.script.number)
-    client.servers.everywhere_current("ps.lease", taken.to_wire())
-    return taken
+    client.servers.everywhere_current("ps.lease", lease.to_wire())
 
 
 # ---- leased streams ----

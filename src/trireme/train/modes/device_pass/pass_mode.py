@@ -94,7 +94,8 @@ class DevicePass(Mode):
     ) -> None:
         """Have the servers keep the rows as they are for this pass, and begin to read them."""
         setup = self._setup
-        self._lease = lease = passes.lease(self._client)
+        self._lease = lease = passes.lease_of(self._client)
+        passes.take_lease(self._client, lease)
         if isinstance(source, WindowSize):
             if before is not None:
                 before.close()
