@@ -27,6 +27,7 @@ enum class ErrorCode : int {
   kUnavailable = 9,
   kDeadlineExceeded = 10,
   kInternal = 11,
+  kLeased = 12,
 };
 
 class Error : public std::runtime_error {

@@ -14,7 +14,8 @@
     |-- Unavailable (ConnectionError)       a process cannot be reached: retry with the same push id
     |   `-- NotAdmitted                     a server does not list this key: have it listed
     |-- DeadlineExceeded (TimeoutError)     no answer in time: retry with the same push id
-    `-- Internal (RuntimeError)             a bug of Trireme: report it
+    |-- Internal (RuntimeError)             a bug of Trireme: report it
+    `-- Leased                              a pass on a device has the rows: wait for its end
 
 Stopped is not an error: a process that was asked to stop, and has, exits with 0.
 """
@@ -122,6 +123,14 @@ class Internal(TriremeError, RuntimeError):
     """A bug of Trireme. Please report it with the message."""
 
     code, name = 11, "INTERNAL"
+
+
+class Leased(TriremeError):
+    """A pass on a device of some worker has the rows and dense weights, which `details` name;
+    nothing was changed. Wait for its end.
+    """
+
+    code, name, retry = 12, "LEASED", True
 
 
 class Stopped(SystemExit):

@@ -226,6 +226,8 @@ def _train_on_device(cluster: Cluster, folder: Path) -> None:
     trainer = _trainer(cluster, "async", Small())
     with trainer.on_device(batches(2, seed=1)):
         trainer.fit(batches(2, seed=1))
+    trainer.begin_pass(batches(2, seed=1))
+    trainer.abandon_pass()
     with trainer.in_window(1, 30 * 60):
         trainer.fit(batches(3, seed=2))
 

@@ -155,7 +155,7 @@ def test_a_process_with_a_successor_cannot_end_its_pass(programs: Template, tmp_
         new = servers.join(0, 1)
         stack.callback(new.abandon)
         second = make_trainer("sync", Model(tr.optim.Adam(lr=0.05)), new)
-        with pytest.raises(Fenced, match="incarnation 2 has taken over"):
+        with pytest.raises(Fenced, match="pass 1 on a device of worker 0: expected its lease"):
             first.end_pass()
         with second.on_device(data):
             second.fit(data)

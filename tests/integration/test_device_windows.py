@@ -185,10 +185,15 @@ def test_a_loop_of_ones_own_trains_in_a_window(cluster: Cluster) -> None:
 
 def test_wrong_windows_are_refused(cluster: Cluster) -> None:
     one = trainer(RULES["adagrad"]())
-    for batches, memory, message in (
-        (0, "1MiB", r"batches in \[1, 1024\], found 0"),
+    cases: tuple[tuple[Any, int | str, str], ...] = (
+        *(
+            (wrong, "1MiB", rf"batches as an integer in \[1, 1024\], found {wrong!r}")
+            for wrong in (0, -1, 1025, 2.5, True, "8", None)
+        ),
+        (2, 0, "expected a number of bytes such as 2GiB, found 0"),
         (2, "much", "expected a number of bytes such as 2GiB, found 'much'"),
-    ):
+    )
+    for batches, memory, message in cases:
         with pytest.raises(BadRequest, match=message):
             one.begin_window(batches, memory)
     one.begin_window(2, 10)

@@ -156,7 +156,8 @@ def test_modes_of_collective_jobs_and_of_others_are_not_mixed() -> None:
     with pytest.raises(BadRequest, match="expected a_sync False and no k_steps"):
         strategy.strategy(is_collective=True)
     strategy.a_sync_configs = {"use_ps_gpu": 1}  # PaddleRec's gpubox sets both
-    assert strategy.strategy() == tr.Strategy("collective")
+    assert strategy.strategy(is_collective=True) == tr.Strategy("collective")
+    assert strategy.strategy() == tr.Strategy("sync")
 
 
 def test_is_collective_refuses_a_job_with_servers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,11 @@ def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
     assert Settings.read(bounded).strategy == Strategy("bounded", staleness=4)
     for keys in (["runner.use_fleet=True", optimizer], ["runner.sync_mode=collective"]):
         assert Settings.read(config(tmp_path, *keys)).strategy == Strategy("collective")
+    needed = ["runner.use_gpu=True", "runner.reader_type=InmemoryDataset"]
+    for keys in (["runner.sync_mode=gpubox"], ["runner.sync_mode=gpubox", "runner.use_fleet=True"]):
+        gpubox = Settings.read(config(tmp_path, *needed, *keys))
+        assert (gpubox.strategy, gpubox.in_passes) == (Strategy("sync"), True)
+    assert not Settings.read(config(tmp_path, *needed)).in_passes
     geo = config(tmp_path, "runner.sync_mode=geo", "runner.geo_step=400")
     assert Settings.read(geo).strategy == Strategy("geo", k=400)
 
@@ -95,7 +100,6 @@ def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
     [
         ("runner.sync_mode=geo", r"runner\.geo_step: expected an integer with sync_mode geo"),
         ("runner.sync_mode=heter", "heterogeneous workers come"),
-        ("runner.sync_mode=gpubox", "tables in GPU memory come"),
         ("runner.sync_mode=half", "found 'half'"),
         ("runner.sync_mode=bounded", r"runner\.staleness: expected an integer"),
         ("runner.use_xpu=True", r"runner\.use_xpu: expected False, found True: there are no"),
@@ -116,7 +120,9 @@ def test_contradictory_settings_are_refused_by_name(
 
 
 def test_use_fleet_is_collective_and_refuses_other_modes(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match=r"sync_mode: expected collective, or no key.*'async'"):
+    with pytest.raises(
+        BadRequest, match=r"sync_mode: expected collective, gpubox or no key.*'async'"
+    ):
         Settings.read(config(tmp_path, "runner.use_fleet=True", "runner.sync_mode=async"))
 
 

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from trireme.fleet.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
     from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
     from trireme.fleet.metrics import ctr_metric_bundle
+    from trireme.fleet.ps_gpu import PSGPU
     from trireme.fleet.role_makers import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
     from trireme.fleet.transpiler import DistributeTranspilerConfig, HashName, RoundRobin
 
@@ -79,6 +80,7 @@ __all__ = [
     "InMemoryDataset",
     "MultiSlotDataGenerator",
     "MultiSlotStringDataGenerator",
+    "PSGPU",
     "PaddleCloudRoleMaker",
     "ParamAttr",
     "ProbabilityEntry",
@@ -126,6 +128,7 @@ _HOMES = {
     "generator": ("MultiSlotDataGenerator", "MultiSlotStringDataGenerator"),
     "grad_clip": ("ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue"),
     "metrics": ("ctr_metric_bundle",),
+    "ps_gpu": ("PSGPU",),
     "role_makers": ("PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker"),
     "transpiler": ("DistributeTranspilerConfig", "HashName", "RoundRobin"),
 }

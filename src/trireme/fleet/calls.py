@@ -15,6 +15,7 @@ from trireme.errors import BadRequest, NotReady
 from trireme.fleet.distributed_strategy import DistributedStrategy
 from trireme.fleet.embedding_layers import NamedTables
 from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByValue
+from trireme.fleet.ps_gpu import PSGPU
 from trireme.fleet.role_makers import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.transpiler import DistributeTranspilerConfig
 from trireme.inference import Predictor
@@ -56,6 +57,7 @@ class FleetJob:
         self._own_role, self._is_collective = maker.role, maker.is_collective
         self._optimizer = None
         self.tables.clear()
+        PSGPU().forget()
         log.info("%s", self._own_role.describe())
 
     def _role(self) -> ProcessRole:
@@ -125,7 +127,8 @@ class FleetJob:
         self._cluster().client.coordinator.gather({}, [])
 
     def stop_worker(self) -> None:
-        """Finish all pushes and leave the job."""
+        """Finish all pushes and leave the job. Raises BadRequest: a pass of PSGPU has not ended."""
+        PSGPU().check_between("fleet.stop_worker")
         self._cluster().close()
 
     def distributed_optimizer(
@@ -171,7 +174,11 @@ class FleetJob:
                 print_period batches (see trireme.Report), under the names of fetch_info; debug:
                 also print where the time goes; stat_var_names: metrics whose figures are of all
                 workers, default all.
+
+        Raises NotReady: the dataset is one of PSGPU, and there is no pass. BadRequest: there is one
+            over another dataset.
         """
+        PSGPU().check_trained(trainer, dataset)
         self._optimizer = trainer.optimizer
         metrics = [metric.name for metric in trainer.metrics]
         report, others = _report_of(metrics, **options)

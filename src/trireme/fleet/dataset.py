@@ -17,6 +17,7 @@ from typing import Any
 from trireme import data
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.fs_client import fs_client_options
+from trireme.fleet.ps_gpu import PSGPU
 from trireme.job.default import default
 
 # Settings of Fleet without a meaning here: the value that is accepted, and why no other is.
@@ -47,6 +48,7 @@ class _FleetDataset:
     """What both datasets share."""
 
     _kind: type[Any]
+    uses_ps_gpu = False
 
     def __init__(self) -> None:
         self._settings = dict(_DEFAULTS)
@@ -163,6 +165,13 @@ class QueueDataset(_FleetDataset):
 
     _kind = data.QueueDataset
 
+    def _set_use_ps_gpu(self, use_ps_gpu: bool) -> None:
+        if use_ps_gpu:
+            raise BadRequest(
+                f"{self._name}._set_use_ps_gpu: expected a fleet.InMemoryDataset, whose keys are"
+                " known before a pass; or Trainer.in_window for a stream"
+            )
+
 
 class InMemoryDataset(_FleetDataset):
     """Reads the files into memory, where they can be shuffled; methods without a description are as
@@ -175,6 +184,18 @@ class InMemoryDataset(_FleetDataset):
         """Fleet's name for more settings of `init`. Ignores fea_eval and candidate_size."""
         ignored = ("fea_eval", "candidate_size")
         self.init(**{name: value for name, value in settings.items() if name not in ignored})
+
+    def _set_use_ps_gpu(self, use_ps_gpu: bool) -> None:
+        """Whether it is trained in passes of fleet.PSGPU; once loaded, the next one is over it.
+        Raises BadRequest: not a bool.
+        """
+        if use_ps_gpu not in (False, True):
+            raise BadRequest(f"{self._name}._set_use_ps_gpu: expected a bool, found {use_ps_gpu!r}")
+        self.uses_ps_gpu = bool(use_ps_gpu)
+
+    def _note_loaded(self) -> None:
+        if self.uses_ps_gpu:
+            PSGPU().set_dataset(self)
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "seed": self._settings["seed"]}
@@ -200,12 +221,14 @@ class InMemoryDataset(_FleetDataset):
     def load_into_memory(self, is_shuffle: bool = False) -> None:
         """Read all files; `is_shuffle`: then shuffle the examples."""
         self._dataset().load_into_memory(is_shuffle)
+        self._note_loaded()
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
         self._dataset().preload_into_memory(thread_num)
 
     def wait_preload_done(self) -> None:
         self._dataset().wait_preload_done()
+        self._note_loaded()
 
     def local_shuffle(self) -> None:
         self._dataset().local_shuffle()

@@ -58,8 +58,8 @@ class DistributedStrategy:
     """Fleet's switches. One that has no counterpart here is refused by name.
 
     a_sync: True, the default: async, or with a_sync_configs k_steps > 0 mode geo; False: sync.
-    a_sync_configs: k_steps; 0 and -1 (in Fleet: automatic) have no effect. use_ps_gpu: mode
-        collective, with either a_sync.
+    a_sync_configs: k_steps; 0 and -1 (in Fleet: automatic) have no effect. use_ps_gpu: mode sync,
+        in a collective job collective, with either a_sync; data is trained in passes of PSGPU.
     adam_d2sum: train the dense part by AdamD2Sum in place of the Adam that is passed.
     """
 
@@ -112,7 +112,7 @@ class DistributedStrategy:
                     " one of all workers (is_collective, use_ps_gpu), found a_sync"
                     f" {self.a_sync}, k_steps {k}"
                 )
-            return Strategy("collective")
+            return Strategy("collective" if is_collective else "sync")
         if k > 0 and not self.a_sync:
             raise BadRequest(
                 "DistributedStrategy: expected a_sync True with k_steps > 0, which is mode geo,"

@@ -79,7 +79,8 @@ def serve(
         threads: for one request; 0: one per CPU.
         keys: encrypt, and admit these clients only.
         insecure: allow an address beyond loopback without keys.
-        timeout_s: silence of all remaining workers after which the job counts as lost.
+        timeout_s: silence of a worker after which others may change what its pass on a device
+            trains; twice as long of all remaining workers, and the job counts as lost.
         root: folder below which checkpoints are written and read; default the working directory.
         durability: what survives this process; default nothing.
         limits: on the memory that peers can make it use.
@@ -105,6 +106,9 @@ def serve(
             stack.callback(tier.close)
         state = ServerState(start_pool(threads), limits.capacity, store_hosts, tier)
         attendance = Attendance()
+        state.leases.has_left = lambda lease, since: attendance.has_left(
+            lease.worker, lease.incarnation, since, timeout_s
+        )
         coordinator = Coordinator(held=state.held)
         if durability is not None and durability.folder is not None:
             health.hinder(STARTING, f"recovering what {durability.folder} holds")

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,13 @@ class _RunWorker:
         return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
-        figures = self._trainer.fit(
-            dataset,
-            report=report_of(self._trainer, self._settings),
-            dump=dump_of(self._settings.train_dump, str(epoch)),
-        )
+        trainer, settings = self._trainer, self._settings
+        with trainer.on_device(dataset) if settings.in_passes else nullcontext():
+            figures = trainer.fit(
+                dataset,
+                report=report_of(trainer, settings),
+                dump=dump_of(settings.train_dump, str(epoch)),
+            )
         where = "not saved: runner.model_save_path names no folder"
         if (path := self._saved(epoch)) is not None:
             self._trainer.save(path)

@@ -25,8 +25,9 @@ READER_TYPES = {
 FS_CLIENT = ("uri", "user", "passwd", "hadoop_bin")
 LATER_MODES = {
     "heter": "heterogeneous workers come in a later version",
-    "gpubox": "tables in GPU memory come in a later version",
 }
+GPUBOX = "gpubox"
+"""The sync_mode of passes on a device, which train as sync does."""
 # Switches for features that this version lacks.
 LATER_SWITCHES = {
     "use_xpu": "there are no kernels for XPUs",
@@ -63,11 +64,13 @@ class DumpSettings:
 class Settings:
     """The settings of a run. Paths are absolute.
 
+    in_passes: each epoch is a pass on the device of the model (gpubox).
     use_gpu: the model computes on the GPU of its process.
     """
 
     folder: Path
     strategy: Strategy
+    in_passes: bool
     use_gpu: bool
     model: str | None
     reader_type: str
@@ -106,6 +109,7 @@ class Settings:
         return cls(
             folder=keys.base,
             strategy=_strategy(keys),
+            in_passes=_in_passes(keys),
             use_gpu=keys.switch("use_gpu"),
             model=config.get("model", None),
             reader_type=_reader_type(config),
@@ -206,18 +210,39 @@ KNOB_KEYS = {"k": "geo_step", "cache_bytes": "geo_cache_bytes"}
 OPTIONAL = ("cache_bytes",)
 
 
-def _strategy(keys: RunnerKeys) -> Strategy:
-    key = "runner.sync_mode"
+def _in_passes(keys: RunnerKeys) -> bool:
+    """Whether sync_mode is gpubox. Raises BadRequest: without what it needs."""
+    if _mode(keys) != GPUBOX:
+        return False
+    reader_type, use_gpu = _reader_type(keys.config), keys.switch("use_gpu")
+    if reader_type != "InMemoryDataset" or not use_gpu:
+        raise BadRequest(
+            "runner.sync_mode: expected reader_type: InMemoryDataset and use_gpu: True with gpubox,"
+            " whose passes train data in memory on a GPU, found reader_type:"
+            f" {reader_type} and use_gpu: {use_gpu}"
+        )
+    return True
+
+
+def _mode(keys: RunnerKeys) -> object:
     fallback = keys.config.get("hyper_parameters.optimizer.strategy", "async")
-    is_collective = keys.switch("use_fleet")
-    mode = keys.config.get(key, "collective" if is_collective else fallback)
+    return keys.config.get(
+        "runner.sync_mode", "collective" if keys.switch("use_fleet") else fallback
+    )
+
+
+def _strategy(keys: RunnerKeys) -> Strategy:
+    key, mode, is_collective = "runner.sync_mode", _mode(keys), keys.switch("use_fleet")
+    if mode == GPUBOX:  # with or without use_fleet, which PaddleRec needs here
+        return Strategy("sync")
     if is_collective and mode != "collective":
         raise BadRequest(
-            f"{key}: expected collective, or no key, with use_fleet True, found {mode!r}"
+            f"{key}: expected collective, {GPUBOX} or no key with use_fleet True, found {mode!r}"
         )
     if mode not in KNOBS:
         why = f": {LATER_MODES[mode]}" if mode in LATER_MODES else ""
-        raise BadRequest(f"{key}: expected one of {', '.join(KNOBS)}, found {mode!r}{why}")
+        modes = ", ".join((*KNOBS, GPUBOX))
+        raise BadRequest(f"{key}: expected one of {modes}, found {mode!r}{why}")
     knobs = {}
     for knob in KNOBS[mode]:
         name = KNOB_KEYS.get(knob, knob)

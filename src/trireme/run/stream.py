@@ -50,6 +50,11 @@ def stream(config: Config) -> int:
 
 
 def _check(settings: Settings, online: OnlineSettings) -> None:
+    if settings.in_passes:
+        raise BadRequest(
+            "runner.sync_mode: expected another mode than gpubox in `trireme stream`, whose stops"
+            " leave checkpoints within a pass: use sync, or `trireme run`"
+        )
     if online.prefetch and settings.reader_type != "InMemoryDataset":
         raise BadRequest(
             "runner.prefetch: expected reader_type: InMemoryDataset with it, which loads a pass"

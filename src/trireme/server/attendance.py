@@ -26,6 +26,7 @@ class Attendance:
         self._members: set[int] | None = None  # of a job that workers may join late and leave
         self._last_heard: dict[int, float] = {}
         self._gone: dict[int, int] = {}  # worker -> the incarnation that said goodbye
+        self._newest: dict[int, int] = {}  # worker -> the newest incarnation heard
         self._reports: dict[int, dict[str, int]] = {}
         self._stopped: str | None = None
         self._stop_reason = ""  # of a worker that asks all to stop
@@ -121,6 +122,7 @@ class Attendance:
             )
         self._num_workers = num_workers
         self._last_heard[worker] = self._clock()
+        self._newest[worker] = max(incarnation, self._newest.get(worker, 0))
         return worker, incarnation
 
     def _on_attendance(self, request: Request) -> Reply:
@@ -137,6 +139,16 @@ class Attendance:
         with self._changed:
             now, heard = self._clock(), sorted(self._last_heard.items())
             return {worker: now - at for worker, at in heard if worker not in self._gone}
+
+    def has_left(self, worker: int, incarnation: int, since: float, silence_s: float) -> bool:
+        """Whether this process of a worker has said goodbye, has a successor, or was not heard for
+        `silence_s` after the moment `since`.
+        """
+        with self._changed:
+            is_gone = self._gone.get(worker, 0) >= incarnation
+            heard = max(since, self._last_heard.get(worker, since))
+            is_silent = self._clock() - heard > silence_s
+            return is_gone or is_silent or self._newest.get(worker, 0) > incarnation
 
     def reports(self) -> dict[int, dict[str, int]]:
         """The last report of each worker that has not said goodbye."""

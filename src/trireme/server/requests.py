@@ -8,6 +8,7 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.protocol.block_messages import map_from_wire, specs_from_wire
 from trireme.protocol.clipping import norm_from_wire
 from trireme.protocol.membership import Pace, PassMembers
+from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
@@ -36,6 +37,8 @@ class RequestHandlers:
             "ps.create_table": self._on_create_table,
             "ps.create_blocks": self._on_create_blocks,
             "ps.pull": self._on_pull,
+            "ps.lease": self._on_lease,
+            "ps.release": self._on_release,
             "ps.rows": self._on_rows,
             "ps.announce": self._on_announce,
             "ps.norm": self._on_norm,
@@ -85,6 +88,16 @@ class RequestHandlers:
         optimizer, groups = need(body, "optimizer", str), need_list(body, "groups", dict)
         state.create_blocks(optimizer, groups, specs, values, request)
         return state.journal.answered(Reply())
+
+    def _on_lease(self, request: Request) -> Reply | Deferred:
+        """A pass on a device begins."""
+        self._state.lease(PassLease.from_wire(request.body))
+        return self._state.journal.answered(Reply())
+
+    def _on_release(self, request: Request) -> Reply | Deferred:
+        """It was given up, or a successor of its worker has come."""
+        self._state.release(PassLease.from_wire(request.body))
+        return self._state.journal.answered(Reply())
 
     # ---- pull ----
 

@@ -24,6 +24,7 @@ from trireme.dense.optimizers import GroupValues
 from trireme.errors import BadRequest, NotReady, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
+from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import NUM_BUCKETS, BucketMap, Floats, Keys
 from trireme.protocol.wire import DIFFERENCE, Push, need, need_time
 from trireme.rows.core_table import make_core_table
@@ -34,6 +35,7 @@ from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
 from trireme.server.journal import Journal
 from trireme.server.pacing import Pacing
+from trireme.server.pass_leases import PassLeases
 from trireme.server.prepared_import import PreparedImport
 from trireme.server.prepared_load import PreparedLoad
 from trireme.server.row_tier import RowTier
@@ -84,6 +86,7 @@ class ServerState:
         self.staging = Staging(self._apply_step, self._square_sum, self.held)
         self.pacing = Pacing()
         self.counts = Counts()
+        self.leases = PassLeases()
         self.prepared: PreparedImport | PreparedLoad | None = None
         self.lock = RLock()
         self.blocks_lock = Lock()
@@ -127,6 +130,42 @@ class ServerState:
         self.pacing.set_members(members.version, members.members)
         if members.staged:
             self.staging.set_members(members.version, members.members, applies=applies)
+
+    # ---- passes on a device ----
+
+    def lease(self, lease: PassLease) -> None:
+        """Refuse changes of rows and blocks until the end of this pass. A push that is being
+        applied by another thread is found by the marks of its tables. Raises as
+        `PassLeases.check_new` and `check_settled`.
+        """
+        with self.journal.changing(), self.lock:
+            self.check_settled()
+            if self.leases.check_new(lease):
+                self._end_lease()
+                self.journal.record("ps.lease", lease.to_wire())
+                self.leases.begin(lease)
+
+    def release(self, last: PassLease) -> None:
+        """End the lease of a pass of this worker, `last` or one before."""
+        with self.journal.changing(), self.lock:
+            if self.leases.ends_with(last):
+                self._end_lease()
+
+    def claim(self, lease: PassLease | None = None) -> None:
+        """Check that rows and blocks may change. A lease whose worker has left ends, before the
+        change, so that its pass cannot come to its end. Within a guard of the journal. Raises as
+        `PassLeases.check`.
+        """
+        with self.lock:
+            self.leases.check(lease)
+            if lease is None:
+                self._end_lease()
+
+    def _end_lease(self) -> None:
+        if self.leases.is_held:
+            assert self.leases.newest is not None
+            self.journal.record("ps.release", self.leases.newest.to_wire())
+            self.leases.end()
 
     # ---- tables and blocks ----
 
@@ -187,13 +226,19 @@ class ServerState:
                 f"server {self.assignment.index}: expected the decision about {prepared.what}"
                 f" {prepared.id}, which is prepared"
             )
-            error.details = {prepared.what: prepared.id}
+            if not self.leases.is_live:  # else its worker lives, and brings it
+                error.details = {prepared.what: prepared.id}
             raise error
 
-    def prepare(self, prepared: PreparedImport | PreparedLoad) -> None:
-        """Record an import or load; no table changes yet. Raises as `check_settled`."""
+    def prepare(
+        self, prepared: PreparedImport | PreparedLoad, lease: PassLease | None = None
+    ) -> None:
+        """Record an import or load; no table changes yet. lease: of the pass that the import ends.
+        Raises as `check_settled` and `claim`.
+        """
         with self.journal.changing():
             self.check_settled()
+            self.claim(lease)
             for record in prepared.records() if self.journal.keeps else ():
                 self.journal.record(*record)
             self.prepared = prepared
@@ -209,6 +254,8 @@ class ServerState:
         if commit and isinstance(prepared, PreparedImport):
             self._install(prepared)
         self.prepared = None
+        if commit:  # no other was prepared while a pass had the rows
+            self.leases.end()
 
     def replace_blocks(self, blocks: Mapping[str, Tensors]) -> None:
         """Replace tensors of blocks, which have been checked to fit, by those of the same name."""
@@ -267,6 +314,7 @@ class ServerState:
     def push(self, push: Push, request: Request) -> int:
         """Stage or apply a push; returns how many pushes and steps have been applied here."""
         with self.journal.pushing(), self.journal.in_order():
+            self._check_lease(push)
             self.check_settled()
             self._check_push(push)
             with self.lock:
@@ -278,9 +326,18 @@ class ServerState:
                 if push.staged:
                     with self.lock:
                         self.staging.admit(push)
+                with self.lock:
+                    self._end_lease()
                 self.journal.record(request.method, request.body, request.arrays)
                 self.stage_or_apply(push)
             return self.streams.num_pushes
+
+    def _check_lease(self, push: Push) -> None:
+        """Raises Leased."""
+        with self.lock:
+            last = self.streams[push.stream].last if push.stream in self.streams else 0
+            if not self.leases.is_over_by(push, last):
+                self.leases.check()
 
     def _check_push(self, push: Push) -> None:
         """Check everything that could fail, so that applying the push cannot stop halfway."""
@@ -473,6 +530,7 @@ class ServerState:
             done = max(self.tables.num_settled(id, part), first)
             if done >= end:  # meanwhile
                 return
+            self.claim()
             body = {"table": table.schema.name, "id": id, "part": part, "first": first}
             self.journal.record("log.settle", body, [keys, gained])
             while done < end:
@@ -485,6 +543,7 @@ class ServerState:
         `Journal.change_once`.
         """
         time, day_over = need_time(body), need(body, "day_over", bool)
+        self.claim()
         self.journal.record("policy.shrink", body)
         buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]]
         return self.tables.shrink(buckets.tolist(), time, day_over=day_over)

@@ -63,14 +63,16 @@ class PassData:
 @dataclass(frozen=True)
 class WindowSize:
     """batches: whose keys are known ahead of the one that is trained on. num_bytes: of rows on the
-    device. Raises BadRequest: `batches` is out of range.
+    device. Raises BadRequest: `batches` is no integer, or out of range.
     """
 
     batches: int
     num_bytes: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batches <= BATCHES_MAX:
+        is_number = isinstance(self.batches, int) and not isinstance(self.batches, bool)
+        if not is_number or not 1 <= self.batches <= BATCHES_MAX:
             raise BadRequest(
-                f"begin_window: expected batches in [1, {BATCHES_MAX}], found {self.batches}"
+                "begin_window: expected batches as an integer in"
+                f" [1, {BATCHES_MAX}], found {self.batches!r}"
             )

@@ -21,6 +21,7 @@ from trireme.errors import TriremeError
 from trireme.protocol.block_messages import ids_to_wire, specs_to_wire
 from trireme.protocol.clipping import NormReply, norm_of_step
 from trireme.protocol.membership import Pace
+from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.wire import GRADIENT, Push
 from trireme.rpc import Call
 from trireme.table import RowClassId, TableSchema
@@ -119,6 +120,14 @@ class WorkerClient:
         if not states:
             reported = [self.servers.states[endpoint] for endpoint in endpoints]
             self.coordinator.call("coord.states", {"states": reported})
+        if self.incarnation > 1:  # a pass on a device of a process before will not end
+            self.release(PassLease(self.worker, self.incarnation, 0))
+
+    def release(self, last: PassLease) -> None:
+        """Let others change what a pass on a device of this worker has had, `last` or an earlier
+        one.
+        """
+        self.servers.everywhere_current("ps.release", last.to_wire())
 
     def use_stream(self, stream: int, incarnation: int) -> None:
         """Send pushes as this stream from now on, under this incarnation or lease."""

@@ -16,6 +16,7 @@ from trireme.errors import (
     TriremeError,
     Unavailable,
 )
+from trireme.protocol.pass_lease import PassLease
 from trireme.rpc.rpc_client import NOTICE_S
 from trireme.worker.client import StreamPosition, WorkerClient
 from trireme.worker.coordinator_calls import PATIENCE
@@ -96,6 +97,18 @@ def end_device_pass(client: WorkerClient, id: str, num_steps: int) -> bool:
     """
     body = {"id": id, "pass": client.script.number, "num_steps": num_steps}
     return bool(client.coordinator.call("coord.end_device_pass", body).body["commit"])
+
+
+def lease_of(client: WorkerClient) -> PassLease:
+    """The name of the pass on a device that this worker is in."""
+    return PassLease(client.worker, client.incarnation, client.script.number)
+
+
+def take_lease(client: WorkerClient, lease: PassLease) -> None:
+    """Have all servers refuse changes of rows and dense blocks, but those of this pass. Raises
+    Leased: another worker has a pass. Fenced: a successor has. Some servers may have given it then.
+    """
+    client.servers.everywhere_current("ps.lease", lease.to_wire())
 
 
 # ---- leased streams ----

@@ -34,6 +34,8 @@ def _export(server: ServerState) -> Reply:
 
 def _import(server: ServerState, blocks: dict[str, dict[str, torch.Tensor]]) -> None:
     with server.journal.replacing():
+        with server.journal.changing():
+            server.claim()
         server.replace_blocks(blocks)
 
 

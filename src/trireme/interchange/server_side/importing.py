@@ -34,6 +34,7 @@ from trireme.interchange.formats.parquet import batches
 from trireme.interchange.server_side.dense_blocks import blocks_of
 from trireme.interchange.server_side.duplicates import KeysOf, PlacesOf, first_duplicate
 from trireme.interchange.server_side.staged_rows import StagedRows
+from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys, buckets_of
 from trireme.protocol.wire import Array, Arrays, need, need_list
 from trireme.rpc import Deferred, Handler, Reply, Request
@@ -65,22 +66,27 @@ class ImportHandlers:
         }
 
     def _on_begin(self, request: Request) -> None:
-        self._server.check_settled()
+        lease, server = PassLease.of_import(request.body), self._server
+        with server.lock:
+            server.leases.check(lease)
+        server.check_settled()
         body = {"id": "", "is_read": True, **request.body}
         name, id, is_read = (
             need(body, "table", str),
             need(body, "id", str),
             need(body, "is_read", bool),
         )
-        table = self._server.table(name)
-        self._staged[name] = StagedRows.of(self._server, table, id, is_read=is_read)
+        staged = StagedRows.of(server, server.table(name), id, is_read=is_read)
+        staged.is_of_pass = lease is not None
+        self._staged[name] = staged
 
     def _staged_rows(self, request: Request) -> StagedRows:
         """Raises NotReady: of another import, or none: this server was restarted, say."""
         name, id = need(request.body, "table", str), request.body.get("id")
-        if name not in self._staged or id not in (None, self._staged[name].id):
+        staged = self._staged.get(name)
+        if staged is None or not staged.is_named(id):
             raise NotReady(f"import: expected import.begin of table {name!r} first")
-        return self._staged[name]
+        return staged
 
     def _stamp(self, request: Request) -> Stamp:
         name, time = need(request.body, "table", str), need(request.body, "time", int)
@@ -269,7 +275,10 @@ class ImportHandlers:
         self._server.check_rows(staged=list(self._staged.values()))
 
     def _on_discard(self, request: Request) -> None:
-        self._staged.pop(need(request.body, "table", str), None)
+        name = need(request.body, "table", str)
+        staged = self._staged.get(name)
+        if staged is not None and staged.is_named(request.body.get("id")):
+            self._staged.pop(name, None)
 
     def _on_prepare(self, request: Request) -> Reply | Deferred:
         server, id = self._server, need(request.body, "id", str)
@@ -280,7 +289,8 @@ class ImportHandlers:
             rows = {name: self._staged[name].rows for name in names}
             replace, blocks = need(request.body, "replace", bool), blocks_of(server, request)
             parts = {name: self._staged[name].parts for name in names}
-            server.prepare(PreparedImport(id, replace, rows, blocks, parts))
+            lease = PassLease.of_import(request.body)
+            server.prepare(PreparedImport(id, replace, rows, blocks, parts), lease)
             for name in names:
                 del self._staged[name]
         return server.journal.answered(Reply())

@@ -33,6 +33,7 @@ class StagedRows:
     pool: of the server.
     id: of the import, where its worker has named it.
     is_read: whether rows are read, or come twice, before the end of the import.
+    is_of_pass: the import ends a pass on a device, so that others may not add to it.
     parts: rows as they came, with those that are not in `rows`.
     wanted: (4096,) uint8: 1 for the buckets that this server owns.
     num_put: rows put so far; a key that comes twice counts twice. files: where they are from.
@@ -45,6 +46,7 @@ class StagedRows:
     pool: _core.Pool
     id: str = ""
     is_read: bool = True
+    is_of_pass: bool = False
     parts: list[RowPart] = field(default_factory=list)
     num_put: int = 0
     files: list[str] = field(default_factory=list)
@@ -58,6 +60,10 @@ class StagedRows:
         wanted[server.assignment.owned_buckets()] = 1
         rows = server.make_rows(table.schema)
         return cls(table.schema, rows, server.with_room, wanted, server.pool, id, is_read)
+
+    def is_named(self, id: object) -> bool:
+        """Whether a request with this id, None where it has none, is of this import."""
+        return id == self.id or (id is None and not self.is_of_pass)
 
     @property
     def layout(self) -> RowLayout:

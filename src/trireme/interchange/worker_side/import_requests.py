@@ -13,6 +13,7 @@ from trireme.errors import BadRequest, Corruption, DataError, TriremeError, Unav
 from trireme.interchange.formats.named_columns import checked
 from trireme.interchange.worker_side.dense_blocks import TIMEOUT_S, block_calls
 from trireme.protocol.block_messages import BlockTensors
+from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys, Split
 from trireme.protocol.wire import Array
 from trireme.rows.wide_rows import WideRows
@@ -40,6 +41,7 @@ def importing(
     id: str | None = None,
     decide: Callable[[str], bool] | None = None,
     is_read: bool = True,
+    lease: PassLease | None = None,
 ) -> Iterator[None]:
     """Rows that the block sends come into the tables when it ends without an error, and these
     tensors into the dense blocks; else none do.
@@ -47,21 +49,25 @@ def importing(
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     id: of the import, default a random one. decide: asks the coordinator whether the import of this
     id takes place; default: it does, unless it was ended already. is_read: whether its rows may be
-    read before its end, or come twice.
+    read before its end, or come twice. lease: of the pass on a device that the import ends.
+
+    Raises Leased: a pass of some worker has the rows. Fenced: this pass does not have them any
+    more.
     """
     id = id or new_id()
+    of_pass = {} if lease is None else {"lease": lease.to_wire()}
     for table in tables:
-        body = {"table": table, "id": id, "is_read": is_read}
+        body = {"table": table, "id": id, "is_read": is_read, **of_pass}
         client.servers.everywhere_current("import.begin", body)
     try:
         yield
-        body = {"id": id, "tables": list(tables), "replace": replace}
+        body = {"id": id, "tables": list(tables), "replace": replace, **of_pass}
         calls = block_calls(client, "import.prepare", body, blocks or {})
         client.servers.call_all(calls, TIMEOUT_S)
     except BaseException:
         try:
             for table in tables:
-                client.servers.everywhere("import.discard", {"table": table})
+                client.servers.everywhere("import.discard", {"table": table, "id": id})
             client.servers.finish("import", id, commit=False, timeout_s=client.timeout_s)
         except TriremeError as error:  # the next import, pull or push does it
             log.warning("import: the servers keep unfinished rows of %s: %s", tables, error)

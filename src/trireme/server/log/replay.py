@@ -43,6 +43,7 @@ def state_records(server: ServerState, attendance: Attendance) -> Iterator[Recor
         "pushes": streams.num_pushes,
         "pushes_at_load": streams.pushes_at_load,
         "settled": [tables.settled[0], dict(tables.settled[1])],
+        "lease": server.leases.state(),
         "staleness": list(streams.staleness.items()),
     }
     yield STATE, {"shard": state, "attendance": attendance.gone()}, ()
@@ -70,6 +71,7 @@ def install_state(server: ServerState, attendance: Attendance, body: Mapping[str
     server.pacing.install(state["paces"])
     id, parts = state["settled"]
     server.tables.settled = (id, dict(parts))
+    server.leases.install(state["lease"])
     attendance.install(body["attendance"])
 
 
@@ -152,7 +154,7 @@ def _replay_control(
         keys, gained = arrays
         table = server.table(body["table"])
         server.settle_some(table, body["id"], body["part"], body["first"], keys, gained)
-    elif method in ("ps.map", "ps.create_table", "ps.create_blocks"):
+    elif method in ("ps.map", "ps.create_table", "ps.create_blocks", "ps.lease", "ps.release"):
         request = Request(0, method, body, list(arrays), "log", "log", "", math.inf)
         RequestHandlers(server).handlers()[method](request)
     else:

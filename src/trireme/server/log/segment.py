@@ -19,7 +19,7 @@ from trireme.errors import BadRequest, Corruption
 from trireme.rpc import Limits, frames
 from trireme.rpc.frames import Array
 
-FORMAT = 6
+FORMAT = 7
 _MAGIC = b"TRIRELOG"
 _HEAD = struct.Struct("<8sIIQ16sQ")  # magic, format, flags, number, state, checksum
 _RECORD = struct.Struct("<QQQQ")  # bytes behind, their checksum, kept, checksum of these

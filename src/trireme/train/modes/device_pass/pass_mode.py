@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest, NotReady, TriremeError
+from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.clipping import clip_gradients
@@ -73,20 +74,34 @@ class DevicePass(Mode):
         self._import_id = ""  # of the last attempt to end
         self.last_push = outside.last_push
         self._enter()
-        self.rows: RowsOnDevice | None = None
-        rows_before = None if before is None else before.rows
-        if isinstance(source, WindowSize):
-            if rows_before is not None:
-                rows_before.close()
-            self.rows = None if self._is_over else RowsInWindow(setup, source, device)
-        elif self._is_over:
-            source.keys()  # reading may draw random numbers, as it did for the predecessor
-        else:
-            self.rows = PassRows(setup, source, device, rows_before)
         self._steps = None if setup.optimizer is None else DenseSteps(setup.optimizer)
         twin = None if self._steps is None else self._steps.twin
         self._dense = WorkerTrainedDense(self._client, setup.replica.dense, twin)
-        self._dense.adopt()
+        self.rows: RowsOnDevice | None = None
+        self._lease: PassLease | None = None
+        try:
+            if not self._is_over:
+                self._bring(source, device, None if before is None else before.rows)
+            elif not isinstance(source, WindowSize):
+                source.keys()  # reading may draw random numbers, as it did for the predecessor
+            self._dense.adopt()
+        except BaseException:
+            self._close()
+            raise
+
+    def _bring(
+        self, source: PassData | WindowSize, device: torch.device, before: RowsOnDevice | None
+    ) -> None:
+        """Have the servers keep the rows as they are for this pass, and begin to read them."""
+        setup = self._setup
+        self._lease = lease = passes.lease_of(self._client)
+        passes.take_lease(self._client, lease)
+        if isinstance(source, WindowSize):
+            if before is not None:
+                before.close()
+            self.rows = RowsInWindow(setup, source, device, lease)
+        else:
+            self.rows = PassRows(setup, source, device, before, lease)
 
     def _enter(self) -> None:
         note = PassNote(self.last_push.sequence, self._outside.num_steps)
@@ -138,6 +153,7 @@ class DevicePass(Mode):
         """Bring to the servers what the pass has trained, unless they have it."""
         client, timeout_s = self._client, self._client.timeout_s
         if self.rows is None or self.num_steps == self._steps_before:
+            self._release()
             return
         last = self._import_id  # its answer may have been lost
         if last and client.servers.finish("import", last, commit=False, timeout_s=timeout_s):
@@ -150,6 +166,16 @@ class DevicePass(Mode):
 
         self._import_id = self.rows.import_id()
         self.rows.give(self._import_id, blocks, decide)
+
+    def _release(self) -> None:
+        """Give the lease up, where no import ends it."""
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        try:
+            self._client.release(lease)
+        except TriremeError as error:  # it ends with the worker's next push, or its process
+            log.warning("pass on a device: a server may keep the lease of %s: %s", lease, error)
 
     def abandon_device_pass(self) -> Mode:
         self._close()
@@ -168,6 +194,7 @@ class DevicePass(Mode):
         if self.rows is not None:
             self.rows.close()
             self.rows = None
+        self._release()
 
     def open(self) -> None:
         """Nothing: the mode between passes has."""

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from trireme.device import BlockLayout, RowBlock
+from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys, rows_or_new
@@ -38,8 +39,9 @@ class PassRows(RowsOnDevice):
         data: PassData,
         device: torch.device,
         before: RowsOnDevice | None,
+        lease: PassLease,
     ) -> None:
-        super().__init__(setup, device)
+        super().__init__(setup, device, lease)
         self._next: NextPass | None = None
         self._end: Moment | None = None  # where a pass follows
         ahead = before._take_ahead(data, self._begin) if isinstance(before, PassRows) else None

@@ -13,6 +13,7 @@ from trireme.device import BlockLayout
 from trireme.errors import BadRequest
 from trireme.interchange.worker_side.import_requests import importing, new_id, send_wide_rows
 from trireme.protocol.block_messages import BlockTensors
+from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys
 from trireme.rows.wide_rows import WideRows
 from trireme.table import RowClassId
@@ -40,7 +41,9 @@ class Moment(NamedTuple):
 
 
 class RowsOnDevice:
-    """blocks: by row class.
+    """lease: of the pass.
+
+    blocks: by row class.
 
     can_give_again: an end that failed may be repeated.
     lookahead: batches that are planned ahead of the one that is trained on, at least.
@@ -51,8 +54,8 @@ class RowsOnDevice:
     lookahead = 0
     staged: str | None = None
 
-    def __init__(self, setup: TrainingSetup, device: torch.device) -> None:
-        self._cluster, self._device = setup.cluster, device
+    def __init__(self, setup: TrainingSetup, device: torch.device, lease: PassLease) -> None:
+        self._cluster, self._device, self._lease = setup.cluster, device, lease
         self._client, self._pool = setup.cluster.client, setup.cluster.pool
         self._schemas = {table.name: table.schema for table in setup.tables}
         self._begin = self._moment()
@@ -111,7 +114,9 @@ class RowsOnDevice:
         )
 
     def check_unchanged(self) -> None:
-        """Raises BadRequest: somebody else has changed rows since the beginning."""
+        """Raises BadRequest: rows have changed since the beginning, as by a push that a server was
+        applying when it gave the lease.
+        """
         now = self._moment().marks
         if changed := [n for n, marks in self._begin.marks.items() if have_changed(marks, now[n])]:
             raise BadRequest(
@@ -139,6 +144,7 @@ class RowsOnDevice:
             id=id,
             decide=decide,
             is_read=False,
+            lease=self._lease,
         ):
             for class_id, keys, rows in self._changed():
                 send_wide_rows(self._client, class_id, keys, rows, self._pool, id)

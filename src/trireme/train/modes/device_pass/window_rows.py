@@ -22,6 +22,7 @@ from trireme.device import BlockLayout, RowBlock
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.interchange.worker_side.import_requests import importing, new_id, send_wide_rows
 from trireme.protocol.block_messages import BlockTensors
+from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys
 from trireme.rows.wide_rows import WideRows
 from trireme.table import RowClassId
@@ -40,8 +41,10 @@ class RowsInWindow(RowsOnDevice):
 
     can_give_again = False
 
-    def __init__(self, setup: TrainingSetup, size: WindowSize, device: torch.device) -> None:
-        super().__init__(setup, device)
+    def __init__(
+        self, setup: TrainingSetup, size: WindowSize, device: torch.device, lease: PassLease
+    ) -> None:
+        super().__init__(setup, device, lease)
         self.lookahead = size.batches
         self._num_bytes = size.num_bytes
         self._planned = threading.Condition()
@@ -59,6 +62,7 @@ class RowsInWindow(RowsOnDevice):
                 blocks=self._blocks_at_end,
                 id=self._id,
                 decide=lambda id: self._decide is not None and self._decide(id),
+                lease=lease,
             )
         )
         self.staged = self._id
