@@ -87,11 +87,14 @@ class RowTier:
         self._tables: list[_TieredTable] = []
         self._numbers = itertools.count(1)
         self._num_pushes = itertools.count(1)
-        self._lock = Lock()
+        self._lock = Lock()  # guards the tables and their parts; held while rows leave memory
+        self._divider: Thread | None = None
+        self._divides = Lock()  # held while a thread divides
         self._locks: list[int] = []
         self._folders: list[Path] = []
         self._announced: queue.Queue[_Announced | None] = queue.Queue(_ANNOUNCED_MAX)
         self._fetcher: Thread | None = None
+        self._fetcher_lock = Lock()
         self._pulled: dict[tuple[int, ...], None] = {}  # the oldest first
         self._pulled_lock = Lock()
         self.num_dropped = 0
@@ -110,9 +113,12 @@ class RowTier:
                 while True:
                     self._announced.get_nowait()
             self._announced.put(None)
-            self._fetcher.join(_CLOSE_S)
-            if self._fetcher.is_alive():
-                log.warning("rows are still being fetched after %g s: the disk hangs", _CLOSE_S)
+        for thread in (self._fetcher, self._divider):
+            if thread is None:
+                continue
+            thread.join(_CLOSE_S)
+            if thread.is_alive():
+                log.warning("%s has not ended in %g s: the disk hangs", thread.name, _CLOSE_S)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)  # what is left is removed at the next start
         for lock in self._locks:
@@ -185,7 +191,7 @@ class RowTier:
             for rows, keys in wanted:
                 if len(keys):  # perhaps of an earlier batch with the same keys
                     self._pulled.pop(_signature(rows, keys), None)
-        with self._lock:
+        with self._fetcher_lock:
             if self._fetcher is None:
                 self._fetcher = Thread(target=self._fetch, name="trireme-fetch", daemon=True)
                 self._fetcher.start()
@@ -229,12 +235,21 @@ class RowTier:
         return next(table for table in self._tables if table.rows() is rows)
 
     def note_push(self) -> None:
-        """Divide the memory anew now and then, as rows come."""
-        if next(self._num_pushes) % _BALANCED_PUSHES == 0 and self._lock.acquire(blocking=False):
-            try:
+        """Divide the memory anew now and then, as rows come: in a thread, for rows that leave
+        memory wait for a disk, and who calls this may hold what every request needs.
+        """
+        if next(self._num_pushes) % _BALANCED_PUSHES or not self._divides.acquire(blocking=False):
+            return
+        self._divider = Thread(target=self._divide_once, name="trireme-divide", daemon=True)
+        self._divider.start()
+
+    def _divide_once(self) -> None:
+        """Requires: `_divides`, which is released."""
+        try:
+            with self._lock:
                 self._divide_anew()
-            finally:
-                self._lock.release()
+        finally:
+            self._divides.release()
 
     def with_room(self, change: Callable[[], _T]) -> _T:
         """change(), which changes rows and may be repeated. If it finds no room, the memory is
