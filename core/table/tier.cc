@@ -29,7 +29,7 @@ constexpr std::size_t kNumReads = 64, kNumReadsMin = 2, kReadPagesMin = 16;
 constexpr std::chrono::milliseconds kLookAgain{1};  // for room that other calls give up
 constexpr std::size_t kIndexBytesPerRow = 8;        // of the index of rows in memory
 
-ssd::PageLogConfig log_config(const TierConfig& config, std::size_t row_bytes) {
+ssd::PageLogConfig log_config(const TierConfig& config, std::size_t row_bytes) noexcept {
   const std::size_t page_bytes = ssd::page_bytes_for(row_bytes);
   const std::size_t buffer_pages = std::max(config.buffer_bytes / page_bytes, kBufferPagesMin);
   const std::size_t read_pages =
@@ -65,6 +65,11 @@ Tier::Tier(Table& table, const TierConfig& config)
                 "Table: expected a budget of at least " + std::to_string(own + own / 8) +
                     " bytes for a table with an SSD tier, found " + std::to_string(memory_bytes_));
   }
+}
+
+std::size_t Tier::buffer_bytes(const TierConfig& config, std::size_t row_bytes) noexcept {
+  const ssd::PageLogConfig log = log_config(config, row_bytes);
+  return log.num_buffers * log.buffer_pages * log.page_bytes + log.spare_bytes;
 }
 
 StripeMutex& Tier::mutex_of_stripe(std::uint32_t stripe) const noexcept {

@@ -59,6 +59,9 @@ class Tier {
   // those of the devices.
   Tier(Table& table, const TierConfig& config);
 
+  // What buffers and reads take at all times.   row_bytes: of the largest class.
+  static std::size_t buffer_bytes(const TierConfig& config, std::size_t row_bytes) noexcept;
+
   struct Need {
     std::size_t rows = 0;        // of any class
     std::size_t bytes = 0;       // to find them

@@ -34,13 +34,12 @@ from trireme.errors import (
     writing,
 )
 from trireme.protocol.wire import Array
-from trireme.rows.core_table import WRITE_BUFFERS, buffer_bytes, make_core_table
+from trireme.rows.core_table import buffer_bytes, make_core_table, needed_bytes, own_bytes
 from trireme.table import TableSchema
 
 log = logging.getLogger("trireme.server")
 
 _PREFIX, _LOCK = "trireme-rows-", "lock"
-_TABLE_BYTES = 9 << 18  # that a new table takes beside its buffers, about
 _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
 _ANNOUNCED_MAX = 32  # announcements that wait
@@ -59,12 +58,14 @@ _Announced = Sequence[tuple[_core.Table, Array]]  # tables, and (K,) uint64 keys
 class _TieredTable:
     """name: of the table; one that is loaded or imported has two for a while.
     memory_bytes: that its declaration gives it; None: a part of the server's.
+    row_bytes: of the largest row class.
     folders: where its segments are, one in each of `RowTier.roots`.
     """
 
     rows: Callable[[], _core.Table | None]
     name: str
     memory_bytes: int | None
+    row_bytes: int
     folders: list[Path]
 
 
@@ -140,14 +141,15 @@ class RowTier:
         with self._lock:
             number = next(self._numbers)
             folders = [folder / f"table-{number}" for folder in self._folders]
-            new = _TieredTable(_no_rows, schema.name, memory, folders)
+            row_bytes = max(make_core_table(schema).class_bytes)
+            new = _TieredTable(_no_rows, schema.name, memory, row_bytes, folders)
             tables = self._living()
             parts = self._parts([*tables, new])
             self._set_parts(tables, parts)
             for path in folders:
                 with writing(f"--ssd_dir: cannot use {path}"):
                     path.mkdir()
-            write_bytes, read_bytes = self._buffers(memory)
+            write_bytes, read_bytes = buffer_bytes(self._memory_of(new))
             rows = make_core_table(
                 schema,
                 ssd=[_core.SsdDevice(str(path), self.io) for path in folders],
@@ -273,14 +275,14 @@ class RowTier:
             return False
         return True
 
-    def _buffers(self, memory: int | None) -> tuple[int, int]:
-        return buffer_bytes((memory if memory is not None else self.memory_bytes) or 0)
+    def _memory_of(self, table: _TieredTable) -> int:
+        """That it has alone, or shares with others."""
+        return (self.memory_bytes if table.memory_bytes is None else table.memory_bytes) or 0
 
     def _own_bytes(self, table: _TieredTable) -> int:
         """What a table takes beside rows."""
         if (rows := table.rows()) is None:
-            write_bytes, read_bytes = self._buffers(table.memory_bytes)
-            return _TABLE_BYTES + WRITE_BUFFERS * write_bytes + read_bytes
+            return own_bytes(self._memory_of(table), table.row_bytes)
         assert rows.tier is not None
         return rows.tier["own_bytes"]
 
@@ -313,7 +315,7 @@ class RowTier:
         owns = [self._own_bytes(tables[i]) for i in numbers]
         rows = [tables[i].rows() for i in numbers]
         sizes = [0 if table is None else table.rows * table.row_bytes for table in rows]
-        needed = [own + own // 8 + 1 for own in owns]
+        needed = [needed_bytes(own) for own in owns]
         rest = num_bytes - sum(needed)
         if rest < 0:
             raise ResourceExhausted(
