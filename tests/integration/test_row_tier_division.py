@@ -12,18 +12,11 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 
-import trireme as tr
 from tests.conditions import WAIT_S, wait_until
-from trireme import _core
-from trireme.optim import values_of_group
-from trireme.protocol.routing import BucketMap
-from trireme.protocol.wire import Push, TablePush
-from trireme.rpc import Request
+from tests.integration.pushed_server import PushedServer
 from trireme.server.row_tier import RowTier
-from trireme.server.state import ServerState
 
-MEMORY, DIM = 14 << 20, 8
-RULE = tr.optim.SGD(lr=1.0)
+MEMORY = 14 << 20
 
 
 @dataclass
@@ -47,29 +40,10 @@ class Disk:
         return slowed
 
 
-@dataclass
-class Server:
-    state: ServerState
-    tier: RowTier
-    disk: Disk
-    num_pushes: int = 0
-
-    def create(self, name: str) -> None:
-        self.state.create_table(tr.Table(name, dim=DIM, optimizer=RULE).schema)
-
-    def push(self, name: str, keys: np.ndarray) -> None:
-        self.num_pushes += 1
-        gradients = np.ones((len(keys), DIM), np.float32)
-        push = Push(
-            stream=0, sequence=self.num_pushes, incarnation=1, step=0, staged=False,
-            computed_at=0, examples=8, position=(), time=0,
-            map_version=self.state.assignment.map().version,
-            tables=[TablePush(name, keys, gradients, values_of_group(RULE.group(), 1))],
-            blocks=None,
-        )  # fmt: skip
-        body, arrays = push.to_wire()
-        asked = Request(1, "ps.push", body, arrays, "test", "test", "", float("inf"))
-        self.state.push(push, asked)
+class Server(PushedServer):
+    def __init__(self, tier: RowTier, disk: Disk) -> None:
+        super().__init__(tier)
+        self.disk = disk
 
     def parts(self) -> dict[str, int]:
         tiers = {name: table.rows.tier for name, table in self.state.tables.items()}
@@ -79,15 +53,13 @@ class Server:
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     tier, disk = RowTier(MEMORY, [tmp_path]), Disk()
-    state = ServerState(_core.Pool(1), tier=tier)
-    state.assignment.adopt("", BucketMap.even(("a:1",)), 0)
-    server = Server(state, tier, disk)
+    server = Server(tier, disk)
     for name in ("large", "small"):
         server.create(name)
     monkeypatch.setattr(RowTier, "_set_parts", staticmethod(disk.slows(tier._set_parts)))
     yield server
     disk.may_go.set()
-    state.tables.clear()
+    server.state.tables.clear()
     tier.close()
 
 

@@ -313,6 +313,14 @@ class ServerState:
         served = (table.rows for table in list(self.tables.values()))
         self.limits.check_rows(chain(served, staged), num_marks)
 
+    def fetch_rows(self, push: Push) -> None:
+        """Bring the rows of a push that will be applied from SSD into memory, as far as there is
+        room: many at a time, where applying it reads those of a few buckets after the other.
+        """
+        if self.tier is not None:
+            for part in push.tables:
+                self.table(part.table).rows.fetch(part.keys, self.pool)
+
     def stage_or_apply(self, push: Push) -> None:
         """Stage or apply a push that has been checked and recorded."""
         if push.staged:
