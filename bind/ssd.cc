@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "store/ssd/device.h"
+#include "store/ssd/page.h"
 #include "table.h"
 
 namespace trireme::bind {
@@ -143,6 +144,17 @@ Raises BadRequest: its number or name is taken. Corruption: the file is too smal
 }
 
 void register_ssd(nb::module_& m) {
+  m.def("ssd_page_bytes", &ssd::page_bytes_for, "row_bytes"_a,
+        "Bytes of a page with rows on SSD. row_bytes: of the largest row class of its table.");
+  m.def(
+      "ssd_buffer_bytes",
+      [](std::size_t row_bytes, std::size_t buffer_bytes, std::size_t read_bytes) {
+        return Tier::buffer_bytes({.buffer_bytes = buffer_bytes, .read_bytes = read_bytes},
+                                  row_bytes);
+      },
+      "row_bytes"_a, "buffer_bytes"_a, "read_bytes"_a,
+      "Bytes that buffers and reads of a table with rows on SSD take at all times. row_bytes: of "
+      "its largest row class. buffer_bytes, read_bytes: as for Table.");
   nb::class_<ssd::Device>(m, "SsdDevice", "A folder where tables keep rows that are used seldom.")
       .def(nb::new_(&open_device), "folder"_a, "io"_a, "num_threads"_a = 32,
            R"(folder: exists; the rows of one table at a time lie in it.

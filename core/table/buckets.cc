@@ -4,6 +4,7 @@
 #include <cstring>
 #include <mutex>
 #include <shared_mutex>
+#include <type_traits>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -106,15 +107,60 @@ BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since,
   BucketContent content;
   if (tier_ == nullptr) {
     std::shared_lock lock(mutex_of(bucket));
-    fill(content, bucket, since, removed_since, {});
-  } else {
-    tier_->read_bucket(
-        bucket, [&](std::uint32_t version) { return since == 0 || version > since; },
-        [&](std::span<const ssd::ColdRows::Place> places) {
-          fill(content, bucket, since, removed_since, places);
-        });
+    fill(content, bucket, since, removed_since, 0);
+    return content;
   }
+  std::size_t num_copied = 0;
+  const auto keep = [&](std::uint32_t version) { return since == 0 || version > since; };
+  const auto copy = [&](const Tier::Place& place) {
+    if (!keep(classes_[place.row_class].stamp(place.row).version)) return false;
+    if (num_copied == content.keys.size()) {
+      const std::size_t num_rows = since == 0 ? num_rows_of(bucket) : 0;
+      resize(content, num_copied, std::max(num_rows, num_copied + num_copied / 4 + 16));
+    }
+    write_row(content, num_copied++, place.row, place.row_class);
+    return true;
+  };
+  tier_->scan_bucket(bucket,
+                     {.keep = keep, .copy = copy, .end = [&](std::span<const char> is_there) {
+                        fill(content, bucket, since, removed_since, keep_rows(content, is_there));
+                      }});
   return content;
+}
+
+// Gives the content memory for so many rows, of which the first stay.
+void Table::resize(BucketContent& content, std::size_t num_kept, std::size_t num_rows) const {
+  const auto move = [](auto& array, std::size_t kept, std::size_t size) {
+    auto other = std::remove_reference_t<decltype(array)>(size);
+    std::copy_n(array.data(), kept, other.data());
+    array = std::move(other);
+  };
+  move(content.keys, num_kept, num_rows);
+  move(content.classes, num_kept, num_rows);
+  move(content.rows, num_kept * row_bytes(), num_rows * row_bytes());
+}
+
+void Table::write_row(BucketContent& content, std::size_t i, const std::byte* row,
+                      int row_class) const {
+  content.keys[i] = key_of_row(row);
+  content.classes[i] = static_cast<std::uint8_t>(row_class);
+  classes_[row_class].write_wide(row, content.rows.data() + i * row_bytes());
+}
+
+// Forgets rows of the content. Returns the number of the others, which are the first then.
+std::size_t Table::keep_rows(BucketContent& content, std::span<const char> is_kept) const {
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < is_kept.size(); ++i) {
+    if (is_kept[i] == 0) continue;
+    if (n != i) {
+      content.keys[n] = content.keys[i];
+      content.classes[n] = content.classes[i];
+      std::copy_n(content.rows.data() + i * row_bytes(), row_bytes(),
+                  content.rows.data() + n * row_bytes());
+    }
+    ++n;
+  }
+  return n;
 }
 
 BucketContent Table::snapshot_in_memory(std::uint32_t bucket, std::uint32_t removed_since) const {
@@ -122,43 +168,31 @@ BucketContent Table::snapshot_in_memory(std::uint32_t bucket, std::uint32_t remo
   const Tier& tier = need_tier("snapshot_in_memory");
   BucketContent content;
   std::shared_lock lock(mutex_of(bucket));
-  fill(content, bucket, 0, removed_since, {});
+  fill(content, bucket, 0, removed_since, 0);
   tier.save_places(bucket, content.places);
   return content;
 }
 
-// Requires: the stripe's lock.   on_ssd: the bucket's rows there; others than those that changed
-// since may be among them.
+// Adds to the content what is in memory. Requires: the stripe's lock.   num_copied: rows that it
+// has already.
 void Table::fill(BucketContent& content, std::uint32_t bucket, std::uint32_t since,
-                 std::uint32_t removed_since, std::span<const ssd::ColdRows::Place> on_ssd) const {
+                 std::uint32_t removed_since, std::size_t num_copied) const {
   if (removed_since != 0) {
     const std::uint32_t known = since == 0 ? removed_.known_since(bucket) : 0;
     content.removed_since = std::max(removed_since, known);
     content.removed = removed_.since(bucket, content.removed_since);
   }
   const std::vector<Arena::Ref> refs = refs_since(bucket, since);
-  const std::size_t size = refs.size() + on_ssd.size();
-  content.keys = Array<std::uint64_t>(size);
-  content.classes = Array<std::uint8_t>(size);
-  content.rows = Array<std::uint8_t>(size * row_bytes());
-  const auto write = [&](std::size_t i, const std::byte* row, int row_class) {
-    content.keys[i] = key_of_row(row);
-    content.classes[i] = static_cast<std::uint8_t>(row_class);
-    classes_[row_class].write_wide(row, content.rows.data() + i * row_bytes());
-  };
+  const std::size_t size = num_copied + refs.size();
+  if (content.keys.size() < size) resize(content, num_copied, size);
   const std::size_t bytes_ahead = std::min<std::size_t>(arenas_.row_bytes(), 256);
   for_rows(arenas_, classes_.layouts(), refs, from_start, bytes_ahead,
            [&](std::size_t i, const RowLayout&, const std::byte* row) {
-             write(i, row, arenas_.class_of(refs[i]));
+             write_row(content, num_copied + i, row, arenas_.class_of(refs[i]));
            });
-  std::size_t num_rows = refs.size();
-  for (const auto& place : on_ssd) {
-    if (since != 0 && classes_[place.row_class].stamp(place.row).version <= since) continue;
-    write(num_rows++, place.row, place.row_class);
-  }
-  content.keys.truncate(num_rows);
-  content.classes.truncate(num_rows);
-  content.rows.truncate(num_rows * row_bytes());
+  content.keys.truncate(size);
+  content.classes.truncate(size);
+  content.rows.truncate(size * row_bytes());
   for (const auto& [stream, marks] : marks_.streams()) {
     const std::uint64_t mark = (*marks)[bucket];
     if (mark > 0) content.marks.emplace_back(stream, mark);

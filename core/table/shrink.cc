@@ -56,8 +56,8 @@ Table::Shrunk Table::shrink(std::uint32_t bucket, const DataTime& now, std::uint
 
 // Shrinks a bucket that is over its limit: removes the rows whose last push is longest ago. Ties
 // are broken by a hash of key and marks: the same on every machine, but not always the same keys.
-// Returns the number of rows removed.   on_ssd: all the bucket's rows there. Requires: the stripe's
-// lock.
+// Returns the number of rows removed.   on_ssd: the bucket's rows there, but for those of damaged
+// pages, which do not count. Requires: the stripe's lock.
 std::size_t Table::evict(std::uint32_t bucket, std::span<const Tier::Place> on_ssd) {
   if (!max_rows_of_bucket_ || num_rows_of(bucket) <= *max_rows_of_bucket_) return 0;
   std::uint64_t draw = 0;
@@ -72,6 +72,7 @@ std::size_t Table::evict(std::uint32_t bucket, std::span<const Tier::Place> on_s
                .draw = mix64(key_of_row(row) ^ mix64(draw)),
                .row = i};
   };
+  if (rows.size() <= *max_rows_of_bucket_) return 0;  // the others cannot be read
   for_rows(arenas_, classes_.layouts(), refs, from_start, arenas_.row_bytes(), note);
   for (std::size_t i = 0; i < on_ssd.size(); ++i) {
     note(refs.size() + i, classes_[on_ssd[i].row_class], on_ssd[i].row);

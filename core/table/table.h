@@ -307,6 +307,9 @@ class Table {
   struct Step;
   void check_columns(const PushColumns& columns, std::size_t num_keys) const;
   std::size_t update_stripe(std::uint32_t stripe, const Group& group, const Step& step);
+  std::size_t update_locked(std::uint32_t stripe, const Group& group, const Step& step,
+                            std::uint64_t applied);
+  std::uint64_t buckets_over_limit(std::uint32_t stripe) const noexcept;
   std::size_t apply_group(const Group& group, const Step& step);
   bool admits(std::uint64_t key, std::size_t position, const Step& step) noexcept;
   void insert_rows(Selection& absent, std::span<Arena::Ref> rows, Arenas::Reservation& reservation,
@@ -332,7 +335,10 @@ class Table {
   std::vector<std::pair<StreamMarks*, std::uint64_t>> changed_marks(std::uint32_t bucket,
                                                                     const BucketView& content);
   void fill(BucketContent& content, std::uint32_t bucket, std::uint32_t since,
-            std::uint32_t removed_since, std::span<const ssd::ColdRows::Place> on_ssd) const;
+            std::uint32_t removed_since, std::size_t num_copied) const;
+  void resize(BucketContent& content, std::size_t num_kept, std::size_t num_rows) const;
+  void write_row(BucketContent& content, std::size_t i, const std::byte* row, int row_class) const;
+  std::size_t keep_rows(BucketContent& content, std::span<const char> is_kept) const;
   std::vector<Arena::Ref> refs_since(std::uint32_t bucket, std::uint32_t since) const;
   void insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept;
 

@@ -1,6 +1,7 @@
 #include "table/tier.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <thread>
 
@@ -26,10 +27,11 @@ constexpr std::size_t kWorthPercentMax = 95;
 constexpr std::size_t kNumBuffers = 4, kBufferPagesMin = 16;
 // Of what reads may take at any time: how many reads that is.
 constexpr std::size_t kNumReads = 64, kNumReadsMin = 2, kReadPagesMin = 16;
+constexpr std::size_t kCleaningReads = 1;  // more, which nobody promises: one thread cleans
 constexpr std::chrono::milliseconds kLookAgain{1};  // for room that other calls give up
 constexpr std::size_t kIndexBytesPerRow = 8;        // of the index of rows in memory
 
-ssd::PageLogConfig log_config(const TierConfig& config, std::size_t row_bytes) {
+ssd::PageLogConfig log_config(const TierConfig& config, std::size_t row_bytes) noexcept {
   const std::size_t page_bytes = ssd::page_bytes_for(row_bytes);
   const std::size_t buffer_pages = std::max(config.buffer_bytes / page_bytes, kBufferPagesMin);
   const std::size_t read_pages =
@@ -41,7 +43,7 @@ ssd::PageLogConfig log_config(const TierConfig& config, std::size_t row_bytes) {
           .buffer_pages = buffer_pages,
           .num_buffers = kNumBuffers,
           .read_pages = read_pages,
-          .spare_bytes = num_reads * read_pages * page_bytes,
+          .spare_bytes = (num_reads + kCleaningReads) * read_pages * page_bytes,
           .timeout = config.timeout};
 }
 
@@ -65,6 +67,11 @@ Tier::Tier(Table& table, const TierConfig& config)
                 "Table: expected a budget of at least " + std::to_string(own + own / 8) +
                     " bytes for a table with an SSD tier, found " + std::to_string(memory_bytes_));
   }
+}
+
+std::size_t Tier::buffer_bytes(const TierConfig& config, std::size_t row_bytes) noexcept {
+  const ssd::PageLogConfig log = log_config(config, row_bytes);
+  return log.num_buffers * log.buffer_pages * log.page_bytes + log.spare_bytes;
 }
 
 StripeMutex& Tier::mutex_of_stripe(std::uint32_t stripe) const noexcept {
@@ -109,10 +116,20 @@ std::size_t Tier::bytes_beside_rows() const noexcept {
   return n;
 }
 
-// Of the pages that are read, or will be: what the log does not keep for them at any time.
+// What is kept at any time for reads that were promised.
+std::size_t Tier::spare_bytes() const noexcept {
+  return log_.spare_bytes() - kCleaningReads * log_.read_pages() * log_.page_bytes();
+}
+
+// Of the pages that are read, or will be: what is not kept for them at any time.
 std::size_t Tier::read_bytes_beyond_spare() const noexcept {
   const std::size_t promised = promised_read_bytes_;
-  return promised - std::min(promised, log_.spare_bytes());
+  return promised - std::min(promised, spare_bytes());
+}
+
+// Whether what is kept for reads is enough, when other reads have ended.
+bool Tier::is_kept_for(const Need& need) const noexcept {
+  return need.rows + need.bytes == 0 && need.read_bytes <= spare_bytes();
 }
 
 Tier::Memory Tier::memory() const {
@@ -151,7 +168,13 @@ Tier::Room Tier::make_room(const Need& need, Wait wait) {
   const auto deadline = std::chrono::steady_clock::now() + log_.timeout();
   for (;;) {
     Room room(*this, need);
-    if (find_room()) return room;
+    if (is_kept_for(need) && promised_read_bytes_ <= spare_bytes()) return room;
+    try {
+      if (find_room()) return room;
+    } catch (const Error&) {
+      const bool is_late = std::chrono::steady_clock::now() > deadline;
+      if (!is_kept_for(need) || wait == Wait::kNo || is_late) throw;
+    }
     const Need others{.rows = promised_rows_ - need.rows,
                       .bytes = promised_bytes_ - need.bytes,
                       .read_bytes = promised_read_bytes_ - need.read_bytes};
@@ -384,7 +407,8 @@ void Tier::clean() {
     clean_left_ = victim->num_pages;
     clean_generation_ = log_.generation(clean_next_);
   }
-  std::vector<ssd::Position> positions(std::min(clean_left_, kPagesCleaned));
+  std::vector<ssd::Position> positions(
+      std::min({clean_left_, kPagesCleaned, kCleaningReads * log_.read_pages()}));
   std::iota(positions.begin(), positions.end(), clean_next_);
   ssd::PagesRead read;
   try {

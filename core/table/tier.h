@@ -17,9 +17,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -46,7 +46,7 @@ struct TierConfig {
   std::uint32_t number = 0;                           // of the table, in its pages
   std::size_t segment_bytes = std::size_t{64} << 20;
   std::size_t buffer_bytes = std::size_t{1} << 20;  // written at once
-  std::size_t read_bytes = std::size_t{16} << 20;   // of reads under way, without a promise
+  std::size_t read_bytes = std::size_t{16} << 20;   // of reads, kept for them at all times
   std::chrono::milliseconds timeout{30000};         // of a device
 };
 
@@ -58,6 +58,9 @@ class Tier {
   // The table outlives it. Errors: kBadRequest: the budget is below what the tier itself needs; and
   // those of the devices.
   Tier(Table& table, const TierConfig& config);
+
+  // What buffers and reads take at all times.   row_bytes: of the largest class.
+  static std::size_t buffer_bytes(const TierConfig& config, std::size_t row_bytes) noexcept;
 
   struct Need {
     std::size_t rows = 0;        // of any class
@@ -78,7 +81,9 @@ class Tier {
     Need need_;
   };
   // Moves rows to SSD as far as that is needed, and waits for what other calls give up as long as
-  // for a device. Requires: no lock of the table is held; whoever waits has no room.
+  // for a device. What only reads, and no more than is kept for reads, needs no row to leave: then
+  // it waits for other reads also if the devices take no row. Requires: no lock of the table is
+  // held; whoever waits has no room.
   // Errors: kResourceExhausted: the budget is too small, or the devices are full; kUnavailable,
   // kDeadlineExceeded.
   enum class Wait { kNo, kYes };
@@ -124,14 +129,22 @@ class Tier {
   // Whether a key that has no row in memory may have one on SSD. Requires: the stripe's lock.
   bool may_have(std::uint64_t key) const { return cold_.may_have(key); }
   // Calls visit(i, row, row_class) under a lock for the row of each key, wherever it is; row is
-  // null if the key has none.
-  template <class Visit>
-  void read(std::span<const std::uint64_t> keys, const Visit& visit) const;
+  // null if the key has none. Errors: those of make_room; a page that cannot be read.
+  using VisitRow = std::function<void(std::size_t i, const std::byte* row, int row_class)>;
+  void read(std::span<const std::uint64_t> keys, const VisitRow& visit);
 
-  // Calls function(places) under the stripe's shared lock with the rows of a bucket that are on
-  // SSD. keep: see ColdRows::for_rows.
-  template <class Keep, class Function>
-  void read_bucket(std::uint32_t bucket, const Keep& keep, const Function& function) const;
+  // Reads the rows of a bucket that are on SSD, some pages at a time: copies them, and says at the
+  // end which of the copies have stayed what they were. All is called under the stripe's shared
+  // lock. Errors: as for read().
+  struct Scan {
+    // Whether to read a page whose newest version this is.
+    std::function<bool(std::uint32_t version)> keep;
+    // Copies a row, or does without it and returns false.
+    std::function<bool(const Place&)> copy;
+    // is_there: of each copy, in order.
+    std::function<void(std::span<const char> is_there)> end;
+  };
+  void scan_bucket(std::uint32_t bucket, const Scan& scan);
 
   // Forgets the rows of a bucket on SSD. Requires: the stripe's lock.
   void clear(std::uint32_t bucket) noexcept { cold_.clear(bucket); }
@@ -206,8 +219,10 @@ class Tier {
                 std::optional<For> what) const;
   void note_use(Arena::Ref ref, For what) const noexcept;
   std::size_t num_rows_in_memory() const;
-  ssd::PagesRead read_pages(std::vector<ssd::Position> positions) const;
+  bool is_kept_for(const Need& need) const noexcept;
+  std::size_t spare_bytes() const noexcept;
   class Gathering;
+  class Scanner;
   const std::byte* row_in_memory(std::uint64_t key) const noexcept;
   int class_of(const std::byte* row) const noexcept;
   class Fetcher;
@@ -245,51 +260,5 @@ struct Tier::Bucket {
   std::vector<Room> rooms;
   Lock lock;
 };
-
-template <class Visit>
-void Tier::read(std::span<const std::uint64_t> keys, const Visit& visit) const {
-  std::vector<std::size_t> left(keys.size());
-  std::iota(left.begin(), left.end(), std::size_t{0});
-  for (std::vector<ssd::PagesRead> reads; !left.empty();) {
-    std::vector<ssd::Position> wanted;
-    std::size_t num_left = 0;
-    for (const std::size_t i : left) {
-      std::shared_lock lock(mutex_of_stripe(stripe_of_hash(mix64(keys[i]))));
-      if (const std::byte* row = row_in_memory(keys[i]); row != nullptr) {
-        visit(i, row, class_of(row));
-        continue;
-      }
-      Place place;
-      switch (cold_.find(keys[i], reads, place, wanted)) {
-        case ssd::ColdRows::Found::kHere:
-          visit(i, place.row, place.row_class);
-          break;
-        case ssd::ColdRows::Found::kAbsent:
-          visit(i, static_cast<const std::byte*>(nullptr), 0);
-          break;
-        case ssd::ColdRows::Found::kUnread:
-          left[num_left++] = i;
-      }
-    }
-    left.resize(num_left);
-    if (!left.empty()) reads.push_back(read_pages(std::move(wanted)));
-  }
-}
-
-template <class Keep, class Function>
-void Tier::read_bucket(std::uint32_t bucket, const Keep& keep, const Function& function) const {
-  for (std::vector<ssd::PagesRead> reads;;) {
-    std::vector<ssd::Position> wanted;
-    {
-      std::shared_lock lock(mutex_of_stripe(bucket / kBucketsPerStripe));
-      Places places;
-      if (cold_.for_rows(bucket, reads, wanted, keep,
-                         [&](const Place& place) { places.push_back(place); })) {
-        return function(places);
-      }
-    }
-    reads.push_back(read_pages(std::move(wanted)));
-  }
-}
 
 }  // namespace trireme

@@ -1,7 +1,9 @@
 // Tier: finds the rows of keys, wherever they are, and brings them into memory.
 #include <algorithm>
 #include <deque>
+#include <numeric>
 #include <optional>
+#include <unordered_map>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -23,11 +25,6 @@ void sort_distinct(std::vector<ssd::Position>& positions) {
 }
 
 }  // namespace
-
-ssd::PagesRead Tier::read_pages(std::vector<ssd::Position> positions) const {
-  sort_distinct(positions);
-  return log_.read(std::move(positions));
-}
 
 // What a call that locks rows has read for them, and room for it. Nobody waits for room while it
 // has some, or two calls could wait for each other: who does not get more at once gives up what it
@@ -216,13 +213,12 @@ Tier::Lock Tier::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> 
 
 Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
-  const auto all = [](std::uint32_t) { return true; };
   Gathering gathering(*this);
   for (;;) {
     Lock lock(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
     std::vector<ssd::Position> wanted;
     Places places;
-    if (cold_.for_rows(bucket, gathering.reads, wanted, all,
+    if (cold_.for_rows(bucket, gathering.reads, wanted,
                        [&](const Place& place) { places.push_back(place); })) {
       return {.on_ssd = std::move(places),
               .reads = std::move(gathering.reads),
@@ -231,6 +227,140 @@ Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
     }
     lock.lock_.unlock();
     gathering.read(std::move(wanted), 0);
+  }
+}
+
+void Tier::read(std::span<const std::uint64_t> keys, const VisitRow& visit) {
+  std::vector<std::size_t> left(keys.size());
+  std::iota(left.begin(), left.end(), std::size_t{0});
+  Room room;
+  for (ssd::PagesRead read; !left.empty();) {
+    std::vector<ssd::Position> wanted;
+    std::size_t num_left = 0;
+    for (const std::size_t i : left) {
+      if (wanted.size() >= log_.read_pages()) {
+        left[num_left++] = i;
+        continue;
+      }
+      std::shared_lock lock(mutex_of_stripe(stripe_of_hash(mix64(keys[i]))));
+      if (const std::byte* row = row_in_memory(keys[i]); row != nullptr) {
+        visit(i, row, class_of(row));
+        continue;
+      }
+      Place place;
+      const std::size_t num_wanted = wanted.size();
+      switch (cold_.find(keys[i], {&read, 1}, place, wanted)) {
+        case ssd::ColdRows::Found::kHere:
+          visit(i, place.row, place.row_class);
+          break;
+        case ssd::ColdRows::Found::kAbsent:
+          visit(i, nullptr, 0);
+          break;
+        case ssd::ColdRows::Found::kUnread:  // all its pages, for this read is given up
+          wanted.resize(num_wanted);
+          cold_.find(keys[i], {}, place, wanted);
+          left[num_left++] = i;
+      }
+    }
+    left.resize(num_left);
+    if (left.empty()) return;
+    sort_distinct(wanted);
+    read = ssd::PagesRead();
+    room = Room();
+    room = make_room({.read_bytes = log_.read_bytes(wanted.size())});
+    read = log_.read(std::move(wanted));
+  }
+}
+
+// What a scan has copied of a bucket. A page never changes, and rows that left one do not come
+// back: so a copy is good as long as the page is where it was, and has the row.
+class Tier::Scanner {
+ public:
+  Scanner(Tier& tier, std::uint32_t bucket, const Scan& scan)
+      : tier_(tier), bucket_(bucket), scan_(scan) {}
+
+  // Copies the rows of pages that were read. Returns others that are to be read. Requires: the
+  // stripe's lock.
+  std::vector<ssd::Position> copy(const ssd::PagesRead& read) {
+    std::vector<ssd::Position> wanted;
+    tier_.cold_.for_pages(
+        bucket_, {&read, 1}, wanted,
+        [&](ssd::Position position, std::uint32_t version) {
+          return scan_.keep(version) && !pages_.contains(position);
+        },
+        [&](ssd::Position position, const std::byte* page) { copy(position, page); });
+    if (wanted.empty()) wanted = forget_replaced();
+    return wanted;
+  }
+
+  // Requires: under the same lock copy() returned nothing.
+  void end() const {
+    std::vector<char> is_there(slots_.size());
+    for (const auto& [position, page] : pages_) {
+      for (std::size_t i = page.begin; i < page.end; ++i) {
+        is_there[i] = tier_.cold_.is_left(bucket_, page.number, position, slots_[i]) ? 1 : 0;
+      }
+    }
+    scan_.end(is_there);
+  }
+
+ private:
+  struct Page {
+    std::uint64_t generation;
+    ssd::PageNumber number;
+    std::size_t begin, end;  // of its copies
+  };
+
+  void copy(ssd::Position position, const std::byte* bytes) {
+    const ssd::PageHeader header = ssd::header_of(bytes);
+    const std::size_t begin = slots_.size();
+    tier_.cold_.for_rows_of_page(header, bytes, [&](const Place& place) {
+      if (scan_.copy(place)) slots_.push_back(place.slot);
+    });
+    pages_[position] = {.generation = tier_.log_.generation(position),
+                        .number = header.number,
+                        .begin = begin,
+                        .end = slots_.size()};
+  }
+
+  // Forgets pages whose segments are gone. Returns the positions of those that others lie at now.
+  std::vector<ssd::Position> forget_replaced() {
+    std::erase_if(pages_, [&](const auto& page) {
+      return tier_.log_.generation(page.first) != page.second.generation;
+    });
+    std::vector<ssd::Position> wanted;
+    tier_.cold_.for_pages(
+        bucket_, {}, wanted,
+        [&](ssd::Position position, std::uint32_t version) {
+          return scan_.keep(version) && !pages_.contains(position);
+        },
+        [](ssd::Position, const std::byte*) {});
+    return wanted;
+  }
+
+  Tier& tier_;
+  const std::uint32_t bucket_;
+  const Scan& scan_;
+  std::unordered_map<ssd::Position, Page> pages_;
+  std::vector<std::uint16_t> slots_;  // of the copies
+};
+
+void Tier::scan_bucket(std::uint32_t bucket, const Scan& scan) {
+  Scanner scanner(*this, bucket, scan);
+  Room room;
+  for (ssd::PagesRead read;;) {
+    std::vector<ssd::Position> wanted;
+    {
+      std::shared_lock lock(mutex_of_stripe(bucket / kBucketsPerStripe));
+      wanted = scanner.copy(read);
+      if (wanted.empty()) return scanner.end();
+    }
+    sort_distinct(wanted);
+    wanted.resize(std::min(wanted.size(), log_.read_pages()));
+    read = ssd::PagesRead();
+    room = Room();
+    room = make_room({.read_bytes = log_.read_bytes(wanted.size())});
+    read = log_.read(std::move(wanted));
   }
 }
 
@@ -303,7 +433,7 @@ class Tier::Fetcher {
   // Whether what is kept for reads has room for one more. Beyond that a thread reads no further
   // ahead.
   bool is_spare(std::size_t num_bytes) const noexcept {
-    return tier_.promised_read_bytes_ + num_bytes <= tier_.log_.spare_bytes();
+    return tier_.promised_read_bytes_ + num_bytes <= tier_.spare_bytes();
   }
 
   // None: the rows stay where they are, and can be read there. Whoever wants to change them waits.

@@ -160,37 +160,52 @@ void Table::check_columns(const PushColumns& columns, std::size_t num_keys) cons
 }
 
 std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const Step& step) {
-  const std::uint32_t first_bucket = stripe * kBucketsPerStripe;
   std::uint64_t over = 0;  // buckets over their limit, bit by bit
-  std::size_t num_keys = group.keys.size();
+  std::size_t num_keys = 0;
   {
     const Tier::Lock lock = lock_rows(stripe, group.keys);
     const std::uint64_t applied = step.advance.applied(stripe);
-    if (applied == ~std::uint64_t{0}) return 0;
-    if (applied != 0) step.advance.part(stripe);
-    if (applied == 0) {
-      num_keys = apply_group(group, step);
-    } else {
-      Selection remaining(group);
-      for (std::size_t i = 0; i < num_keys; ++i) {
-        const std::uint32_t bucket = bucket_of(group.keys[i]) % kBucketsPerStripe;
-        if ((applied >> bucket & 1) == 0) remaining.add(i);
-      }
-      num_keys = apply_group(remaining.group(), step);
-    }
-    step.advance.raise(stripe, applied);
-    for (std::uint32_t i = 0; max_rows_of_bucket_ && i < kBucketsPerStripe; ++i) {
-      const bool is_over = num_rows_of(first_bucket + i) > *max_rows_of_bucket_;
-      over |= std::uint64_t{is_over && (applied >> i & 1) == 0} << i;
-    }
+    if (~applied != 0) num_keys = update_locked(stripe, group, step, applied);
+    over = buckets_over_limit(stripe);
   }
-  // The push is applied and marked. If an eviction fails, the next push evicts.
+  // The push is applied and marked. If an eviction fails, the same push, repeated, evicts.
   for (; over != 0; over &= over - 1) {
-    const auto bucket = first_bucket + static_cast<std::uint32_t>(std::countr_zero(over));
+    const auto bucket =
+        stripe * kBucketsPerStripe + static_cast<std::uint32_t>(std::countr_zero(over));
     LockedBucket locked = lock_bucket(bucket);
     evict(bucket, locked.on_ssd());
   }
   return num_keys;
+}
+
+// Applies and marks what the buckets of a stripe lack. Requires: its lock.   applied: the buckets
+// that lack nothing, bit by bit.
+std::size_t Table::update_locked(std::uint32_t stripe, const Group& group, const Step& step,
+                                 std::uint64_t applied) {
+  std::size_t num_keys = 0;
+  if (applied == 0) {
+    num_keys = apply_group(group, step);
+  } else {
+    step.advance.part(stripe);
+    Selection remaining(group);
+    for (std::size_t i = 0; i < group.keys.size(); ++i) {
+      const std::uint32_t bucket = bucket_of(group.keys[i]) % kBucketsPerStripe;
+      if ((applied >> bucket & 1) == 0) remaining.add(i);
+    }
+    num_keys = apply_group(remaining.group(), step);
+  }
+  step.advance.raise(stripe, applied);
+  return num_keys;
+}
+
+// Requires: the stripe's lock.
+std::uint64_t Table::buckets_over_limit(std::uint32_t stripe) const noexcept {
+  std::uint64_t over = 0;
+  for (std::uint32_t i = 0; max_rows_of_bucket_ && i < kBucketsPerStripe; ++i) {
+    const bool is_over = num_rows_of(stripe * kBucketsPerStripe + i) > *max_rows_of_bucket_;
+    over |= std::uint64_t{is_over} << i;
+  }
+  return over;
 }
 
 // Applies all or nothing: every operation that can fail runs before the first row changes.

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,9 +19,12 @@ using namespace trireme;
 
 namespace {
 
+using test::Counted;
 using test::Keys;
 using test::keys_of_buckets;
 using test::own_bytes;
+using test::rows_of;
+using test::RowsByKey;
 using test::tier_config;
 
 // Counts how often each key was pushed by several threads, while others look up, take snapshots and
@@ -89,41 +91,6 @@ void test_many_callers(std::uint64_t seed) {
   CHECK(table.bytes() <= config.tier.memory_bytes);
 }
 
-// A table of rows whose weights tell how often they were pushed, on a device of its own.
-struct Counted {
-  Counted(std::uint64_t seed, std::size_t num_keys, std::size_t row_budget)
-      : random(seed),
-        keys(keys_of_buckets(random, 64, num_keys)),
-        device(std::make_shared<ssd::FakeDevice>(seed)) {
-    TableConfig config;
-    config.dims = {8};
-    config.rule.name = "sgd";
-    config.initializer = "constant";
-    config.absent = "zeros";
-    const std::size_t own = own_bytes(config);
-    config.tier = tier_config(device, own + row_budget);
-    table.emplace(config);
-  }
-
-  std::size_t push(std::span<const std::uint64_t> some) {
-    const std::vector<float> grads(some.size() * 8, -1.0F);
-    return table->update(some, grads.data(), std::array{PushId{0, ++sequence}},
-                         RuleValues{.lr = 1.0}, pool);
-  }
-  float count_of(std::uint64_t key) {
-    std::array<float, 8> weights{};
-    table->lookup(std::array{key}, weights.data(), pool);
-    return weights[0];
-  }
-
-  test::Random random;
-  Keys keys;
-  Pool pool{1};
-  std::shared_ptr<ssd::FakeDevice> device;
-  std::optional<Table> table;
-  std::int64_t sequence = 0;
-};
-
 void test_a_full_device_refuses_pushes_and_answers_lookups(std::uint64_t seed) {
   Counted counted(seed, 60000, std::size_t{1} << 20);
   counted.device->set_faults({.capacity_bytes = std::size_t{1} << 20});
@@ -149,24 +116,6 @@ void test_a_full_device_refuses_pushes_and_answers_lookups(std::uint64_t seed) {
     CHECK_EQUAL(counted.count_of(counted.keys[i]), 1);
   }
   CHECK_EQUAL(counted.table->num_rows(), num_pushed + 1000);
-}
-
-// As they are in memory, but that the key is missing.
-using RowsByKey = std::map<std::uint64_t, std::vector<std::uint8_t>>;
-
-RowsByKey rows_of(const Table& table) {
-  RowsByKey rows;
-  for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
-    const BucketContent content = table.snapshot(bucket);
-    const std::size_t row_bytes = table.row_bytes();
-    for (std::size_t i = 0; i < content.keys.span().size(); ++i) {
-      const auto row = content.rows.span().subspan(i * row_bytes, row_bytes);
-      std::vector<std::uint8_t>& in_memory = rows[content.keys.span()[i]];
-      in_memory.resize(kWeightsOffset);
-      in_memory.insert(in_memory.end(), row.begin(), row.end());
-    }
-  }
-  return rows;
 }
 
 void test_a_settle_that_fails_tells_how_many_rows_are_settled(std::uint64_t seed) {

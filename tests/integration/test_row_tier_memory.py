@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import trireme as tr
+from tests.conditions import WAIT_S
 from tests.integration.saved_rows import saved_rows
 from tests.seeds import SEED
 from trireme import _core
@@ -143,6 +144,8 @@ def push(tier: RowTier, rows: _core.Table, keys: np.ndarray, number: int) -> Non
     tier.with_room(partial(rows.prepare, keys, pool))
     tier.with_room(partial(rows.update, keys, grads, [(0, number)], values, pool))
     tier.note_push()
+    if (divider := tier._divider) is not None:
+        divider.join(WAIT_S)
 
 
 def test_a_small_table_that_grows_beside_a_large_one_has_room(tier: RowTier) -> None:

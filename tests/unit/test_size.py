@@ -15,7 +15,7 @@ from trireme import _core, optim, policy
 from trireme.commands import cli
 from trireme.commands import size as size_command
 from trireme.data import Bags, Batch
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
@@ -200,6 +200,37 @@ def test_rows_that_a_budget_holds_are_estimated(tmp_path: Path) -> None:
     assert tier.hot_rows == pytest.approx(num_rows - rows.tier["rows"], rel=0.1)
     assert tier.least < memory
     assert TierNeed(tier.need, tier.least).hot_rows > 0
+
+
+def fills(table: Table, num_rows: int, memory: int, folder: Path) -> bool:
+    """Whether a server with so much memory takes the table and all its rows."""
+    row_tier = RowTier(memory, [folder])
+    pool, values = _core.Pool(1), _core.RuleValues(lr=0.1)
+    keys = np.arange(num_rows, dtype=np.uint64)
+    per_push = max((256 << 10) // (12 * table.schema.dims[0]), 1)
+    try:
+        rows = row_tier.make_rows(table.schema)
+        for number, some in enumerate(np.array_split(keys, -(-num_rows // per_push)), 1):
+            grads = np.ones((len(some), rows.dim), np.float32)
+            rows.update(some, grads, [(0, number)], values, pool)
+            assert rows.bytes <= memory
+    except ResourceExhausted:
+        return False
+    assert rows.rows == num_rows
+    assert rows.tier is not None
+    assert rows.tier["rows"] > num_rows * 0.8
+    return True
+
+
+@pytest.mark.parametrize(("dim", "num_rows"), [(16, 60_000), (1500, 1500), (4096, 700)])
+def test_a_server_takes_a_table_with_the_least_memory_that_is_told_and_not_with_half_of_it(
+    dim: int, num_rows: int, tmp_path: Path
+) -> None:
+    table = Table("t", dim=dim, optimizer=optim.Adam())
+    tier = TierNeed(Need.on_one_of(1, table.schema, num_rows), 1 << 20)
+    assert TierNeed(tier.need, tier.least).least == tier.least
+    assert fills(table, num_rows, tier.least, tmp_path)
+    assert not fills(table, num_rows, tier.least // 2, tmp_path)
 
 
 def test_the_command_tells_memory_disk_and_wear_of_rows_on_ssd(

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/error.h"
 #include "base/hash.h"
 #include "store/layout.h"
 #include "store/ssd/cold_index.h"
@@ -64,12 +65,18 @@ class ColdRows {
   bool find_at(Position position, const PagesRead& read, std::uint64_t key, Place& place) const;
   // Brings into cache where find() looks for the keys.
   void prefetch(std::span<const std::uint64_t> keys) const noexcept;
-  // Calls visit(place) for each row of a bucket. False: nothing was visited, and pages to be read
-  // were added to `wanted`. Errors: as above. keep(version): whether to visit a page whose newest
-  // version this is.
-  template <class Keep, class Visit>
-  bool for_rows(std::uint32_t bucket, Reads reads, std::vector<Position>& wanted, const Keep& keep,
+  // Calls visit(place) for each row of a bucket, but for those of damaged pages: they stay where
+  // they are, and whoever asks for one of them gets the error. False: nothing was visited, and
+  // pages to be read were added to `wanted`. Errors: kUnavailable, as above.
+  template <class Visit>
+  bool for_rows(std::uint32_t bucket, Reads reads, std::vector<Position>& wanted,
                 const Visit& visit) const;
+  // Calls visit(position, page) for the pages of a bucket with rows for which keep(position,
+  // version) holds, where version is the newest of the rows. Pages to be read are added to
+  // `wanted` instead. Errors: as for find().
+  template <class Keep, class Visit>
+  void for_pages(std::uint32_t bucket, Reads reads, std::vector<Position>& wanted, const Keep& keep,
+                 const Visit& visit) const;
 
   // Forgets a row. Requires: find() or for_rows() returned the place under the same lock.
   void take(const Place& place) noexcept;
@@ -104,7 +111,14 @@ class ColdRows {
   void put(std::uint32_t bucket, const Rows& rows, Pages&& pages, PageLog::Room& room,
            std::span<std::byte> scratch) noexcept;
 
-  // The bucket and number of a page of the log, if it still has rows.
+  // Whether a row is left of a page of a bucket that was at this position.
+  bool is_left(std::uint32_t bucket, PageNumber number, Position position,
+               std::size_t slot) const noexcept {
+    const Bucket& own = buckets_[bucket];
+    return number < own.pages.size() && own.pages[number].position == position &&
+           is_left(own, number, slot);
+  }
+  // Whether a page of the log still has rows.
   bool is_current(const PageHeader& header, Position position) const noexcept;
   // Calls visit(place) for the rows that are left of a current page. Returns their number.
   template <class Visit>
@@ -214,21 +228,35 @@ std::size_t ColdRows::for_rows_of_page(const PageHeader& header, const std::byte
   return n;
 }
 
-template <class Keep, class Visit>
+template <class Visit>
 bool ColdRows::for_rows(std::uint32_t bucket, Reads reads, std::vector<Position>& wanted,
-                        const Keep& keep, const Visit& visit) const {
+                        const Visit& visit) const {
   const Bucket& own = buckets_[bucket];
   const std::size_t num_wanted = wanted.size();
-  const auto for_pages = [&](const auto& function) {
-    for (std::size_t i = 0; i < own.pages.size(); ++i) {
-      if (num_left(own, i) == 0 || !keep(own.pages[i].version)) continue;
-      function(bytes_of(own, static_cast<PageNumber>(i), bucket, reads, wanted));
+  std::vector<const std::byte*> pages;
+  for (std::size_t i = 0; i < own.pages.size(); ++i) {
+    if (num_left(own, i) == 0) continue;
+    try {
+      pages.push_back(bytes_of(own, static_cast<PageNumber>(i), bucket, reads, wanted));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCorruption) throw;
     }
-  };
-  for_pages([](const std::byte*) {});
+  }
   if (wanted.size() > num_wanted) return false;
-  for_pages([&](const std::byte* page) { for_rows_of_page(header_of(page), page, visit); });
+  for (const std::byte* page : pages) for_rows_of_page(header_of(page), page, visit);
   return true;
+}
+
+template <class Keep, class Visit>
+void ColdRows::for_pages(std::uint32_t bucket, Reads reads, std::vector<Position>& wanted,
+                         const Keep& keep, const Visit& visit) const {
+  const Bucket& own = buckets_[bucket];
+  for (std::size_t i = 0; i < own.pages.size(); ++i) {
+    const Page& page = own.pages[i];
+    if (num_left(own, i) == 0 || !keep(page.position, page.version)) continue;
+    const std::byte* bytes = bytes_of(own, static_cast<PageNumber>(i), bucket, reads, wanted);
+    if (bytes != nullptr) visit(page.position, bytes);
+  }
 }
 
 }  // namespace trireme::ssd

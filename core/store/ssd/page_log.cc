@@ -474,7 +474,7 @@ PageLog::Use PageLog::use() const {
 }
 
 std::size_t PageLog::bytes() const noexcept {
-  return memory_.size() + config_.spare_bytes + bytes_of_reads_;
+  return memory_.size() + std::max(config_.spare_bytes, bytes_of_reads_.load());
 }
 
 }  // namespace trireme::ssd

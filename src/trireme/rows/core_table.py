@@ -1,5 +1,6 @@
 """Makes a table of the core from its schema: for servers, caches and estimates."""
 
+import math
 from typing import Any
 
 from trireme import _core
@@ -14,8 +15,7 @@ _OTHER_VALUES = (
 )
 
 
-WRITE_BUFFERS = 4
-"""Of a table with rows on SSD: one fills while others are written."""
+_NEW_TABLE_BYTES = 9 << 18  # of a new table with rows on SSD, beside its buffers
 
 
 def buffer_bytes(memory: int) -> tuple[int, int]:
@@ -26,6 +26,20 @@ def buffer_bytes(memory: int) -> tuple[int, int]:
         min(max(memory >> 8, 64 << 10), 1 << 20),
         min(max(memory >> 6, 128 << 10), 16 << 20),
     )
+
+
+def own_bytes(memory: int, row_bytes: int) -> int:
+    """Bytes that a new table with rows on SSD takes beside rows. memory: of all tables. row_bytes:
+    of the table's largest row class.
+    """
+    return _NEW_TABLE_BYTES + _core.ssd_buffer_bytes(row_bytes, *buffer_bytes(memory))
+
+
+def needed_bytes(own: float) -> int:
+    """The least budget of a table that takes `own` bytes beside rows: without some room for rows
+    the core refuses it.
+    """
+    return math.ceil(own) + math.ceil(own) // 8 + 1
 
 
 def make_core_table(schema: TableSchema, **tier: Any) -> _core.Table:

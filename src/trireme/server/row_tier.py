@@ -34,13 +34,12 @@ from trireme.errors import (
     writing,
 )
 from trireme.protocol.wire import Array
-from trireme.rows.core_table import WRITE_BUFFERS, buffer_bytes, make_core_table
+from trireme.rows.core_table import buffer_bytes, make_core_table, needed_bytes, own_bytes
 from trireme.table import TableSchema
 
 log = logging.getLogger("trireme.server")
 
 _PREFIX, _LOCK = "trireme-rows-", "lock"
-_TABLE_BYTES = 9 << 18  # that a new table takes beside its buffers, about
 _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
 _ANNOUNCED_MAX = 32  # announcements that wait
@@ -59,12 +58,14 @@ _Announced = Sequence[tuple[_core.Table, Array]]  # tables, and (K,) uint64 keys
 class _TieredTable:
     """name: of the table; one that is loaded or imported has two for a while.
     memory_bytes: that its declaration gives it; None: a part of the server's.
+    row_bytes: of the largest row class.
     folders: where its segments are, one in each of `RowTier.roots`.
     """
 
     rows: Callable[[], _core.Table | None]
     name: str
     memory_bytes: int | None
+    row_bytes: int
     folders: list[Path]
 
 
@@ -87,11 +88,14 @@ class RowTier:
         self._tables: list[_TieredTable] = []
         self._numbers = itertools.count(1)
         self._num_pushes = itertools.count(1)
-        self._lock = Lock()
+        self._lock = Lock()  # guards the tables and their parts; held while rows leave memory
+        self._divider: Thread | None = None
+        self._divides = Lock()  # held while a thread divides
         self._locks: list[int] = []
         self._folders: list[Path] = []
         self._announced: queue.Queue[_Announced | None] = queue.Queue(_ANNOUNCED_MAX)
         self._fetcher: Thread | None = None
+        self._fetcher_lock = Lock()
         self._pulled: dict[tuple[int, ...], None] = {}  # the oldest first
         self._pulled_lock = Lock()
         self.num_dropped = 0
@@ -110,9 +114,12 @@ class RowTier:
                 while True:
                     self._announced.get_nowait()
             self._announced.put(None)
-            self._fetcher.join(_CLOSE_S)
-            if self._fetcher.is_alive():
-                log.warning("rows are still being fetched after %g s: the disk hangs", _CLOSE_S)
+        for thread in (self._fetcher, self._divider):
+            if thread is None:
+                continue
+            thread.join(_CLOSE_S)
+            if thread.is_alive():
+                log.warning("%s has not ended in %g s: the disk hangs", thread.name, _CLOSE_S)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)  # what is left is removed at the next start
         for lock in self._locks:
@@ -134,14 +141,15 @@ class RowTier:
         with self._lock:
             number = next(self._numbers)
             folders = [folder / f"table-{number}" for folder in self._folders]
-            new = _TieredTable(_no_rows, schema.name, memory, folders)
+            row_bytes = max(make_core_table(schema).class_bytes)
+            new = _TieredTable(_no_rows, schema.name, memory, row_bytes, folders)
             tables = self._living()
             parts = self._parts([*tables, new])
             self._set_parts(tables, parts)
             for path in folders:
                 with writing(f"--ssd_dir: cannot use {path}"):
                     path.mkdir()
-            write_bytes, read_bytes = self._buffers(memory)
+            write_bytes, read_bytes = buffer_bytes(self._memory_of(new))
             rows = make_core_table(
                 schema,
                 ssd=[_core.SsdDevice(str(path), self.io) for path in folders],
@@ -185,7 +193,7 @@ class RowTier:
             for rows, keys in wanted:
                 if len(keys):  # perhaps of an earlier batch with the same keys
                     self._pulled.pop(_signature(rows, keys), None)
-        with self._lock:
+        with self._fetcher_lock:
             if self._fetcher is None:
                 self._fetcher = Thread(target=self._fetch, name="trireme-fetch", daemon=True)
                 self._fetcher.start()
@@ -229,12 +237,21 @@ class RowTier:
         return next(table for table in self._tables if table.rows() is rows)
 
     def note_push(self) -> None:
-        """Divide the memory anew now and then, as rows come."""
-        if next(self._num_pushes) % _BALANCED_PUSHES == 0 and self._lock.acquire(blocking=False):
-            try:
+        """Divide the memory anew now and then, as rows come: in a thread, for rows that leave
+        memory wait for a disk, and who calls this may hold what every request needs.
+        """
+        if next(self._num_pushes) % _BALANCED_PUSHES or not self._divides.acquire(blocking=False):
+            return
+        self._divider = Thread(target=self._divide_once, name="trireme-divide", daemon=True)
+        self._divider.start()
+
+    def _divide_once(self) -> None:
+        """Requires: `_divides`, which is released."""
+        try:
+            with self._lock:
                 self._divide_anew()
-            finally:
-                self._lock.release()
+        finally:
+            self._divides.release()
 
     def with_room(self, change: Callable[[], _T]) -> _T:
         """change(), which changes rows and may be repeated. If it finds no room, the memory is
@@ -258,14 +275,14 @@ class RowTier:
             return False
         return True
 
-    def _buffers(self, memory: int | None) -> tuple[int, int]:
-        return buffer_bytes((memory if memory is not None else self.memory_bytes) or 0)
+    def _memory_of(self, table: _TieredTable) -> int:
+        """That it has alone, or shares with others."""
+        return (self.memory_bytes if table.memory_bytes is None else table.memory_bytes) or 0
 
     def _own_bytes(self, table: _TieredTable) -> int:
         """What a table takes beside rows."""
         if (rows := table.rows()) is None:
-            write_bytes, read_bytes = self._buffers(table.memory_bytes)
-            return _TABLE_BYTES + WRITE_BUFFERS * write_bytes + read_bytes
+            return own_bytes(self._memory_of(table), table.row_bytes)
         assert rows.tier is not None
         return rows.tier["own_bytes"]
 
@@ -298,7 +315,7 @@ class RowTier:
         owns = [self._own_bytes(tables[i]) for i in numbers]
         rows = [tables[i].rows() for i in numbers]
         sizes = [0 if table is None else table.rows * table.row_bytes for table in rows]
-        needed = [own + own // 8 + 1 for own in owns]
+        needed = [needed_bytes(own) for own in owns]
         rest = num_bytes - sum(needed)
         if rest < 0:
             raise ResourceExhausted(

@@ -8,7 +8,7 @@ checked, then recorded in the journal, then made, so it does not fail halfway. N
 changes of tables, blocks and streams.
 
 Threads: any. `lock` guards the parts, `blocks_lock` the blocks; tables lock by stripe inside the
-core.
+core. `creating`, before all others, lets one table be made at a time.
 """
 
 import uuid
@@ -88,6 +88,7 @@ class ServerState:
         self.counts = Counts()
         self.leases = PassLeases()
         self.prepared: PreparedImport | PreparedLoad | None = None
+        self.creating = Lock()
         self.lock = RLock()
         self.blocks_lock = Lock()
 
@@ -189,23 +190,30 @@ class ServerState:
         return change() if self.tier is None else self.tier.with_room(change)
 
     def create_table(self, schema: TableSchema) -> None:
-        """Make the table unless it exists. Raises as `ServedTables.check_schema`."""
-        with self.journal.changing(), self.lock:
-            self.tables.check_schema(schema)
-            if schema.name in self.tables:
-                self._declare_tier(schema)
-                return
-            self.limits.check_new_table(len(self.tables), schema.admission)
-            self.check_rows(len(self.streams.applied_ids()))
-            rows = self.make_rows(schema)
-            self.journal.record("ps.create_table", {"schema": schema.declaration()})
-            self.tables.add(schema, rows, self.streams.applied_ids())
+        """Make the table unless it exists. Raises as `ServedTables.check_schema`.
 
-    def _declare_tier(self, schema: TableSchema) -> None:
-        """Follow a declaration of a table that exists. Raises BadRequest: its rows are in memory.
-        ResourceExhausted: the memory that it wants is not there.
+        Tables share memory, so for a new one rows of others may have to leave it: what waits for a
+        disk is done before anything that other requests need is locked.
         """
-        table = self.tables[schema.name]
+        with self.creating:
+            with self.lock:
+                self.tables.check_schema(schema)
+                table = self.tables.get(schema.name)
+                if table is None:
+                    self.limits.check_new_table(len(self.tables), schema.admission)
+                    self.check_rows(len(self.streams.applied_ids()))
+            if table is not None:
+                self._declare_tier(table, schema)
+                return
+            rows = self.make_rows(schema)
+            with self.journal.changing(), self.lock:
+                self.journal.record("ps.create_table", {"schema": schema.declaration()})
+                self.tables.add(schema, rows, self.streams.applied_ids())
+
+    def _declare_tier(self, table: ServedTable, schema: TableSchema) -> None:
+        """Follow a declaration of a table that exists. Raises BadRequest: its rows are in memory.
+        ResourceExhausted: the memory that it wants is not there. Requires: `creating`.
+        """
         if schema.tier in (None, table.schema.tier):
             return
         if self.tier is None or table.rows.tier is None:
@@ -214,8 +222,9 @@ class ServerState:
                 " in memory; take a checkpoint, and load it in a job that begins with ssd=True"
             )
         self.tier.declare(table.rows, schema)
-        self.journal.record("ps.create_table", {"schema": schema.declaration()})
-        table.schema = schema
+        with self.journal.changing(), self.lock:
+            self.journal.record("ps.create_table", {"schema": schema.declaration()})
+            table.schema = schema
 
     def check_settled(self) -> None:
         """Raises NotReady while an import or load is prepared: other servers may have its rows
@@ -366,6 +375,14 @@ class ServerState:
         """
         served = (table.rows for table in list(self.tables.values()))
         self.limits.check_rows(chain(served, staged), num_marks)
+
+    def fetch_rows(self, push: Push) -> None:
+        """Bring the rows of a push that will be applied from SSD into memory, as far as there is
+        room: many at a time, where applying it reads those of a few buckets after the other.
+        """
+        if self.tier is not None:
+            for part in push.tables:
+                self.table(part.table).rows.fetch(part.keys, self.pool)
 
     def stage_or_apply(self, push: Push) -> None:
         """Stage or apply a push that has been checked and recorded."""

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
+from trireme import _core
 from trireme.drawing import size
-from trireme.rows.core_table import WRITE_BUFFERS, buffer_bytes
+from trireme.rows.core_table import needed_bytes, own_bytes
 from trireme.size.estimate import Need
 
-TABLE_BYTES = 3 << 20  # beside buffers and rows
+INDEX_BYTES = 3 << 18  # of few rows in memory: the first lines of each bucket
 COLD_ROW_BYTES = 4.0  # of memory, for a row on SSD: 3.3 when filled, 3.9 after many turnovers
 HOT_ROW_BYTES = 8.0  # beside a row in memory: index and use count
-ROOM = 9 / 8  # a server refuses a budget with less room for rows than this
 WRITTEN_PER_EVICTED = 1.8  # write amplification, at most
 FILE_BYTES_PER_ROW_BYTE = 1.45  # files are cleaned when 70 % is left
-PAGE_BYTES = 4096
+PAGE_HEADER_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,24 @@ class TierNeed:
     @property
     def fixed(self) -> float:
         """Bytes of memory beside rows and what finds those on SSD."""
-        write_bytes, read_bytes = buffer_bytes(int(self.memory_bytes))
-        own = TABLE_BYTES + WRITE_BUFFERS * write_bytes + read_bytes
-        return own + self.need.marks + self.need.pending
+        return self._fixed(self.memory_bytes)
+
+    def _fixed(self, memory_bytes: float) -> float:
+        own = own_bytes(int(memory_bytes), self._row_bytes_max)
+        return own + INDEX_BYTES + self.need.marks + self.need.pending
 
     @property
-    def least(self) -> float:
-        """The smallest budget: all rows on SSD, and some room."""
-        return ROOM * (self.fixed + COLD_ROW_BYTES * self.need.num_rows)
+    def _row_bytes_max(self) -> int:
+        return max(self.need.table.class_bytes)
+
+    @cached_property
+    def least(self) -> int:
+        """The smallest budget: all rows on SSD, and some room. Buffers grow with it, slowly."""
+        least, smaller = 0, -1
+        while smaller < least:
+            own = self._fixed(least) + COLD_ROW_BYTES * self.need.num_rows
+            least, smaller = needed_bytes(own), least
+        return least
 
     @property
     def hot_rows(self) -> int:
@@ -50,8 +61,8 @@ class TierNeed:
     @property
     def page_row_bytes(self) -> float:
         """Bytes of a page for each of its rows."""
-        per_page = (PAGE_BYTES - 32) // self.need.row_bytes
-        return PAGE_BYTES / per_page if per_page else self.need.row_bytes  # else of several pages
+        page_bytes = _core.ssd_page_bytes(self._row_bytes_max)
+        return page_bytes / ((page_bytes - PAGE_HEADER_BYTES) // (self.need.row_bytes + 1))
 
     @property
     def disk(self) -> float:

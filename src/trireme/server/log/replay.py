@@ -84,6 +84,7 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         push = Push.from_wire(body, arrays)
         stream = server.streams[push.stream]
         stream.incarnation = max(stream.incarnation, push.incarnation)
+        server.fetch_rows(push)
         server.stage_or_apply(push)
     elif method == "log.step":
         if body["step"] > server.staging.applied:
