@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "bind.h"
 #include "feed/bags.h"
+#include "feed/distinct.h"
 #include "feed/gather.h"
 #include "feed/merge.h"
 #include "feed/shows.h"
@@ -62,6 +63,15 @@ nb::tuple bind_unique(Keys values, Pool& pool, Key padding_key) {
   return nb::make_tuple(result(std::move(u.keys)), result(std::move(u.index)),
                         result(std::move(u.occurrences.order)),
                         result(std::move(u.occurrences.starts)));
+}
+
+Result1<std::uint64_t> bind_distinct(Keys values, Pool& pool, Key padding_key) {
+  Array<std::uint64_t> keys;
+  {
+    nb::gil_scoped_release release;
+    keys = distinct(as_span(values), padding_key, pool);
+  }
+  return result(std::move(keys));
 }
 
 nb::tuple bind_occurrences(Index index, std::int32_t num_rows, Pool& pool) {
@@ -233,6 +243,8 @@ nb::tuple bind_merge(nb::list parts, Pool& pool) {
 }  // namespace
 
 void register_feed(nb::module_& m) {
+  m.def("distinct", &bind_distinct, "values"_a.noconvert(), "pool"_a, "padding_key"_a = nb::none(),
+        "Return the keys of `unique`, in its order. values: (N,) uint64.");
   m.def("unique", &bind_unique, "values"_a.noconvert(), "pool"_a, "padding_key"_a = nb::none(),
         R"(Return the distinct keys of a batch and where each occurs.
 

@@ -364,6 +364,7 @@ table is not scored; ResourceExhausted, Unavailable, DeadlineExceeded, Corruptio
            R"(Write the row class and the wide row of each key; 255 and zeros where it has none.
 
 keys: (N,) uint64. row_classes: (N,) uint8. out: (N, row_bytes) uint8.)");
+  register_block(m, table);
   register_buckets(m, table);
   register_tier(m, table);
 }

@@ -13,6 +13,7 @@ void expect(const char* who, const char* what, std::size_t found, std::size_t ex
 
 void register_rule_values(nb::module_& m);
 void register_policies(nb::module_& m);
+void register_block(nb::module_& m, nb::class_<Table>& table);
 void register_buckets(nb::module_& m, nb::class_<Table>& table);
 void register_tier(nb::module_& m, nb::class_<Table>& table);
 

@@ -14,6 +14,14 @@ constexpr std::uint64_t mix64(std::uint64_t x) noexcept {
   return x ^ (x >> 31);
 }
 
+// Inverse of mix64.
+constexpr std::uint64_t unmix64(std::uint64_t x) noexcept {
+  x = (x ^ (x >> 31) ^ (x >> 62)) * 0x319642B2D24D8EC3ULL;
+  x = (x ^ (x >> 27) ^ (x >> 54)) * 0x96DE1B173F119089ULL;
+  return x ^ (x >> 30) ^ (x >> 60);
+}
+static_assert(unmix64(mix64(0x123456789ABCDEF0ULL)) == 0x123456789ABCDEF0ULL);
+
 // The bucket of a key, 0..4095: placement, atomicity, recovery and files depend on it. It never
 // changes.
 constexpr std::uint32_t bucket_of_hash(std::uint64_t hash) noexcept {

@@ -32,14 +32,6 @@ struct Entry {
   std::uint32_t row;  // within the piece, by first occurrence
 };
 
-// Inverse of mix64.
-constexpr std::uint64_t unmix64(std::uint64_t x) noexcept {
-  x = (x ^ (x >> 31) ^ (x >> 62)) * 0x319642B2D24D8EC3ULL;
-  x = (x ^ (x >> 27) ^ (x >> 54)) * 0x96DE1B173F119089ULL;
-  return x ^ (x >> 30) ^ (x >> 60);
-}
-static_assert(unmix64(mix64(0x123456789ABCDEF0ULL)) == 0x123456789ABCDEF0ULL);
-
 class Deduplicator {
  public:
   Deduplicator(std::span<const std::uint64_t> values, std::optional<std::uint64_t> padding_key,

@@ -44,6 +44,7 @@ struct StateShape {
   int counts = 0;  // how many of per_row, the last ones, are 32-bit counts of the row's updates
 
   int floats(int dim) const noexcept { return per_weight * dim + per_row; }
+  bool operator==(const StateShape&) const noexcept = default;
 };
 
 class RowLayout {
@@ -56,9 +57,12 @@ class RowLayout {
     stamp_offset_ = round_up(state_offset_ + state_bytes(dim), alignof(Score));
   }
 
+  bool operator==(const RowLayout&) const noexcept = default;
+
   int dim() const noexcept { return dim_; }
   int wide_dim() const noexcept { return wide_dim_; }
   int wide_state_floats() const noexcept { return state_.floats(wide_dim_); }
+  int state_floats() const noexcept { return state_.floats(dim_); }
   int state_planes() const noexcept { return state_.per_weight; }
   int state_counts() const noexcept { return state_.counts; }
   Dtype dtype() const noexcept { return dtype_; }
@@ -67,6 +71,9 @@ class RowLayout {
   std::size_t row_bytes() const noexcept { return stamp_offset_ + statistics_bytes(); }
   std::size_t wide_bytes() const noexcept { return wide_stamp_offset() + statistics_bytes(); }
   std::size_t stamp_offset() const noexcept { return stamp_offset_; }
+  std::size_t wide_stamp_offset() const noexcept {
+    return static_cast<std::size_t>(wide_dim_) * sizeof(float) + state_bytes(wide_dim_);
+  }
   // The end of the weights of the widest class, if they have this dtype.
   std::size_t weights_end() const noexcept {
     return kWeightsOffset + static_cast<std::size_t>(wide_dim_) * weight_bytes(dtype_);
@@ -124,9 +131,6 @@ class RowLayout {
  private:
   std::size_t state_bytes(int dim) const noexcept {
     return static_cast<std::size_t>(state_.floats(dim)) * sizeof(float);
-  }
-  std::size_t wide_stamp_offset() const noexcept {
-    return static_cast<std::size_t>(wide_dim_) * sizeof(float) + state_bytes(wide_dim_);
   }
   std::size_t statistics_bytes() const noexcept {
     return sizeof(Stamp) + (is_scored_ ? sizeof(Score) : 0);

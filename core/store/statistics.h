@@ -67,10 +67,12 @@ struct StatisticsPush {
   bool is_scored() const noexcept { return show_click != nullptr; }
   // Adds the push's statistics of a key. Requires: is_scored(); mark() is called after.
   void count(const RowLayout& layout, std::byte* row, std::size_t position) const noexcept {
+    count(layout.stamp(row), layout.score(row), position);
+  }
+  void count(const Stamp& stamp, Score& score, std::size_t position) const noexcept {
     const double show = show_click[2 * position];
     const double click = show_click[2 * position + 1];
-    Score& score = layout.score(row);
-    if (const std::uint32_t days = days_between(layout.stamp(row).time, time); days > 0) {
+    if (const std::uint32_t days = days_between(stamp.time, time); days > 0) {
       const double decay = rates.decay(days);
       score.show *= decay;
       score.click *= decay;
@@ -81,7 +83,9 @@ struct StatisticsPush {
     if (features != nullptr) score.feature = features[position];
   }
   TRIREME_INLINE void mark(const RowLayout& layout, std::byte* row) const noexcept {
-    Stamp& stamp = layout.stamp(row);
+    mark(layout.stamp(row));
+  }
+  TRIREME_INLINE void mark(Stamp& stamp) const noexcept {
     stamp.version = version;
     stamp.time = std::max(stamp.time, time);
   }

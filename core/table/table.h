@@ -234,6 +234,26 @@ class Table {
   static constexpr std::uint8_t kNoClass = 255;
   void read_wide(std::span<const std::uint64_t> keys, std::uint8_t* row_classes, std::uint8_t* out,
                  Pool& pool) const;
+  // Inserts or replaces rows; of a key that occurs twice the last one stays if both are of one
+  // class, else either. Marks, removals and
+  // pending state stay.   keys, row_classes: (N).  rows: (N, row_bytes).  version: stamps the rows
+  // instead of their own. Errors: kBadRequest for an unknown class, or a row that does not fit it,
+  // nothing changed; kResourceExhausted and those of a tier, some keys have their rows: repeating
+  // the call finishes it.
+  void write_wide(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> row_classes,
+                  const std::uint8_t* rows, Pool& pool,
+                  std::optional<std::uint32_t> version = std::nullopt);
+
+  // Errors: those kBadRequest of write_wide.
+  void check_wide(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> row_classes,
+                  const std::uint8_t* rows, Pool& pool) const;
+  // write_wide with all rows that some buckets of another table have.   Errors: kBadRequest for the
+  // table itself, or one with other rows, nothing changed; else as write_wide.
+  void merge(const Table& from, std::uint32_t first_bucket, std::uint32_t num_buckets, Pool& pool);
+
+  // What updates rows of a class outside of this table. Errors: kBadRequest for a value.
+  std::unique_ptr<RuleStep> make_step(const RuleValues& values, int row_class) const;
+  const ScoreRates& score_rates() const noexcept { return policy_.rates; }
 
  private:
   friend class Tier;
@@ -274,6 +294,15 @@ class Table {
   std::size_t lookup_plain(std::span<const std::uint64_t> keys, float* out, Pool& pool) const;
   std::size_t lookup_any(std::span<const std::uint64_t> keys, float* out, Pool& pool,
                          int dim) const;
+
+  struct WideRows;
+  struct Reserved;
+  std::uint32_t newest_of(const WideRows& wide, Pool& pool) const;
+  void write_in_stripe(const Group& all, const WideRows& wide);
+  void write_group(const Group& group, const WideRows& wide);
+  template <class Write>
+  void insert_wide(const Group& group, std::span<const std::uint32_t> numbers, const WideRows& wide,
+                   Reserved reserved, const Write& write) noexcept;
 
   struct Step;
   void check_columns(const PushColumns& columns, std::size_t num_keys) const;

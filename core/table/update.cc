@@ -109,6 +109,12 @@ std::size_t Table::update(std::span<const std::uint64_t> keys, std::span<const G
   return applied;
 }
 
+std::unique_ptr<RuleStep> Table::make_step(const RuleValues& values, int row_class) const {
+  values.check();
+  check_class("make_step", row_class);
+  return step_maker_of(Change::kRule, rule_)(values, isa_, classes_[row_class].dim());
+}
+
 // Errors: kBadRequest unless there are gradients for all keys, of classes that the table has.
 std::vector<GradientPart> Table::parts_of(std::span<const Gradients> grads,
                                           std::size_t num_keys) const {

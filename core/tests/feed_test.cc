@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "feed/bags.h"
+#include "feed/distinct.h"
 #include "feed/gather.h"
 #include "feed/merge.h"
 #include "feed/split.h"
@@ -56,6 +57,8 @@ void check_unique(const std::vector<std::uint64_t>& values, std::optional<std::u
   std::stable_sort(keys.begin(), keys.end(),
                    [](auto a, auto b) { return bucket_of(a) < bucket_of(b); });
   const Unique found = unique(values, padding, pool);
+  const Array<std::uint64_t> alone = distinct(values, padding, pool);
+  CHECK(same(alone.span(), found.keys.span()));
   CHECK(same(found.keys.span(), std::span<const std::uint64_t>(keys)));
   CHECK_EQUAL(found.index.size(), values.size());
   CHECK_EQUAL(found.occurrences.starts.size(), keys.size() + 1);

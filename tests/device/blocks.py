@@ -60,6 +60,7 @@ NO_TRITON = pytest.mark.skipif(
 )
 PLACES = [
     pytest.param(Place("cpu", "torch"), id="cpu-torch"),
+    pytest.param(Place("cpu", "core"), id="cpu-core"),
     pytest.param(Place("cpu", "triton"), id="cpu-triton", marks=NO_TRITON),
     pytest.param(Place("cuda", "torch"), id="cuda-torch", marks=pytest.mark.gpu),
     pytest.param(Place("cuda", "triton"), id="cuda-triton", marks=[pytest.mark.gpu, NO_TRITON]),

@@ -48,7 +48,7 @@ def test_a_block_has_the_rows_of_one_class() -> None:
     layout = BlockLayout.of(table.schema, table.of_feature("b").class_id.row_class)
     assert (layout.dim, layout.wide.dim, layout.state_floats) == (3, 5, 4)
     rows = random_bytes((7, layout.wide.row_bytes))
-    with pytest.raises(BadRequest, match="expected rows of dim 3, found wider"):
+    with pytest.raises(BadRequest, match="expected rows of dim 3, found a wider"):
         RowBlock(layout, rows)
     layout.wide.weights(rows)[:, 3:] = 0
     layout.wide.state(rows)[:, 3:5] = 0
@@ -307,7 +307,7 @@ def test_the_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
             block = Twin(RULES["sgd"]).block()
             block.pool(SlotBags(int32(0)))
     assert [record.getMessage() for record in caplog.records] == [
-        "rows on cpu are computed by torch operations: the device is cpu"
+        "rows on cpu are computed by the C++ core: the device is cpu"
     ]
     with pytest.raises(BadRequest, match="one of"):
         Twin(RULES["sgd"]).block(Place("cpu", "fast"))

@@ -4,6 +4,7 @@ skipped steps, schedules, shows and time.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,6 +18,7 @@ import trireme as tr
 from tests.integration.test_device_passes import Net, assert_equal, contents
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
+from trireme.train.modes.device_pass.key_slots import KeySlots
 
 SHOWS = tr.policy.ShowClick("show", "label")
 DAY_S = 86_400
@@ -86,6 +88,19 @@ def trained(
             with within(one):
                 one.fit(data(), check_nan=False)
         return contents(opened)
+
+
+def test_slots_of_a_pass_are_found_beside_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    find = KeySlots.find
+
+    def noting(slots: KeySlots, keys: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return find(slots, keys)
+
+    monkeypatch.setattr(KeySlots, "find", noting)
+    trained(lambda one: one.on_device(data()))
+    assert threads == ["trireme-plan"] * 2 * len(data())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -19,7 +19,8 @@ from trireme.interchange.worker_side.import_requests import importing, send_rows
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.train.modes.device_pass import rows_on_device
+from trireme.train.modes.device_pass import pass_rows
+from trireme.worker import whole_rows
 
 ROUNDS = 2
 RULES: dict[str, Callable[[], Any]] = {
@@ -229,14 +230,15 @@ def test_a_pass_refuses_an_iterator(cluster: Cluster) -> None:
 def numbers_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets the number of rows of each reading from the servers."""
     numbers = []
-    read = rows_on_device.read_wide_rows
+    read = whole_rows.read_parts
 
-    def counting(client: Any, table: str, keys: Any, *args: Any, **options: Any) -> Any:
+    def counting(how: Any, keys: Any, take: Any) -> Any:
         if len(keys):
             numbers.append(len(keys))
-        return read(client, table, keys, *args, **options)
+        return read(how, keys, take)
 
-    monkeypatch.setattr(rows_on_device, "read_wide_rows", counting)
+    for module in (whole_rows, pass_rows):
+        monkeypatch.setattr(module, "read_parts", counting)
     return numbers
 
 

@@ -38,6 +38,7 @@ def test_unique_agrees_with_numpy(pool, seed, padding_key):
     rng = np.random.default_rng(seed)
     values = random_values(rng, int(rng.integers(1, 40_000)))
     keys, index, order, starts = _core.unique(values, pool, padding_key)
+    np.testing.assert_array_equal(_core.distinct(values, pool, padding_key), keys)
     is_key = np.ones(len(values), bool) if padding_key is None else values != padding_key
 
     expected, first = np.unique(values[is_key], return_index=True)
@@ -305,6 +306,7 @@ def u64(*values):
 POOL = object()
 CALLS = {
     "unique": ({"values": u64(3, 4), "pool": POOL}, ()),
+    "distinct": ({"values": u64(3, 4), "pool": POOL}, ()),
     "occurrences": ({"index": i32(0, 1), "num_rows": 2, "pool": POOL}, ()),
     "gather": (
         {

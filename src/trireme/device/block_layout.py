@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trireme import _core
+from trireme.accelerator import HOST
 from trireme.errors import BadRequest
 from trireme.rows.core_table import make_core_table
 from trireme.rows.wide_rows import RowLayout, WideRows
 from trireme.table import TableSchema
+
+_Array: TypeAlias = np.ndarray[Any, Any]
+Arrays: TypeAlias = tuple[_Array, _Array, _Array, _Array, _Array, _Array]
 
 
 class BlockTensors(NamedTuple):
@@ -38,13 +43,19 @@ class BlockTensors(NamedTuple):
     delta_scores: Tensor
     features: Tensor
 
+    def arrays(self) -> Arrays:
+        """Those of the core, in the same memory; of tensors of the CPU."""
+        weights, *others = self
+        return (weights.detach().numpy(), *(part.numpy() for part in others))  # type: ignore[return-value]
+
 
 @dataclass(frozen=True)
 class BlockLayout:
     """What a table's schema says of the rows of one of its classes.
 
     dim: D of the class. planes, row_floats, counts: of its state, S = planes * D + row_floats, of
-        which the last `counts` are counts of updates. wide: of the table's wide rows.
+        which the last `counts` are counts of updates. wide: of the table's wide rows. core: a table
+        without rows, which computes.
     """
 
     rule: Mapping[str, Any]
@@ -55,6 +66,8 @@ class BlockLayout:
     is_scored: bool
     policy: Mapping[str, Any]
     wide: RowLayout
+    core: _core.Table
+    row_class: int
 
     @classmethod
     def of(cls, schema: TableSchema, row_class: int = 0) -> BlockLayout:
@@ -78,6 +91,8 @@ class BlockLayout:
             is_scored=schema.is_scored,
             policy=schema.policy,
             wide=RowLayout.of(schema, table),
+            core=table,
+            row_class=row_class,
         )
 
     @property
@@ -90,16 +105,6 @@ class BlockLayout:
         """Of a row in a block, with the mark that it has changed."""
         statistics = 24 if self.is_scored else 0
         return 4 * (self.dim + self.state_floats) + 8 + statistics + 1
-
-    def zeros(self, num_rows: int, device: torch.device) -> BlockTensors:
-        """Rows of zeros, for a block whose slots are filled later."""
-        empty = np.zeros((0, self.wide.row_bytes), np.uint8)
-        num_scored = num_rows if self.is_scored else 0
-        sizes = (num_rows, num_rows, num_rows, num_scored, num_scored, num_scored)
-        parts = zip(sizes, self.split(empty), strict=True)
-        return BlockTensors(
-            *(torch.zeros(n, *p.shape[1:], dtype=p.dtype, device=device) for n, p in parts)
-        )
 
     def new_rows(self, weights: np.ndarray[Any, np.dtype[np.float32]]) -> WideRows:
         """Wide rows of keys that have none yet, from their initial weights, (n, D) float32."""
@@ -116,56 +121,63 @@ class BlockLayout:
         """Of every float of state."""
         return float(self.rule.get("initial_accumulator", 0.0))
 
-    def split(self, rows: WideRows) -> BlockTensors:
+    def room(self, num_rows: int, device: torch.device) -> BlockTensors:
+        """Rows of any content, for a block whose slots are all filled later."""
+        num_scored = num_rows if self.is_scored else 0
+        shapes: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] = (
+            ((num_rows, self.dim), np.dtype(np.float32)),
+            ((num_rows, self.state_floats), np.dtype(np.float32)),
+            ((num_rows, 2), np.dtype(np.int32)),
+            ((num_scored, 2), np.dtype(np.float64)),
+            ((num_scored,), np.dtype(np.float32)),
+            ((num_scored,), np.dtype(np.int32)),
+        )
+        if device.type == HOST.type:  # NumPy asks for huge pages
+            return BlockTensors(*(torch.from_numpy(np.empty(*one)) for one in shapes))
+        dtypes = (torch.from_numpy(np.empty(0, dtype)).dtype for _, dtype in shapes)
+        return BlockTensors(
+            *(
+                torch.empty(shape, dtype=dtype, device=device)
+                for (shape, _), dtype in zip(shapes, dtypes, strict=True)
+            )
+        )
+
+    def zeros(self, num_rows: int, device: torch.device) -> BlockTensors:
+        """Rows of zeros, for a block whose slots are filled later."""
+        return BlockTensors(*(part.zero_() for part in self.room(num_rows, device)))
+
+    def split(self, rows: WideRows, threads: _core.Pool) -> BlockTensors:
         """The parts of wide rows, (U, row_bytes) uint8, as tensors of the CPU. Raises BadRequest:
         another shape, or rows of a wider class.
         """
+        tensors = self.room(len(rows), HOST)
+        self.fill(tensors, _numbers(len(rows)), rows, threads)
+        return tensors
+
+    def fill(
+        self, tensors: BlockTensors, slots: Tensor, rows: WideRows, threads: _core.Pool
+    ) -> None:
+        """Write wide rows to (n,) int32 distinct slots of tensors of the CPU. Raises as `split`."""
         if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != self.wide.row_bytes:
             raise BadRequest(
                 f"RowBlock: expected wide rows as uint8 of shape (U, {self.wide.row_bytes}), found"
                 f" {rows.dtype} of shape {rows.shape}"
             )
         rows = np.ascontiguousarray(rows)
-        weights, state = self.wide.weights(rows), self.wide.state(rows)
-        wide_planes = state[:, : self.planes * self.wide.dim]
-        planes = wide_planes.reshape(len(rows), self.planes, self.wide.dim)
-        if weights[:, self.dim :].view(np.uint32).any() or planes[..., self.dim :].any():
-            raise BadRequest(f"RowBlock: expected rows of dim {self.dim}, found wider ones")
-        own_state = np.empty((len(rows), self.state_floats), np.float32)
-        own_planes = own_state[:, : self.planes * self.dim]
-        own_planes.reshape(len(rows), self.planes, self.dim)[:] = planes[..., : self.dim]
-        own_state[:, self.planes * self.dim :] = state[:, self.planes * self.wide.dim :]
-        return BlockTensors(
-            torch.from_numpy(np.array(weights[:, : self.dim])),
-            torch.from_numpy(own_state),
-            *self._statistics(self.wide.statistics(rows)),
-        )
+        self.core.split_wide(rows, tensors.arrays(), slots.numpy(), threads, self.row_class)
 
-    def _statistics(self, records: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        stamps = np.stack([records["version"], records["time"]], 1).view(np.int32)
-        num_scored = len(records) if self.is_scored else 0
-        shows, deltas = np.zeros((num_scored, 2)), np.zeros(num_scored, np.float32)
-        features = np.zeros(num_scored, np.int32)
-        if self.is_scored:
-            shows[:, 0], shows[:, 1] = records["show"], records["click"]
-            deltas[:], features[:] = records["delta_score"], records["feature"].view(np.int32)
-        parts = stamps, shows, deltas, features
-        return tuple(map(torch.from_numpy, parts))  # type: ignore[return-value]
-
-    def join(self, tensors: BlockTensors) -> WideRows:
-        """The inverse of `split`: (U, row_bytes) uint8, from tensors of the CPU."""
-        weights, state, stamps, shows, deltas, features = (t.numpy() for t in tensors)
-        num_rows = len(weights)
-        rows = np.zeros((num_rows, self.wide.row_bytes), np.uint8)
-        self.wide.weights(rows)[:, : self.dim] = weights
-        wide_state, end = self.wide.state(rows), self.planes * self.dim
-        for plane in range(self.planes):
-            begin = plane * self.wide.dim
-            wide_state[:, begin : begin + self.dim] = state[:, plane * self.dim :][:, : self.dim]
-        wide_state[:, self.planes * self.wide.dim :] = state[:, end:]
-        records = self.wide.statistics(rows)
-        records["version"], records["time"] = stamps.view(np.uint32).T
-        if self.is_scored:
-            records["show"], records["click"] = shows.T
-            records["delta_score"], records["feature"] = deltas, features.view(np.uint32)
+    def join(
+        self, tensors: BlockTensors, threads: _core.Pool, slots: Tensor | None = None
+    ) -> WideRows:
+        """The inverse of `split`: (n, row_bytes) uint8, from tensors of the CPU. slots: (n,) int32,
+        of some of them.
+        """
+        if slots is None:
+            slots = _numbers(len(tensors.weights))
+        rows = np.empty((len(slots), self.wide.row_bytes), np.uint8)
+        self.core.join_wide(tensors.arrays(), slots.numpy(), rows, threads, self.row_class)
         return rows
+
+
+def _numbers(num: int) -> Tensor:
+    return torch.arange(num, dtype=torch.int32)

@@ -36,15 +36,10 @@ class UpdateFacts:
 
 
 def count(rows: BlockTensors, slots: Tensor, facts: UpdateFacts, policy: Mapping[str, Any]) -> None:
-    """Note an update of rows, (K,) int64 distinct slots. policy: of the table's schema. Raises
-    BadRequest: shows for a table without scores, or none for one with.
+    """Note an update of rows, (K,) int64 distinct slots. policy: of the table's schema. Raises as
+    `check_shows`.
     """
-    is_scored = policy["name"] == ScorePolicy.name
-    if (facts.show_click is not None) != is_scored:
-        raise BadRequest(
-            f"RowBlock: expected show_click {'for' if is_scored else 'only for'} a scored table,"
-            f" found {'none' if is_scored else 'some'}"
-        )
+    check_shows(facts, policy)
     stamps = rows.stamps[slots]
     time = torch.full_like(stamps[:, 1], _as_int32(facts.time))
     if facts.show_click is not None:
@@ -53,6 +48,16 @@ def count(rows: BlockTensors, slots: Tensor, facts: UpdateFacts, policy: Mapping
     stamps[:, 1] = torch.where(is_later, stamps[:, 1], time)
     stamps[:, 0] = _as_int32(facts.version)
     rows.stamps[slots] = stamps
+
+
+def check_shows(facts: UpdateFacts, policy: Mapping[str, Any]) -> None:
+    """Raises BadRequest: shows for a table without scores, or none for one with."""
+    is_scored = policy["name"] == ScorePolicy.name
+    if (facts.show_click is not None) != is_scored:
+        raise BadRequest(
+            f"RowBlock: expected show_click {'for' if is_scored else 'only for'} a scored table,"
+            f" found {'none' if is_scored else 'some'}"
+        )
 
 
 def _count_shows(

@@ -10,15 +10,17 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from trireme.accelerator import runs_triton
+from trireme import _core
+from trireme.accelerator import HOST, runs_triton
 from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.block_statistics import UpdateFacts
 from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
 from trireme.errors import BadRequest
 
 log = logging.getLogger("trireme.device")
 
-KERNELS = ("auto", "torch", "triton")
+KERNELS = ("auto", "torch", "core", "triton")
 
 
 @runtime_checkable
@@ -40,29 +42,52 @@ class Kernels(Protocol):
         """
         ...
 
-    def update(self, rows: BlockTensors, slots: Tensor, grads: Tensor, values: StepValues) -> None:
-        """Apply the rule to rows: (K,) int32 distinct slots, (K, D) gradients."""
+    def weights(self, rows: BlockTensors, slots: Tensor) -> Tensor:
+        """(K, D): the weights of (K,) int32 slots."""
+        ...
+
+    def update(
+        self,
+        rows: BlockTensors,
+        slots: Tensor,
+        grads: Tensor,
+        values: StepValues,
+        facts: UpdateFacts,
+    ) -> None:
+        """Apply the rule to rows, (K,) int32 distinct slots, (K, D) gradients; and note it in their
+        statistics. Raises as `check_shows`, before anything changes.
+        """
         ...
 
     def sum_and_update(
-        self, rows: BlockTensors, bags: SlotBags, grad: Tensor, values: StepValues
+        self,
+        rows: BlockTensors,
+        bags: SlotBags,
+        grad: Tensor,
+        values: StepValues,
+        facts: UpdateFacts,
     ) -> None:
         """`update` with `sum` of the gradient of the bags."""
         ...
 
 
-def choose_kernels(layout: BlockLayout, device: torch.device, wanted: str = "auto") -> Kernels:
-    """The implementation for a block: Triton's kernels where Triton is installed and compiles for
-    the device, else torch operations. Logs each choice once.
+def choose_kernels(
+    layout: BlockLayout, device: torch.device, threads: _core.Pool, wanted: str = "auto"
+) -> Kernels:
+    """The implementation for a block: the core on the CPU; elsewhere Triton's kernels where Triton
+    is installed and compiles for the device, else torch operations. Logs each choice once.
 
     Args:
-        wanted: "torch" or "triton" instead.
+        threads: of the core.
+        wanted: "torch", "core" or "triton" instead.
 
     Raises:
-        BadRequest: an unknown name, or Triton is wanted and cannot run here.
+        BadRequest: an unknown name, or one that is wanted and cannot run here.
     """
     if wanted not in KERNELS:
         raise BadRequest(f"RowBlock: expected kernels to be one of {KERNELS}, found {wanted!r}")
+    if wanted == "core" or (wanted == "auto" and device.type == HOST.type):
+        return _core_kernels(layout, device, threads, wanted)
     missing = _without_triton(device, is_forced=wanted == "triton")
     if wanted == "triton" and missing:
         raise BadRequest(f"RowBlock: expected Triton for kernels='triton', found {missing}")
@@ -76,6 +101,18 @@ def choose_kernels(layout: BlockLayout, device: torch.device, wanted: str = "aut
         chosen = TritonKernels(layout)
     reason = "as asked" if wanted != "auto" else missing or f"the device is {device}"
     log_choice(device, chosen.name, reason)
+    return chosen
+
+
+def _core_kernels(
+    layout: BlockLayout, device: torch.device, threads: _core.Pool, wanted: str
+) -> Kernels:
+    from trireme.device.core_kernels import CoreKernels
+
+    if device.type != HOST.type:
+        raise BadRequest(f"RowBlock: expected the CPU for kernels='core', found {device}")
+    chosen = CoreKernels(layout, threads)
+    log_choice(device, chosen.name, "as asked" if wanted != "auto" else f"the device is {device}")
     return chosen
 
 

@@ -13,14 +13,15 @@ Shapes: U rows, D weights, S floats of state, K distinct slots of a batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trireme import accelerator
+from trireme import _core, accelerator
 from trireme.device.block_layout import BlockLayout, BlockTensors
-from trireme.device.block_statistics import UpdateFacts, count
+from trireme.device.block_statistics import UpdateFacts
 from trireme.device.kernels import Kernels, choose_kernels
 from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
@@ -42,10 +43,11 @@ class RowBlock:
         layout: of the table.
         rows: (U, row_bytes) uint8, wide rows (trireme.rows.wide_rows); or their parts there.
         device: where the block is.
-        kernels: "auto", "torch" or "triton", see `choose_kernels`.
+        kernels: "auto", "torch", "core" or "triton", see `choose_kernels`.
         is_fused: backward keeps the gradients of bags, and `step` sums them and updates the rows in
             one operation: less memory is read and written. `rows.grad` stays None, so gradients
             cannot be clipped or looked at. The rows get the same bits.
+        threads: of the core, on the CPU; default as many as torch has.
 
     Raises:
         BadRequest: rows of another size, or `kernels` that cannot run here.
@@ -59,9 +61,11 @@ class RowBlock:
         *,
         kernels: str = "auto",
         is_fused: bool = False,
+        threads: _core.Pool | None = None,
     ) -> None:
         self.layout, self.device = layout, torch.device(device)
-        self.kernels: Kernels = choose_kernels(layout, self.device, kernels)
+        self.threads = threads or threads_of_torch()
+        self.kernels: Kernels = choose_kernels(layout, self.device, self.threads, kernels)
         self._link = accelerator.link_to(self.device)
         self.tensors = rows if isinstance(rows, BlockTensors) else self._sent(rows)
         self.rows = self.tensors.weights.detach().requires_grad_()
@@ -95,12 +99,10 @@ class RowBlock:
         checked = StepValues.of(values)
         if len(self._unsummed) == 1 and self.rows.grad is None:
             bags, grad = self._unsummed[0]
-            self._note(bags.occurrences.slots, facts)
-            self.kernels.sum_and_update(self.tensors, bags, grad, checked)
+            self._update_bags(bags, grad, checked, facts)
         else:
             slots, grads = self.gradient()
-            self._note(slots, facts)
-            self.kernels.update(self.tensors, slots, grads, checked)
+            self._update(slots, grads, checked, facts)
         self._unsummed, self.rows.grad = [], None
 
     def gradient(self) -> tuple[Tensor, Tensor]:
@@ -137,8 +139,7 @@ class RowBlock:
                 f" {tuple(grads.shape)}"
             )
         checked = StepValues.of(values)
-        self._note(bags.occurrences.slots, facts)
-        self.kernels.sum_and_update(self.tensors, bags, grads[:, None], checked)
+        self._update_bags(bags, grads[:, None], checked, facts)
 
     def update_distinct(
         self,
@@ -148,16 +149,22 @@ class RowBlock:
         facts: UpdateFacts | None = None,
     ) -> None:
         """As `update`, for (K,) distinct slots in any order, that of `grads` and `facts`."""
-        checked = StepValues.of(values)
-        self._note(slots, facts)
-        self.kernels.update(self.tensors, slots, grads, checked)
+        self._update(slots, grads, StepValues.of(values), facts)
+
+    def weights(self, slots: Tensor) -> Tensor:
+        """(n, D) float32: those of (n,) int32 slots, of which some may be equal."""
+        return self.kernels.weights(self.tensors, slots)
 
     def raw_rows(self, slots: Tensor | None = None) -> WideRows:
         """(n, row_bytes) uint8: the rows of (n,) int32 slots, or all U, as `rows` of the
         constructor.
         """
-        parts = self.tensors if slots is None else self._rows_at(slots)
-        return self.layout.join(BlockTensors(*self._link.to_host(parts)))
+        if slots is None or self._link.is_host:
+            return self.layout.join(self._on_host(self.tensors), self.threads, slots)
+        return self.layout.join(self._on_host(self._rows_at(slots)), self.threads)
+
+    def _on_host(self, parts: BlockTensors) -> BlockTensors:
+        return BlockTensors(*self._link.to_host(parts))
 
     def moved(self, slots: Tensor, to: Tensor, num_rows: int) -> RowBlock:
         """A block of `num_rows` rows on this device, of which those at `to`, (n,) int32 distinct
@@ -181,23 +188,32 @@ class RowBlock:
                 f"RowBlock.fill: expected a row for each of {len(slots)} slots, found {len(rows)}"
             )
         index = slots.long()
-        for part, filled in zip(self.tensors, self._sent(rows), strict=True):
-            if len(part) > 0:  # there are no shows in a table that is not scored
-                part[index] = filled
-        self.is_changed[index] = False
+        if self._link.is_host:
+            self.layout.fill(self.tensors, slots, rows, self.threads)
+        else:
+            for part, filled in zip(self.tensors, self._sent(rows), strict=True):
+                if len(part) > 0:  # there are no shows in a table that is not scored
+                    part[index] = filled
+        self.is_changed.index_fill_(0, index, False)
 
     def _sent(self, rows: WideRows) -> BlockTensors:
-        return BlockTensors(*self._link.send(self.layout.split(rows)).receive())
+        return BlockTensors(*self._link.send(self.layout.split(rows, self.threads)).receive())
 
     def _rows_at(self, slots: Tensor) -> BlockTensors:
         index = slots.long()
         return BlockTensors(*(part[index] if len(part) else part for part in self.tensors))
 
-    def _note(self, slots: Tensor, facts: UpdateFacts | None) -> None:
-        """Count an update of these distinct rows in their statistics."""
-        index = slots.long()
-        count(self.tensors, index, facts or UpdateFacts(), self.layout.policy)
-        self.is_changed[index] = True
+    def _update(
+        self, slots: Tensor, grads: Tensor, values: StepValues, facts: UpdateFacts | None
+    ) -> None:
+        self.kernels.update(self.tensors, slots, grads, values, facts or UpdateFacts())
+        self.is_changed.index_fill_(0, slots.long(), True)
+
+    def _update_bags(
+        self, bags: SlotBags, grad: Tensor, values: StepValues, facts: UpdateFacts | None
+    ) -> None:
+        self.kernels.sum_and_update(self.tensors, bags, grad, values, facts or UpdateFacts())
+        self.is_changed.index_fill_(0, bags.occurrences.slots.long(), True)
 
     def _keep_gradient(self, bags: SlotBags, grad: Tensor) -> Tensor | None:
         if self._is_fused:
@@ -220,6 +236,16 @@ class RowBlock:
             raise BadRequest(
                 f"RowBlock: expected slots on {self.rows.device}, found them on {bags.slots.device}"
             )
+
+
+def threads_of_torch() -> _core.Pool:
+    """As many threads as torch has."""
+    return _threads(torch.get_num_threads())
+
+
+@cache
+def _threads(num: int) -> _core.Pool:
+    return _core.Pool(num)
 
 
 class _Pool(torch.autograd.Function):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.block_statistics import UpdateFacts, count
 from trireme.device.slot_bags import SlotBags, chunks_of
 from trireme.device.step_values import StepValues
 from trireme.device.tensor_rules import tensor_rule
@@ -19,7 +20,7 @@ class TorchKernels:
     name = "torch operations"
 
     def __init__(self, layout: BlockLayout) -> None:
-        self._rule = tensor_rule(layout.rule)
+        self._rule, self._policy = tensor_rule(layout.rule), layout.policy
 
     def pool(self, weights: Tensor, bags: SlotBags) -> Tensor:
         return pool(weights, bags)
@@ -27,16 +28,32 @@ class TorchKernels:
     def sum(self, grad: Tensor, bags: SlotBags) -> Tensor:
         return sum_gradients(grad, bags)
 
-    def update(self, rows: BlockTensors, slots: Tensor, grads: Tensor, values: StepValues) -> None:
+    def weights(self, rows: BlockTensors, slots: Tensor) -> Tensor:
+        return torch.index_select(rows.weights, 0, slots)
+
+    def update(
+        self,
+        rows: BlockTensors,
+        slots: Tensor,
+        grads: Tensor,
+        values: StepValues,
+        facts: UpdateFacts,
+    ) -> None:
         index = slots.long()
+        count(rows, index, facts, self._policy)
         weights, state = self._rule(rows.weights[index], rows.state[index], grads, values)
         rows.weights[index] = weights
         rows.state[index] = state
 
     def sum_and_update(
-        self, rows: BlockTensors, bags: SlotBags, grad: Tensor, values: StepValues
+        self,
+        rows: BlockTensors,
+        bags: SlotBags,
+        grad: Tensor,
+        values: StepValues,
+        facts: UpdateFacts,
     ) -> None:
-        self.update(rows, bags.occurrences.slots, self.sum(grad, bags), values)
+        self.update(rows, bags.occurrences.slots, self.sum(grad, bags), values, facts)
 
 
 def pool(weights: Tensor, bags: SlotBags) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from trireme import accelerator
 from trireme.device import slot_bags, triton_rules
 from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.block_statistics import UpdateFacts, count
 from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
 
@@ -213,7 +214,7 @@ class TritonKernels:
     def __init__(self, layout: BlockLayout) -> None:
         self._rule = triton_rules.name_of(layout.rule)
         self._kernel = _update_parts if self._rule.startswith("fleet") else _update
-        self._state_floats = layout.state_floats
+        self._state_floats, self._policy = layout.state_floats, layout.policy
 
     def pool(self, weights: Tensor, bags: SlotBags) -> Tensor:
         dim = weights.shape[1]
@@ -239,13 +240,30 @@ class TritonKernels:
         _launch(_sum, grad.device, len(source.sums), grad.shape[2], source, KIND=_kind(bags))
         return source.sums
 
-    def update(self, rows: BlockTensors, slots: Tensor, grads: Tensor, values: StepValues) -> None:
+    def weights(self, rows: BlockTensors, slots: Tensor) -> Tensor:
+        return torch.index_select(rows.weights, 0, slots)
+
+    def update(
+        self,
+        rows: BlockTensors,
+        slots: Tensor,
+        grads: Tensor,
+        values: StepValues,
+        facts: UpdateFacts,
+    ) -> None:
+        count(rows, slots.long(), facts, self._policy)
         source = _summed(grads.contiguous(), slots)
         self._update(rows, slots, source, values, IS_SUMMED.value)
 
     def sum_and_update(
-        self, rows: BlockTensors, bags: SlotBags, grad: Tensor, values: StepValues
+        self,
+        rows: BlockTensors,
+        bags: SlotBags,
+        grad: Tensor,
+        values: StepValues,
+        facts: UpdateFacts,
     ) -> None:
+        count(rows, bags.occurrences.slots.long(), facts, self._policy)
         source = _unsummed(grad, bags)
         self._update(rows, bags.occurrences.slots, source, values, _kind(bags))
 

@@ -38,7 +38,7 @@ class DistinctKeys:
     """
 
     def __init__(self, ids: Ids, padding_key: int | None, salted: bool, pool: _core.Pool) -> None:
-        values = salted_keys(ids, padding_key) if salted else ids.values.view(np.uint64)
+        values = keys_of(ids, padding_key, salted=salted)
         self.keys, index, *self._occurrences = _core.unique(values, pool, padding_key)
         self.index = ids.with_values(index)
         self._pool = pool
@@ -106,6 +106,13 @@ class DistinctKeys:
             torch.empty(0, dtype=dtype) if array is None else torch.from_numpy(array)
             for array, dtype in zip(arrays, _POSITION_TYPES, strict=True)
         )
+
+
+def keys_of(
+    ids: Ids, padding_key: int | None, *, salted: bool
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """(N,) the key of each id, perhaps in the memory of the ids."""
+    return salted_keys(ids, padding_key) if salted else ids.values.view(np.uint64)
 
 
 def _bags(index: Ids) -> np.ndarray[Any, Any] | None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from trireme import _core
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
-from trireme.nn.distinct_keys import DistinctKeys
+from trireme.nn.distinct_keys import DistinctKeys, keys_of
 from trireme.nn.ids import read_ids
 from trireme.nn.lookup import Lookup, LookupSpec, specs_by_class, specs_of
 from trireme.table import RowClassId, Table
@@ -140,6 +140,23 @@ class Planner:
         """The tables that the modules read, in the order of the modules."""
         tables = (specs[0].table.parts[0] for specs in self._specs.values())
         return tuple(dict.fromkeys(tables))
+
+    def keys_of_ids(self, batch: Batch) -> dict[RowClassId, np.ndarray[Any, np.dtype[np.uint64]]]:
+        """The key of each id of `batch` but padding, in any order, by `Table.class_id`: copies.
+        Raises as `plan`.
+        """
+        keys = {}
+        for class_id, specs in self._specs.items():
+            table, padding_key = specs[0].table, specs[0].padding_key
+            features = tuple(dict.fromkeys(name for spec in specs for name in spec.features))
+            ids = read_ids(batch, features, f"Planner.keys_of_ids of table {table.name!r}")
+            values = keys_of(ids, padding_key, salted=table.salt)
+            keys[class_id] = (
+                np.array(values)
+                if padding_key is None
+                else values[values != np.uint64(padding_key)]
+            )
+        return keys
 
     def plan(self, batch: Batch, *, train: bool = True) -> BatchPlan:
         """The distinct keys of `batch` and where each is used.

@@ -37,6 +37,9 @@ class LogLag(NamedTuple):
 class Journal:
     """Durability "none". Threads: any."""
 
+    keeps = False
+    """Whether records go anywhere."""
+
     where = ""
     """The state folder, for messages; empty: there is none."""
 

@@ -6,23 +6,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trireme import _core
-from trireme.protocol.routing import NUM_BUCKETS
+from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array
+from trireme.rows.wide_rows import WideRows
 
 PREPARE, ROWS, BLOCK = "log.import", "log.import_rows", "log.import_block"
 PREPARED, FINISH = "log.import_prepared", "log.import_end"
 
 
+class RowPart(NamedTuple):
+    """Rows as they came: keys, row classes, wide rows, and the version that stamps them."""
+
+    keys: Keys
+    classes: npt.NDArray[np.uint8]
+    rows: WideRows
+    version: int
+
+    def write_to(self, table: _core.Table, pool: _core.Pool) -> None:
+        table.write_wide(self.keys, self.classes, self.rows, pool, self.version)
+
+
 @dataclass
 class PreparedImport:
-    """rows: of each table, in a table that nobody reads.
+    """rows: of each table, in a table that nobody reads. parts: of a table, that come after them.
 
     blocks: tensors that replace those of the same name.
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
@@ -36,6 +50,7 @@ class PreparedImport:
     replace: bool
     rows: dict[str, _core.Table]
     blocks: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    parts: dict[str, list[RowPart]] = field(default_factory=dict)
     is_whole: bool = True
 
     def records(self) -> Iterator[tuple[str, dict[str, Any], Sequence[Array]]]:
@@ -45,6 +60,9 @@ class PreparedImport:
             for bucket, content in filled_buckets(rows):
                 body = {"id": self.id, "table": name, "bucket": bucket}
                 yield ROWS, body, [content.keys, content.classes, content.rows]
+            for keys, classes, wide, version in self.parts.get(name, ()):
+                body = {"id": self.id, "table": name, "version": version}
+                yield ROWS, body, [keys, classes, wide]
         for block_id, tensors in self.blocks.items():
             body = {"id": self.id, "block": block_id, "names": list(tensors)}
             yield BLOCK, body, [tensor.numpy() for tensor in tensors.values()]
@@ -55,10 +73,10 @@ class PreparedImport:
         tensors = [torch.from_numpy(np.array(array)) for array in arrays]
         self.blocks[body["block"]] = dict(zip(body["names"], tensors, strict=True))
 
-    def add(self, body: Mapping[str, Any], arrays: Sequence[Array]) -> None:
+    def add(self, body: Mapping[str, Any], arrays: Sequence[Array], pool: _core.Pool) -> None:
         """Take back a record of rows."""
         keys, classes, rows = arrays
-        self.rows[body["table"]].apply(body["bucket"], keys, classes, rows, keys[:0])
+        self.rows[body["table"]].write_wide(keys, classes, rows, pool, body.get("version"))
 
 
 def filled_buckets(rows: _core.Table) -> Iterator[tuple[int, _core.Snapshot]]:

@@ -9,9 +9,8 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from trireme import _core
 from trireme.byte_size import parse_number
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.protocol.block_spec import BlockSpec
@@ -22,6 +21,13 @@ if TYPE_CHECKING:
 
 MARKS_BYTES = 1 << 10
 """Of the marks of one stream in one table, where buckets have the same ones."""
+
+
+class HasBytes(Protocol):
+    """A table, or rows of an import."""
+
+    @property
+    def bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +60,7 @@ class CapacityLimits:
         sketch_bytes = (admission or {}).get("sketch_bytes") or 0
         _check("sketch_bytes_max", sketch_bytes, self.sketch_bytes_max)
 
-    def check_rows(self, rows: Iterable[_core.Table], num_marks: int = 0) -> None:
+    def check_rows(self, rows: Iterable[HasBytes], num_marks: int = 0) -> None:
         """Raises ResourceExhausted if all rows together exceed the limit. num_marks: streams that
         tables have no marks of yet, summed over tables.
         """

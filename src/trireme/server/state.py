@@ -24,7 +24,7 @@ from trireme.dense.optimizers import GroupValues
 from trireme.errors import BadRequest, NotReady, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
-from trireme.protocol.routing import BucketMap, Floats, Keys
+from trireme.protocol.routing import NUM_BUCKETS, BucketMap, Floats, Keys
 from trireme.protocol.wire import DIFFERENCE, Push, need, need_time
 from trireme.rows.core_table import make_core_table
 from trireme.rpc import HeldBytes, Request
@@ -34,11 +34,11 @@ from trireme.server.block_store import BlockStore
 from trireme.server.counts import Counts
 from trireme.server.journal import Journal
 from trireme.server.pacing import Pacing
-from trireme.server.prepared_import import PreparedImport, filled_buckets
+from trireme.server.prepared_import import PreparedImport
 from trireme.server.prepared_load import PreparedLoad
 from trireme.server.row_tier import RowTier
 from trireme.server.served_tables import ServedTable, ServedTables
-from trireme.server.server_limits import CapacityLimits
+from trireme.server.server_limits import CapacityLimits, HasBytes
 from trireme.server.staging import Staging
 from trireme.server.step_gradient import StepGradient
 from trireme.server.store_hosts import StoreHosts
@@ -46,6 +46,7 @@ from trireme.server.streams import Streams
 from trireme.table import TableSchema
 
 _T = TypeVar("_T")
+_MERGED_BUCKETS = 64  # at a time: a call that finds no room is repeated
 _SETTLED_KEYS = 256  # at a time: their rows must all find room
 
 
@@ -193,7 +194,7 @@ class ServerState:
         """Record an import or load; no table changes yet. Raises as `check_settled`."""
         with self.journal.changing():
             self.check_settled()
-            for record in prepared.records():
+            for record in prepared.records() if self.journal.keeps else ():
                 self.journal.record(*record)
             self.prepared = prepared
 
@@ -222,11 +223,16 @@ class ServerState:
         for name, rows in prepared.rows.items():
             if prepared.replace:
                 self._replace_rows(name, rows)
-                continue
-            for bucket, content in filled_buckets(rows):
-                columns = (content.keys, content.classes, content.rows)
-                apply = partial(self.table(name).rows.apply, bucket, *columns, content.keys[:0])
-                self.with_room(apply)
+            else:
+                self._merge_rows(self.table(name).rows, rows)
+            for part in prepared.parts.get(name, ()):
+                self.with_room(partial(part.write_to, self.table(name).rows, self.pool))
+
+    def _merge_rows(self, into: _core.Table, rows: _core.Table) -> None:
+        if rows.rows == 0:
+            return
+        for first in range(0, NUM_BUCKETS, _MERGED_BUCKETS):
+            self.with_room(partial(into.merge, rows, first, _MERGED_BUCKETS, self.pool))
 
     def _replace_rows(self, name: str, rows: _core.Table) -> None:
         with self.lock:
@@ -297,7 +303,7 @@ class ServerState:
             with self.blocks_lock:
                 self.blocks.check_groups(push.blocks.groups)
 
-    def check_rows(self, num_marks: int = 0, staged: Iterable[_core.Table] = ()) -> None:
+    def check_rows(self, num_marks: int = 0, staged: Iterable[HasBytes] = ()) -> None:
         """Raises ResourceExhausted as `CapacityLimits.check_rows`. staged: rows of an import or
         load that are held beside those of the tables.
         """

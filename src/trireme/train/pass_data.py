@@ -22,7 +22,7 @@ BATCHES_MAX = 1024
 
 def distinct(parts: Sequence[Keys], pool: _core.Pool) -> Keys:
     """The distinct keys of several arrays, in the order of their buckets."""
-    keys: Keys = _core.unique(np.concatenate(parts), pool)[0]
+    keys: Keys = _core.distinct(np.concatenate(parts), pool)
     return keys
 
 
@@ -41,10 +41,9 @@ class PassData:
         """
         pending: dict[RowClassId, list[Keys]] = {}
         for source in self.batches():
-            plan = self.planner.plan(as_batch(source), train=False)
-            for class_id, keys_K in plan.keys().items():
+            for class_id, keys_N in self.planner.keys_of_ids(as_batch(source)).items():
                 parts = pending.setdefault(class_id, [])
-                parts.append(keys_K)
+                parts.append(keys_N)
                 if sum(map(len, parts[1:])) > max(_PENDING_KEYS, len(parts[0])):
                     pending[class_id] = [distinct(parts, self.pool)]
             if stop():

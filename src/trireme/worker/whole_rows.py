@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,8 @@ from trireme.worker.client import WorkerClient
 
 log = logging.getLogger("trireme.worker")
 
-MESSAGE_BYTES = 16 << 20
+MESSAGE_BYTES = 8 << 20
+"""Of rows: both sides work on a part while it is in cache."""
 TIMEOUT_S = 3600.0
 ATTEMPTS = 3
 
@@ -40,103 +42,127 @@ def have_changed(before: Marks, now: Marks) -> bool:
     return False
 
 
-class ReadRows(NamedTuple):
-    """rows: (K, row_bytes) uint8, wide rows, zeros for a key without. version: rows that change now
-    are stamped with. marks: of the moment that the rows are of.
+class ReadPart(NamedTuple):
+    """Some of the keys that were asked for. positions: (n,) int32, of the keys. is_present: (n,).
+    rows: (n, row_bytes) uint8, wide rows, zeros for a key without.
     """
+
+    positions: npt.NDArray[np.int32]
+    is_present: npt.NDArray[np.bool_]
+    rows: npt.NDArray[np.uint8]
+
+
+class Read(NamedTuple):
+    """version: rows that change now are stamped with. marks: of the moment that the rows are of."""
+
+    version: int
+    marks: Marks
+
+
+class ReadRows(NamedTuple):
+    """All rows of K keys, as in a `ReadPart`; and as in a `Read`."""
 
     rows: npt.NDArray[np.uint8]
     is_present: npt.NDArray[np.bool_]
     version: int
     marks: Marks
 
+    def part(self) -> ReadPart:
+        return ReadPart(np.arange(len(self.rows), dtype=np.int32), self.is_present, self.rows)
 
-def read_wide_rows(
-    client: WorkerClient,
-    table: str,
-    keys_K: Keys,
-    row_bytes: int,
-    pool: _core.Pool,
-    *,
-    aside: bool = False,
-    stop: Callable[[], bool] = never,
-    staged: str | None = None,
-) -> ReadRows:
-    """The rows of distinct keys, (K,) uint64, as of one moment.
 
-    aside: over the way for calls that take long. stop: whether to give up. staged: the id of an
-    import whose rows come before those of the table.
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How rows of a table are read.
+
+    row_bytes: of a wide row. aside: over the way for calls that take long. stop: whether to give
+    up. staged: the id of an import whose rows come before those of the table.
+    """
+
+    client: WorkerClient
+    table: str
+    row_bytes: int
+    pool: _core.Pool
+    aside: bool = False
+    stop: Callable[[], bool] = never
+    staged: str | None = None
+
+
+def read_wide_rows(how: Reading, keys_K: Keys) -> ReadRows:
+    """The rows of distinct keys, (K,) uint64, as of one moment. Raises as `read_parts`."""
+    rows = np.zeros((len(keys_K), how.row_bytes), np.uint8)
+    is_present = np.zeros(len(keys_K), np.bool_)
+
+    def take(part: ReadPart) -> None:
+        rows[part.positions], is_present[part.positions] = part.rows, part.is_present
+
+    return ReadRows(rows, is_present, *read_parts(how, keys_K, take))
+
+
+def read_parts(how: Reading, keys_K: Keys, take: Callable[[ReadPart], None]) -> Read:
+    """Read the rows of distinct keys, (K,) uint64, part by part, as of one moment. take: gets each
+    part; all of them again, if rows have changed meanwhile.
 
     Raises Unavailable: others change the rows meanwhile, or it had to stop. NotReady: a server has
     lost the import.
     """
     for _ in range(ATTEMPTS):
-        reader = _Reader(client, table, keys_K, row_bytes, pool, aside, staged)
+        reader = _Reader(how, keys_K)
         for begin in range(0, max(1, len(keys_K)), reader.keys_per_message):
-            if stop():
-                raise Unavailable(f"rows of table {table!r}: the reading was stopped")
-            reader.read(begin)
+            if how.stop():
+                raise Unavailable(f"rows of table {how.table!r}: the reading was stopped")
+            take(reader.read(begin))
         if reader.is_of_one_moment:
-            return ReadRows(reader.rows, reader.is_present, reader.version, reader.marks)
-        log.info("rows of table %r have changed while they were read, once more", table)
+            return Read(reader.version, reader.marks)
+        log.info("rows of table %r have changed while they were read, once more", how.table)
     raise Unavailable(
-        f"rows of table {table!r}: expected nobody to change them while they are read, found that"
-        f" somebody did, {ATTEMPTS} times"
+        f"rows of table {how.table!r}: expected nobody to change them while they are read, found"
+        f" that somebody did, {ATTEMPTS} times"
     )
 
 
 class _Reader:
-    def __init__(
-        self,
-        client: WorkerClient,
-        table: str,
-        keys_K: Keys,
-        row_bytes: int,
-        pool: _core.Pool,
-        aside: bool,
-        staged: str | None,
-    ) -> None:
-        self._client, self._table = client, table
-        # Servers read each bucket once.
-        self._order = np.argsort(buckets_of(keys_K), kind="stable")
-        self._keys = keys_K[self._order]
-        self._row_bytes, self._pool, self._aside = row_bytes, pool, aside
-        self._staged = staged
-        self.keys_per_message = max(1, MESSAGE_BYTES // row_bytes)
-        self.rows = np.zeros((len(keys_K), row_bytes), np.uint8)
-        self.is_present, self.version = np.zeros(len(keys_K), np.bool_), 0
+    def __init__(self, how: Reading, keys_K: Keys) -> None:
+        self._how, self._keys = how, keys_K
+        self._order = np.arange(len(keys_K), dtype=np.int32)
+        buckets = buckets_of(keys_K)
+        if (buckets[1:] < buckets[:-1]).any():  # servers read each bucket once
+            self._order = np.argsort(buckets, kind="stable").astype(np.int32)
+            self._keys = keys_K[self._order]
+        self.keys_per_message = max(1, MESSAGE_BYTES // how.row_bytes)
+        self.version = 0
         self.marks: Marks = {}
         self.is_of_one_moment = True
 
-    def read(self, begin: int) -> None:
+    def read(self, begin: int) -> ReadPart:
         """Read the rows of one message."""
         part = slice(begin, begin + self.keys_per_message)
-        if self._staged is not None:
-            self._attempt(part, TIMEOUT_S)
-            return
-        servers = self._client.servers
-        servers.until_current("ps.rows", lambda left_s: self._attempt(part, left_s), TIMEOUT_S)
+        if self._how.staged is not None:
+            return self._attempt(part, TIMEOUT_S)
+        servers = self._how.client.servers
+        return servers.until_current(
+            "ps.rows", lambda left_s: self._attempt(part, left_s), TIMEOUT_S
+        )
 
-    def _attempt(self, part: slice, left_s: float) -> None:
-        servers, keys = self._client.servers, self._keys[part]
+    def _attempt(self, part: slice, left_s: float) -> ReadPart:
+        how, keys = self._how, self._keys[part]
+        servers = how.client.servers
         bucket_map = servers.map
-        split = Split(keys, bucket_map, self._pool)
-        method, body = "ps.rows", {"table": self._table, "map": bucket_map.version}
-        if self._staged is not None:
-            method, body = "import.read", {"table": self._table, "id": self._staged}
+        split = Split(keys, bucket_map, how.pool)
+        method, body = "ps.rows", {"table": how.table, "map": bucket_map.version}
+        if how.staged is not None:
+            method, body = "import.read", {"table": how.table, "id": how.staged}
         calls = [
             Call(endpoint, method, body, [np.ascontiguousarray(own)])
             for endpoint, own in zip(bucket_map.servers, split.parts(keys), strict=True)
         ]
-        call_all = servers.call_all_aside if self._aside else servers.call_all
+        call_all = servers.call_all_aside if how.aside else servers.call_all
         replies = call_all(calls, left_s)
         arrays = [Arrays(reply.arrays) for reply in replies]
         present = [one.take("present", np.uint8, (None,)) > 0 for one in arrays]
-        to = self._order[part]
-        self.is_present[to] = split.join(present)
-        rows = [one.take("rows", np.uint8, (None, self._row_bytes)) for one in arrays]
-        self.rows[to] = split.join(rows)
+        rows = [one.take("rows", np.uint8, (None, how.row_bytes)) for one in arrays]
         for endpoint, reply in zip(bucket_map.servers, replies, strict=True):
             self.version = max(self.version, int(reply.body["version"]))
             mark = str(reply.body["mark"])
             self.is_of_one_moment &= self.marks.setdefault(endpoint, mark) == mark
+        return ReadPart(self._order[part], split.join(present), split.join(rows))

@@ -14,16 +14,12 @@ KeysOf = Callable[[str], Iterator[Keys]]
 PlacesOf = Callable[[str, int], Iterator[str]]
 
 
-def first_duplicate(
-    staged: StagedRows, bucket: int | None, keys_of: KeysOf, places_of: PlacesOf
-) -> str | None:
+def first_duplicate(staged: StagedRows, keys_of: KeysOf, places_of: PlacesOf) -> str | None:
     """A key of `staged.files` that occurs twice, and where; None: the files are others now.
 
-    bucket: that of the key; None: all rows are staged, and a bucket has fewer than the files.
     places_of: names the lines or rows of a file that have a key.
     """
-    if bucket is None:
-        bucket = _bucket_with_fewer(staged, keys_of)
+    bucket = _bucket_with_fewer(staged, keys_of)
     of_bucket = [
         keys[buckets_of(keys) == bucket] for path in staged.files for keys in keys_of(path)
     ]

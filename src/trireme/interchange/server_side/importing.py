@@ -33,12 +33,12 @@ from trireme.interchange.formats.named_columns import DTYPES, RANK2, rows_of
 from trireme.interchange.formats.parquet import batches
 from trireme.interchange.server_side.dense_blocks import blocks_of
 from trireme.interchange.server_side.duplicates import KeysOf, PlacesOf, first_duplicate
-from trireme.interchange.server_side.staged_rows import DuplicateKey, StagedRows
+from trireme.interchange.server_side.staged_rows import StagedRows
 from trireme.protocol.routing import Keys, buckets_of
 from trireme.protocol.wire import Array, Arrays, need, need_list
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
-from trireme.server.prepared_import import PreparedImport
+from trireme.server.prepared_import import PreparedImport, RowPart
 from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.state import ServerState
 
@@ -66,8 +66,14 @@ class ImportHandlers:
 
     def _on_begin(self, request: Request) -> None:
         self._server.check_settled()
-        name, id = need(request.body, "table", str), need({"id": "", **request.body}, "id", str)
-        self._staged[name] = StagedRows.of(self._server, self._server.table(name), id)
+        body = {"id": "", "is_read": True, **request.body}
+        name, id, is_read = (
+            need(body, "table", str),
+            need(body, "id", str),
+            need(body, "is_read", bool),
+        )
+        table = self._server.table(name)
+        self._staged[name] = StagedRows.of(self._server, table, id, is_read=is_read)
 
     def _staged_rows(self, request: Request) -> StagedRows:
         """Raises NotReady: of another import, or none: this server was restarted, say."""
@@ -167,16 +173,15 @@ class ImportHandlers:
 
         files = self._files(request)
         staged.files += files
-        try:
-            with ThreadPoolExecutor(max(1, min(self._server.pool.threads, len(files)))) as pool:
-                num_lines = sum(pool.map(read, files))
-            staged.flush()
-            if staged.num_put != staged.rows.rows:
-                message = f"expected distinct keys, found {staged.rows.rows} of {staged.num_put}"
-                raise DuplicateKey(f"import of table {staged.schema.name!r}: {message}", None)
-        except DuplicateKey as error:
-            described = first_duplicate(staged, error.bucket, keys_of, places_of)
-            raise (DataError(described) if described else error) from error
+        with ThreadPoolExecutor(max(1, min(self._server.pool.threads, len(files)))) as pool:
+            num_lines = sum(pool.map(read, files))
+        staged.flush()
+        if staged.num_put != staged.rows.rows:
+            raise DataError(
+                first_duplicate(staged, keys_of, places_of)
+                or f"import of table {staged.schema.name!r}: expected distinct keys, found"
+                f" {staged.rows.rows} of {staged.num_put}"
+            )
         return Reply({"lines": num_lines, "rows": staged.num_put, "keys": staged.rows.rows})
 
     def _on_rows(self, request: Request) -> Reply:
@@ -202,7 +207,7 @@ class ImportHandlers:
         row_class = need(request.body, "row_class", int)
         staged.schema.dim_of(row_class)
         keys = arrays.take("keys", np.uint64, (None,))
-        rows = np.array(arrays.take("rows", np.uint8, (None, staged.layout.row_bytes)))
+        rows = arrays.take("rows", np.uint8, (None, staged.layout.row_bytes))
         arrays.end()
         if len(rows) != len(keys) or not staged.wanted[buckets_of(keys)].all():
             raise BadRequest(
@@ -211,15 +216,15 @@ class ImportHandlers:
             )
         self._check_room()
         version = self._server.table(staged.schema.name).rows.version
-        staged.layout.statistics(rows)["version"] = version
-        staged.put(keys, np.full(len(keys), row_class, np.uint8), rows)
-        if need(request.body, "is_last", bool):
-            staged.flush()
-        return Reply({"keys": staged.rows.rows})
+        classes = np.full(len(keys), row_class, np.uint8)
+        staged.put_part(RowPart(keys, classes, rows, version))
+        return Reply()
 
     def _on_read(self, request: Request) -> Reply:
         """As ps.rows, but rows of this import come first."""
         staged, arrays, server = self._staged_rows(request), Arrays(request.arrays), self._server
+        if not staged.is_read:
+            raise BadRequest("import.read: expected import.begin with is_read, found it without")
         keys = arrays.take("keys", np.uint64, (None,))
         arrays.end()
         check_reply("import.read", request, len(keys), staged.rows)
@@ -261,7 +266,7 @@ class ImportHandlers:
         staged.put(columns["key"], classes, rows)
 
     def _check_room(self) -> None:
-        self._server.check_rows(staged=[one.rows for one in list(self._staged.values())])
+        self._server.check_rows(staged=list(self._staged.values()))
 
     def _on_discard(self, request: Request) -> None:
         self._staged.pop(need(request.body, "table", str), None)
@@ -274,7 +279,8 @@ class ImportHandlers:
                 raise NotReady(f"import: expected rows of tables {missing}, found none")
             rows = {name: self._staged[name].rows for name in names}
             replace, blocks = need(request.body, "replace", bool), blocks_of(server, request)
-            server.prepare(PreparedImport(id, replace, rows, blocks))
+            parts = {name: self._staged[name].parts for name in names}
+            server.prepare(PreparedImport(id, replace, rows, blocks, parts))
             for name in names:
                 del self._staged[name]
         return server.journal.answered(Reply())

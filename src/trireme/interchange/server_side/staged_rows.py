@@ -8,15 +8,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
-from trireme.errors import BadRequest, DataError
-from trireme.protocol.routing import NUM_BUCKETS, Keys, buckets_of
+from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.rows.wide_rows import RowLayout, WideRows
+from trireme.server.prepared_import import RowPart
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
@@ -24,15 +23,6 @@ from trireme.table import TableSchema
 KeyedRows = tuple[Keys, npt.NDArray[np.uint8], WideRows]  # keys, row classes, wide rows
 
 PENDING_BYTES = 32 << 20
-NO_KEYS = np.empty(0, np.uint64)
-
-
-class DuplicateKey(DataError):
-    """A key occurs twice; its bucket, where it is known."""
-
-    def __init__(self, message: str, bucket: int | None) -> None:
-        super().__init__(message)
-        self.bucket = bucket
 
 
 @dataclass
@@ -40,7 +30,10 @@ class StagedRows:
     """Imported rows of one table on one server. Threads: any may put.
 
     with_room: of the server.
+    pool: of the server.
     id: of the import, where its worker has named it.
+    is_read: whether rows are read, or come twice, before the end of the import.
+    parts: rows as they came, with those that are not in `rows`.
     wanted: (4096,) uint8: 1 for the buckets that this server owns.
     num_put: rows put so far; a key that comes twice counts twice. files: where they are from.
     """
@@ -49,7 +42,10 @@ class StagedRows:
     rows: _core.Table
     with_room: Callable[[Callable[[], object]], object]
     wanted: npt.NDArray[np.uint8]
+    pool: _core.Pool
     id: str = ""
+    is_read: bool = True
+    parts: list[RowPart] = field(default_factory=list)
     num_put: int = 0
     files: list[str] = field(default_factory=list)
     _pending: list[KeyedRows] = field(default_factory=list)
@@ -57,19 +53,18 @@ class StagedRows:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def of(cls, server: ServerState, table: ServedTable, id: str) -> StagedRows:
+    def of(cls, server: ServerState, table: ServedTable, id: str, *, is_read: bool) -> StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
         wanted[server.assignment.owned_buckets()] = 1
-        return cls(table.schema, server.make_rows(table.schema), server.with_room, wanted, id)
+        rows = server.make_rows(table.schema)
+        return cls(table.schema, rows, server.with_room, wanted, server.pool, id, is_read)
 
     @property
     def layout(self) -> RowLayout:
         return RowLayout.of(self.schema, self.rows)
 
     def put(self, keys: Keys, classes: npt.NDArray[np.uint8], rows: WideRows) -> None:
-        """Add rows of keys that this server owns. Raises DataError: a key occurs twice, as far as
-        that is known already.
-        """
+        """Add rows of keys that this server owns."""
         with self._lock:
             self._pending.append((keys, classes, rows))
             self._pending_bytes += rows.nbytes
@@ -78,22 +73,30 @@ class StagedRows:
         if is_full:
             self.flush()
 
+    def put_part(self, part: RowPart) -> None:
+        """Add rows, which may replace others of the same keys. Those that nobody reads wait as they
+        came, unless they belong on SSD.
+        """
+        if self.is_read or self.rows.tier is not None:
+            self.with_room(partial(part.write_to, self.rows, self.pool))
+            return
+        self.rows.check_wide(part.keys, part.classes, part.rows, self.pool)
+        with self._lock:
+            self.parts.append(part)
+
+    @property
+    def bytes(self) -> int:
+        """Of memory."""
+        with self._lock:
+            return self.rows.bytes + sum(part.rows.nbytes for part in self.parts)
+
     def flush(self) -> None:
-        """Put all pending rows into the table, bucket by bucket. Raises DataError as `put`."""
+        """Put all pending rows into the table. A key that occurs twice gets one row, so the table
+        has fewer than were put.
+        """
         with self._lock:
             ready, self._pending, self._pending_bytes = self._pending, [], 0
-        if not sum(len(keys) for keys, _, _ in ready):
-            return
-        keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
-        buckets = buckets_of(keys)
-        order = np.argsort(buckets, kind="stable")
-        keys, classes, rows, buckets = keys[order], classes[order], rows[order], buckets[order]
-        ends = np.flatnonzero(np.diff(buckets)) + 1
-        for low, high in pairwise([0, *ends.tolist(), len(keys)]):
-            one, bucket = slice(low, high), int(buckets[low])
-            try:
-                columns = (keys[one], classes[one], rows[one])
-                self.with_room(partial(self.rows.apply, bucket, *columns, NO_KEYS))
-            except BadRequest as error:
-                message = f"import of table {self.schema.name!r}: {error}"
-                raise DuplicateKey(message, bucket) from error
+        if ready:
+            keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
+            write = partial(self.rows.write_wide, keys, classes, rows, self.pool)
+            self.with_room(write)

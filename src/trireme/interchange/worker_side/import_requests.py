@@ -39,17 +39,20 @@ def importing(
     blocks: BlockTensors | None = None,
     id: str | None = None,
     decide: Callable[[str], bool] | None = None,
+    is_read: bool = True,
 ) -> Iterator[None]:
     """Rows that the block sends come into the tables when it ends without an error, and these
     tensors into the dense blocks; else none do.
 
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     id: of the import, default a random one. decide: asks the coordinator whether the import of this
-    id takes place; default: it does, unless it was ended already.
+    id takes place; default: it does, unless it was ended already. is_read: whether its rows may be
+    read before its end, or come twice.
     """
     id = id or new_id()
     for table in tables:
-        client.servers.everywhere_current("import.begin", {"table": table, "id": id})
+        body = {"table": table, "id": id, "is_read": is_read}
+        client.servers.everywhere_current("import.begin", body)
     try:
         yield
         body = {"id": id, "tables": list(tables), "replace": replace}
@@ -131,11 +134,9 @@ def send_wide_rows(
     """Send (n, row_bytes) wide rows of distinct keys to the servers that own them. Within
     `importing` of this id.
     """
-    for begin in range(0, max(1, len(keys)), ROWS_PER_MESSAGE):
+    for begin in range(0, len(keys), ROWS_PER_MESSAGE):
         part = slice(begin, begin + ROWS_PER_MESSAGE)
-        is_last = begin + ROWS_PER_MESSAGE >= len(keys)
         body = {"table": class_id.table, "id": id, "row_class": class_id.row_class}
-        body["is_last"] = is_last
         split = Split(keys[part], client.servers.map, pool)
         parts = zip(
             client.servers.map.servers,

@@ -62,6 +62,8 @@ class DurableJournal(Journal):
         self._writer = threading.Thread(target=self._write, name="trireme-snapshot", daemon=True)
         self._writer.start()
 
+    keeps = True
+
     def lag(self) -> LogLag:
         num_bytes, begun = self._begun
         return LogLag(self._log.num_bytes - num_bytes, time.monotonic() - begun)

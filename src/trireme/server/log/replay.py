@@ -134,7 +134,7 @@ def _replay_import(
     elif not isinstance(prepared, PreparedImport) or prepared.id != body["id"]:
         raise BadRequest(f"expected {PREPARE} of import {body['id']} before its {method}")
     elif method == ROWS:
-        prepared.add(body, arrays)
+        prepared.add(body, arrays, server.pool)
     elif method == BLOCK:
         prepared.add_block(body, arrays)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,12 +15,11 @@ from trireme.device.block_statistics import UpdateFacts
 from trireme.errors import BadRequest
 from trireme.protocol.columns import fleet_scale
 from trireme.protocol.routing import Keys
-from trireme.rows.core_table import make_core_table
 from trireme.rows.wide_rows import WideRows
-from trireme.table import RowClassId, TableSchema
+from trireme.table import TableSchema
 from trireme.train.modes.device_pass.key_slots import ABSENT, KeySlots, Slots
 from trireme.worker.gradients import TableGradient
-from trireme.worker.whole_rows import ReadRows
+from trireme.worker.whole_rows import MESSAGE_BYTES, ReadPart
 
 
 def check_schema(schema: TableSchema) -> None:
@@ -36,16 +37,16 @@ def check_schema(schema: TableSchema) -> None:
     BlockLayout.of(schema)
 
 
-def rows_or_new(
-    read: ReadRows, schema: TableSchema, class_id: RowClassId, keys_K: Keys, pool: _core.Pool
-) -> WideRows:
+def rows_or_new(part: ReadPart, layout: BlockLayout, keys_K: Keys, pool: _core.Pool) -> WideRows:
     """The rows that were read of these keys, with initial rows for those without."""
-    if len(new := np.flatnonzero(~read.is_present)):
-        layout = BlockLayout.of(schema, class_id.row_class)
-        weights = np.empty((len(new), layout.dim), np.float32)
-        make_core_table(schema).lookup(keys_K[new], weights, pool, class_id.row_class)
-        read.rows[new] = layout.new_rows(weights)
-    return read.rows
+    new = np.flatnonzero(~part.is_present)
+    if not len(new):
+        return part.rows
+    weights = np.empty((len(new), layout.dim), np.float32)
+    layout.core.lookup(keys_K[new], weights, pool, layout.row_class)
+    rows = np.array(part.rows)
+    rows[new] = layout.new_rows(weights)
+    return rows
 
 
 class BlockOfKeys:
@@ -61,6 +62,7 @@ class BlockOfKeys:
         self._schema, self._block, self._version, self._pool = schema, block, version, pool
         self.slots = slots
         self._last: tuple[Keys, Slots] | None = None  # those of the last lookup
+        self._planned: dict[int, tuple[Keys, Slots]] = {}  # of batches to come, by id()
 
     def following(
         self, keys_U: Keys, lacking: npt.NDArray[np.intp], rows: WideRows, version: int
@@ -82,18 +84,29 @@ class BlockOfKeys:
         """U."""
         return len(self._block)
 
+    def plan(self, keys_K: Keys) -> None:
+        """Find the slots of a batch to come, of which `find` will ask. Any thread, while no slots
+        change.
+        """
+        self._planned[id(keys_K)] = keys_K, self.slots.find(keys_K)
+
+    def forget_plans(self) -> None:
+        """No batch that was planned will come."""
+        self._planned.clear()
+
     def find(self, keys_K: Keys) -> Slots:
         """(K,): see KeySlots.find."""
         if self._last is None or self._last[0] is not keys_K:
-            self._last = keys_K, self.slots.find(keys_K)
+            planned = self._planned.pop(id(keys_K), None)
+            self._last = planned or (keys_K, self.slots.find(keys_K))
         return self._last[1]
 
     def weights(self, keys_K: Keys) -> Tensor:
         """(K, D) on the device. Raises BadRequest: a key is not of the pass."""
-        return torch.index_select(self._block.tensors.weights, 0, self._index(keys_K))
+        return self._block.weights(self._index(keys_K))
 
     def weights_at(self, slots: Slots) -> Tensor:
-        return self._block.tensors.weights[torch.from_numpy(slots).long().to(self._block.device)]
+        return self._block.weights(torch.from_numpy(slots).to(self._block.device))
 
     def _index(self, keys_K: Keys) -> Tensor:
         slots = self.find(keys_K)
@@ -124,7 +137,9 @@ class BlockOfKeys:
         )
         self._block.update_distinct(self._index(gradient.keys), grads, gradient.values, facts)
 
-    def changed(self) -> tuple[Keys, WideRows]:
-        """The keys whose rows have been updated, and these rows."""
+    def changed(self) -> Iterator[tuple[Keys, WideRows]]:
+        """The keys whose rows have been updated, and these rows, part by part."""
         slots = torch.nonzero(self._block.is_changed).flatten().to(torch.int32)
-        return self.slots.keys[slots.cpu().numpy()], self._block.raw_rows(slots)
+        num_rows = max(1, MESSAGE_BYTES // self._block.layout.wide.row_bytes)
+        for part in torch.split(slots, num_rows):
+            yield self.slots.keys[part.cpu().numpy()], self._block.raw_rows(part)

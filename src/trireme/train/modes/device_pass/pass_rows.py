@@ -18,7 +18,8 @@ from trireme.train.modes.device_pass.next_pass import NextPass, RowsAhead
 from trireme.train.modes.device_pass.rows_on_device import Moment, RowsOnDevice
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.pass_data import PassData
-from trireme.worker.whole_rows import ReadRows
+from trireme.worker.gradients import KeysByClass
+from trireme.worker.whole_rows import ReadPart, ReadRows, read_parts
 
 log = logging.getLogger("trireme.train")
 
@@ -44,7 +45,7 @@ class PassRows(RowsOnDevice):
         ahead = before._take_ahead(data, self._begin) if isinstance(before, PassRows) else None
         if before is None or ahead is None:
             for class_id, keys_U in data.keys().items():
-                self.blocks[class_id] = self._new(class_id, keys_U, self.read(class_id, keys_U))
+                self.blocks[class_id] = self._new(class_id, keys_U)
         else:
             for class_id, rows in ahead.items():
                 old = before.blocks.get(class_id)
@@ -54,10 +55,21 @@ class PassRows(RowsOnDevice):
 
     # ---- blocks ----
 
-    def _new(self, class_id: RowClassId, keys_U: Keys, read: ReadRows) -> BlockOfKeys:
+    def _new(self, class_id: RowClassId, keys_U: Keys, read: ReadRows | None = None) -> BlockOfKeys:
+        """read: the rows of the keys; None: they are to be read."""
         schema = self._schemas[class_id.table]
-        rows = rows_or_new(read, schema, class_id, keys_U, self._pool)
-        block = RowBlock(BlockLayout.of(schema, class_id.row_class), rows, self._device)
+        layout = BlockLayout.of(schema, class_id.row_class)
+        room = layout.room(len(keys_U), self._device)
+        block = RowBlock(layout, room, self._device, threads=self._pool)
+
+        def take(part: ReadPart) -> None:
+            rows = rows_or_new(part, layout, keys_U[part.positions], self._pool)
+            block.fill(torch.from_numpy(part.positions).to(self._device), rows)
+
+        if read is None:
+            read_parts(self._reading(class_id), keys_U, take)
+        else:
+            take(read.part())
         version = self._begin.versions[class_id.table]
         return BlockOfKeys(schema, KeySlots(keys_U, self._pool), block, version, self._pool)
 
@@ -66,10 +78,23 @@ class PassRows(RowsOnDevice):
     ) -> BlockOfKeys:
         if old is None:
             return self._new(class_id, ahead.keys, ahead.read)
-        schema, keys = self._schemas[class_id.table], ahead.keys[ahead.lacking]
-        rows = rows_or_new(ahead.read, schema, class_id, keys, self._pool)
+        layout = BlockLayout.of(self._schemas[class_id.table], class_id.row_class)
+        keys = ahead.keys[ahead.lacking]
+        rows = rows_or_new(ahead.read.part(), layout, keys, self._pool)
         version = self._begin.versions[class_id.table]
         return old.following(ahead.keys, ahead.lacking, rows, version)
+
+    # ---- the batches ----
+
+    def begin_run(self) -> None:
+        for block in self.blocks.values():
+            block.forget_plans()
+
+    def plan(self, keys: KeysByClass | None) -> None:
+        """Find the slots of the batch, beside training."""
+        for class_id, keys_K in (keys or {}).items():
+            if class_id in self.blocks and len(keys_K):
+                self.blocks[class_id].plan(keys_K)
 
     # ---- the next pass ----
 

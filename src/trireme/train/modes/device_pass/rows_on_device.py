@@ -20,7 +20,14 @@ from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.pass_data import PassData
 from trireme.worker.gradients import KeysByClass
-from trireme.worker.whole_rows import Marks, ReadRows, have_changed, never, read_wide_rows
+from trireme.worker.whole_rows import (
+    Marks,
+    Reading,
+    ReadRows,
+    have_changed,
+    never,
+    read_wide_rows,
+)
 
 NO_KEYS = np.empty(0, np.uint64)
 
@@ -77,13 +84,16 @@ class RowsOnDevice:
         aside: bool = False,
     ) -> ReadRows:
         """Read rows from the servers, see `read_wide_rows`."""
-        row_bytes = BlockLayout.of(self._schemas[class_id.table]).wide.row_bytes
-        return read_wide_rows(
-            self._client,
-            class_id.table,
-            keys_K,
-            row_bytes,
-            self._pool,
+        return read_wide_rows(self._reading(class_id, stop, aside=aside), keys_K)
+
+    def _reading(
+        self, class_id: RowClassId, stop: Callable[[], bool] = never, *, aside: bool = False
+    ) -> Reading:
+        return Reading(
+            client=self._client,
+            table=class_id.table,
+            row_bytes=BlockLayout.of(self._schemas[class_id.table]).wide.row_bytes,
+            pool=self._pool,
             aside=aside,
             stop=stop,
             staged=self.staged,
@@ -121,13 +131,22 @@ class RowsOnDevice:
         `importing`.
         """
         tables = list(dict.fromkeys(class_id.table for class_id in self.blocks))
-        with importing(self._client, tables, replace=False, blocks=blocks, id=id, decide=decide):
+        with importing(
+            self._client,
+            tables,
+            replace=False,
+            blocks=blocks,
+            id=id,
+            decide=decide,
+            is_read=False,
+        ):
             for class_id, keys, rows in self._changed():
                 send_wide_rows(self._client, class_id, keys, rows, self._pool, id)
 
     def _changed(self) -> Iterator[tuple[RowClassId, Keys, WideRows]]:
         for class_id, block in self.blocks.items():
-            yield (class_id, *block.changed())
+            for keys, rows in block.changed():
+                yield class_id, keys, rows
 
     def note_end(self) -> None:
         """The servers have the rows now."""

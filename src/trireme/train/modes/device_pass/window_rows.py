@@ -120,7 +120,12 @@ class RowsInWindow(RowsOnDevice):
             layout = self._layout(class_id)
             self.blocks[class_id] = WindowBlock(
                 self._schemas[class_id.table],
-                RowBlock(layout, layout.zeros(num_rows, self._device), self._device),
+                RowBlock(
+                    layout,
+                    layout.zeros(num_rows, self._device),
+                    self._device,
+                    threads=self._pool,
+                ),
                 self._begin.versions[class_id.table],
                 self._pool,
                 partial(self._fetch, class_id),
@@ -131,14 +136,14 @@ class RowsInWindow(RowsOnDevice):
         return BlockLayout.of(self._schemas[class_id.table], class_id.row_class)
 
     def _fetch(self, class_id: RowClassId, keys_K: Keys) -> WideRows:
-        schema = self._schemas[class_id.table]
-        return rows_or_new(self.read(class_id, keys_K), schema, class_id, keys_K, self._pool)
+        read = self.read(class_id, keys_K).part()
+        return rows_or_new(read, self._layout(class_id), keys_K, self._pool)
 
     def _give_back(self, class_id: RowClassId, keys_K: Keys, rows: WideRows) -> None:
         send_wide_rows(self._client, class_id, keys_K, rows, self._pool, self._id)
 
     def weights_elsewhere(self, class_id: RowClassId, keys_K: Keys) -> Tensor:
-        return self._layout(class_id).split(self._fetch(class_id, keys_K)).weights
+        return self._layout(class_id).split(self._fetch(class_id, keys_K), self._pool).weights
 
     # ---- the end ----
 

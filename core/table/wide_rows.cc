@@ -1,0 +1,214 @@
+// Table: write_wide, the inverse of read_wide.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <string>
+
+#include "base/array.h"
+#include "base/error.h"
+#include "store/find.h"
+#include "table/table.h"
+
+namespace trireme {
+namespace {
+
+// Keys whose rows must be in memory together, in a table with an SSD tier.
+constexpr std::size_t kTieredKeys = 256;
+
+constexpr std::size_t kChunkRows = 8192;  // to check: fewer are not worth waking threads for
+
+template <class Function>
+void for_chunks(std::size_t n, Pool& pool, const Function& function) {
+  pool.run((n + kChunkRows - 1) / kChunkRows, [&](std::size_t chunk) {
+    function(chunk * kChunkRows, std::min(n, (chunk + 1) * kChunkRows));
+  });
+}
+
+}  // namespace
+
+// The wide rows of a call.
+struct Table::WideRows {
+  std::span<const std::uint8_t> classes;
+  const std::uint8_t* rows;
+  std::size_t row_bytes;
+  std::optional<std::uint32_t> version;  // instead of their own
+
+  const std::uint8_t* at(std::size_t position) const noexcept {
+    return rows + position * row_bytes;
+  }
+};
+
+void Table::write_wide(std::span<const std::uint64_t> keys,
+                       std::span<const std::uint8_t> row_classes, const std::uint8_t* rows,
+                       Pool& pool, std::optional<std::uint32_t> version) {
+  const WideRows wide{
+      .classes = row_classes, .rows = rows, .row_bytes = row_bytes(), .version = version};
+  check_wide(keys, row_classes, rows, pool);
+  raise_version(version ? *version : newest_of(wide, pool));
+  const KeysByStripe groups(keys, pool);
+  pool.run(kNumStripes, [&](std::size_t stripe) { write_in_stripe(groups[stripe], wide); });
+}
+
+void Table::merge(const Table& from, std::uint32_t first_bucket, std::uint32_t num_buckets,
+                  Pool& pool) {
+  if (num_buckets == 0) return;
+  check_bucket(first_bucket);
+  if (num_buckets > kNumBuckets - first_bucket) check_bucket(kNumBuckets);
+  if (&from == this || !std::ranges::equal(from.classes_.layouts(), classes_.layouts())) {
+    throw Error(ErrorCode::kBadRequest,
+                "Table.merge: expected another table with rows of the same form");
+  }
+  raise_version(from.version());
+  pool.run(num_buckets, [&](std::size_t i) {
+    const BucketContent content = from.snapshot(first_bucket + static_cast<std::uint32_t>(i));
+    const WideRows wide{.classes = content.classes.span(),
+                        .rows = content.rows.data(),
+                        .row_bytes = row_bytes(),
+                        .version = std::nullopt};
+    write_in_stripe({.keys = content.keys.span(), .positions = nullptr, .first = 0}, wide);
+  });
+}
+
+// All keys are of one stripe.
+void Table::write_in_stripe(const Group& all, const WideRows& wide) {
+  const std::size_t step = tier_ == nullptr ? all.keys.size() : kTieredKeys;
+  for (std::size_t begin = 0; begin < all.keys.size(); begin += step) {
+    const std::size_t size = std::min(step, all.keys.size() - begin);
+    write_group({.keys = all.keys.subspan(begin, size),
+                 .positions = all.positions == nullptr ? nullptr : all.positions + begin,
+                 .first = all.first + begin},
+                wide);
+  }
+}
+
+void Table::check_wide(std::span<const std::uint64_t> keys,
+                       std::span<const std::uint8_t> row_classes, const std::uint8_t* rows,
+                       Pool& pool) const {
+  for_chunks(keys.size(), pool, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const int row_class = row_classes[i];
+      if (row_class < classes_.size() && classes_[row_class].fits_wide(rows + i * row_bytes())) {
+        continue;
+      }
+      throw Error(ErrorCode::kBadRequest,
+                  "Table.check_wide: expected rows of a class in [0, " +
+                      std::to_string(classes_.size()) +
+                      ") with zeros behind its weights, found another of key " +
+                      std::to_string(keys[i]) + " and class " + std::to_string(row_class));
+    }
+  });
+}
+
+std::uint32_t Table::newest_of(const WideRows& wide, Pool& pool) const {
+  std::atomic<std::uint32_t> newest{0};
+  for_chunks(wide.classes.size(), pool, [&](std::size_t begin, std::size_t end) {
+    std::uint32_t of_chunk = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      of_chunk = std::max(of_chunk, classes_.wide().version_of_wide(wide.at(i)));
+    }
+    std::uint32_t before = newest;
+    while (before < of_chunk && !newest.compare_exchange_weak(before, of_chunk)) {
+    }
+  });
+  return newest;
+}
+
+// What was taken before the first row changes.
+struct Table::Reserved {
+  Arenas::Reservation& rows;
+  std::span<Arena::Ref> refs;
+  std::vector<Index::Entry>& scratch;
+};
+
+// All or nothing: every operation that can fail runs before the first row changes.
+void Table::write_group(const Group& group, const WideRows& wide) {
+  const std::size_t n = group.keys.size();
+  const std::uint32_t stripe = stripe_of_hash(mix64(group.keys[0]));
+  const Tier::Lock lock = lock_rows(stripe, group.keys);
+  std::array<std::size_t, Arenas::kClassesMax> counts{};
+  for (std::size_t i = 0; i < n; ++i) ++counts[wide.classes[group.position(i)]];
+  Arenas::Reservation reservation(arenas_, counts);
+  std::vector<Index::Entry> scratch;
+  index_.prepare(stripe, n, scratch);
+  Array<std::uint32_t> others(n);  // keys without a row, or with one of another class
+  Array<Arena::Ref> refs(n);
+  // From here on nothing fails.
+  std::size_t num_others = 0;
+  const std::uint32_t now = version();
+  const auto write = [&](std::size_t i, std::byte* row) {
+    const std::size_t position = group.position(i);
+    const RowLayout& layout = classes_[wide.classes[position]];
+    layout.read_wide(row, wide.at(position));
+    if (wide.version) layout.stamp(row).version = *wide.version;
+  };
+  const auto replace = [&](std::size_t i, const IndexLine* line, std::byte* row) {
+    if (arenas_.class_of(row) != wide.classes[group.position(i)]) {
+      others[num_others++] = static_cast<std::uint32_t>(i);
+      return;
+    }
+    write(i, row);
+    index_.touch(line, now);
+  };
+  for (std::size_t begin = 0; begin < n; begin += kFindBlock) {
+    Finder finder(arenas_, index_, arenas_.row_bytes());
+    finder.begin(group.keys.subspan(begin, std::min(kFindBlock, n - begin)));
+    finder.find(
+        [&](std::size_t i, const IndexLine* line, std::byte* row, bool is_found) {
+          if (is_found) replace(begin + i, line, row);
+        },
+        [&](std::size_t i, const IndexLine* line, std::byte* row) {
+          if (row != nullptr) return replace(begin + i, line, row);
+          others[num_others++] = static_cast<std::uint32_t>(begin + i);
+        });
+  }
+  if (num_others == 0) return;
+  insert_wide(group, others.span().first(num_others), wide,
+              {.rows = reservation, .refs = refs.span(), .scratch = scratch}, write);
+}
+
+// Inserts the rows of some of the group's keys. A key may occur twice, or have a row of another
+// class, which goes.   numbers: of the keys.   refs: room for as many.
+template <class Write>
+void Table::insert_wide(const Group& group, std::span<const std::uint32_t> numbers,
+                        const WideRows& wide, Reserved reserved, const Write& write) noexcept {
+  std::array<std::size_t, kBucketsPerStripe> num_new{};
+  std::array<std::size_t, Arenas::kClassesMax> num_taken{};
+  for (const std::uint32_t i : numbers) {
+    ++num_new[bucket_of(group.keys[i]) % kBucketsPerStripe];
+    ++num_taken[wide.classes[group.position(i)]];
+  }
+  const std::uint32_t now = version();
+  const std::uint32_t first_bucket = stripe_of_hash(mix64(group.keys[0])) * kBucketsPerStripe;
+  for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+    if (num_new[i] == 0) continue;
+    index_.reserve(first_bucket + i, index_.num_rows(first_bucket + i) + num_new[i], now,
+                   reserved.scratch);
+  }
+  std::array<std::span<Arena::Ref>, Arenas::kClassesMax> left;  // of the rows that were taken
+  for (std::size_t i = 0, begin = 0; i < num_taken.size(); begin += num_taken[i++]) {
+    left[i] = reserved.refs.subspan(begin, num_taken[i]);
+    reserved.rows.take(static_cast<int>(i), left[i]);
+  }
+  for (const std::uint32_t i : numbers) {
+    const std::uint64_t key = group.keys[i];
+    const std::uint8_t row_class = wide.classes[group.position(i)];
+    std::byte* row = index_.find(key);
+    if (row != nullptr && arenas_.class_of(row) == row_class) {
+      write(i, row);
+      continue;
+    }
+    if (Arena::Ref old; row != nullptr && index_.erase(key, old)) arenas_.free({&old, 1});
+    const Arena::Ref ref = left[row_class].front();
+    left[row_class] = left[row_class].subspan(1);
+    row = arenas_.row(ref);
+    std::memcpy(row, &key, sizeof key);
+    write(i, row);
+    index_.insert(mix64(key), {ref, static_cast<std::uint16_t>(now)}, now);
+    if (tier_ != nullptr) tier_->uses().begin(ref);
+    admission_.settle(key);
+  }
+  for (const std::span<Arena::Ref> rest : left) arenas_.free(rest);
+}
+
+}  // namespace trireme

@@ -1,0 +1,391 @@
+// Wide rows in and out of tables and blocks, and the slots of keys, against plain models; and all
+// of them beside other callers, for TSan.
+#include "table/block.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "table/slot_index.h"
+#include "table/table.h"
+#include "tiered.h"
+
+using namespace trireme;
+
+namespace {
+
+using Keys = std::vector<std::uint64_t>;
+using Bytes = std::vector<std::uint8_t>;
+
+struct Rows {
+  Keys keys;
+  Bytes classes;
+  Bytes wide;
+};
+
+TableConfig config_of(std::vector<int> dims, bool is_scored) {
+  TableConfig config;
+  config.dims = std::move(dims);
+  config.rule.name = "adam";
+  config.rule.bias_correction = "row";
+  config.policy.is_scored = is_scored;
+  return config;
+}
+
+Keys distinct_keys(test::Random& random, std::size_t n) {
+  Keys keys;
+  for (std::uint64_t key = random.next(); keys.size() < n; key += 1 + random.below(1000)) {
+    keys.push_back(key);
+  }
+  return keys;
+}
+
+// Random rows of random classes, versions below 100.
+Rows random_rows(test::Random& random, const Table& table, Keys keys) {
+  Rows rows{.keys = std::move(keys), .classes = {}, .wide = {}};
+  const std::size_t row_bytes = table.row_bytes();
+  rows.wide.resize(rows.keys.size() * row_bytes);
+  for (std::size_t i = 0; i < rows.keys.size(); ++i) {
+    const auto row_class =
+        static_cast<int>(random.below(static_cast<std::uint64_t>(table.classes().size())));
+    rows.classes.push_back(static_cast<std::uint8_t>(row_class));
+    const RowLayout& layout = table.classes()[row_class];
+    std::uint8_t* row = &rows.wide[i * row_bytes];
+    for (std::size_t b = 0; b < row_bytes; ++b) row[b] = static_cast<std::uint8_t>(random.next());
+    const auto wide = static_cast<std::size_t>(layout.wide_dim());
+    for (int plane = 0; plane < 1 + layout.state_planes(); ++plane) {
+      std::uint8_t* floats = row + static_cast<std::size_t>(plane) * wide * sizeof(float);
+      std::fill(floats + static_cast<std::size_t>(layout.dim()) * sizeof(float),
+                floats + wide * sizeof(float), std::uint8_t{0});
+    }
+    const auto version = static_cast<std::uint32_t>(random.below(100));
+    std::memcpy(row + layout.wide_stamp_offset(), &version, sizeof version);
+  }
+  return rows;
+}
+
+using Model = std::map<std::uint64_t, std::pair<std::uint8_t, Bytes>>;
+
+void put(Model& model, const Rows& rows, std::size_t row_bytes) {
+  for (std::size_t i = 0; i < rows.keys.size(); ++i) {
+    const auto begin = rows.wide.begin() + static_cast<std::ptrdiff_t>(i * row_bytes);
+    model[rows.keys[i]] = {rows.classes[i],
+                           Bytes(begin, begin + static_cast<std::ptrdiff_t>(row_bytes))};
+  }
+}
+
+void check_equal_model(const Table& table, const Model& model, Pool& pool) {
+  CHECK_EQUAL(table.num_rows(), model.size());
+  Keys keys;
+  for (const auto& [key, row] : model) keys.push_back(key);
+  Bytes classes(keys.size());
+  Bytes wide(keys.size() * table.row_bytes());
+  table.read_wide(keys, classes.data(), wide.data(), pool);
+  std::size_t i = 0;
+  for (const auto& [key, row] : model) {
+    CHECK_EQUAL(int{classes[i]}, int{row.first});
+    CHECK(std::equal(row.second.begin(), row.second.end(), &wide[i++ * table.row_bytes()]));
+  }
+}
+
+// Some keys twice, some of the table, some of another class than before.
+void written_rows_are_read(test::Random& random, const TableConfig& config, std::size_t num_keys) {
+  Pool pool(3);
+  Table table(config);
+  Model model;
+  for (int round = 0; round < 4; ++round) {
+    Keys keys = distinct_keys(random, num_keys);
+    for (const auto& [key, row] : model) {
+      if (random.below(3) == 0) keys.push_back(key);
+    }
+    const std::size_t num_twice = config.dims.size() > 1 ? 0 : num_keys / 10;
+    for (std::size_t i = 0; i < num_twice; ++i) keys.push_back(keys[random.below(keys.size())]);
+    Rows rows = random_rows(random, table, std::move(keys));
+    table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool);
+    put(model, rows, table.row_bytes());
+    check_equal_model(table, model, pool);
+    CHECK(table.version() < 100);
+  }
+  // Other rows stay, and the given version replaces those of the rows.
+  Rows rows = random_rows(random, table, distinct_keys(random, num_keys));
+  table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool, 200);
+  for (std::size_t i = 0; i < rows.keys.size(); ++i) {
+    const std::uint32_t version = 200;
+    std::memcpy(&rows.wide[i * table.row_bytes() + table.classes().wide().wide_stamp_offset()],
+                &version, sizeof version);
+  }
+  put(model, rows, table.row_bytes());
+  check_equal_model(table, model, pool);
+  CHECK_EQUAL(table.version(), 200U);
+  std::size_t num_changed = 0;
+  for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
+    num_changed += table.snapshot(bucket, 100).keys.size();
+  }
+  CHECK_EQUAL(num_changed, num_keys);
+
+  Table merged(config_of(config.dims, config.policy.is_scored));
+  Rows others = random_rows(random, table, distinct_keys(random, num_keys));
+  std::copy_n(rows.keys.begin(), num_keys / 2, others.keys.begin());
+  merged.write_wide(others.keys, others.classes, others.wide.data(), pool);
+  Model of_both;
+  put(of_both, others, table.row_bytes());
+  merged.merge(table, 0, kNumBuckets / 2, pool);
+  merged.merge(table, kNumBuckets / 2, kNumBuckets / 2, pool);
+  for (const auto& [key, row] : model) of_both[key] = row;
+  check_equal_model(merged, of_both, pool);
+}
+
+template <class Function>
+void check_refused(const Function& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kBadRequest);
+    return;
+  }
+  CHECK(false);
+}
+
+void rows_that_do_not_fit_are_refused(test::Random& random) {
+  Pool pool(2);
+  Table table(config_of({5, 3}, false));
+  Rows rows = random_rows(random, table, distinct_keys(random, 20'000));
+  rows.classes[17'000] = 9;
+  check_refused([&] { table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool); });
+  rows.classes[17'000] = 1;
+  rows.wide[17'000 * table.row_bytes() + 4 * sizeof(float)] = 1;  // behind its three weights
+  check_refused([&] { table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool); });
+  CHECK_EQUAL(table.num_rows(), 0U);
+  const Table other(config_of({5, 4}, false));
+  check_refused([&] { table.merge(other, 0, kNumBuckets, pool); });
+  check_refused([&] { table.merge(table, 0, kNumBuckets, pool); });
+  check_refused([&] { table.merge(Table(config_of({5, 3}, false)), 1, kNumBuckets, pool); });
+}
+
+// ---- blocks ----
+
+struct Block {
+  Block(const RowLayout& layout, std::size_t num_rows)
+      : weights(num_rows * static_cast<std::size_t>(layout.dim())),
+        state(num_rows * static_cast<std::size_t>(layout.state_floats())),
+        stamps(num_rows),
+        shows(num_rows),
+        delta_scores(num_rows),
+        features(num_rows) {}
+  BlockRows rows() {
+    return {.num_rows = stamps.size(),
+            .weights = weights.data(),
+            .state = state.data(),
+            .stamps = stamps.data(),
+            .shows = shows.data(),
+            .delta_scores = delta_scores.data(),
+            .features = features.data()};
+  }
+  std::vector<float> weights, state;
+  std::vector<Stamp> stamps;
+  std::vector<ShowClick> shows;
+  std::vector<float> delta_scores;
+  std::vector<std::uint32_t> features;
+};
+
+std::vector<std::int32_t> random_slots(test::Random& random, std::size_t n, std::size_t of) {
+  std::vector<std::int32_t> slots(of);
+  std::iota(slots.begin(), slots.end(), 0);
+  for (std::size_t i = 0; i < n; ++i) std::swap(slots[i], slots[i + random.below(of - i)]);
+  slots.resize(n);
+  return slots;
+}
+
+void rows_of_a_block_come_back(test::Random& random, int row_class) {
+  constexpr std::size_t kRows = 9'000;
+  Pool pool(3);
+  const Table table(config_of({6, 3}, true));
+  const RowLayout& layout = table.classes()[row_class];
+  Rows rows = random_rows(random, table, distinct_keys(random, kRows));
+  for (std::size_t i = 0; i < kRows; ++i) {  // all of one class
+    std::uint8_t* row = &rows.wide[i * table.row_bytes()];
+    for (int plane = 0; plane < 1 + layout.state_planes(); ++plane) {
+      const auto begin = static_cast<std::size_t>(plane * layout.wide_dim() + layout.dim());
+      const auto end = static_cast<std::size_t>((plane + 1) * layout.wide_dim());
+      std::fill(row + begin * sizeof(float), row + end * sizeof(float), std::uint8_t{0});
+    }
+  }
+  Block block(layout, kRows + 100);
+  const auto slots = random_slots(random, kRows, kRows + 100);
+  split_wide(layout, rows.wide.data(), slots, block.rows(), pool);
+  Bytes joined(rows.wide.size(), 0xFF);
+  join_wide(layout, block.rows(), slots, joined.data(), pool);
+  CHECK(joined == rows.wide);
+  std::vector<float> weights(kRows * static_cast<std::size_t>(layout.dim()));
+  block_weights(layout, block.rows(), slots, weights.data(), pool);
+  for (std::size_t i = 0; i < kRows; ++i) {
+    CHECK(std::memcmp(&weights[i * static_cast<std::size_t>(layout.dim())],
+                      &rows.wide[i * table.row_bytes()],
+                      static_cast<std::size_t>(layout.dim()) * sizeof(float)) == 0);
+  }
+  for (const std::int32_t slot : {-1, static_cast<int>(kRows + 100)}) {
+    check_refused([&] {
+      join_wide(layout, block.rows(), std::array{std::int32_t{0}, slot}, joined.data(), pool);
+    });
+  }
+  if (layout.dim() == layout.wide_dim()) return;
+  rows.wide[table.row_bytes() + static_cast<std::size_t>(layout.dim()) * sizeof(float)] = 1;
+  check_refused([&] { split_wide(layout, rows.wide.data(), slots, block.rows(), pool); });
+}
+
+// A block and a table that get the same pushes have the same rows.
+void updates_equal_those_of_a_table(test::Random& random) {
+  constexpr std::size_t kRows = 5'000;
+  constexpr int kDim = 5;
+  Pool pool(3);
+  TableConfig config = config_of({kDim}, true);
+  config.policy.rates = {.nonclk_coeff = 0.5, .click_coeff = 2.0, .decay_rate = 0.5};
+  Table table(config);
+  const RowLayout& layout = table.classes()[0];
+  const Keys keys = distinct_keys(random, kRows);
+  Bytes classes(kRows);
+  Bytes wide(kRows * table.row_bytes());
+  Block block(layout, kRows);
+  const auto all = random_slots(random, kRows, kRows);
+  for (std::uint32_t step = 0; step < 5; ++step) {
+    const auto of_step = random_slots(random, step == 0 ? kRows : kRows / 2, kRows);
+    const std::size_t n = of_step.size();
+    std::vector<float> grads(n * kDim);
+    std::vector<float> show_click(2 * n);
+    std::vector<std::uint32_t> features(n);
+    Keys pushed;
+    std::vector<std::int32_t> slots;
+    for (std::size_t i = 0; i < n; ++i) {
+      pushed.push_back(keys[static_cast<std::size_t>(of_step[i])]);
+      slots.push_back(all[static_cast<std::size_t>(of_step[i])]);
+      features[i] = static_cast<std::uint32_t>(random.below(7));
+      show_click[2 * i] = static_cast<float>(1 + random.below(3));
+      show_click[2 * i + 1] = static_cast<float>(random.below(2));
+    }
+    for (float& g : grads) g = static_cast<float>(random.below(1000)) / 500.0F - 1.0F;
+    const RuleValues values{.lr = 0.1, .weight_decay = 0.01, .step = step + 1};
+    const std::uint32_t time = step * kSecondsPerDay;
+    if (step > 0) {
+      const StatisticsPush push{.rates = config.policy.rates,
+                                .version = step,
+                                .time = time,
+                                .show_click = show_click.data(),
+                                .features = features.data()};
+      update_block(layout, block.rows(), slots, grads.data(), *table.make_step(values, 0), push,
+                   pool);
+    }
+    table.update(pushed, grads.data(), std::array{PushId{.stream = 0, .sequence = step + 1}},
+                 values, pool,
+                 {.time = time,
+                  .version = step,
+                  .show_click = show_click.data(),
+                  .features = features.data(),
+                  .counts = nullptr});
+    table.read_wide(keys, classes.data(), wide.data(), pool);
+    if (step == 0) {  // the block begins with these rows
+      split_wide(layout, wide.data(), all, block.rows(), pool);
+      continue;
+    }
+    Bytes joined(wide.size());
+    join_wide(layout, block.rows(), all, joined.data(), pool);
+    CHECK(joined == wide);
+  }
+}
+
+// ---- slots ----
+
+void slots_equal_a_map(test::Random& random, std::size_t num_max) {
+  Pool pool(3);
+  SlotIndex index(num_max);
+  std::map<std::uint64_t, std::int32_t> model;
+  std::int32_t next = 0;
+  for (int round = 0; round < 6; ++round) {
+    Keys fresh = distinct_keys(random, num_max - model.size());
+    std::vector<std::int32_t> slots;
+    for (const std::uint64_t key : fresh) {
+      slots.push_back(next++);
+      model[key] = slots.back();
+    }
+    index.assign(fresh, slots);
+    CHECK_EQUAL(index.num_keys(), model.size());
+    check_refused([&] { index.assign(std::array{random.next()}, std::array{next}); });  // full
+    Keys gone;
+    for (const auto& [key, slot] : model) {
+      if (random.below(2) == 0) gone.push_back(key);
+    }
+    for (const std::uint64_t key : gone) model.erase(key);
+    for (int i = 0; i < 10; ++i) gone.push_back(random.next());
+    index.remove(gone);
+    CHECK_EQUAL(index.num_keys(), model.size());
+    Keys asked = gone;
+    for (const auto& [key, slot] : model) asked.push_back(key);
+    std::vector<std::int32_t> found(asked.size());
+    index.find(asked, found.data(), pool);
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      const auto expected = model.find(asked[i]);
+      CHECK_EQUAL(found[i], expected == model.end() ? SlotIndex::kAbsent : expected->second);
+    }
+    if (model.empty()) continue;
+    const std::array twice{model.begin()->first};
+    check_refused([&] { index.assign(twice, std::array{next}); });
+    check_refused([&] { index.assign(std::array{random.next()}, std::array{-2}); });
+  }
+}
+
+// ---- many callers ----
+
+void rows_are_written_beside_others(test::Random& random) {
+  constexpr std::size_t kKeys = 6'000;
+  Pool pool(2);
+  Table table(config_of({4}, false));
+  const Rows rows = random_rows(random, table, distinct_keys(random, kKeys));
+  Table staged(config_of({4}, false));
+  staged.write_wide(rows.keys, rows.classes, rows.wide.data(), pool);
+  std::atomic<bool> is_done{false};
+  std::thread reader([&] {
+    std::vector<float> weights(kKeys * 4);
+    while (!is_done) table.lookup(rows.keys, weights.data(), pool);
+  });
+  std::thread pusher([&] {
+    const std::vector<float> grads(kKeys * 4, 0.5F);
+    for (std::int64_t i = 1; !is_done; ++i) {
+      table.update(rows.keys, grads.data(), std::array{PushId{.stream = 0, .sequence = i}},
+                   RuleValues{.lr = 0.1}, pool);
+    }
+  });
+  for (int i = 0; i < 10; ++i) {
+    table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool);
+    table.merge(staged, 0, kNumBuckets, pool);
+  }
+  is_done = true;
+  reader.join();
+  pusher.join();
+  CHECK_EQUAL(table.num_rows(), kKeys);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  test::Random random(test::seed_of(argc, argv));
+  written_rows_are_read(random, config_of({5}, false), 20'000);
+  written_rows_are_read(random, config_of({5, 3, 1}, true), 3'000);
+  TableConfig tiered = config_of({8}, true);
+  tiered.tier = test::tier_config(std::make_shared<ssd::FakeDevice>(1),
+                                  test::own_bytes(tiered) + (std::size_t{1} << 20));
+  written_rows_are_read(random, tiered, 3'000);
+  rows_that_do_not_fit_are_refused(random);
+  rows_of_a_block_come_back(random, 0);
+  rows_of_a_block_come_back(random, 1);
+  updates_equal_those_of_a_table(random);
+  for (const std::size_t num_max : {0, 1, 2, 50, 20'000}) slots_equal_a_map(random, num_max);
+  rows_are_written_beside_others(random);
+  return 0;
+}

@@ -1,0 +1,70 @@
+"""The implementation on the CPU: the C++ core, on several threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trireme import _core
+from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.block_statistics import UpdateFacts, check_shows
+from trireme.device.slot_bags import SlotBags
+from trireme.device.step_values import StepValues
+from trireme.device.torch_kernels import pool, sum_gradients
+
+
+class CoreKernels:
+    """See `trireme.device.kernels.Kernels`. Bags are pooled and summed by torch operations: passes
+    do so by the gather of `trireme.nn`, and give distinct slots.
+    """
+
+    name = "the C++ core"
+
+    def __init__(self, layout: BlockLayout, threads: _core.Pool) -> None:
+        self._layout, self._threads = layout, threads
+
+    def pool(self, weights: Tensor, bags: SlotBags) -> Tensor:
+        return pool(weights, bags)
+
+    def sum(self, grad: Tensor, bags: SlotBags) -> Tensor:
+        return sum_gradients(grad, bags)
+
+    def weights(self, rows: BlockTensors, slots: Tensor) -> Tensor:
+        out = np.empty((len(slots), self._layout.dim), np.float32)
+        layout, arrays = self._layout, rows.arrays()
+        layout.core.block_weights(arrays, slots.numpy(), out, self._threads, layout.row_class)
+        return torch.from_numpy(out)
+
+    def update(
+        self,
+        rows: BlockTensors,
+        slots: Tensor,
+        grads: Tensor,
+        values: StepValues,
+        facts: UpdateFacts,
+    ) -> None:
+        layout = self._layout
+        check_shows(facts, layout.policy)
+        layout.core.update_block(
+            rows.arrays(),
+            slots.numpy(),
+            grads.contiguous().numpy(),
+            values.exact,
+            self._threads,
+            layout.row_class,
+            time=facts.time,
+            version=facts.version,
+            show_click=None if facts.show_click is None else facts.show_click.numpy(),
+            features=None if facts.features is None else facts.features.numpy(),
+        )
+
+    def sum_and_update(
+        self,
+        rows: BlockTensors,
+        bags: SlotBags,
+        grad: Tensor,
+        values: StepValues,
+        facts: UpdateFacts,
+    ) -> None:
+        self.update(rows, bags.occurrences.slots, self.sum(grad, bags), values, facts)
