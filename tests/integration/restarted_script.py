@@ -22,6 +22,7 @@ from torch import nn
 import trireme as tr
 from trireme.job.cluster import Cluster
 from trireme.train.checkpointing import save
+from trireme.train.modes.device_ranks.steps_together import StepsTogether
 from trireme.worker import passes
 from trireme.worker.client import WorkerClient
 from trireme.worker.coordinator_calls import CoordinatorCalls
@@ -82,7 +83,7 @@ def hold(where: str) -> None:
     """Wait to be killed at some call."""
     name, number, side = where.split(":")
     targets = {"save_checkpoint": save, "begin_pass": passes, "leave": passes}
-    targets |= {"end_device_pass": passes}
+    targets |= {"end_device_pass": passes, "meet_in_pass": passes, "answer": StepsTogether}
     targets |= dict.fromkeys(("gather", "say_goodbye"), CoordinatorCalls)
     target: Any = targets.get(name, WorkerClient)
     method, num_calls = getattr(target, name), 0

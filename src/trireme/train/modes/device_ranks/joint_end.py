@@ -47,7 +47,13 @@ class JointEnd:
 
             tables = [table.name for table in self._setup.tables]
             with importing(
-                self._client, tables, replace=False, blocks=blocks(), id=id, decide=decide
+                self._client,
+                tables,
+                replace=False,
+                blocks=blocks(),
+                id=id,
+                decide=decide,
+                is_read=False,
             ):
                 self._exchange.agree(body={"id": id})
                 failure = caught(lambda: self._rows.send(id))
