@@ -200,18 +200,24 @@ def test_a_worker_that_fails_ends_the_pass_for_all_and_another_may_follow() -> N
     def work(cluster: Cluster) -> None:
         one = make_trainer(cluster, RULES["adagrad"](), "sync")
         one.fit(Data(0))
+        cluster.client.coordinator.gather({}, [])
+        one.optimizer.refresh()
         weights = one.model.top.weight.detach().clone()
         fails = cluster.worker == 2
         expected = (ZeroDivisionError, "on purpose") if fails else (Unavailable, "pass on devices")
 
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError("on purpose")
+
         def train() -> None:
             with one.on_device(Data(1)):
-                if fails:
-                    raise ZeroDivisionError("on purpose")
                 one.fit(Data(1))
 
+        hook = one.model.register_forward_hook(fail) if fails else None
         with pytest.raises(expected[0], match=expected[1]):
             train()
+        if hook is not None:
+            hook.remove()
         torch.testing.assert_close(one.model.top.weight.detach(), weights, rtol=0, atol=0)
         with one.on_device(Data(1)):
             one.fit(Data(1))

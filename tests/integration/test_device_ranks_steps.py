@@ -102,16 +102,21 @@ def training(
             cluster=cluster,
             **{"loss": loss, **options},
         )
-        if schedule:
-            scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer, 2, 0.5)
-        figures = []
+
+        def decay(*_: object) -> None:
+            for group in one.optimizer.param_groups:
+                group["lr"] *= 0.9
+
+        if schedule:  # a worker without data does not follow it
+            one.optimizer.register_step_post_hook(decay)
+        figures, rates = [], [group["lr"] for group in one.optimizer.param_groups]
         for day in (100, 103):
             one.set_time(day * all_rules.DAY)
             with one.on_device(Data()) if in_passes else nullcontext():
                 trained = one.fit(Data(), check_nan=False)
                 figures.append([trained["auc"], trained["examples"]])
-            if schedule:
-                scheduler.step()
+            for group, rate in zip(one.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
         cluster.client.coordinator.gather({}, [])
         one.optimizer.refresh()
         weights = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}

@@ -28,18 +28,27 @@ class JointEnd:
         """Bring the rows that have changed, and the blocks, to the servers. After an error, which
         all workers raise, it may be called again, by all. Raises as `importing`.
         """
+        if self._has_taken_place():
+            return
         self._exchange.agree(caught(self._rows.check_unchanged))
         if self._exchange.rank == 0:
             self._give_first(blocks, num_steps)
         else:
             self._give_other()
 
+    def _has_taken_place(self) -> bool:
+        """Whether the last attempt has ended the pass: its answer may have been lost."""
+        last, is_over, failure = self._last_id, False, None
+        finish, timeout_s = self._client.servers.finish, self._client.timeout_s
+        try:
+            is_over = bool(last) and finish("import", last, commit=False, timeout_s=timeout_s)
+        except TriremeError as error:
+            failure = error
+        return bool(self._exchange.agree(failure, {"is_over": is_over})[0]["is_over"])
+
     def _give_first(self, blocks: Callable[[], BlockTensors], num_steps: int) -> None:
         others_wait = True
         try:
-            if self._has_taken_place():  # its answer may have been lost
-                self._exchange.agree(body={"id": ""})
-                return
             self._last_id = id = new_id()
 
             def decide(id: str) -> bool:
@@ -66,16 +75,10 @@ class JointEnd:
             raise
         self._exchange.agree()
 
-    def _has_taken_place(self) -> bool:
-        last, timeout_s = self._last_id, self._client.timeout_s
-        finish = self._client.servers.finish
-        return bool(last) and finish("import", last, commit=False, timeout_s=timeout_s)
-
     def _give_other(self) -> None:
         id = str(self._exchange.agree()[0]["id"])
-        if id:
-            self._exchange.agree(caught(lambda: self._rows.send(id)))
-            self._exchange.agree()
+        self._exchange.agree(caught(lambda: self._rows.send(id)))
+        self._exchange.agree()
 
 
 def caught(work: Callable[[], Any]) -> TriremeError | None:
