@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration import device_ranks_script as script
+import trireme as tr
+from tests.integration import restarted_script as script
 from tests.integration.durable_servers import DurableServers
-from tests.integration.test_device_passes import assert_equal, contents
+from tests.integration.test_device_passes import assert_equal
+from tests.integration.test_device_ranks import contents
 from tests.jobs import Job
 from tests.programs import Program, Template
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 
 SCRIPT = str(Path(script.__file__))
-GONE = "a worker has gone|have gone"
 
 # Which worker is held and killed, and where; the other then ends by itself.
 HOLDS: dict[str, tuple[int, str]] = {
@@ -39,13 +40,13 @@ def workers(
 ) -> Iterator[list[Program]]:
     with ExitStack() as stack:
         yield [
-            stack.enter_context(start(programs, servers, w, holds.get(w, "none"), timeout_s))
+            stack.enter_context(start(programs, servers, w, holds.get(w), timeout_s))
             for w in range(2)
         ]
 
 
 def start(
-    programs: Template, servers: DurableServers, worker: int, where: str, timeout_s: int = 60
+    programs: Template, servers: DurableServers, worker: int, where: str | None, timeout_s: int = 60
 ) -> Program:
     env = {
         "TRIREME_TIMEOUT_S": str(timeout_s),
@@ -55,39 +56,39 @@ def start(
         "TRIREME_INDEX": str(worker),
         "TRIREME_NUM_WORKERS": "2",
     }
-    arguments = [SCRIPT, str(servers.folder), "sync", where]
+    arguments = [SCRIPT, str(servers.folder), "--passes"]
+    arguments += [] if where is None else ["--hold", where]
     return programs.start(f"worker {worker}", arguments, env)
 
 
+def make_trainer(cluster: Cluster) -> tr.Trainer:
+    return script.make_trainer("sync", script.Model(tr.optim.Adam(lr=0.05)), cluster)
+
+
 @pytest.fixture(scope="module")
-def undisturbed() -> tuple[list[float], Path | None, dict[str, np.ndarray]]:
+def undisturbed() -> tuple[list[float], dict[str, np.ndarray]]:
     """The figures and contents of sync without passes."""
     with Job(1) as job:
 
         def work(cluster: Cluster) -> list[float]:
-            return script.train(script.make_trainer(cluster, "sync"), on_device=False)
+            return script.train_passes_together(make_trainer(cluster), on_device=False)
 
-        [figures, _] = job.run(2, work)
-        return figures, None, state_contents(job)
-
-
-def state_contents(job: Job) -> dict[str, np.ndarray]:
-    from tests.integration.test_device_ranks import contents as contents_of
-
-    return contents_of([server.state for server in job.servers])
+        figures, _ = job.run(2, work)
+        return figures, contents([server.state for server in job.servers])
 
 
 def loaded(path: Path) -> dict[str, np.ndarray]:
     with embedded() as cluster:
-        script.make_trainer(cluster, "sync").load(path)
-        return contents(cluster)
+        make_trainer(cluster).load(path)
+        assert cluster.server is not None
+        return contents([cluster.server])
 
 
 @pytest.mark.parametrize("name", HOLDS)
 def test_a_killed_worker_ends_the_pass_for_all_and_all_repeat_it(
     programs: Template, tmp_path: Path, undisturbed: Any, name: str
 ) -> None:
-    figures, _, expected = undisturbed
+    figures, expected = undisturbed
     worker, where = HOLDS[name]
     with DurableServers(programs, 2, tmp_path) as servers:
         with workers(programs, servers, {worker: where}) as programs_of:
