@@ -22,6 +22,7 @@ from torch import nn
 import trireme as tr
 from trireme.job.cluster import Cluster
 from trireme.train.checkpointing import save
+from trireme.train.modes.device_ranks.steps_together import StepsTogether
 from trireme.worker import passes
 from trireme.worker.client import WorkerClient
 from trireme.worker.coordinator_calls import CoordinatorCalls
@@ -82,7 +83,7 @@ def hold(where: str) -> None:
     """Wait to be killed at some call."""
     name, number, side = where.split(":")
     targets = {"save_checkpoint": save, "begin_pass": passes, "leave": passes}
-    targets |= {"end_device_pass": passes}
+    targets |= {"end_device_pass": passes, "meet_in_pass": passes, "answer": StepsTogether}
     targets |= dict.fromkeys(("gather", "say_goodbye"), CoordinatorCalls)
     target: Any = targets.get(name, WorkerClient)
     method, num_calls = getattr(target, name), 0
@@ -133,12 +134,23 @@ def train_passes(trainer: tr.Trainer, *, on_device: bool = True) -> float:
     return trainer.evaluate(one_stream(0))["loss"]
 
 
+def train_passes_together(trainer: tr.Trainer, *, on_device: bool = True) -> list[float]:
+    """Three passes of two workers, 9 steps each, the first and last on devices; the figures of an
+    evaluation after them.
+    """
+    for is_on_device in (on_device, False, on_device):
+        with trainer.on_device(Data()) if is_on_device else nullcontext():
+            trainer.fit(Data())
+    figures = trainer.evaluate(Data())
+    return [figures["loss"], figures["auc"], figures["examples"]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("path")
     parser.add_argument("--mode", default="sync")
     parser.add_argument("--hold")
-    parser.add_argument("--passes", action="store_true", help="on a device, of one worker")
+    parser.add_argument("--passes", action="store_true", help="on devices")
     arguments = parser.parse_args()
     if arguments.hold:
         hold(arguments.hold)
@@ -148,7 +160,8 @@ def main() -> None:
         rule = tr.optim.Adam(lr=0.05) if arguments.mode == "sync" else tr.optim.Count()
         trainer = make_trainer(arguments.mode, Model(rule), cluster)
         if arguments.passes:
-            print(f"trained to {train_passes(trainer)!r}")
+            train = train_passes if cluster.num_workers == 1 else train_passes_together
+            print(f"trained to {train(trainer)!r}", flush=True)
             trainer.save(f"{arguments.path}/last")
             print("done", flush=True)
             return

@@ -14,6 +14,7 @@ from typing import Any
 from trireme.coordinator.decisions import Decisions
 from trireme.coordinator.facts import Facts
 from trireme.coordinator.joining import Joining
+from trireme.coordinator.joint_passes import NO_PASS, JointPasses
 from trireme.coordinator.kept_state import KeptState, State
 from trireme.coordinator.leases import StreamLeases
 from trireme.coordinator.meetings import Meetings
@@ -45,12 +46,14 @@ class Coordinator:
         self._joining = Joining(self.facts, self._workers, self._meetings, self._leases)
         self._saves = SaveVersions()
         self._decisions = Decisions(self._saves.note_loaded)
+        self._joint = JointPasses(self._workers, self._kept)
         self._passes = Passes(
             self._workers,
             self._meetings,
             self._leases,
             self._joining,
             self._decisions,
+            self._joint,
             self._kept,
         )
 
@@ -60,6 +63,7 @@ class Coordinator:
             "coord.add_blocks": self.facts.on_add_blocks,
             "coord.agree": self._joining.on_agree,
             "coord.begin_pass": self._passes.on_begin_pass,
+            "coord.meet_in_pass": self._joint.on_meet,
             "coord.end_device_pass": self._passes.on_end_device_pass,
             "coord.leave": self._passes.on_leave,
             "coord.enter": self._passes.on_enter,
@@ -134,6 +138,7 @@ class Coordinator:
             "meetings": self._meetings.state(),
             "exports": self._saves.state(),
             "imports": self._decisions.state(),
+            "joint": self._joint.state(),
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
@@ -145,4 +150,5 @@ class Coordinator:
         self._passes.install(state)
         self._meetings.install(state["meetings"])
         self._saves.install(state["exports"])
-        self._decisions.install(state.get("imports", []))  # older files have none
+        self._decisions.install(state.get("imports", []))
+        self._joint.install(state.get("joint", NO_PASS))  # older files have neither

@@ -5,6 +5,7 @@ from typing import Any
 
 from trireme.coordinator.decisions import Decisions
 from trireme.coordinator.joining import Joining
+from trireme.coordinator.joint_passes import JointPasses
 from trireme.coordinator.kept_state import KeptState
 from trireme.coordinator.leases import StreamLeases
 from trireme.coordinator.meetings import Contribution, Meeting, MeetingName, Meetings
@@ -29,10 +30,12 @@ class Passes:
         leases: StreamLeases,
         joining: Joining,
         decisions: Decisions,
+        joint: JointPasses,
         kept: KeptState,
     ) -> None:
         self._workers, self._meetings, self._leases = workers, meetings, leases
         self._joining, self._decisions, self._kept = joining, decisions, kept
+        self._joint = joint
         self._number = self._version = 0
         self._members: dict[int, Member] = {}
 
@@ -90,8 +93,11 @@ class Passes:
         self._meetings.forget_dropped(self._workers.begin_pass(worker, number, note))
 
     def on_end_device_pass(self, worker: int, request: Request) -> Reply:
-        """Decide that the import takes place which ends a pass on a device, once for each pass."""
-        body = request.body
+        """Decide that the import takes place which ends a pass on a device, once for each pass.
+        `together`: it is a pass of all workers, which ends for all or none.
+        """
+        body = {"together": False, **request.body}
+        together = need(body, "together", bool)
         number, num_steps = need(body, "pass", int), need(body, "num_steps", int)
         record = self._workers.records[worker]
         if number != record.passes:
@@ -99,9 +105,11 @@ class Passes:
                 f"coord.end_device_pass: expected pass {record.passes} of worker {worker}, found"
                 f" {number}"
             )
-        commit = self._decisions.decide(need(body, "id", str), commit=record.trained < number)
-        if commit:
-            self._workers.end_device_pass(worker, number, num_steps)
+        members = self._joint.members(number) if together else [worker]
+        is_first = bool(members) and record.trained < number
+        commit = self._decisions.decide(need(body, "id", str), commit=is_first)
+        for member in members if commit else ():
+            self._workers.end_device_pass(member, number, num_steps)
         return Reply({"commit": commit})
 
     def on_leave(self, worker: int, request: Request) -> Reply:

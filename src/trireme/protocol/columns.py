@@ -46,18 +46,28 @@ def merge(
         [(keys, gradients, scale) for keys, gradients, _, scale in parts], pool
     )
     rows = np.split(index, np.cumsum([len(keys) for keys, *_ in parts[:-1]]))
+    own = [(row, part[2]) for row, part in zip(rows, parts, strict=True)]
+    return keys_K, gradients_KD, merge_columns(own, len(keys_K))
+
+
+def merge_columns(
+    parts: Sequence[tuple[npt.NDArray[np.int32], KeyColumns]], num_keys: int
+) -> dict[str, npt.NDArray[Any]]:
+    """The columns of several pushes as `merge` has them. parts: of each push: where its keys are
+    among all keys, each once; its columns.
+    """
     columns: dict[str, npt.NDArray[Any]] = {}
-    for name in parts[0][2]:
+    for name in parts[0][1]:
         dtype, shape = FORMS[name]
-        merged = columns[name] = np.zeros((len(keys_K), *shape), dtype)
-        values = [(row, part[2][name]) for row, part in zip(rows, parts, strict=True)]
+        merged = columns[name] = np.zeros((num_keys, *shape), dtype)
+        values = [(row, own[name]) for row, own in parts]
         if name == "feature":
-            for row, own in reversed(values):
-                merged[row] = own
+            for row, column in reversed(values):
+                merged[row] = column
         else:
-            for row, own in values:  # keys of a part are distinct
-                merged[row] += own
-    return keys_K, gradients_KD, columns
+            for row, column in values:  # keys of a part are distinct
+                merged[row] += column
+    return columns
 
 
 def fleet_scale(rule: Mapping[str, Any], show_click: npt.NDArray[Any], examples: int) -> Floats:

@@ -343,7 +343,7 @@ class Trainer:
                 there is room for.
         """
         optimizer = self.optimizer
-        optimizer.mode.check_device_pass()
+        optimizer.mode.check_device_pass(is_window=True)
         if self.threads > 1:
             raise BadRequest(f"begin_window: expected threads=1, found {self.threads}")
         size = WindowSize(batches, parse_bytes("begin_window: memory", memory))
@@ -366,7 +366,7 @@ class Trainer:
                 changes rows. The servers have not changed.
         """
         optimizer = self.optimizer
-        optimizer.mode.check_device_pass()
+        optimizer.mode.check_device_pass(follows=following is not None)
         if self.threads > 1:
             raise BadRequest(f"begin_pass: expected threads=1, found {self.threads}")
         data = self._data_of_pass(dataset)

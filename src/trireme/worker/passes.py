@@ -6,8 +6,10 @@ the pass, takes one stream after the other, and may give one back before its end
 
 import logging
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trireme.errors import (
     DeadlineExceeded,
@@ -90,12 +92,33 @@ def leave(client: WorkerClient, step: int, *, staged: bool = True) -> None:
     client.servers.everywhere_current("ps.group", {**group, "staged": staged})
 
 
-def end_device_pass(client: WorkerClient, id: str, num_steps: int) -> bool:
+def meet_in_pass(client: WorkerClient, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The bodies of the processes of all workers that have begun the same pass on devices, in their
+    order. Waits while the others live. Raises BadRequest: they are in different passes.
+    """
+    place = {"pass": client.script.number, "token": uuid.uuid4().hex}
+    for patience in reversed(range(PATIENCE)):
+        try:
+            reply = client.coordinator.call("coord.meet_in_pass", {**place, "body": body})
+            break
+        except DeadlineExceeded as error:
+            if patience == 0 or client.coordinator.silent_workers():
+                raise
+            log.warning("still waiting, all workers are alive: %s", error)
+    bodies: list[dict[str, Any]] = reply.body["bodies"]
+    return bodies
+
+
+def end_device_pass(
+    client: WorkerClient, id: str, num_steps: int, *, together: bool = False
+) -> bool:
     """Whether the import `id`, which all servers have prepared, ends the pass on a device that this
     worker is in: at most one import does. num_steps: made by now; a successor counts on from there.
+    together: it is a pass of all workers, and ends for all if none of them has been restarted.
     Raises Fenced: a successor repeats the pass.
     """
     body = {"id": id, "pass": client.script.number, "num_steps": num_steps}
+    body |= {"together": True} if together else {}
     return bool(client.coordinator.call("coord.end_device_pass", body).body["commit"])
 
 

@@ -122,13 +122,15 @@ class Pipeline:
         self._cluster.metrics.queues.update(queues)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.stop()
         self._cluster.take_back(self.stop)
         for queue in ("planned", "pulled"):
             self._cluster.metrics.queues.pop(queue, None)
         if self._training:
             self._session.is_prefetching = False
+        if kind is None and self._mode is not None:
+            self._mode.end_run()
 
     def stop(self) -> None:
         """End both threads, each after what it works on, within a deadline."""

@@ -60,6 +60,10 @@ class Mode(Protocol):
     def begin_run(self) -> None:
         """Number the batches that come now from 0."""
 
+    def end_run(self) -> None:
+        """There are no more batches to train on or evaluate now, and no error."""
+        return
+
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         """Rows to train batch `number` on, with dense weights if asked, when the mode allows."""
 
@@ -112,8 +116,10 @@ class Mode(Protocol):
 
     # ---- a pass on a device, which is a mode in the place of another ----
 
-    def check_device_pass(self) -> None:
-        """Raises BadRequest: `begin_device_pass` cannot be called, for any keys."""
+    def check_device_pass(self, *, is_window: bool = False, follows: bool = False) -> None:
+        """Raises BadRequest: `begin_device_pass` cannot be called, for any keys. is_window: for a
+        window. follows: `read_next_pass` will be called, too.
+        """
         raise BadRequest("begin_pass: expected a mode that has passes on a device, found none")
 
     def begin_device_pass(self, source: PassData | WindowSize, device: torch.device) -> "Mode":

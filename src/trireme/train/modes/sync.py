@@ -25,6 +25,7 @@ class Sync(NumberedSteps):
     saves_between_steps = True
     why_not_shared = "every step is one of all workers, whose number then may not change"
     is_staged = True
+    shares_device_passes = True
 
     def __init__(self, setup: TrainingSetup) -> None:
         super().__init__(setup)

@@ -15,6 +15,7 @@ from trireme.job.cluster import Cluster
 from trireme.worker.coordinator_calls import PATIENCE
 
 FindWorkers: TypeAlias = Callable[[], Sequence[int]]
+Meet: TypeAlias = Callable[[list[Any]], list[Any]]
 
 
 class WorkerGroup:
@@ -24,7 +25,8 @@ class WorkerGroup:
 
     device: of the tensors that travel. mode: begins the messages of errors. find_silent: finds the
     workers that do not live; default by the coordinator. find_lost: finds those that have gone when
-    a connection was lost; default the silent ones.
+    a connection was lost; default the silent ones. meet: takes the address of this worker's store,
+    empty but at worker 0, and returns that of worker 0; default by a meeting.
 
     Raises BadRequest: this worker would listen beyond loopback, and the cluster is not `insecure`;
     or neither backend takes tensors of the device. DeadlineExceeded, Unavailable: the workers did
@@ -39,8 +41,10 @@ class WorkerGroup:
         *,
         find_silent: FindWorkers | None = None,
         find_lost: FindWorkers | None = None,
+        meet: Meet | None = None,
     ) -> None:
         self._cluster, self.device, self._mode = cluster, device, mode
+        self._meet = meet or self._meet_at_coordinator
         self._find_silent = find_silent or self._ask_coordinator
         self._find_lost = find_lost or self._find_silent
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
@@ -53,10 +57,7 @@ class WorkerGroup:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family) if rank == 0 else None
         place = [host, listener.getsockname()[1]] if listener is not None else []
-        bodies = self._cluster.client.coordinator.gather(
-            {"place": place}, [], purpose="all-reduce", patient=True
-        )
-        master, port = bodies[0][0]["place"]
+        master, port = self._meet(place)
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 str(master),
@@ -71,12 +72,25 @@ class WorkerGroup:
         except RuntimeError as error:
             raise self._error("the workers' process group", error) from error
 
+    def _meet_at_coordinator(self, place: list[Any]) -> list[Any]:
+        bodies = self._cluster.client.coordinator.gather(
+            {"place": place}, [], purpose="all-reduce", patient=True
+        )
+        address: list[Any] = bodies[0][0]["place"]
+        return address
+
+    def close(self) -> None:
+        """Drop the connections, so that the others do not wait for this worker."""
+        backend, self._backend = self._backend, None
+        if backend is not None and accelerator.reduces_by_nccl(self.device):
+            backend.abort()
+
     def sum(self, values: Tensor) -> None:
         """Replace the values by the sum over all workers, with the same bits everywhere. Every
         worker calls it with the same shape. Raises DeadlineExceeded: a worker is missing.
         Unavailable: one has gone.
         """
-        self._run("all-reduce", self._backend.allreduce, [values], dist.AllreduceOptions())
+        self._run("all-reduce", "allreduce", [values], dist.AllreduceOptions())
 
     def all_to_all(
         self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]
@@ -89,19 +103,23 @@ class WorkerGroup:
             receive_sizes: elements that come from each worker.
 
         Returns:
-            (sum of receive_sizes,) of the same dtype, on the CPU.
+            (sum of receive_sizes,) of the same dtype, on the device of the group.
 
         Raises as `sum`.
         """
         send = send.to(self.device)
         received = torch.empty(sum(receive_sizes), dtype=send.dtype, device=self.device)
-        exchange = self._backend.alltoall_base
-        self._run("all-to-all", exchange, received, send, list(receive_sizes), list(send_sizes))
-        return received.cpu()
+        sizes = list(receive_sizes), list(send_sizes)
+        self._run("all-to-all", "alltoall_base", received, send, *sizes)
+        return received
 
-    def _run(self, what: str, start: Any, *arguments: Any) -> None:
-        """Wait for a collective while the others live: one may compute or save for long."""
-        work = start(*arguments)
+    def _run(self, what: str, name: str, *arguments: Any) -> None:
+        """Wait for a collective while the others live: one may compute or save for long. name: of
+        the backend's method. Raises Unavailable: the group is closed.
+        """
+        if self._backend is None:
+            raise Unavailable(f"{self._mode}: {what}: this worker has left the others")
+        work = getattr(self._backend, name)(*arguments)
         for patience in reversed(range(PATIENCE)):
             try:
                 work.wait(self._timeout)

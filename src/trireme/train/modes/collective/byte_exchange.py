@@ -64,7 +64,7 @@ class ByteExchange:
         width = self._size + 1
         row = torch.tensor([*own, int(is_active)], dtype=torch.int64)
         widths = [width] * self._size
-        rows = self._group.all_to_all(row.repeat(self._size), widths, widths)
+        rows = self._group.all_to_all(row.repeat(self._size), widths, widths).cpu()
         return rows.reshape(self._size, width).numpy()
 
     def _exchange_runs(self, runs: Sequence["_Run"], between: npt.NDArray[np.int64]) -> list[Bytes]:
@@ -88,7 +88,7 @@ class ByteExchange:
     ) -> list[Bytes]:
         send = torch.from_numpy(np.concatenate(outgoing))
         sizes = [len(run) for run in outgoing]
-        received = self._group.all_to_all(send, sizes, incoming.tolist()).numpy()
+        received = self._group.all_to_all(send, sizes, incoming.tolist()).cpu().numpy()
         return np.split(received, np.cumsum(incoming)[:-1])
 
 

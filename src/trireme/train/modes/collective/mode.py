@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trireme import rpc
 from trireme.errors import BadRequest
 from trireme.train.modes.collective.byte_exchange import ByteExchange
 from trireme.train.modes.collective.calls_together import CallsTogether, IdleWorker
+from trireme.train.modes.device_ranks.meeting import ways_to_find
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.modes.sync import Sync
 from trireme.train.modes.worker_group import WorkerGroup
@@ -51,12 +51,9 @@ class Collective(Sync):
         _leave_sums_to_steps(self.setup.replica.model)
         cluster, host = self.cluster, self.cluster.host
         assert host is not None
+        silent, lost = ways_to_find(cluster)
         group = WorkerGroup(
-            cluster,
-            self._device(),
-            "collective",
-            find_silent=host.silent_workers,
-            find_lost=self._find_lost,
+            cluster, self._device(), "collective", find_silent=silent, find_lost=lost
         )
         calls = CallsTogether(
             ByteExchange(group, cluster.worker, cluster.num_workers),
@@ -67,13 +64,6 @@ class Collective(Sync):
         )
         self._together, self._idle = LockedTransport(calls), IdleWorker(calls)
         self.stream.via = self._together
-
-    def _find_lost(self) -> list[int]:
-        """The workers that have gone."""
-        cluster, host = self.cluster, self.cluster.host
-        assert host is not None
-        with rpc.RpcClient(name=f"worker {cluster.worker} (probe)", keys=cluster.keys) as client:
-            return host.losses.find(self.client.servers.endpoints, client)
 
     def _device(self) -> torch.device:
         """Where the parameters are: the exchange uses what is made for it."""

@@ -4,11 +4,18 @@ class of optimizer, the same kernel.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from trireme.dense.optimizers import FUSED, arguments_of, as_group, group_values, make
+from trireme.dense.optimizers import (
+    FUSED,
+    GroupValues,
+    arguments_of,
+    as_group,
+    group_values,
+    make,
+)
 from trireme.torch_compiler import step
 
 
@@ -22,7 +29,7 @@ class DenseSteps:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         kernel = {"fused": True} if type(optimizer).__name__ in FUSED else {}
-        values = self._values()
+        values = [as_group(one) for one in self.values()]
         groups = [
             {"params": list(group["params"]), **own}
             for group, own in zip(optimizer.param_groups, values, strict=True)
@@ -31,12 +38,16 @@ class DenseSteps:
         arguments = arguments_of(type(optimizer), values[0])
         self.twin = make(type(optimizer), groups, **arguments, **kernel)
 
-    def step(self) -> None:
-        """Step with the values that the user's groups have now; gradients stay."""
-        for group, values in zip(self.twin.param_groups, self._values(), strict=True):
-            group.update(values)
+    def step(self, values: Sequence[GroupValues] | None = None) -> None:
+        """Step with these values of the groups, default those that the user's have now; gradients
+        stay.
+        """
+        own = self.values() if values is None else values
+        for group, one in zip(self.twin.param_groups, own, strict=True):
+            group.update(as_group(one))
         step(self.twin)
 
-    def _values(self) -> list[dict[str, Any]]:
+    def values(self) -> list[GroupValues]:
+        """The values of the user's groups, as a push has them."""
         groups = self._optimizer.param_groups
-        return [as_group(group_values(group, self._optimizer.defaults)) for group in groups]
+        return [group_values(group, self._optimizer.defaults) for group in groups]

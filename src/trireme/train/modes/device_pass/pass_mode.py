@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest, NotReady, TriremeError
+from trireme.protocol.block_messages import BlockTensors
 from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
@@ -75,33 +76,16 @@ class DevicePass(Mode):
         self.last_push = outside.last_push
         self._enter()
         self._steps = None if setup.optimizer is None else DenseSteps(setup.optimizer)
-        twin = None if self._steps is None else self._steps.twin
-        self._dense = WorkerTrainedDense(self._client, setup.replica.dense, twin)
         self.rows: RowsOnDevice | None = None
         self._lease: PassLease | None = None
+        twin = None if self._steps is None else self._steps.twin
+        self._dense = WorkerTrainedDense(self._client, setup.replica.dense, twin)
         try:
-            if not self._is_over:
-                self._bring(source, device, None if before is None else before.rows)
-            elif not isinstance(source, WindowSize):
-                source.keys()  # reading may draw random numbers, as it did for the predecessor
+            self._bring_rows(source, device, before)
             self._dense.adopt()
         except BaseException:
             self._close()
             raise
-
-    def _bring(
-        self, source: PassData | WindowSize, device: torch.device, before: RowsOnDevice | None
-    ) -> None:
-        """Have the servers keep the rows as they are for this pass, and begin to read them."""
-        setup = self._setup
-        self._lease = lease = passes.lease_of(self._client)
-        passes.take_lease(self._client, lease)
-        if isinstance(source, WindowSize):
-            if before is not None:
-                before.close()
-            self.rows = RowsInWindow(setup, source, device, lease)
-        else:
-            self.rows = PassRows(setup, source, device, before, lease)
 
     def _enter(self) -> None:
         note = PassNote(self.last_push.sequence, self._outside.num_steps)
@@ -120,7 +104,29 @@ class DevicePass(Mode):
             )
             warn_of_lost_buffers(self._setup.replica.model, worker)
 
-    def check_device_pass(self) -> None:
+    def _bring_rows(
+        self, source: PassData | WindowSize, device: torch.device, before: DevicePass | None
+    ) -> None:
+        """Have the servers keep the rows as they are for this pass, and begin to read them."""
+        rows_before = None if before is None else before.rows
+        if self._is_over:
+            if not isinstance(source, WindowSize):
+                source.keys()  # reading may draw random numbers, as it did for the predecessor
+            return
+        lease = self._take_lease()
+        if isinstance(source, WindowSize):
+            if rows_before is not None:
+                rows_before.close()
+            self.rows = RowsInWindow(self._setup, source, device, lease)
+        else:
+            self.rows = PassRows(self._setup, source, device, rows_before, lease)
+
+    def _take_lease(self) -> PassLease:
+        self._lease = lease = passes.lease_of(self._client)
+        passes.take_lease(self._client, lease)
+        return lease
+
+    def check_device_pass(self, *, is_window: bool = False, follows: bool = False) -> None:
         raise _within_pass("begin_pass")
 
     def check_between_passes(self, what: str) -> None:
@@ -159,13 +165,16 @@ class DevicePass(Mode):
         if last and client.servers.finish("import", last, commit=False, timeout_s=timeout_s):
             return
         self.rows.check_unchanged()
-        blocks = self._dense.blocks(weights=True) if len(self._setup.replica.dense) else {}
 
         def decide(id: str) -> bool:
             return passes.end_device_pass(client, id, self.num_steps)
 
         self._import_id = self.rows.import_id()
-        self.rows.give(self._import_id, blocks, decide)
+        self.rows.give(self._import_id, self._blocks(), decide)
+
+    def _blocks(self) -> BlockTensors:
+        """The dense weights, and the state of their optimizer."""
+        return self._dense.blocks(weights=True) if len(self._setup.replica.dense) else {}
 
     def _release(self) -> None:
         """Give the lease up, where no import ends it."""
@@ -324,18 +333,37 @@ def _within_pass(what: str) -> BadRequest:
     )
 
 
-def check_pass(setup: TrainingSetup, *, has_passes: bool) -> None:
-    """Raises BadRequest: the job or the mode cannot train in a pass on a device."""
-    cluster = setup.cluster
+def check_pass(
+    setup: TrainingSetup, *, has_passes: bool, is_shared: bool, is_window: bool, follows: bool
+) -> None:
+    """Raises BadRequest: the job or the mode cannot train in such a pass on a device. is_shared:
+    several workers may make one together.
+    """
+    cluster, mode = setup.cluster, setup.strategy.mode
     if not has_passes:
         raise BadRequest(
             "begin_pass: expected a mode whose rows and dense weights are on the servers between"
-            f" steps, found {setup.strategy.mode!r}"
+            f" steps, found {mode!r}"
         )
-    if cluster.num_workers > 1 or cluster.num_streams:
+    if cluster.num_streams:
         raise BadRequest(
-            f"begin_pass: expected a job of one worker, found {cluster.num_workers} workers and"
+            "begin_pass: expected workers with streams of their own, found"
             f" {cluster.num_streams} shared streams: rows in a block are not shared"
         )
+    if cluster.num_workers > 1:
+        _check_shared(cluster.num_workers, mode, is_shared, is_window, follows)
     for table in setup.tables:
         check_schema(table.schema)
+
+
+def _check_shared(num: int, mode: str, is_shared: bool, is_window: bool, follows: bool) -> None:
+    for is_found, expected in (
+        (not is_shared, f"mode 'sync' or 'collective', found {mode!r}"),
+        (is_window, "begin_pass with data that can be read twice, found begin_window"),
+        (follows, "no data that follows, found some: begin its pass when this one has ended"),
+    ):
+        if is_found:
+            raise BadRequest(
+                f"begin_pass: in a job of {num} workers, which make each step of a pass on devices"
+                f" together, expected {expected}"
+            )

@@ -39,7 +39,7 @@ class PassRows(RowsOnDevice):
         data: PassData,
         device: torch.device,
         before: RowsOnDevice | None,
-        lease: PassLease,
+        lease: PassLease | None,
     ) -> None:
         super().__init__(setup, device, lease)
         self._next: NextPass | None = None

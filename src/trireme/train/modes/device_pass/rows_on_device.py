@@ -41,7 +41,7 @@ class Moment(NamedTuple):
 
 
 class RowsOnDevice:
-    """lease: of the pass.
+    """lease: of the pass; None: another worker has it for all.
 
     blocks: by row class.
 
@@ -54,7 +54,7 @@ class RowsOnDevice:
     lookahead = 0
     staged: str | None = None
 
-    def __init__(self, setup: TrainingSetup, device: torch.device, lease: PassLease) -> None:
+    def __init__(self, setup: TrainingSetup, device: torch.device, lease: PassLease | None) -> None:
         self._cluster, self._device, self._lease = setup.cluster, device, lease
         self._client, self._pool = setup.cluster.client, setup.cluster.pool
         self._schemas = {table.name: table.schema for table in setup.tables}

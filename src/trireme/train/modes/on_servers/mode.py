@@ -12,6 +12,7 @@ from trireme.errors import BadRequest
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import Mode
 from trireme.train.modes.device_pass.pass_mode import DevicePass, check_pass
+from trireme.train.modes.device_ranks.mode import SharedDevicePass
 from trireme.train.modes.on_servers.pass_state import PassState
 from trireme.train.modes.on_servers.push_stream import PushStream
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
@@ -33,6 +34,7 @@ class OnServers(Mode):
     trains_in_threads = True
     saves_between_steps = False
     has_device_passes: ClassVar[bool] = True  # rows and dense weights are on servers between steps
+    shares_device_passes: ClassVar[bool] = False  # several workers make one together
     enters_passes: ClassVar[bool] = False  # also where the loop does not call begin_pass
     why_not_shared: ClassVar[str] = ""  # why workers that share streams cannot come and go
 
@@ -189,14 +191,22 @@ class OnServers(Mode):
     def finish(self) -> None:
         self.stream.close()
 
-    def check_device_pass(self) -> None:
-        check_pass(self.setup, has_passes=self.has_device_passes)
+    def check_device_pass(self, *, is_window: bool = False, follows: bool = False) -> None:
+        check_pass(
+            self.setup,
+            has_passes=self.has_device_passes,
+            is_shared=self.shares_device_passes,
+            is_window=is_window,
+            follows=follows,
+        )
 
     def begin_device_pass(self, source: PassData | WindowSize, device: torch.device) -> Mode:
-        self.check_device_pass()
+        self.check_device_pass(is_window=isinstance(source, WindowSize))
         if self.passes.entered is not None:  # a loop of the user's own may not have left it
             self.end_pass()
         self.flush()
+        if self.cluster.num_workers > 1:
+            return SharedDevicePass(self.setup, self, source, device)
         before, self._last_device_pass = self._last_device_pass, None
         self._last_device_pass = DevicePass(self.setup, self, source, device, before)
         return self._last_device_pass

@@ -1,0 +1,3 @@
+"""Passes on devices over several workers: each has the rows of its buckets on its device, and all
+make each step together.
+"""

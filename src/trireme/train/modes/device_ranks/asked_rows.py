@@ -1,0 +1,164 @@
+"""The rows of a batch: each worker asks their owners, who answer from their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trireme import _core
+from trireme.errors import TriremeError
+from trireme.protocol.routing import Keys
+from trireme.table import RowClassId
+from trireme.train.modes.device_pass.key_slots import ABSENT
+from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
+from trireme.train.modes.device_ranks.exchange import Exchange, Message
+from trireme.train.modes.device_ranks.owners import Owners, sizes_of
+from trireme.worker.gradients import KeysByClass
+
+NO_KEYS = np.empty(0, np.uint64)
+Places = npt.NDArray[np.int32]
+
+
+class Asked(NamedTuple):
+    """The keys of one row class that workers ask this owner for.
+
+    by_worker: (K_i,) of each. keys: (K,) the distinct ones. places: per worker, (K_i,) where its
+    keys are among them.
+    """
+
+    by_worker: list[Keys]
+    keys: Keys
+    places: list[Places]
+
+    @staticmethod
+    def of(by_worker: list[Keys], pool: _core.Pool) -> Asked:
+        ends = np.cumsum([len(keys) for keys in by_worker])[:-1]
+        keys, index = _core.unique(np.concatenate(by_worker), pool)[:2]
+        return Asked(by_worker, keys, np.split(index, ends))
+
+
+def counts_of(messages: Sequence[Message], num_classes: int) -> npt.NDArray[np.int64]:
+    """(size, classes, size): how many keys of each class each worker sends to each owner."""
+    size = len(messages)
+    counts = np.zeros((size, num_classes, size), np.int64)
+    for rank, message in enumerate(messages):
+        if "counts" in message.body:
+            counts[rank] = np.array(message.body["counts"], np.int64).reshape(num_classes, size)
+    return counts
+
+
+class AskedRows:
+    """Asks for rows, and answers with those that this worker has. rows: of its buckets."""
+
+    def __init__(
+        self, exchange: Exchange, owners: Owners, rows: RowsOnDevice, pool: _core.Pool
+    ) -> None:
+        self._exchange, self._owners, self.rows, self._pool = exchange, owners, rows, pool
+        self.own: KeysByClass = {}  # that this worker has asked for last, to train on
+        self.asked: dict[RowClassId, Asked] = {}  # what all have asked for last, to train on
+
+    # ---- the rows of a batch to train on ----
+
+    def ask(self, keys: KeysByClass) -> dict[RowClassId, Tensor]:
+        """(K, D) rows of each class, on the device. Raises at all workers: a key is not of the
+        pass, or its row has no room.
+        """
+        received = self.answer(self._exchange.share("rows", *self._question(keys)))
+        self.own = keys
+        return self._joined(keys, received, extra=0)
+
+    def _question(self, keys: KeysByClass) -> tuple[dict[str, object], list[list[Keys]]]:
+        """The body and the arrays of a message that asks for rows."""
+        parts, counts = [], []
+        for class_id, _ in self._owners.classes:
+            split = self._owners.split(keys.get(class_id, NO_KEYS))
+            parts.append(split.parts(keys.get(class_id, NO_KEYS)))
+            counts.append(sizes_of(split).tolist())
+        arrays = [
+            [np.ascontiguousarray(of_class[rank]) for of_class in parts]
+            for rank in range(self._exchange.size)
+        ]
+        return {"counts": counts}, arrays
+
+    def answer(self, messages: Sequence[Message]) -> list[Tensor]:
+        """Take part in `ask` of all workers; returns what came for this one, per owner."""
+        counts, failure = counts_of(messages, len(self._owners.classes)), None
+        outgoing: list[list[Tensor]] = [[] for _ in messages]
+        try:
+            self.asked = self._asked(messages)
+            self.rows.bring({class_id: one.keys for class_id, one in self.asked.items()})
+            for class_id, one in self.asked.items():
+                weights_KD = self.rows.blocks[class_id].weights(one.keys)
+                for tensors, places in zip(outgoing, one.places, strict=True):
+                    tensors.append(weights_KD[_on(places, weights_KD)])
+        except TriremeError as error:
+            failure = error
+        dims = np.array([dim for _, dim in self._owners.classes], np.int64)
+        between = np.einsum("sco,c->os", counts, dims)
+        return self._exchange.numbers(outgoing, between, failure)
+
+    def _asked(self, messages: Sequence[Message]) -> dict[RowClassId, Asked]:
+        """Of the classes that anybody asks for."""
+        asked = {}
+        for number, (class_id, _) in enumerate(self._owners.classes):
+            by_worker = [one.arrays[number] if one.arrays else NO_KEYS for one in messages]
+            if any(map(len, by_worker)):
+                asked[class_id] = Asked.of(by_worker, self._pool)
+        return asked
+
+    def _joined(
+        self, keys: KeysByClass, received: Sequence[Tensor], *, extra: int
+    ) -> dict[RowClassId, Tensor]:
+        """(K, D + extra) of each class in the order of its keys, from what each owner sent."""
+        at, rows = [0] * len(received), {}
+        for class_id, dim in self._owners.classes:
+            if class_id not in keys:
+                continue
+            parts = []
+            for rank, num in enumerate(sizes_of(self._owners.split(keys[class_id])).tolist()):
+                end = at[rank] + num * (dim + extra)
+                parts.append(received[rank][at[rank] : end].view(num, dim + extra))
+                at[rank] = end
+            rows[class_id] = torch.cat(parts)
+        return rows
+
+    # ---- rows as they are now ----
+
+    def look(self, keys: KeysByClass) -> dict[RowClassId, tuple[Tensor, Tensor]]:
+        """(K, D) rows of each class, and (K,) bool: which of them are in a block."""
+        received = self.answer_look(self._exchange.share("look", *self._question(keys)))
+        joined = self._joined(keys, received, extra=1)
+        return {class_id: (rows[:, :-1], rows[:, -1] > 0) for class_id, rows in joined.items()}
+
+    def answer_look(self, messages: Sequence[Message]) -> list[Tensor]:
+        """Take part in `look` of all workers, see `answer`."""
+        counts = counts_of(messages, len(self._owners.classes))
+        outgoing: list[list[Tensor]] = [[] for _ in messages]
+        for number, (class_id, dim) in enumerate(self._owners.classes):
+            for tensors, message in zip(outgoing, messages, strict=True):
+                if message.arrays:
+                    tensors.append(self._here(class_id, dim, message.arrays[number]))
+        dims = np.array([dim + 1 for _, dim in self._owners.classes], np.int64)
+        return self._exchange.numbers(outgoing, np.einsum("sco,c->os", counts, dims))
+
+    def _here(self, class_id: RowClassId, dim: int, keys_K: Keys) -> Tensor:
+        """(K, D + 1): the row of each key, and 1; zeros of keys without."""
+        rows_KD = torch.zeros(len(keys_K), dim + 1)
+        block = self.rows.blocks.get(class_id)
+        if block is None or not len(keys_K):
+            return rows_KD
+        slots = block.slots.find(keys_K)
+        weights = block.weights_at(slots[slots != ABSENT])
+        rows_KD = rows_KD.to(weights.device)
+        is_here = torch.from_numpy(slots != ABSENT).to(weights.device)
+        rows_KD[is_here, :-1], rows_KD[is_here, -1] = weights, 1.0
+        return rows_KD
+
+
+def _on(places: Places, like: Tensor) -> Tensor:
+    return torch.from_numpy(places.astype(np.int64)).to(like.device)

@@ -1,0 +1,148 @@
+"""What the workers of a pass tell each other: messages, and numbers that stay on their devices.
+
+All workers make the same exchanges in the same order. A worker without a batch takes part in those
+of the others (`IDLE`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trireme.errors import BadRequest, TriremeError, class_of_code
+from trireme.protocol.wire import Array
+from trireme.rpc import Limits, frames
+from trireme.train.modes.collective.byte_exchange import CHUNK_BYTES, ByteExchange
+from trireme.train.modes.worker_group import WorkerGroup
+
+IDLE = "idle"
+"""The kind of exchange of a worker that has no batch."""
+_LIMITS = Limits()
+_FLOAT_BYTES = 4
+
+
+class Message(NamedTuple):
+    """kind: of the exchange that its sender makes."""
+
+    kind: str
+    body: dict[str, Any]
+    arrays: Sequence[Array]
+
+
+class Exchange:
+    """One thread uses it at a time. rank: of this worker, of `size`."""
+
+    def __init__(self, group: WorkerGroup, rank: int, size: int) -> None:
+        self._group, self.rank, self.size = group, rank, size
+        self._bytes = ByteExchange(group, rank, size)
+
+    @property
+    def device(self) -> torch.device:
+        """Where numbers are."""
+        return self._group.device
+
+    def close(self) -> None:
+        """Leave the others, who learn of it."""
+        self._group.close()
+
+    def share(
+        self, kind: str, body: dict[str, Any], arrays: Sequence[Sequence[Array]] | None = None
+    ) -> list[Message]:
+        """Send all workers a body, and each its arrays; returns the messages of all, in their
+        order. Raises BadRequest, at all of them: they make exchanges of different kinds.
+        """
+        each = arrays or [()] * self.size
+        header = {"t": frames.CALL, "k": kind, "b": body}
+        outgoing = [
+            [] if rank == self.rank else [frames.pack(dict(header), own)]
+            for rank, own in enumerate(each)
+        ]
+        received = self._bytes.exchange(outgoing, is_active=kind != IDLE).messages
+        messages = []
+        for rank, parts in enumerate(received):
+            if rank == self.rank:
+                messages.append(Message(kind, body, each[rank]))
+            else:
+                head, taken = frames.unpack(parts[0], _LIMITS)
+                messages.append(Message(str(head["k"]), head["b"], taken))
+        if len({one.kind for one in messages} - {IDLE}) > 1:
+            raise BadRequest(
+                "pass on devices: expected all workers to do the same in the same order, found"
+                f" {[one.kind for one in messages]}"
+            )
+        return messages
+
+    def agree(
+        self, failure: TriremeError | None = None, body: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Wait for all workers; returns their bodies. Raises the failure of the first worker that
+        has one, of the same class at all of them.
+        """
+        heard = {} if failure is None else {"code": failure.code, "error": str(failure)}
+        messages = self.share("agree", {"heard": heard, "body": body or {}})
+        for rank, message in enumerate(messages):
+            if heard := message.body["heard"]:
+                if rank == self.rank and failure is not None:
+                    raise failure
+                error = class_of_code(int(heard["code"]))
+                raise error(f"worker {rank} of the pass on devices: {heard['error']}")
+        return [message.body["body"] for message in messages]
+
+    def numbers(
+        self,
+        outgoing: Sequence[Sequence[Tensor]],
+        between: npt.NDArray[np.int64],
+        failure: TriremeError | None = None,
+    ) -> list[Tensor]:
+        """Send each worker float32 tensors of any shape, on the device of the group.
+
+        Args:
+            outgoing: per worker; the own ones come back.
+            between: (size, size) how many numbers go from each worker to each.
+            failure: why this worker has nothing to send; all raise it, as `agree` does.
+
+        Returns:
+            Per worker what it has sent here, (n,).
+        """
+        flags = torch.full((1,), float(failure is not None), device=self._group.device)
+        sent = [
+            self._flat(flags, tensors, int(between[self.rank, rank]), is_empty=failure is not None)
+            for rank, tensors in enumerate(outgoing)
+        ]
+        received = self._exchange(sent, between + 1)
+        if bool(torch.stack([one[0] for one in received]).any()):
+            self.agree(failure)
+        return [one[1:] for one in received]
+
+    def _flat(
+        self, flags: Tensor, tensors: Sequence[Tensor], size: int, *, is_empty: bool
+    ) -> Tensor:
+        if is_empty:
+            return torch.cat([flags, flags.new_zeros(size)])
+        device = self._group.device
+        return torch.cat([flags, *(one.detach().reshape(-1).to(device) for one in tensors)])
+
+    def _exchange(self, sent: Sequence[Tensor], between: npt.NDArray[np.int64]) -> list[Tensor]:
+        """In chunks, as many as the largest message needs."""
+        sizes = between.copy()
+        np.fill_diagonal(sizes, 0)
+        chunk = max(1, CHUNK_BYTES // _FLOAT_BYTES // self.size)
+        parts: list[list[Tensor]] = [[] for _ in sent]
+        for begin in range(0, max(1, int(sizes.max())), chunk):
+            now = np.clip(sizes - begin, 0, chunk)
+            outgoing = [
+                one[begin : begin + int(num)] for one, num in zip(sent, now[self.rank], strict=True)
+            ]
+            incoming = now[:, self.rank].tolist()
+            received = self._group.all_to_all(
+                torch.cat(outgoing), now[self.rank].tolist(), incoming
+            )
+            for rank, part in enumerate(torch.split(received, incoming)):
+                parts[rank].append(part)
+        parts[self.rank] = [sent[self.rank]]
+        return [torch.cat(one) if len(one) > 1 else one[0] for one in parts]

@@ -1,0 +1,210 @@
+"""A pass on devices of all workers of a job, in the place of the mode that it interrupts.
+
+The keys that the data of all workers needs are divided among the workers by bucket. Each has the
+rows of its keys in blocks on its device, looks rows up there for the others and updates them; what
+travels goes by all-to-all. A step is one of all workers that have a batch, and equals one of sync.
+At the end the servers get all rows as one import, or none.
+
+A worker that dies ends the pass for all: they have rows that nobody else has. Started again, all
+repeat it, unless it has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from trireme.errors import BadRequest, TriremeError
+from trireme.train.modes.base import Mode
+from trireme.train.modes.device_pass.pass_mode import DevicePass
+from trireme.train.modes.device_ranks.asked_rows import AskedRows
+from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message
+from trireme.train.modes.device_ranks.joint_end import JointEnd
+from trireme.train.modes.device_ranks.meeting import meet
+from trireme.train.modes.device_ranks.owned_rows import OwnedRows, keys_of_owner
+from trireme.train.modes.device_ranks.owners import Owners
+from trireme.train.modes.device_ranks.steps_together import StepMade, StepsTogether
+from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.pass_data import PassData, WindowSize
+from trireme.worker.dense_parameters import DenseParameters
+from trireme.worker.gradients import KeysByClass
+from trireme.worker.pull import Pulled
+
+log = logging.getLogger("trireme.train")
+
+T = TypeVar("T")
+
+
+class SharedDevicePass(DevicePass):
+    """All workers call alike, but for rows and steps, as many as the data of each needs.
+
+    num_steps: the steps of the job.
+    """
+
+    _asked: AskedRows
+    _together: StepsTogether
+    _end: JointEnd
+
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        outside: Mode,
+        source: PassData | WindowSize,
+        device: torch.device,
+    ) -> None:
+        self._exchange: Exchange | None = None
+        self._device, self._has_stopped = device, False
+        try:
+            super().__init__(setup, outside, source, device, None)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _enter(self) -> None:
+        super()._enter()
+        if not self._is_over:
+            self._exchange, self.num_steps = meet(self._setup.cluster, self._device, self.num_steps)
+            self._steps_made = self._steps_before = self.num_steps
+
+    def _bring_rows(
+        self, source: PassData | WindowSize, device: torch.device, before: DevicePass | None
+    ) -> None:
+        del before
+        assert isinstance(source, PassData)
+        exchange, setup = self._exchange, self._setup
+        if exchange is None:
+            source.keys()  # reading may draw random numbers, as it did for the predecessor
+            return
+        if exchange.rank == 0:  # for all: a pass has one lease
+            self._agreed(self._take_lease)
+        else:
+            exchange.agree()
+        owners = Owners(exchange.size, setup.tables, setup.cluster.pool)
+        owned = keys_of_owner(exchange, owners, source)
+        self.rows = rows = self._agreed(lambda: OwnedRows(setup, owned, device, None, self._lease))
+        self._asked = AskedRows(exchange, owners, rows, setup.cluster.pool)
+        self._together = StepsTogether(setup, exchange, owners, self._asked, self._steps)
+        self._end = JointEnd(setup, exchange, rows, self._lease)
+
+    def _agreed(self, work: Callable[[], T]) -> T:
+        """The result of work that all workers do. Raises at all of them the error of one."""
+        assert self._exchange is not None
+        try:
+            result = work()
+        except TriremeError as error:
+            self._exchange.agree(error)
+            raise
+        self._exchange.agree()
+        return result
+
+    # ---- rows ----
+
+    def plan(self, keys: KeysByClass | None) -> None:
+        """Nothing: owners find the rows when they are asked for them."""
+
+    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
+        self._open_rows()
+        return self._pulled(keys, self._asked.ask(keys))
+
+    def read(self, keys: KeysByClass) -> Pulled:
+        """Of keys that no worker has on its device, the servers' rows."""
+        if self._exchange is None:
+            return super().read(keys)
+        rows = {}
+        for class_id, (rows_KD, is_here) in self._asked.look(keys).items():
+            rows[class_id] = rows_KD.contiguous()
+            if not bool(is_here.all()):
+                lacking = keys[class_id][~is_here.cpu().numpy()]
+                elsewhere = self._elsewhere(class_id, lacking)
+                rows[class_id][~is_here] = elsewhere.to(rows_KD.device)
+        return self._pulled(keys, rows)
+
+    # ---- the step ----
+
+    def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:
+        """Nothing: the sum of all workers is clipped."""
+        return tables
+
+    def step(self, step: WorkerStep) -> None:
+        self._open_rows()
+        self._note_step(self._together.step(step))
+
+    def _note_step(self, made: StepMade) -> None:
+        self._steps_made += 1
+        self.num_steps = self._steps_made
+        if made.stops:
+            request = self._setup.cluster.stop_request
+            self._has_stopped, request.reason = True, request.reason or made.stops
+
+    def has_stopped(self, reason: str = "") -> bool:
+        """All workers stop after the same step."""
+        return self._has_stopped
+
+    def set_num_steps(self, num_steps: int) -> None:
+        self.num_steps = self._steps_made = num_steps
+
+    # ---- without a batch ----
+
+    def begin_run(self) -> None:
+        super().begin_run()
+        self._has_stopped = False
+
+    def end_run(self) -> None:
+        self._take_part()
+
+    def end_pass(self) -> None:
+        self._take_part()
+
+    def _take_part(self) -> None:
+        """Take part in what the others do, until no worker has a batch."""
+        exchange = self._exchange
+        while exchange is not None:
+            messages = exchange.share(IDLE, {})
+            kinds = {one.kind for one in messages} - {IDLE}
+            if not kinds:
+                return
+            self._answer(kinds.pop(), messages)
+
+    def _answer(self, kind: str, messages: list[Message]) -> None:
+        if kind == "rows":
+            self._asked.answer(messages)
+        elif kind == "look":
+            self._asked.answer_look(messages)
+        elif kind == "step":
+            self._note_step(self._together.answer(messages))
+        else:
+            raise BadRequest(
+                f"pass on devices: expected the other workers to train or evaluate, found {kind!r}:"
+                " every worker must do the same in the same order"
+            )
+
+    # ---- its end ----
+
+    def _give(self) -> None:
+        if self._exchange is None:
+            return
+        self._take_part()
+        self._end.give(self._blocks, self.num_steps)
+
+    def end_device_pass(self) -> Mode:
+        """As there. All workers call it, and have the same error or none."""
+        outside = super().end_device_pass()
+        self._leave()
+        return outside
+
+    def abandon_device_pass(self) -> Mode:
+        """As there; the others learn of it and cannot go on either."""
+        self._leave()
+        return super().abandon_device_pass()
+
+    def finish(self) -> None:
+        self._leave()
+        super().finish()
+
+    def _leave(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None

@@ -1,0 +1,35 @@
+"""Which worker has the rows of a key on its device: that of its bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme import _core
+from trireme.protocol.routing import BucketMap, Keys, Split
+from trireme.table import RowClassId, Table
+
+
+class Owners:
+    """Buckets are divided among the workers in contiguous ranges, as among servers.
+
+    classes: the row classes of all tables with their dims, in an order that all workers have.
+    """
+
+    def __init__(self, size: int, tables: Sequence[Table], pool: _core.Pool) -> None:
+        self._map = BucketMap.even(tuple(map(str, range(size))))
+        self._pool = pool
+        self.classes: list[tuple[RowClassId, int]] = [
+            (part.class_id, part.dim) for table in tables for part in table.parts
+        ]
+
+    def split(self, keys_K: Keys) -> Split:
+        """The keys, in bucket order, by owner."""
+        return Split(keys_K, self._map, self._pool)
+
+
+def sizes_of(split: Split) -> npt.NDArray[np.int64]:
+    """(size,): how many of the keys each owner has."""
+    return np.diff(split.bounds)
