@@ -129,7 +129,7 @@ std::size_t Tier::read_bytes_beyond_spare() const noexcept {
 
 // Whether what is kept for reads is enough, when other reads have ended.
 bool Tier::is_kept_for(const Need& need) const noexcept {
-  return need.rows + need.bytes == 0 && need.read_bytes <= spare_bytes();
+  return need.rows + need.bytes == 0 && need.read_bytes > 0 && need.read_bytes <= spare_bytes();
 }
 
 Tier::Memory Tier::memory() const {
@@ -166,22 +166,24 @@ bool Tier::fits() const {
 
 Tier::Room Tier::make_room(const Need& need, Wait wait) {
   const auto deadline = std::chrono::steady_clock::now() + log_.timeout();
+  const auto promised_others = [&]() -> Need {
+    return {.rows = promised_rows_ - need.rows,
+            .bytes = promised_bytes_ - need.bytes,
+            .read_bytes = promised_read_bytes_ - need.read_bytes};
+  };
+  const auto is_none = [](const Need& n) { return n.rows + n.bytes + n.read_bytes == 0; };
   for (;;) {
     Room room(*this, need);
     if (is_kept_for(need) && promised_read_bytes_ <= spare_bytes()) return room;
+    const bool was_alone = is_none(promised_others());  // else others may have ended since
+    const bool may_wait = wait == Wait::kYes && std::chrono::steady_clock::now() <= deadline;
     try {
       if (find_room()) return room;
     } catch (const Error&) {
-      const bool is_late = std::chrono::steady_clock::now() > deadline;
-      if (!is_kept_for(need) || wait == Wait::kNo || is_late) throw;
+      if (!is_kept_for(need) || !may_wait) throw;
     }
-    const Need others{.rows = promised_rows_ - need.rows,
-                      .bytes = promised_bytes_ - need.bytes,
-                      .read_bytes = promised_read_bytes_ - need.read_bytes};
-    const bool is_alone = others.rows + others.bytes + others.read_bytes == 0;
-    if (is_alone || wait == Wait::kNo || std::chrono::steady_clock::now() > deadline) {
-      fail(need, others);
-    }
+    const Need others = promised_others();
+    if (!may_wait || (was_alone && is_none(others))) fail(need, others);
     room = Room();
     std::this_thread::sleep_for(kLookAgain);
   }

@@ -236,6 +236,20 @@ void test_a_flush_takes_no_room_that_was_promised() {
   CHECK_EQUAL(log.use().pages_written, 8U);
 }
 
+void test_a_smaller_budget_holds_when_it_has_been_set(std::uint64_t seed) {
+  Counted counted(seed, 40000, std::size_t{8} << 20);
+  for (std::size_t i = 0; i < counted.keys.size(); i += 1000) {
+    counted.push(std::span(counted.keys).subspan(i, 1000));
+  }
+  const std::size_t budget = counted.config.tier.memory_bytes - (std::size_t{7} << 20);
+  CHECK(counted.table->bytes() > budget);
+  counted.table->set_memory(budget);
+  CHECK(counted.table->bytes() <= budget);
+  for (std::size_t i = 0; i < counted.keys.size(); i += 7) {
+    CHECK_EQUAL(counted.count_of(counted.keys[i]), 1);
+  }
+}
+
 void test_a_budget_that_the_tier_alone_exceeds_is_refused() {
   TableConfig config;
   config.dims = {8};
@@ -258,6 +272,7 @@ int main(int argc, char** argv) {
   test_a_page_that_is_not_there_yet_is_not_a_damaged_one();
   test_a_flush_takes_no_room_that_was_promised();
   test_a_settle_that_fails_tells_how_many_rows_are_settled(seed);
+  test_a_smaller_budget_holds_when_it_has_been_set(seed);
   test_many_callers(seed);
   test_a_full_device_refuses_pushes_and_answers_lookups(seed);
   test_a_damaged_page_is_an_error_of_its_rows_alone(seed);

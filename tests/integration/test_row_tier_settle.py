@@ -104,7 +104,7 @@ def test_rows_without_room_are_refused_before_any_is_settled_or_recorded(
     table = server.tables["scored"]
     use = table.rows.tier
     assert use is not None
-    tier.memory_bytes = use["own_bytes"] * 9 // 8 + (64 << 10)
+    tier.memory_bytes = use["own_bytes"] * 9 // 8
     table.rows.set_memory(tier.memory_bytes)
     with pytest.raises(ResourceExhausted, match="to fit into its budget"):
         settle(server)
