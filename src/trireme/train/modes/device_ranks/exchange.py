@@ -83,14 +83,14 @@ class Exchange:
         """Wait for all workers; returns their bodies. Raises the failure of the first worker that
         has one, of the same class at all of them.
         """
-        told = {} if failure is None else {"code": failure.code, "error": str(failure)}
-        messages = self.share("agree", {"told": told, "body": body or {}})
+        text = {} if failure is None else {"code": failure.code, "error": str(failure)}
+        messages = self.share("agree", {"failure": text, "body": body or {}})
         for rank, message in enumerate(messages):
-            if told := message.body["told"]:
+            if text := message.body["failure"]:
                 if rank == self.rank and failure is not None:
                     raise failure
-                error = class_of_code(int(told["code"]))
-                raise error(f"worker {rank} of the pass on devices: {told['error']}")
+                error = class_of_code(int(text["code"]))
+                raise error(f"worker {rank} of the pass on devices: {text['error']}")
         return [message.body["body"] for message in messages]
 
     def numbers(
