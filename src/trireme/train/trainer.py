@@ -343,7 +343,7 @@ class Trainer:
                 there is room for.
         """
         optimizer = self.optimizer
-        optimizer.mode.check_device_pass(is_window=True)
+        optimizer.mode.check_device_pass()
         if self.threads > 1:
             raise BadRequest(f"begin_window: expected threads=1, found {self.threads}")
         size = WindowSize(batches, parse_bytes("begin_window: memory", memory))

@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from trireme.errors import BadRequest, TriremeError
+from trireme.interchange.worker_side.import_requests import new_id
 from trireme.train.modes.base import Mode
 from trireme.train.modes.device_pass.pass_mode import DevicePass
 from trireme.train.modes.device_ranks.asked_rows import AskedRows
@@ -25,6 +26,7 @@ from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message
 from trireme.train.modes.device_ranks.joint_end import JointEnd
 from trireme.train.modes.device_ranks.meeting import meet
 from trireme.train.modes.device_ranks.owned_rows import OwnedRows, keys_of_owner
+from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.modes.device_ranks.steps_together import StepMade, StepsTogether
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
@@ -73,17 +75,37 @@ class SharedDevicePass(DevicePass):
         self, source: PassData | WindowSize, device: torch.device, before: DevicePass | None
     ) -> None:
         del before
-        assert isinstance(source, PassData)
         exchange, setup = self._exchange, self._setup
         if exchange is None:
-            source.keys()  # reading may draw random numbers, as it did for the predecessor
+            if isinstance(source, PassData):
+                source.keys()  # reading may draw random numbers, as it did for the predecessor
             return
         owners = Owners(exchange.size, setup.tables, setup.cluster.pool)
-        owned = keys_of_owner(exchange, owners, source)
-        self.rows = rows = self._agreed(lambda: OwnedRows(setup, owned, device, None))
+        rows = self._owned(exchange, owners, source, device)
+        self.rows = rows
         self._asked = AskedRows(exchange, owners, rows, setup.cluster.pool)
         self._together = StepsTogether(setup, exchange, owners, self._asked, self._steps)
         self._end = JointEnd(setup, exchange, rows)
+
+    def _owned(
+        self,
+        exchange: Exchange,
+        owners: Owners,
+        source: PassData | WindowSize,
+        device: torch.device,
+    ) -> OwnedRows | OwnedWindow:
+        """The rows of this worker."""
+        setup, kind = self._setup, type(source).__name__
+        bodies = exchange.agree(body={"kind": kind, "id": new_id()})
+        if len(kinds := {str(body["kind"]) for body in bodies}) > 1:
+            raise BadRequest(
+                f"begin_pass: expected all workers to begin the same, found {sorted(kinds)}"
+            )
+        if isinstance(source, WindowSize):
+            id = str(bodies[0]["id"])
+            return self._agreed(lambda: OwnedWindow(setup, source, device, owners, id))
+        owned = keys_of_owner(exchange, owners, source)
+        return self._agreed(lambda: OwnedRows(setup, owned, device, None))
 
     def _agreed(self, work: Callable[[], T]) -> T:
         """The result of work that all workers do. Raises at all of them the error of one."""
@@ -97,9 +119,6 @@ class SharedDevicePass(DevicePass):
         return result
 
     # ---- rows ----
-
-    def plan(self, keys: KeysByClass | None) -> None:
-        """Nothing: owners find the rows when they are asked for them."""
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         self._open_rows()
