@@ -45,6 +45,7 @@ class WorkerGroup:
     ) -> None:
         self._cluster, self.device, self._mode = cluster, device, mode
         self._meet = meet or self._meet_at_coordinator
+        self.is_broken = False  # another worker was missing or has gone
         self._find_silent = find_silent or self._ask_coordinator
         self._find_lost = find_lost or self._find_silent
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
@@ -138,6 +139,7 @@ class WorkerGroup:
             return list(range(self._cluster.num_workers))
 
     def _error(self, what: str, error: RuntimeError) -> DeadlineExceeded | Unavailable:
+        self.is_broken = True
         subject = f"{self._mode}: {what} of {self._cluster.num_workers} workers"
         if "imed out" in str(error) or "imeout" in str(error):
             silent = self._find_silent()

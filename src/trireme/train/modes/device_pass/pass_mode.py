@@ -162,11 +162,15 @@ class DevicePass(Mode):
 
     def abandon_device_pass(self) -> Mode:
         self._close()
+        self._adopt_if_servers_answer()
+        return self._outside
+
+    def _adopt_if_servers_answer(self) -> None:
+        """Have the dense weights of the beginning again."""
         try:
             self._outside.adopt()
         except TriremeError as error:  # what ended the pass is what the caller shall see
             log.warning("pass on a device: abandoned, and servers do not answer: %s", error)
-        return self._outside
 
     def finish(self) -> None:
         """The script has ended in a pass: as `abandon_device_pass`."""

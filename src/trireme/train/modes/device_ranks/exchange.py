@@ -46,6 +46,11 @@ class Exchange:
         """Where numbers are."""
         return self._group.device
 
+    @property
+    def has_lost_workers(self) -> bool:
+        """Whether an exchange has failed because another worker is missing."""
+        return self._group.is_broken
+
     def close(self) -> None:
         """Leave the others, who learn of it."""
         self._group.close()

@@ -58,7 +58,7 @@ class SharedDevicePass(DevicePass):
         device: torch.device,
     ) -> None:
         self._exchange: Exchange | None = None
-        self._device, self._has_stopped = device, False
+        self._device, self._has_stopped, self._are_rows_lost = device, False, False
         try:
             super().__init__(setup, outside, source, device, None)
         except BaseException:
@@ -212,8 +212,20 @@ class SharedDevicePass(DevicePass):
 
     def abandon_device_pass(self) -> Mode:
         """As there; the others learn of it and cannot go on either."""
+        exchange = self._exchange
+        self._are_rows_lost = (
+            exchange is not None
+            and exchange.has_lost_workers
+            and self._setup.cluster.host is not None
+        )
         self._leave()
         return super().abandon_device_pass()
+
+    def _adopt_if_servers_answer(self) -> None:
+        if self._are_rows_lost:  # with a worker that hosted some: its server would be waited for
+            log.warning("pass on devices: abandoned; workers that hosted rows have gone")
+            return
+        super()._adopt_if_servers_answer()
 
     def finish(self) -> None:
         self._leave()
