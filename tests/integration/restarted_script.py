@@ -12,7 +12,7 @@ import functools
 import os
 import random
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -134,12 +134,17 @@ def train_passes(trainer: tr.Trainer, *, on_device: bool = True) -> float:
     return trainer.evaluate(one_stream(0))["loss"]
 
 
-def train_passes_together(trainer: tr.Trainer, *, on_device: bool = True) -> list[float]:
-    """Three passes of two workers, 9 steps each, the first and last on devices; the figures of an
-    evaluation after them.
+def train_passes_together(trainer: tr.Trainer, how: str = "passes") -> list[float]:
+    """Three epochs of two workers, 9 steps each; the figures of an evaluation after them. how: the
+    first and last are in "passes" or "windows" on devices, or "plain".
     """
-    for is_on_device in (on_device, False, on_device):
-        with trainer.on_device(Data()) if is_on_device else nullcontext():
+    for number in range(3):
+        within: AbstractContextManager[None] = nullcontext()
+        if how == "windows" and number != 1:
+            within = trainer.in_window(2, "4KiB")
+        elif how == "passes" and number != 1:
+            within = trainer.on_device(Data())
+        with within:
             trainer.fit(Data())
     figures = trainer.evaluate(Data())
     return [figures["loss"], figures["auc"], figures["examples"]]
@@ -151,6 +156,7 @@ def main() -> None:
     parser.add_argument("--mode", default="sync")
     parser.add_argument("--hold")
     parser.add_argument("--passes", action="store_true", help="on devices")
+    parser.add_argument("--windows", action="store_true", help="of several workers, there")
     arguments = parser.parse_args()
     if arguments.hold:
         hold(arguments.hold)
@@ -159,9 +165,12 @@ def main() -> None:
             seed(cluster.worker)
         rule = tr.optim.Adam(lr=0.05) if arguments.mode == "sync" else tr.optim.Count()
         trainer = make_trainer(arguments.mode, Model(rule), cluster)
-        if arguments.passes:
-            train = train_passes if cluster.num_workers == 1 else train_passes_together
-            print(f"trained to {train(trainer)!r}", flush=True)
+        if arguments.passes or arguments.windows:
+            if cluster.num_workers == 1:
+                print(f"trained to {train_passes(trainer)!r}")
+            else:
+                how = "windows" if arguments.windows else "passes"
+                print(f"trained to {train_passes_together(trainer, how)!r}")
             trainer.save(f"{arguments.path}/last")
             print("done", flush=True)
             return

@@ -327,8 +327,6 @@ def test_what_several_workers_cannot_do_is_refused_by_name() -> None:
         one = make_trainer(cluster, RULES["adagrad"](), "sync")
         with pytest.raises(BadRequest, match="expected no data that follows"):
             one.begin_pass(Data(0), Data(1))
-        with pytest.raises(BadRequest, match="found begin_window"):
-            one.begin_window(2, "1MiB")
         one.fit(Data(0))
 
     on_servers(3, work)

@@ -21,9 +21,9 @@ LONGER: dict[str, str] = {}
 # data as arrays, sums of what a thousand workers gather, the identity of a server's state; then
 # rows on SSD: what a server's tables share, and what they tell of it; then blocks of rows on
 # devices, whose rules are there as torch operations and as Triton's kernels; jobs without
-# servers, whose workers exchange rows; Fleet's names for these and for GPUs; and passes, which
-# train rows in blocks and return them. A feature raises it by what it needs; everything else finds
-# its lines elsewhere.
+# servers, whose workers exchange rows; Fleet's names for these and for GPUs; passes, which
+# train rows in blocks and return them; and passes of several workers. A feature raises it by what
+# it needs; everything else finds its lines elsewhere.
 PACKAGE_LINES_MAX = 57_800
 
 CODE = (".py", ".h", ".cc")

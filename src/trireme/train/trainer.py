@@ -343,7 +343,7 @@ class Trainer:
                 there is room for.
         """
         optimizer = self.optimizer
-        optimizer.mode.check_device_pass(is_window=True)
+        optimizer.mode.check_device_pass()
         if self.threads > 1:
             raise BadRequest(f"begin_window: expected threads=1, found {self.threads}")
         size = WindowSize(batches, parse_bytes("begin_window: memory", memory))
@@ -359,11 +359,12 @@ class Trainer:
                 rows are brought into memory; those that both passes need stay on the device.
 
         Raises:
-            BadRequest: several workers, a mode whose dense weights or rows are in the workers
-                (hybrid, geo), `threads` > 1, an iterator; a table with an admission filter,
-                `max_rows`, `max_bytes`, `absent="zeros"`, 16-bit weights, heads or statistics in
-                lookups; a DataLoader that follows without a generator. Unavailable: somebody else
-                changes rows. The servers have not changed.
+            BadRequest: a mode whose dense weights or rows are in the workers (hybrid, geo), several
+                workers in another mode than sync and collective, or with `following`; `threads` >
+                1, an iterator; a table with an admission filter, `max_rows`, `max_bytes`,
+                `absent="zeros"`, 16-bit weights, heads or statistics in lookups; a DataLoader that
+                follows without a generator. Unavailable: somebody else changes rows, or another
+                worker has gone. The servers have not changed.
         """
         optimizer = self.optimizer
         optimizer.mode.check_device_pass(follows=following is not None)

@@ -116,9 +116,9 @@ class Mode(Protocol):
 
     # ---- a pass on a device, which is a mode in the place of another ----
 
-    def check_device_pass(self, *, is_window: bool = False, follows: bool = False) -> None:
-        """Raises BadRequest: `begin_device_pass` cannot be called, for any keys. is_window: for a
-        window. follows: `read_next_pass` will be called, too.
+    def check_device_pass(self, *, follows: bool = False) -> None:
+        """Raises BadRequest: `begin_device_pass` cannot be called, for any keys. follows:
+        `read_next_pass` will be called, too.
         """
         raise BadRequest("begin_pass: expected a mode that has passes on a device, found none")
 

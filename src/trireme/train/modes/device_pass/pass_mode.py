@@ -126,7 +126,7 @@ class DevicePass(Mode):
         passes.take_lease(self._client, lease)
         return lease
 
-    def check_device_pass(self, *, is_window: bool = False, follows: bool = False) -> None:
+    def check_device_pass(self, *, follows: bool = False) -> None:
         raise _within_pass("begin_pass")
 
     def check_between_passes(self, what: str) -> None:
@@ -188,11 +188,15 @@ class DevicePass(Mode):
 
     def abandon_device_pass(self) -> Mode:
         self._close()
+        self._adopt_if_servers_answer()
+        return self._outside
+
+    def _adopt_if_servers_answer(self) -> None:
+        """Have the dense weights of the beginning again."""
         try:
             self._outside.adopt()
         except TriremeError as error:  # what ended the pass is what the caller shall see
             log.warning("pass on a device: abandoned, and servers do not answer: %s", error)
-        return self._outside
 
     def finish(self) -> None:
         """The script has ended in a pass: as `abandon_device_pass`."""
@@ -333,9 +337,7 @@ def _within_pass(what: str) -> BadRequest:
     )
 
 
-def check_pass(
-    setup: TrainingSetup, *, has_passes: bool, is_shared: bool, is_window: bool, follows: bool
-) -> None:
+def check_pass(setup: TrainingSetup, *, has_passes: bool, is_shared: bool, follows: bool) -> None:
     """Raises BadRequest: the job or the mode cannot train in such a pass on a device. is_shared:
     several workers may make one together.
     """
@@ -351,15 +353,14 @@ def check_pass(
             f" {cluster.num_streams} shared streams: rows in a block are not shared"
         )
     if cluster.num_workers > 1:
-        _check_shared(cluster.num_workers, mode, is_shared, is_window, follows)
+        _check_shared(cluster.num_workers, mode, is_shared, follows)
     for table in setup.tables:
         check_schema(table.schema)
 
 
-def _check_shared(num: int, mode: str, is_shared: bool, is_window: bool, follows: bool) -> None:
+def _check_shared(num: int, mode: str, is_shared: bool, follows: bool) -> None:
     for is_found, expected in (
         (not is_shared, f"mode 'sync' or 'collective', found {mode!r}"),
-        (is_window, "begin_pass with data that can be read twice, found begin_window"),
         (follows, "no data that follows, found some: begin its pass when this one has ended"),
     ):
         if is_found:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice
 
@@ -42,18 +42,31 @@ class RowsInWindow(RowsOnDevice):
     can_give_again = False
 
     def __init__(
-        self, setup: TrainingSetup, size: WindowSize, device: torch.device, lease: PassLease
+        self,
+        setup: TrainingSetup,
+        size: WindowSize,
+        device: torch.device,
+        lease: PassLease | None,
+        *,
+        id: str | None = None,
+        opens: bool = True,
     ) -> None:
+        """id: of the import; default a new one. opens: whether this worker begins and ends it."""
         super().__init__(setup, device, lease)
         self.lookahead = size.batches
         self._num_bytes = size.num_bytes
         self._planned = threading.Condition()
         self._plans: deque[KeysByClass] = deque()  # as many as the pipeline plans ahead
         self._is_complete = True  # no plans come
-        self._id, self._is_open = new_id(), True
+        self._id, self._is_open = id or new_id(), opens
         self._blocks_at_end: BlockTensors = {}
         self._decide: Callable[[str], bool] | None = None
         self._import = ExitStack()
+        self.staged = self._id
+        if opens:
+            self._begin_import()
+
+    def _begin_import(self) -> None:
         self._import.enter_context(
             importing(
                 self._client,
@@ -62,10 +75,9 @@ class RowsInWindow(RowsOnDevice):
                 blocks=self._blocks_at_end,
                 id=self._id,
                 decide=lambda id: self._decide is not None and self._decide(id),
-                lease=lease,
+                lease=self._lease,
             )
         )
-        self.staged = self._id
 
     # ---- plans ----
 
@@ -156,6 +168,15 @@ class RowsInWindow(RowsOnDevice):
 
     def give(self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]) -> None:
         """As there. Raises BadRequest: it has failed before, and the servers have dropped all."""
+        with self.ending(id, blocks, decide):
+            for class_id, keys, rows in self._changed():
+                self._give_back(class_id, keys, rows)
+
+    @contextmanager
+    def ending(
+        self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
+    ) -> Iterator[None]:
+        """The end of the import, before which the block may send more rows."""
         if not self._is_open:
             raise BadRequest(
                 "end_pass: expected a window whose end has not failed, found one that the servers"
@@ -164,8 +185,7 @@ class RowsInWindow(RowsOnDevice):
         self._is_open, self._decide = False, decide
         self._blocks_at_end.update(blocks)
         with self._import:
-            for class_id, keys, rows in self._changed():
-                self._give_back(class_id, keys, rows)
+            yield
 
     def close(self) -> None:
         """As there; rows that were given back without an end are dropped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,9 @@ from trireme.errors import TriremeError
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.key_slots import ABSENT
-from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
 from trireme.train.modes.device_ranks.exchange import Exchange, Message
+from trireme.train.modes.device_ranks.owned_rows import Ahead, OwnedRows
+from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 from trireme.train.modes.device_ranks.owners import Owners, sizes_of
 from trireme.worker.gradients import KeysByClass
 
@@ -56,7 +57,7 @@ class AskedRows:
     """Asks for rows, and answers with those that this worker has. rows: of its buckets."""
 
     def __init__(
-        self, exchange: Exchange, owners: Owners, rows: RowsOnDevice, pool: _core.Pool
+        self, exchange: Exchange, owners: Owners, rows: OwnedRows | OwnedWindow, pool: _core.Pool
     ) -> None:
         self._exchange, self._owners, self.rows, self._pool = exchange, owners, rows, pool
         self.own: KeysByClass = {}  # that this worker has asked for last, to train on
@@ -68,11 +69,17 @@ class AskedRows:
         """(K, D) rows of each class, on the device. Raises at all workers: a key is not of the
         pass, or its row has no room.
         """
-        received = self.answer(self._exchange.share("rows", *self._question(keys)))
+        ahead = self.rows.announce(keys)
+        body, arrays = self._question(keys)
+        for batch in ahead.batches:
+            for own, announced in zip(arrays, self._question(batch)[1], strict=True):
+                own += announced
+        body["ahead"] = [ahead.is_announced, ahead.begins]
+        received = self.answer(self._exchange.share("rows", body, arrays))
         self.own = keys
         return self._joined(keys, received, extra=0)
 
-    def _question(self, keys: KeysByClass) -> tuple[dict[str, object], list[list[Keys]]]:
+    def _question(self, keys: KeysByClass) -> tuple[dict[str, Any], list[list[Keys]]]:
         """The body and the arrays of a message that asks for rows."""
         parts, counts = [], []
         for class_id, _ in self._owners.classes:
@@ -91,7 +98,9 @@ class AskedRows:
         outgoing: list[list[Tensor]] = [[] for _ in messages]
         try:
             self.asked = self._asked(messages)
-            self.rows.bring({class_id: one.keys for class_id, one in self.asked.items()})
+            self._note_ahead(messages)
+            if self.asked:
+                self.rows.bring({class_id: one.keys for class_id, one in self.asked.items()})
             for class_id, one in self.asked.items():
                 weights_KD = self.rows.blocks[class_id].weights(one.keys)
                 for tensors, places in zip(outgoing, one.places, strict=True):
@@ -110,6 +119,20 @@ class AskedRows:
             if any(map(len, by_worker)):
                 asked[class_id] = Asked.of(by_worker, self._pool)
         return asked
+
+    def _note_ahead(self, messages: Sequence[Message]) -> None:
+        """Arrays behind those of the question are of batches to come, class by class."""
+        classes = [class_id for class_id, _ in self._owners.classes]
+        for worker, message in enumerate(messages):
+            if "ahead" not in message.body:
+                continue
+            starts = range(len(classes), len(message.arrays), len(classes))
+            batches = [
+                dict(zip(classes, message.arrays[start : start + len(classes)], strict=True))
+                for start in starts
+            ]
+            is_announced, begins = message.body["ahead"]
+            self.rows.note_ahead(worker, Ahead(is_announced, begins, batches))
 
     def _joined(
         self, keys: KeysByClass, received: Sequence[Tensor], *, extra: int

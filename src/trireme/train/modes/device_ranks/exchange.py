@@ -46,6 +46,11 @@ class Exchange:
         """Where numbers are."""
         return self._group.device
 
+    @property
+    def has_lost_workers(self) -> bool:
+        """Whether an exchange has failed because another worker is missing."""
+        return self._group.is_broken
+
     def close(self) -> None:
         """Leave the others, who learn of it."""
         self._group.close()
@@ -83,14 +88,14 @@ class Exchange:
         """Wait for all workers; returns their bodies. Raises the failure of the first worker that
         has one, of the same class at all of them.
         """
-        heard = {} if failure is None else {"code": failure.code, "error": str(failure)}
-        messages = self.share("agree", {"heard": heard, "body": body or {}})
+        text = {} if failure is None else {"code": failure.code, "error": str(failure)}
+        messages = self.share("agree", {"failure": text, "body": body or {}})
         for rank, message in enumerate(messages):
-            if heard := message.body["heard"]:
+            if text := message.body["failure"]:
                 if rank == self.rank and failure is not None:
                     raise failure
-                error = class_of_code(int(heard["code"]))
-                raise error(f"worker {rank} of the pass on devices: {heard['error']}")
+                error = class_of_code(int(text["code"]))
+                raise error(f"worker {rank} of the pass on devices: {text['error']}")
         return [message.body["body"] for message in messages]
 
     def numbers(

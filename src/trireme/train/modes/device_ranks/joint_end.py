@@ -6,28 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from trireme.errors import TriremeError
-from trireme.interchange.worker_side.import_requests import importing, new_id
 from trireme.protocol.block_messages import BlockTensors
-from trireme.protocol.pass_lease import PassLease
 from trireme.train.modes.device_ranks.exchange import Exchange
 from trireme.train.modes.device_ranks.owned_rows import OwnedRows
+from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 from trireme.train.modes.setup import TrainingSetup
 from trireme.worker import passes
 
 
 class JointEnd:
     """Worker 0 makes the import, with the dense blocks, and asks the coordinator, whose decision is
-    that of all workers. lease: of the pass, which worker 0 has.
+    that of all workers.
     """
 
     def __init__(
-        self,
-        setup: TrainingSetup,
-        exchange: Exchange,
-        rows: OwnedRows,
-        lease: PassLease | None,
+        self, setup: TrainingSetup, exchange: Exchange, rows: OwnedRows | OwnedWindow
     ) -> None:
-        self._setup, self._exchange, self._rows, self._lease = setup, exchange, rows, lease
+        self._exchange, self._rows = exchange, rows
         self._client = setup.cluster.client
         self._last_id = ""  # of the last attempt, at worker 0
 
@@ -56,22 +51,12 @@ class JointEnd:
     def _give_first(self, blocks: Callable[[], BlockTensors], num_steps: int) -> None:
         others_wait = True
         try:
-            self._last_id = id = new_id()
+            self._last_id = id = self._rows.import_id()
 
             def decide(id: str) -> bool:
                 return passes.end_device_pass(self._client, id, num_steps, together=True)
 
-            tables = [table.name for table in self._setup.tables]
-            with importing(
-                self._client,
-                tables,
-                replace=False,
-                blocks=blocks(),
-                id=id,
-                decide=decide,
-                is_read=False,
-                lease=self._lease,
-            ):
+            with self._rows.ending(id, blocks(), decide):
                 self._exchange.agree(body={"id": id})
                 failure = caught(lambda: self._rows.send(id))
                 others_wait = False

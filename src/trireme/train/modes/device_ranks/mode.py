@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from trireme.errors import BadRequest, TriremeError
+from trireme.interchange.worker_side.import_requests import new_id
 from trireme.train.modes.base import Mode
 from trireme.train.modes.device_pass.pass_mode import DevicePass
 from trireme.train.modes.device_ranks.asked_rows import AskedRows
@@ -25,6 +26,7 @@ from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message
 from trireme.train.modes.device_ranks.joint_end import JointEnd
 from trireme.train.modes.device_ranks.meeting import meet
 from trireme.train.modes.device_ranks.owned_rows import OwnedRows, keys_of_owner
+from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.modes.device_ranks.steps_together import StepMade, StepsTogether
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
@@ -56,7 +58,7 @@ class SharedDevicePass(DevicePass):
         device: torch.device,
     ) -> None:
         self._exchange: Exchange | None = None
-        self._device, self._has_stopped = device, False
+        self._device, self._has_stopped, self._are_rows_lost = device, False, False
         try:
             super().__init__(setup, outside, source, device, None)
         except BaseException:
@@ -73,21 +75,40 @@ class SharedDevicePass(DevicePass):
         self, source: PassData | WindowSize, device: torch.device, before: DevicePass | None
     ) -> None:
         del before
-        assert isinstance(source, PassData)
         exchange, setup = self._exchange, self._setup
         if exchange is None:
-            source.keys()  # reading may draw random numbers, as it did for the predecessor
+            if isinstance(source, PassData):
+                source.keys()  # reading may draw random numbers, as it did for the predecessor
             return
         if exchange.rank == 0:  # for all: a pass has one lease
             self._agreed(self._take_lease)
         else:
             exchange.agree()
         owners = Owners(exchange.size, setup.tables, setup.cluster.pool)
-        owned = keys_of_owner(exchange, owners, source)
-        self.rows = rows = self._agreed(lambda: OwnedRows(setup, owned, device, None, self._lease))
+        self.rows = rows = self._owned(exchange, owners, source, device)
         self._asked = AskedRows(exchange, owners, rows, setup.cluster.pool)
         self._together = StepsTogether(setup, exchange, owners, self._asked, self._steps)
-        self._end = JointEnd(setup, exchange, rows, self._lease)
+        self._end = JointEnd(setup, exchange, rows)
+
+    def _owned(
+        self,
+        exchange: Exchange,
+        owners: Owners,
+        source: PassData | WindowSize,
+        device: torch.device,
+    ) -> OwnedRows | OwnedWindow:
+        """The rows of this worker."""
+        setup, kind = self._setup, type(source).__name__
+        bodies = exchange.agree(body={"kind": kind, "id": new_id()})
+        if len(kinds := {str(body["kind"]) for body in bodies}) > 1:
+            raise BadRequest(
+                f"begin_pass: expected all workers to begin the same, found {sorted(kinds)}"
+            )
+        if isinstance(source, WindowSize):
+            id = str(bodies[0]["id"])
+            return self._agreed(lambda: OwnedWindow(setup, source, device, self._lease, owners, id))
+        owned = keys_of_owner(exchange, owners, source)
+        return self._agreed(lambda: OwnedRows(setup, owned, device, None, self._lease))
 
     def _agreed(self, work: Callable[[], T]) -> T:
         """The result of work that all workers do. Raises at all of them the error of one."""
@@ -101,9 +122,6 @@ class SharedDevicePass(DevicePass):
         return result
 
     # ---- rows ----
-
-    def plan(self, keys: KeysByClass | None) -> None:
-        """Nothing: owners find the rows when they are asked for them."""
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         self._open_rows()
@@ -197,8 +215,20 @@ class SharedDevicePass(DevicePass):
 
     def abandon_device_pass(self) -> Mode:
         """As there; the others learn of it and cannot go on either."""
+        exchange = self._exchange
+        self._are_rows_lost = (
+            exchange is not None
+            and exchange.has_lost_workers
+            and self._setup.cluster.host is not None
+        )
         self._leave()
         return super().abandon_device_pass()
+
+    def _adopt_if_servers_answer(self) -> None:
+        if self._are_rows_lost:  # with a worker that hosted some: its server would be waited for
+            log.warning("pass on devices: abandoned; workers that hosted rows have gone")
+            return
+        super()._adopt_if_servers_answer()
 
     def finish(self) -> None:
         self._leave()

@@ -2,25 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from trireme.errors import TriremeError
-from trireme.interchange.worker_side.import_requests import send_wide_rows
+from trireme.interchange.worker_side.import_requests import importing, send_wide_rows
+from trireme.protocol.block_messages import BlockTensors
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.pass_rows import PassRows
 from trireme.train.modes.device_ranks.exchange import Exchange
 from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.pass_data import PassData, distinct
+from trireme.worker.gradients import KeysByClass
 
 NO_KEYS = np.empty(0, np.uint64)
 
 
+class Ahead(NamedTuple):
+    """What a worker announces of its batches to come, where there is a window.
+
+    is_announced: its present batch is the first of those it has announced. begins: it forgets those
+    it has announced before. batches: that it announces now.
+    """
+
+    is_announced: bool
+    begins: bool
+    batches: Sequence[KeysByClass]
+
+
+NOTHING_AHEAD = Ahead(False, False, ())
+
+
 class OwnedRows(PassRows):
     """As there, of the data of all workers."""
+
+    def plan(self, keys: KeysByClass | None) -> None:
+        """Nothing: owners look for keys when they are asked for them."""
+
+    def announce(self, keys: KeysByClass) -> Ahead:
+        """What to tell owners with the question for these keys."""
+        del keys
+        return NOTHING_AHEAD
+
+    def note_ahead(self, worker: int, ahead: Ahead) -> None:
+        """What a worker has announced to this owner."""
+
+    def ending(
+        self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
+    ) -> AbstractContextManager[None]:
+        """The import that ends the pass, to which the block sends rows."""
+        return importing(
+            self._client,
+            list(self._schemas),
+            replace=False,
+            blocks=blocks,
+            id=id,
+            decide=decide,
+            is_read=False,
+            lease=self._lease,
+        )
 
     def send(self, id: str) -> None:
         """Send the rows that have changed to the servers, for the import `id`."""

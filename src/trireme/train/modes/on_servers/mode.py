@@ -191,17 +191,16 @@ class OnServers(Mode):
     def finish(self) -> None:
         self.stream.close()
 
-    def check_device_pass(self, *, is_window: bool = False, follows: bool = False) -> None:
+    def check_device_pass(self, *, follows: bool = False) -> None:
         check_pass(
             self.setup,
             has_passes=self.has_device_passes,
             is_shared=self.shares_device_passes,
-            is_window=is_window,
             follows=follows,
         )
 
     def begin_device_pass(self, source: PassData | WindowSize, device: torch.device) -> Mode:
-        self.check_device_pass(is_window=isinstance(source, WindowSize))
+        self.check_device_pass()
         if self.passes.entered is not None:  # a loop of the user's own may not have left it
             self.end_pass()
         self.flush()

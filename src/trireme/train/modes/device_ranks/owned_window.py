@@ -1,0 +1,88 @@
+"""The rows of a window of all workers that one of them has: those of its buckets that the next
+batches of all need.
+
+A worker announces the keys of its batches to their owners as soon as it knows them. An owner takes
+the batches of all workers that are equally far ahead for one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import zip_longest
+
+import numpy as np
+import torch
+
+from trireme.protocol.pass_lease import PassLease
+from trireme.protocol.routing import Keys
+from trireme.table import RowClassId
+from trireme.train.modes.device_pass.window_rows import RowsInWindow
+from trireme.train.modes.device_ranks.owned_rows import Ahead
+from trireme.train.modes.device_ranks.owners import Owners
+from trireme.train.modes.setup import TrainingSetup
+from trireme.train.pass_data import WindowSize, distinct
+from trireme.worker.gradients import KeysByClass
+
+NO_KEYS = np.empty(0, np.uint64)
+
+
+class OwnedWindow(RowsInWindow):
+    """id: of the import that all workers return rows to; worker 0 begins and ends it."""
+
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        size: WindowSize,
+        device: torch.device,
+        lease: PassLease | None,
+        owners: Owners,
+        id: str,
+    ) -> None:
+        cluster = setup.cluster
+        super().__init__(setup, size, device, lease, id=id, opens=cluster.worker == 0)
+        self._classes = [class_id for class_id, _ in owners.classes]
+        self._num_announced, self._begins = 0, True  # of this worker
+        self._coming: list[deque[KeysByClass]] = [deque() for _ in range(cluster.num_workers)]
+
+    # ---- what this worker announces ----
+
+    def begin_run(self) -> None:
+        super().begin_run()
+        self._num_announced, self._begins = 0, True
+
+    def announce(self, keys: KeysByClass) -> Ahead:
+        """What to tell owners with the question for these keys. Waits as `_known`."""
+        following = super()._known(keys)[1:]
+        is_announced, begins = self._num_announced > 0, self._begins
+        new = following[max(0, self._num_announced - 1) :]
+        self._num_announced, self._begins = len(following), False
+        return Ahead(is_announced, begins, new)
+
+    # ---- what it has as an owner ----
+
+    def note_ahead(self, worker: int, ahead: Ahead) -> None:
+        """What a worker has announced to this owner."""
+        coming = self._coming[worker]
+        if ahead.begins:
+            coming.clear()
+        elif ahead.is_announced and coming:
+            coming.popleft()
+        coming.extend(ahead.batches)
+
+    def _known(self, keys: KeysByClass) -> list[KeysByClass]:
+        """The batch of all workers of these keys, and those known to follow."""
+        return [self._union([keys]), *map(self._union, zip_longest(*self._coming, fillvalue={}))]
+
+    def _union(self, batches: Iterable[KeysByClass]) -> dict[RowClassId, Keys]:
+        parts = list(batches)
+        return {
+            class_id: distinct([one.get(class_id, NO_KEYS) for one in parts], self._pool)
+            for class_id in self._classes
+        }
+
+    def send(self, id: str) -> None:
+        """Send the rows that have changed to the servers, for the import `id`."""
+        del id  # as all that have left
+        for class_id, keys, rows in self._changed():
+            self._give_back(class_id, keys, rows)

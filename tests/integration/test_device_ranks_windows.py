@@ -1,0 +1,137 @@
+"""Windows of several workers on devices: streams within a fixed memory, to the bits of sync."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+import trireme as tr
+from tests.integration.test_device_passes import RULES, assert_equal
+from tests.integration.test_device_ranks import (
+    assert_same,
+    contents,
+    make_trainer,
+    on_ranks,
+    on_servers,
+)
+from tests.jobs import Job
+from trireme.device import BlockLayout
+from trireme.errors import BadRequest, ResourceExhausted
+from trireme.job.cluster import Cluster
+from trireme.train.modes.device_pass import window_block
+
+LENGTHS = (20, 0, 13)
+
+
+class Data:
+    """Batches of ids that move on, and of which some return after a while."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
+        drawn = torch.Generator().manual_seed(100 * self.seed + 10 * epoch + index)
+        for number in range(LENGTHS[index]):
+            ids = torch.randint(0, 25, (6, 2), generator=drawn) + 10 * (number % 7)
+            yield {"a": ids[:, 0], "b": ids[:, 1], "label": (ids.sum(1) % 2).float()}
+
+
+def memory_of(one: tr.Trainer, num_rows: int) -> int:
+    [table] = one.optimizer.tables
+    return num_rows * BlockLayout.of(table.schema).device_bytes
+
+
+def training(
+    rule: str, mode: str, num_rows: int | None, batches: int = 1, **options: Any
+) -> Callable[[Cluster], Any]:
+    """num_rows: of the window of each worker; None: without."""
+
+    def work(cluster: Cluster) -> Any:
+        one = make_trainer(cluster, RULES[rule](), mode, **options)
+        figures = []
+        for number in range(2):
+            within = (
+                nullcontext()
+                if num_rows is None
+                else one.in_window(batches, memory_of(one, num_rows))
+            )
+            with within:
+                trained = one.fit(Data(number), epochs=2)
+                looked = one.evaluate(Data(7))
+                figures += [trained["auc"], trained["examples"], looked["loss"], looked["auc"]]
+        cluster.client.coordinator.gather({}, [])
+        one.optimizer.refresh()
+        weights = {name: p.detach().numpy().copy() for name, p in one.model.named_parameters()}
+        return figures, one.optimizer.num_steps, weights
+
+    return work
+
+
+@pytest.mark.parametrize(("num_rows", "batches"), [(20, 1), (24, 4), (1000, 8)])
+def test_a_window_of_any_size_trains_to_the_bits_of_sync(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, batches: int
+) -> None:
+    evicted, evict = [], window_block.WindowBlock._evict
+
+    def counting(self: Any, num: int, *arguments: Any) -> None:
+        evicted.append(num)
+        evict(self, num, *arguments)
+
+    monkeypatch.setattr(window_block.WindowBlock, "_evict", counting)
+    expected = on_servers(3, training("adam", "sync", None))
+    assert_same(on_servers(3, training("adam", "sync", num_rows, batches)), expected)
+    assert_same(on_ranks(3, training("adam", "collective", num_rows, batches)), expected)
+    assert bool(evicted) == (num_rows < 100)
+
+
+def test_rows_with_statistics_leave_a_window_and_return() -> None:
+    options = {"policy": tr.policy.ScorePolicy()}
+    expected = on_servers(3, training("adagrad", "sync", None, **options))
+    assert_same(on_servers(3, training("adagrad", "sync", 24, 2, **options)), expected)
+
+
+def test_a_window_that_one_worker_has_no_room_in_is_an_error_of_all() -> None:
+    def work(cluster: Cluster) -> None:
+        one = make_trainer(cluster, RULES["adagrad"](), "sync")
+        one.begin_window(2, memory_of(one, 4))
+        with pytest.raises(ResourceExhausted, match=r"a batch of at most 4 rows .* times the"):
+            one.fit(Data(0))
+        one.abandon_pass()
+
+    _, actual = on_servers(3, work)
+    assert not any(name.startswith("keys:") for name in actual)
+
+
+def test_an_abandoned_window_changes_nothing() -> None:
+    with Job(2) as job:
+        states = [server.state for server in job.servers]
+
+        def work(cluster: Cluster) -> None:
+            one = make_trainer(cluster, RULES["adagrad"](), "sync")
+            one.fit(Data(0))
+            cluster.client.coordinator.gather({}, [])
+            before = contents(states)
+            one.begin_window(2, memory_of(one, 24))
+            one.fit(Data(1))
+            one.abandon_pass()
+            cluster.client.coordinator.gather({}, [])
+            assert_equal(contents(states), before)
+            cluster.client.coordinator.gather({}, [])
+            one.fit(Data(2))
+
+        job.run(3, work)
+
+
+def test_workers_that_begin_different_things_are_told() -> None:
+    def work(cluster: Cluster) -> None:
+        one = make_trainer(cluster, RULES["adagrad"](), "sync")
+        begin = one.begin_pass if cluster.worker else lambda _: one.begin_window(2, "1MiB")
+        with pytest.raises(BadRequest, match="to begin the same"):
+            begin(Data(0))
+        one.fit(Data(0))
+
+    on_servers(3, work)
