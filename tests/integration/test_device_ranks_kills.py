@@ -137,8 +137,8 @@ def test_a_pass_does_not_end_when_a_worker_of_it_has_a_successor(
         with workers(programs, servers, {0: "end_device_pass:1:before"}) as (first, second):
             first.wait_line("^held$")
             second.kill()
-            successor = stack.enter_context(start(programs, servers, 1, "meet_in_pass:1:before"))
-            successor.wait_line("^held$")  # it has begun the pass again
+            successor = stack.enter_context(start(programs, servers, 1, "create_table:1:before"))
+            successor.wait_line("^held$")  # it has joined; what follows waits for the first
             first.send("go on")
             assert first.finish() == 1
             assert "Unavailable" in first.output
