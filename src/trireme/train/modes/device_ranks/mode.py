@@ -21,6 +21,7 @@ from trireme.errors import BadRequest, TriremeError
 from trireme.interchange.worker_side.import_requests import new_id
 from trireme.train.modes.base import Mode
 from trireme.train.modes.device_pass.pass_mode import DevicePass
+from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
 from trireme.train.modes.device_ranks.asked_rows import AskedRows
 from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message
 from trireme.train.modes.device_ranks.joint_end import JointEnd
@@ -37,7 +38,7 @@ from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
 
-T = TypeVar("T")
+T = TypeVar("T", bound=RowsOnDevice)
 
 
 class SharedDevicePass(DevicePass):
@@ -46,6 +47,7 @@ class SharedDevicePass(DevicePass):
     num_steps: the steps of the job.
     """
 
+    rows: RowsOnDevice | None = None
     _asked: AskedRows
     _together: StepsTogether
     _end: JointEnd
@@ -58,11 +60,13 @@ class SharedDevicePass(DevicePass):
         device: torch.device,
     ) -> None:
         self._exchange: Exchange | None = None
-        self._device, self._has_stopped, self._are_rows_lost = device, False, False
+        self._device, self._has_stopped = device, False
+        self._is_given = self._are_rows_lost = False
         try:
             super().__init__(setup, outside, source, device, None)
         except BaseException:
             self._leave()
+            self._close()
             raise
 
     def _enter(self) -> None:
@@ -108,15 +112,19 @@ class SharedDevicePass(DevicePass):
         return self._agreed(lambda: OwnedRows(setup, owned, device, None))
 
     def _agreed(self, work: Callable[[], T]) -> T:
-        """The result of work that all workers do. Raises at all of them the error of one."""
+        """The rows that work makes, as all workers do. Raises at all of them the error of one."""
         assert self._exchange is not None
         try:
-            result = work()
+            rows = work()
         except TriremeError as error:
             self._exchange.agree(error)
             raise
-        self._exchange.agree()
-        return result
+        try:
+            self._exchange.agree()
+        except BaseException:
+            rows.close()
+            raise
+        return rows
 
     # ---- rows ----
 
@@ -199,10 +207,11 @@ class SharedDevicePass(DevicePass):
     # ---- its end ----
 
     def _give(self) -> None:
-        if self._exchange is None:
+        if self._exchange is None or self._is_given:
             return
         self._take_part()
         self._end.give(self._blocks, self.num_steps)
+        self._is_given = True
 
     def end_device_pass(self) -> Mode:
         """As there. All workers call it, and have the same error or none."""
