@@ -150,8 +150,9 @@ def test_a_pass_of_three_workers_trains_to_the_bits_of_sync(rule: str) -> None:
     assert_same(on_ranks(3, training(RULES[rule], "collective", in_passes=True)), expected)
 
 
-@pytest.mark.parametrize("lengths", [(3, 4), (0, 3), (0, 0, 1)])
+@pytest.mark.parametrize("lengths", [(3, 4), (0, 3), (0, 0, 1), (4, 4, 3)])
 def test_however_unequal_the_data_is_all_end(lengths: tuple[int, ...]) -> None:
+    """Where three workers have batches, the order of sums shows."""
     num, rule = len(lengths), RULES["adagrad"]
     expected = on_servers(num, training(rule, "sync", in_passes=False, lengths=lengths))
     actual = on_servers(num, training(rule, "sync", in_passes=True, lengths=lengths))

@@ -128,6 +128,20 @@ def test_a_worker_killed_before_all_have_met_is_replaced_alone(
     assert_equal(loaded(tmp_path / "last"), expected)
 
 
+def test_a_worker_killed_behind_the_meeting_is_missed_in_time(
+    programs: Template, tmp_path: Path
+) -> None:
+    env = {"TRIREME_TIMEOUT_S": "3", "TRIREME_ROOT": str(tmp_path)}
+    script_of = [SCRIPT, "--passes", "--hold", "meet_in_pass:1:after"]
+    with torchrun_ranks(2, [*script_of, str(tmp_path)], programs, **env) as ranks:
+        for rank in ranks:
+            rank.wait_line("^held$")
+        ranks[1].kill()
+        ranks[0].send("go on")
+        assert ranks[0].finish() == 1
+        assert "DeadlineExceeded: pass on devices: the workers' process group" in ranks[0].output
+
+
 def test_a_pass_does_not_end_when_a_worker_of_it_has_a_successor(
     programs: Template, tmp_path: Path, undisturbed: Any
 ) -> None:

@@ -16,6 +16,7 @@ import trireme as tr
 from tests.integration import all_rules_model as all_rules
 from tests.integration.test_device_ranks import assert_same, on_ranks, on_servers
 from trireme.data import Batch
+from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.policy import ScorePolicy, ShowClick
 
@@ -143,3 +144,59 @@ def test_a_step_of_workers_on_devices_is_that_of_sync(name: str) -> None:
     if name != "scored":  # it does something
         usual = on_servers(3, training("sync", in_passes=False))
         assert any((usual[1][key] != values).any() for key, values in expected[1].items())
+
+
+def accumulating(mode: str, *, in_passes: bool) -> Callable[[Cluster], Any]:
+    """A loop of its own, which makes a step of two batches."""
+
+    def work(cluster: Cluster) -> Any:
+        model = Model(scored=True)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        one = tr.Trainer(
+            model, optimizer, strategy=tr.Strategy(mode), loss=loss, progress=False, cluster=cluster
+        )
+        batches = list(all_rules.Data().stream((0, 2)[cluster.worker], 3))[:8]
+        with one.on_device(batches_of(batches)) if in_passes else nullcontext():
+            for number, batch in enumerate(
+                tr.prefetch(batches_of(batches), model, cluster=cluster)
+            ):
+                loss(model(batch), batch["label"]).backward()
+                if number % 2:
+                    one.optimizer.step()
+        cluster.client.coordinator.gather({}, [])
+        one.optimizer.refresh()
+        weights = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+        return [], one.optimizer.num_steps, weights
+
+    return work
+
+
+def batches_of(batches: list[Batch]) -> Any:
+    class Own:
+        def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
+            return iter(batches)
+
+    return Own()
+
+
+def test_gradients_of_several_batches_make_one_step() -> None:
+    expected = on_servers(2, accumulating("sync", in_passes=False))
+    actual = on_ranks(2, accumulating("collective", in_passes=True))
+    assert_same(actual, expected)
+    assert {steps for _, steps, _ in actual[0]} == {4}
+
+
+def test_rates_that_differ_are_an_error_of_all() -> None:
+    def work(cluster: Cluster) -> None:
+        model = Model(scored=False)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02 + 0.01 * cluster.worker)
+        one = tr.Trainer(
+            model, optimizer, strategy=tr.Strategy("sync"), loss=loss, progress=False,
+            cluster=cluster,
+        )  # fmt: skip
+        one.begin_pass(all_rules.Data())
+        with pytest.raises(BadRequest, match=r"groups: worker 0 has .*0\.02.* schedulers must"):
+            one.fit(all_rules.Data())
+        one.abandon_pass()
+
+    on_servers(3, work)

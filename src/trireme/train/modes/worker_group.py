@@ -72,6 +72,9 @@ class WorkerGroup:
                 wait_for_workers=False,
                 master_listen_fd=None if listener is None else listener.detach(),
             )
+            # A worker may have died since the meeting; the backend would wait for it very long.
+            store.set(f"here {rank}", "")
+            store.wait([f"here {other}" for other in range(size)], self._timeout)
             return _backend(store, rank, size, host, self.device, PATIENCE * self._timeout)
         except RuntimeError as error:
             raise self._error("the workers' process group", error) from error

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trireme.errors import BadRequest
 from trireme.train.modes.collective.byte_exchange import ByteExchange
 from trireme.train.modes.collective.calls_together import CallsTogether, IdleWorker
-from trireme.train.modes.device_ranks.meeting import ways_to_find
+from trireme.train.modes.lost_workers import ways_to_find
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.modes.sync import Sync
 from trireme.train.modes.worker_group import WorkerGroup

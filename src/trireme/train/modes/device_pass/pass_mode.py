@@ -74,10 +74,10 @@ class DevicePass(Mode):
         self._setup, self._outside, self._client = setup, outside, setup.cluster.client
         self._import_id = ""  # of the last attempt to end
         self.last_push = outside.last_push
-        self._enter()
-        self._steps = None if setup.optimizer is None else DenseSteps(setup.optimizer)
         self.rows: RowsOnDevice | None = None
         self._lease: PassLease | None = None
+        self._enter()
+        self._steps = None if setup.optimizer is None else DenseSteps(setup.optimizer)
         twin = None if self._steps is None else self._steps.twin
         self._dense = WorkerTrainedDense(self._client, setup.replica.dense, twin)
         try:

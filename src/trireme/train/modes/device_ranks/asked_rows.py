@@ -77,7 +77,7 @@ class AskedRows:
         body["ahead"] = [ahead.is_announced, ahead.begins]
         received = self.answer(self._exchange.share("rows", body, arrays))
         self.own = keys
-        return self._joined(keys, received, extra=0)
+        return self._joined(keys, body["counts"], received, extra=0)
 
     def _question(self, keys: KeysByClass) -> tuple[dict[str, Any], list[list[Keys]]]:
         """The body and the arrays of a message that asks for rows."""
@@ -135,15 +135,22 @@ class AskedRows:
             self.rows.note_ahead(worker, Ahead(is_announced, begins, batches))
 
     def _joined(
-        self, keys: KeysByClass, received: Sequence[Tensor], *, extra: int
+        self,
+        keys: KeysByClass,
+        counts: Sequence[Sequence[int]],
+        received: Sequence[Tensor],
+        *,
+        extra: int,
     ) -> dict[RowClassId, Tensor]:
-        """(K, D + extra) of each class in the order of its keys, from what each owner sent."""
+        """(K, D + extra) of each class in the order of its keys, from what each owner sent. counts:
+        of the question.
+        """
         at, rows = [0] * len(received), {}
-        for class_id, dim in self._owners.classes:
+        for (class_id, dim), sizes in zip(self._owners.classes, counts, strict=True):
             if class_id not in keys:
                 continue
             parts = []
-            for rank, num in enumerate(sizes_of(self._owners.split(keys[class_id])).tolist()):
+            for rank, num in enumerate(sizes):
                 end = at[rank] + num * (dim + extra)
                 parts.append(received[rank][at[rank] : end].view(num, dim + extra))
                 at[rank] = end
@@ -154,8 +161,9 @@ class AskedRows:
 
     def look(self, keys: KeysByClass) -> dict[RowClassId, tuple[Tensor, Tensor]]:
         """(K, D) rows of each class, and (K,) bool: which of them are in a block."""
-        received = self.answer_look(self._exchange.share("look", *self._question(keys)))
-        joined = self._joined(keys, received, extra=1)
+        body, arrays = self._question(keys)
+        received = self.answer_look(self._exchange.share("look", body, arrays))
+        joined = self._joined(keys, body["counts"], received, extra=1)
         return {class_id: (rows[:, :-1], rows[:, -1] > 0) for class_id, rows in joined.items()}
 
     def answer_look(self, messages: Sequence[Message]) -> list[Tensor]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from trireme import rpc
 from trireme.job.cluster import Cluster
 from trireme.train.modes.device_ranks.exchange import Exchange
-from trireme.train.modes.worker_group import FindWorkers, WorkerGroup
+from trireme.train.modes.lost_workers import ways_to_find
+from trireme.train.modes.worker_group import WorkerGroup
 from trireme.worker import passes
 
 MODE = "pass on devices"
@@ -32,18 +32,3 @@ def meet(cluster: Cluster, device: torch.device, num_steps: int) -> tuple[Exchan
         cluster, device, MODE, find_silent=silent, find_lost=lost, meet=at_coordinator
     )
     return Exchange(group, cluster.worker, cluster.num_workers), max(steps)
-
-
-def ways_to_find(cluster: Cluster) -> tuple[FindWorkers | None, FindWorkers | None]:
-    """How to find the silent and the lost workers, where they host the servers; else None: the
-    coordinator knows.
-    """
-    host = cluster.host
-    if host is None:
-        return None, None
-
-    def find_lost() -> list[int]:
-        with rpc.RpcClient(name=f"worker {cluster.worker} (probe)", keys=cluster.keys) as client:
-            return host.losses.find(cluster.client.servers.endpoints, client)
-
-    return host.silent_workers, find_lost

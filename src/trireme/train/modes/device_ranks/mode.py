@@ -21,9 +21,10 @@ from trireme.errors import BadRequest, TriremeError
 from trireme.interchange.worker_side.import_requests import new_id
 from trireme.train.modes.base import Mode
 from trireme.train.modes.device_pass.pass_mode import DevicePass
+from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
 from trireme.train.modes.device_ranks.asked_rows import AskedRows
 from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message
-from trireme.train.modes.device_ranks.joint_end import JointEnd
+from trireme.train.modes.device_ranks.joint_end import JointEnd, caught
 from trireme.train.modes.device_ranks.meeting import meet
 from trireme.train.modes.device_ranks.owned_rows import OwnedRows, keys_of_owner
 from trireme.train.modes.device_ranks.owned_window import OwnedWindow
@@ -37,7 +38,7 @@ from trireme.worker.pull import Pulled
 
 log = logging.getLogger("trireme.train")
 
-T = TypeVar("T")
+T = TypeVar("T", bound=RowsOnDevice)
 
 
 class SharedDevicePass(DevicePass):
@@ -58,11 +59,13 @@ class SharedDevicePass(DevicePass):
         device: torch.device,
     ) -> None:
         self._exchange: Exchange | None = None
-        self._device, self._has_stopped, self._are_rows_lost = device, False, False
+        self._device, self._has_stopped = device, False
+        self._is_given = self._are_rows_lost = False
         try:
             super().__init__(setup, outside, source, device, None)
         except BaseException:
             self._leave()
+            self._close()
             raise
 
     def _enter(self) -> None:
@@ -80,10 +83,8 @@ class SharedDevicePass(DevicePass):
             if isinstance(source, PassData):
                 source.keys()  # reading may draw random numbers, as it did for the predecessor
             return
-        if exchange.rank == 0:  # for all: a pass has one lease
-            self._agreed(self._take_lease)
-        else:
-            exchange.agree()
+        is_first = exchange.rank == 0  # which takes the lease of the pass for all
+        exchange.agree(caught(self._take_lease) if is_first else None)
         owners = Owners(exchange.size, setup.tables, setup.cluster.pool)
         self.rows = rows = self._owned(exchange, owners, source, device)
         self._asked = AskedRows(exchange, owners, rows, setup.cluster.pool)
@@ -111,15 +112,19 @@ class SharedDevicePass(DevicePass):
         return self._agreed(lambda: OwnedRows(setup, owned, device, None, self._lease))
 
     def _agreed(self, work: Callable[[], T]) -> T:
-        """The result of work that all workers do. Raises at all of them the error of one."""
+        """The rows that work makes, as all workers do. Raises at all of them the error of one."""
         assert self._exchange is not None
         try:
-            result = work()
+            rows = work()
         except TriremeError as error:
             self._exchange.agree(error)
             raise
-        self._exchange.agree()
-        return result
+        try:
+            self._exchange.agree()
+        except BaseException:
+            rows.close()
+            raise
+        return rows
 
     # ---- rows ----
 
@@ -202,10 +207,11 @@ class SharedDevicePass(DevicePass):
     # ---- its end ----
 
     def _give(self) -> None:
-        if self._exchange is None:
+        if self._exchange is None or self._is_given:
             return
         self._take_part()
         self._end.give(self._blocks, self.num_steps)
+        self._is_given = True
 
     def end_device_pass(self) -> Mode:
         """As there. All workers call it, and have the same error or none."""
