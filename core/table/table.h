@@ -362,6 +362,8 @@ class Table {
   std::atomic<std::uint64_t> num_expired_{0};
   std::atomic<std::uint64_t> num_evicted_{0};
   mutable std::array<StripeMutex, kNumStripes> stripes_;
+  // Buckets that a push has put over their limit, bit by bit. Guarded by the stripe's lock.
+  std::array<std::uint64_t, kNumStripes> due_evictions_{};
   const std::unique_ptr<Tier> tier_;  // null: all rows are in memory
 };
 

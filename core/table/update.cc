@@ -165,15 +165,20 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
   {
     const Tier::Lock lock = lock_rows(stripe, group.keys);
     const std::uint64_t applied = step.advance.applied(stripe);
-    if (~applied != 0) num_keys = update_locked(stripe, group, step, applied);
-    over = buckets_over_limit(stripe);
+    if (~applied != 0) {
+      num_keys = update_locked(stripe, group, step, applied);
+      due_evictions_[stripe] |= buckets_over_limit(stripe) & ~applied;
+    }
+    over = due_evictions_[stripe];
   }
-  // The push is applied and marked. If an eviction fails, the same push, repeated, evicts.
+  // The push is applied and marked. If an eviction fails, the next push of the stripe evicts, as
+  // the same one does that is repeated.
   for (; over != 0; over &= over - 1) {
     const auto bucket =
         stripe * kBucketsPerStripe + static_cast<std::uint32_t>(std::countr_zero(over));
     LockedBucket locked = lock_bucket(bucket);
     evict(bucket, locked.on_ssd());
+    due_evictions_[stripe] &= ~(over & -over);
   }
   return num_keys;
 }
