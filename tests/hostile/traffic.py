@@ -29,6 +29,7 @@ from trireme.rpc import Deferred, Handler, Reply, Request, frames
 from trireme.rpc.limits import Limits
 from trireme.server.attendance import Attendance
 from trireme.server.state import ServerState
+from trireme.worker import passes
 from trireme.worker.client import WorkerClient
 from trireme.worker.expiry_calls import counters, shrink
 from trireme.worker.monitoring import WorkerMetrics
@@ -227,6 +228,7 @@ def _train_on_device(cluster: Cluster, folder: Path) -> None:
     with trainer.on_device(batches(2, seed=1)):
         trainer.fit(batches(2, seed=1))
     trainer.begin_pass(batches(2, seed=1))
+    passes.meet_in_pass(cluster.client, {"place": ["127.0.0.1", 1]})  # as one of several workers
     trainer.abandon_pass()
     with trainer.in_window(1, 30 * 60):
         trainer.fit(batches(3, seed=2))
