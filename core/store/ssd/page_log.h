@@ -35,6 +35,8 @@ namespace trireme::ssd {
 
 // A page's place: the number of its segment times the pages of a segment, plus its number there.
 using Position = std::uint32_t;
+// Makes them ascending and distinct, as reads take them.
+void sort_distinct(std::vector<Position>& positions);
 
 struct PageLogConfig {
   std::size_t page_bytes = kBlockBytes;  // see page_bytes_for

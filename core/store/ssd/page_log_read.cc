@@ -30,6 +30,11 @@ milliseconds until(Clock::time_point deadline) {
 
 }  // namespace
 
+void sort_distinct(std::vector<Position>& positions) {
+  std::ranges::sort(positions);
+  positions.erase(std::ranges::unique(positions).begin(), positions.end());
+}
+
 std::size_t reap_in_time(Queue& queue, std::span<Finished> finished, std::size_t num_min,
                          milliseconds timeout) {
   try {
