@@ -76,6 +76,21 @@ def test_the_example_gives_the_bits_of_training_without_passes(
         assert_equal(contents(cluster), expected)
 
 
+@pytest.mark.parametrize("place", [("--server_num", "1"), ("--server_num", "0")])
+def test_workers_of_the_example_make_each_pass_together(
+    folder: Path, tmp_path: Path, programs: Template, place: tuple[str, str]
+) -> None:
+    launch = [programs.python, "-m", "trireme", "launch", *place, "--worker_num", "2", SCRIPT]
+    with Processes(tmp_path) as processes:
+        arguments = [str(folder / "train/*.tsv"), "ckpt"]
+        processes.start("launch", [*launch, *arguments], {"TRIREME_DEVICE_GPU": "cpu"})
+        processes.finish(100.0)
+    logs = [(tmp_path / "log" / f"workerlog.{worker}").read_text() for worker in range(2)]
+    figures = [re.findall(r"\d.tsv: 8000 examples, training AUC 0.\d+", log) for log in logs]
+    assert len(figures[0]) == 2
+    assert figures[0] == figures[1]
+
+
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with embedded() as opened:

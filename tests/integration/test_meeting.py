@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_a_wrong_message_is_refused(wrong: dict[str, object]) -> None:
     body = {"worker": 0, "num_workers": 2, "view": "", **wrong}
     with (
         host() as one,
-        closing(rpc.RpcClient(name="test")) as client,
+        rpc.RpcClient(name="test") as client,
         pytest.raises(BadRequest, match="expected"),
     ):
         client.call(one.endpoint, "server.meet", body, timeout_s=LONG_S)

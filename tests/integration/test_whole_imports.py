@@ -18,7 +18,7 @@ from tests.integration.durable_servers import DurableServers
 from tests.programs import Template
 from tests.tables import T_ROWS
 from trireme import _core
-from trireme.errors import ResourceExhausted, Unavailable
+from trireme.errors import BadRequest, ResourceExhausted, Unavailable
 from trireme.interchange.worker_side.dense_blocks import read_blocks
 from trireme.interchange.worker_side.import_requests import importing, send_rows
 from trireme.job.cluster import Cluster
@@ -40,6 +40,23 @@ def import_ones(cluster: Cluster, value: float = 1.0, replace: bool = True) -> N
 def values(cluster: Cluster) -> set[float]:
     keys = _core.unique(KEYS, cluster.pool)[0]
     return set(np.unique(cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()).tolist())
+
+
+def test_rows_of_an_import_that_nobody_reads_are_not_read() -> None:
+    with embedded() as cluster:
+        client = cluster.client
+        client.create_table(TABLE.schema)
+        call = Call(client.servers.endpoints[0], "import.read", {"table": "t", "id": "x"}, [KEYS])
+        with importing(client, ["t"], replace=False, id="x"):
+            [reply] = client.servers.call_all([call], 60.0)
+            assert not reply.arrays[0].any()
+        with (
+            pytest.raises(
+                BadRequest, match=r"expected import\.begin with is_read, found it without"
+            ),
+            importing(client, ["t"], replace=False, id="x", is_read=False),
+        ):
+            client.servers.call_all([call], 60.0)
 
 
 def refuse() -> None:

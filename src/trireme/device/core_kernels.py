@@ -9,26 +9,20 @@ from torch import Tensor
 from trireme import _core
 from trireme.device.block_layout import BlockLayout, BlockTensors
 from trireme.device.block_statistics import UpdateFacts, check_shows
-from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
-from trireme.device.torch_kernels import pool, sum_gradients
+from trireme.device.torch_kernels import TorchKernels
 
 
-class CoreKernels:
-    """See `trireme.device.kernels.Kernels`. Bags are pooled and summed by torch operations: passes
-    do so by the gather of `trireme.nn`, and give distinct slots.
+class CoreKernels(TorchKernels):
+    """As there, but rows are looked up and updated by the core. Bags are pooled and summed by torch
+    operations: passes do so by the gather of `trireme.nn`, and give distinct slots.
     """
 
     name = "the C++ core"
 
     def __init__(self, layout: BlockLayout, threads: _core.Pool) -> None:
+        super().__init__(layout)
         self._layout, self._threads = layout, threads
-
-    def pool(self, weights: Tensor, bags: SlotBags) -> Tensor:
-        return pool(weights, bags)
-
-    def sum(self, grad: Tensor, bags: SlotBags) -> Tensor:
-        return sum_gradients(grad, bags)
 
     def weights(self, rows: BlockTensors, slots: Tensor) -> Tensor:
         out = np.empty((len(slots), self._layout.dim), np.float32)
@@ -58,13 +52,3 @@ class CoreKernels:
             show_click=None if facts.show_click is None else facts.show_click.numpy(),
             features=None if facts.features is None else facts.features.numpy(),
         )
-
-    def sum_and_update(
-        self,
-        rows: BlockTensors,
-        bags: SlotBags,
-        grad: Tensor,
-        values: StepValues,
-        facts: UpdateFacts,
-    ) -> None:
-        self.update(rows, bags.occurrences.slots, self.sum(grad, bags), values, facts)

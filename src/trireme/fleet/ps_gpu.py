@@ -82,8 +82,8 @@ class PSGPU:
         """
         if len(gpus) != 1:
             raise BadRequest(
-                f"PSGPU.init_gpu_ps: expected one GPU, found {list(gpus)}: a pass has one worker,"
-                " and a worker has one GPU"
+                f"PSGPU.init_gpu_ps: expected one GPU, found {list(gpus)}: a process has one; for"
+                " a pass over several start a worker for each: trireme launch --gpus 0,1"
             )
         log.warning(
             "PSGPU.init_gpu_ps: nothing to do: --gpus, CUDA_VISIBLE_DEVICES or FLAGS_selected_gpus"

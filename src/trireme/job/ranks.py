@@ -1,6 +1,5 @@
 """A job without servers of its own: each worker hosts the server of its part of the buckets."""
 
-import contextlib
 import datetime
 import logging
 import time
@@ -73,9 +72,7 @@ class AddressMeeting:
         """The addresses in the order of the workers. Raises DeadlineExceeded: a worker did not
         come; NotAdmitted: one does not list this worker's key.
         """
-        with contextlib.closing(
-            rpc.RpcClient(name=f"worker {self._worker}", keys=self._keys)
-        ) as client:
+        with rpc.RpcClient(name=f"worker {self._worker}", keys=self._keys) as client:
             deadline = time.monotonic() + self._timeout_s
             next_message = time.monotonic() + READY_MESSAGE_S
             view, missing = "", list(self._servers)
@@ -90,7 +87,7 @@ class AddressMeeting:
                 if time.monotonic() > next_message:
                     next_message += READY_MESSAGE_S
                     log.warning("worker %d still waits for others: %s", self._worker, _who(missing))
-                time.sleep(_MEET_S)
+                time.sleep(_MEET_S)  # the others have to tell all hosts, too
         raise DeadlineExceeded(
             f"init: the {len(self._servers)} workers did not meet within {self._timeout_s:g} s:"
             f" {_who(missing)}"
