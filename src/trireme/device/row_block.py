@@ -180,21 +180,20 @@ class RowBlock:
         return RowBlock(self.layout, BlockTensors(*parts), self.device)
 
     def fill(self, slots: Tensor, rows: WideRows) -> None:
-        """Replace the rows of these distinct slots, (n,) int32, which then count as unchanged.
+        """Replace the rows of these distinct slots, (n,) int32, which must count as unchanged.
         Raises BadRequest: as the constructor, or another number of rows.
         """
         if len(slots) != len(rows):
             raise BadRequest(
                 f"RowBlock.fill: expected a row for each of {len(slots)} slots, found {len(rows)}"
             )
-        index = slots.long()
         if self._link.is_host:
             self.layout.fill(self.tensors, slots, rows, self.threads)
-        else:
-            for part, filled in zip(self.tensors, self._sent(rows), strict=True):
-                if len(part) > 0:  # there are no shows in a table that is not scored
-                    part[index] = filled
-        self.is_changed.index_fill_(0, index, False)
+            return
+        index = slots.long()
+        for part, filled in zip(self.tensors, self._sent(rows), strict=True):
+            if len(part) > 0:  # there are no shows in a table that is not scored
+                part[index] = filled
 
     def _sent(self, rows: WideRows) -> BlockTensors:
         return BlockTensors(*self._link.send(self.layout.split(rows, self.threads)).receive())
