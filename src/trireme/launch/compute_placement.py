@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from trireme.errors import BadRequest
 from trireme.launch.addresses import bind_free, bind_local
-from trireme.launch.fact_values import is_label
+from trireme.launch.facts import is_label
 
 GPU = "gpu"
 

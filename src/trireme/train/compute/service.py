@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 
 from trireme import accelerator
@@ -34,7 +33,7 @@ from trireme.errors import (
 from trireme.job.cluster import Cluster
 from trireme.job.compute_place import ComputePlace
 from trireme.protocol.wire import need
-from trireme.rpc import Call, Deferred, Reply, Request, RpcClient, Server
+from trireme.rpc import Deferred, Reply, Request, Server
 from trireme.threads import frozen_objects
 from trireme.train.compute.job_end import JobEnd
 from trireme.train.compute.model_runner import ModelRunner
@@ -127,9 +126,7 @@ class Service:
         move = [number for number in range(len(tensors)) if number not in stay]
         sent = self._link.send([tensors[number] for number in move])
         answer = Deferred(lambda: f"{self._name} has {self.num_waiting} batches waiting")
-        self._accepted.put(
-            _Accepted(request.body, tensors, sent, move, request.deadline, answer)
-        )
+        self._accepted.put(_Accepted(request.body, tensors, sent, move, request.deadline, answer))
         return answer
 
     def _mismatch(self) -> SchemaMismatch:
@@ -154,7 +151,7 @@ class Service:
             body, arrays = self._runner.run(request).to_wire()
         except NotReady as error:
             accepted.answer.fail(error)
-        except Exception as error:  # noqa: BLE001 of the model: it goes to the worker
+        except Exception as error:
             log.exception("%s: a batch failed", self._name)
             accepted.answer.fail(self._failure(error))
         else:
