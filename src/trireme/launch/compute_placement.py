@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trireme.errors import BadRequest
+from trireme.label import is_label
 from trireme.launch.addresses import bind_free, bind_local
-from trireme.launch.facts import is_label
 
 GPU = "gpu"
 

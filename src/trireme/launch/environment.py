@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.launch.facts import Fact, Facts, as_text, is_label, is_set, stated
+from trireme.label import is_label
+from trireme.launch.facts import Fact, Facts, as_text, is_set, stated
 from trireme.launch.fleet_stages import ALL, heter_facts
 
 # Trireme's own variables, and the fact that each states.
@@ -122,7 +123,7 @@ def require(facts: Facts, key: str, process: str, source: str | None = None) -> 
 
 def _own_facts(env: Mapping[str, str]) -> Facts:
     """Facts of the TRIREME_* variables. One with an unknown name would have no effect: an error."""
-    devices = {}
+    devices: dict[str, str] = {}
     for name in sorted(env):
         label = name.removeprefix(DEVICES).lower()
         if name.startswith(DEVICES) and is_label(label) and name.isupper():

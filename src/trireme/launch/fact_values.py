@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from trireme.errors import BadRequest
-from trireme.launch.facts import Fact, Facts, as_text, is_label
+from trireme.label import is_label
+from trireme.launch.facts import Fact, Facts, as_text
 from trireme.telemetry.address import join_address, split_address
 
 TIMEOUT_S_DEFAULT = 300.0

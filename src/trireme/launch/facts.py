@@ -1,6 +1,5 @@
 """Facts: what a variable or an argument states about this process, with its name."""
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ class Fact(NamedTuple):
 
 
 Facts = dict[str, Fact]
-_LABEL = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 def as_text(value: object) -> str:
@@ -38,8 +36,3 @@ def is_set(env: Mapping[str, str], name: str) -> bool:
 def stated(env: Mapping[str, str], facts: Mapping[str, str]) -> Facts:
     """The facts of the variables that are set. facts: by name of a variable."""
     return {fact: Fact(env[name], name) for name, fact in facts.items() if is_set(env, name)}
-
-
-def is_label(text: str) -> bool:
-    """Whether a kind of compute worker may be called so: as a keyword of `trireme.Stages`."""
-    return _LABEL.fullmatch(text) is not None
