@@ -44,7 +44,7 @@ class _NoServers:
     """In the place of a worker's client."""
 
     def __init__(self, place: ComputePlace, num_workers: int) -> None:
-        self.worker, self.num_workers, self.num_streams = -1, num_workers, 0
+        self.worker, self.num_workers, self.num_streams = num_workers + place.index, num_workers, 0
         self.timeout_s, self._name = place.timeout_s, place.name
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ def compute_cluster(
 ) -> Cluster:
     """The cluster of a compute worker, on which a Trainer serves.
 
-    Its `worker` is -1: no script takes this process for the first worker.
+    Its `worker` comes after those of the workers: no script takes this process for one of them.
 
     Args:
         threads: for the core's work on a batch; 0: one per CPU.
