@@ -399,6 +399,7 @@ init = _job.init
 is_server = _job.is_server
 is_worker = _job.is_worker
 is_first_worker = _job.is_first_worker
+is_heter_worker = _job.is_heter_worker
 worker_index = _job.worker_index
 worker_num = _job.worker_num
 server_num = _job.server_num
