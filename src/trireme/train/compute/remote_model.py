@@ -57,6 +57,7 @@ def remote_model(
         timeout_s=cluster.client.timeout_s,
     )
     cluster.add_running(workers.close)
+    cluster.metrics.labels[workers.label] = workers.use
     return RemoteModel(workers, model, loss, label, num_workers=cluster.num_workers)
 
 
