@@ -76,6 +76,18 @@ def device_of_label(label: str, places: Mapping[str, str]) -> torch.device:
     return device
 
 
+def seed_from_host(device: torch.device) -> None:
+    """Seed the random numbers of a device from those of the CPU, which go on."""
+    if device.type == _GPU:
+        seed = int(torch.randint(1 << 62, ()))
+        torch.cuda.default_generators[current_index(device)].manual_seed(seed)
+
+
+def current_index(device: torch.device) -> int:
+    """The place of a GPU among those that torch sees."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
 def num_gpus() -> int:
     """GPUs that torch sees."""
     return torch.cuda.device_count()

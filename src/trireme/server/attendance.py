@@ -9,7 +9,8 @@ from typing import Any
 from trireme.errors import BadRequest, Unavailable
 from trireme.protocol.membership import WORKERS_MAX
 from trireme.protocol.wire import need, need_list, need_reason
-from trireme.rpc import Handler, Reply, Request
+from trireme.rpc import Deferred, Handler, Reply, Request
+from trireme.server.end_waiters import EndWaiters
 from trireme.server.journal import Journal
 
 REPORTED = ("retries", "planned", "pulled", "pushes")
@@ -32,6 +33,7 @@ class Attendance:
         self._stop_reason = ""  # of a worker that asks all to stop
         self.is_over = False  # whether all workers have said goodbye
         self._default_heard = -math.inf  # of workers that this process has not heard
+        self._end_waiters = EndWaiters()
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -39,7 +41,15 @@ class Attendance:
             "server.alive": self._on_alive,
             "server.goodbye": self._on_goodbye,
             "server.attendance": self._on_attendance,
+            "server.end": self._on_end,
         }
+
+    def _on_end(self, request: Request) -> Deferred:
+        """Answered when all workers have said goodbye: compute workers wait for that."""
+        with self._changed:
+            answer = self._end_waiters.ask(request)
+            self._changed.notify_all()
+        return answer
 
     def _on_alive(self, request: Request) -> Reply:
         with self._changed:
@@ -58,6 +68,7 @@ class Attendance:
         with self._changed:
             self._gone.pop(worker, None)
             self.is_over, self._members = False, None  # it sends members when it ends
+            self._end_waiters.tell(is_over=False)
 
     def _on_goodbye(self, request: Request) -> Reply:
         with self.journal.changing(), self._changed:
@@ -86,6 +97,7 @@ class Attendance:
 
     def _end_if_all_are_gone(self) -> None:
         self.is_over = self._expected() <= self._gone.keys()
+        self._end_waiters.tell(self._num_workers is not None and self.is_over)
         self._changed.notify_all()
 
     def gone(self) -> list[list[Any]]:
@@ -170,7 +182,8 @@ class Attendance:
             while True:
                 if self._stopped is not None:
                     return self._stopped
-                if self._num_workers is not None and self.is_over:
+                is_over = self._num_workers is not None and self.is_over
+                if is_over and self._end_waiters.are_told:
                     return "all workers have said goodbye"
                 heard = max([self._default_heard, *self._last_heard.values()])
                 # No limit before the first worker of a new job: workers start when they do.
