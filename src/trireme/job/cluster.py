@@ -72,7 +72,7 @@ class Cluster:
         self.stop_request = StopRequest()
         self._heartbeat: Heartbeat | None = None
         if heartbeat is not None:
-            self._heartbeat = Heartbeat(client, heartbeat, metrics.report, self.stop_request)
+            self._heartbeat = Heartbeat(client, heartbeat, metrics, self.stop_request)
         self.metrics.health.opened()
         _open.add(self)
 

@@ -43,8 +43,9 @@ class ComputePlace:
 class _NoServers:
     """In the place of a worker's client."""
 
-    def __init__(self, place: ComputePlace, num_workers: int) -> None:
-        self.worker, self.num_workers, self.num_streams = -1, num_workers, 0
+    def __init__(self, place: ComputePlace, num_workers: int, streams: int) -> None:
+        self.worker = num_workers + place.index
+        self.num_workers, self.num_streams = num_workers, streams
         self.timeout_s, self._name = place.timeout_s, place.name
 
     def close(self) -> None:
@@ -63,19 +64,20 @@ def compute_cluster(
     place: ComputePlace,
     *,
     num_workers: int,
+    streams: int = 0,
     threads: int = 0,
     metrics: str | None = None,
     devices: Mapping[str, str] | None = None,
 ) -> Cluster:
     """The cluster of a compute worker, on which a Trainer serves.
 
-    Its `worker` is -1: no script takes this process for the first worker.
+    Its `worker` is beyond those of the workers: no script takes this process for one of them.
 
     Args:
         threads: for the core's work on a batch; 0: one per CPU.
         metrics: "[host:]port" that answers /metrics and /healthz.
         devices: see Cluster.
     """
-    client: Any = _NoServers(place, num_workers)
+    client: Any = _NoServers(place, num_workers, streams)
     own_metrics = WorkerMetrics("heter", metrics, place.name)
     return Cluster(client, start_pool(threads), metrics=own_metrics, devices=devices, place=place)

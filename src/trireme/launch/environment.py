@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trireme.errors import BadRequest
+from trireme.label import is_label
 from trireme.launch.facts import Fact, Facts, as_text, is_set, stated
 from trireme.launch.fleet_stages import ALL, heter_facts
 
@@ -50,9 +51,11 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_MEMORY": "memory",
     "TRIREME_SSD_DIR": "ssd_dir",
     "TRIREME_STORE_HOSTS": "store_hosts",
-    "TRIREME_DEVICE_GPU": "device_gpu",
+    "TRIREME_DEVICE_GPU": "devices",
     "TRIREME_INTERFACE": "interface",
 }
+DEVICES = "TRIREME_DEVICE_"
+"""Before the label, in capitals, whose device in this process the variable names."""
 # The facts that make a process part of a job. The others only tune it.
 PLACE = ("role", "servers", "index", "num", "join", "label", "heter", "listen", "listen_fd")
 PLACE_VARIABLES = tuple(name for name, fact in VARIABLES.items() if fact in PLACE)
@@ -120,15 +123,20 @@ def require(facts: Facts, key: str, process: str, source: str | None = None) -> 
 
 def _own_facts(env: Mapping[str, str]) -> Facts:
     """Facts of the TRIREME_* variables. One with an unknown name would have no effect: an error."""
+    devices: dict[str, str] = {}
     for name in sorted(env):
-        if name.startswith("TRIREME_") and name not in VARIABLES:
+        label = name.removeprefix(DEVICES).lower()
+        if name.startswith(DEVICES) and is_label(label) and name.isupper():
+            devices |= {label: env[name].strip()} if is_set(env, name) else {}
+        elif name.startswith("TRIREME_") and name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise BadRequest(
                 f"init: expected only known TRIREME_* variables ({', '.join(VARIABLES)}), "
                 f"found {name}{hint}"
             )
-    return stated(env, VARIABLES)
+    facts = stated(env, {name: fact for name, fact in VARIABLES.items() if fact != "devices"})
+    return facts | ({"devices": Fact(devices, f"{DEVICES}*")} if devices else {})
 
 
 def _family_facts(env: Mapping[str, str], own: Facts) -> Facts:

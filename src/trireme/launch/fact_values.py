@@ -1,10 +1,10 @@
 """The values of facts: numbers, addresses and flags, checked, with the name of the variable."""
 
-import re
 from collections.abc import Sequence
 from typing import cast
 
 from trireme.errors import BadRequest
+from trireme.label import is_label
 from trireme.launch.facts import Fact, Facts, as_text
 from trireme.telemetry.address import join_address, split_address
 
@@ -24,9 +24,6 @@ def to_addresses(fact: Fact) -> tuple[str, ...]:
     return servers
 
 
-_LABEL = re.compile(r"[a-z][a-z0-9_]{0,31}")
-
-
 def to_compute_workers(fact: Fact) -> tuple[tuple[str, str], ...]:
     """(label, "host:port") of each compute worker, from `label=host:port,label=host:port`."""
     text = str(fact.value)
@@ -38,11 +35,6 @@ def to_compute_workers(fact: Fact) -> tuple[tuple[str, str], ...]:
         )
     addresses = to_addresses(Fact([address for *_, address in pairs], fact.name))
     return tuple((label, a) for (label, *_), a in zip(pairs, addresses, strict=True))
-
-
-def is_label(text: str) -> bool:
-    """Whether a kind of compute worker may be called so: as a keyword of `trireme.Stages`."""
-    return _LABEL.fullmatch(text) is not None
 
 
 def to_address(fact: Fact, *, low: int = 1) -> str:

@@ -7,7 +7,7 @@ names the variables. Only an environment that states nothing means embedded.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from trireme.errors import BadRequest
 from trireme.launch.environment import PLACE, VARIABLES, read_facts, require
@@ -50,6 +50,7 @@ class ProcessRole:
         heter: (label, "host:port") of every compute worker of the job, in order. `index` of one is
             its place among them.
         listen: the address that a server or compute worker binds.
+        devices: (label, device of torch that it stands for here), such as ("gpu", "cpu").
         gpu: place among the visible ones of the GPU that this process must use; None: not stated.
         local_index: of it among the processes of this machine that share its GPUs, or None.
         listen_fd: a socket that listens there already. The launcher passes it on, so that no other
@@ -84,7 +85,7 @@ class ProcessRole:
     memory: str | None = None
     ssd_dir: str | None = None
     store_hosts: str | None = None
-    device_gpu: str | None = None
+    devices: tuple[tuple[str, str], ...] = ()
     interface: str | None = None
     gpu: int | None = None
     source: str = "nothing set"
@@ -137,7 +138,7 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
             memory: bytes that the tables take in memory, such as 20GiB.
             ssd_dir: folders for the rows beyond that, as PATH,...
             store_hosts: hosts of stores that peers may name, see trireme.server.store_hosts.
-            device_gpu: the device that stands in for the label gpu, such as cpu.
+            devices: label -> the device that it stands for in this process, as {"gpu": "cpu"}.
             interface: the network device at whose address other processes reach this one.
 
     Raises:
@@ -205,11 +206,17 @@ def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
         memory=optional_text(facts, "memory"),
         ssd_dir=optional_text(facts, "ssd_dir"),
         store_hosts=optional_text(facts, "store_hosts"),
-        device_gpu=optional_text(facts, "device_gpu"),
+        devices=_devices(facts),
         interface=optional_text(facts, "interface"),
         local_index=optional_integer(facts, "local_index", low=0),
         local_num=optional_integer(facts, "local_num", low=1) or 0,
         source="from " + ", ".join(names) if names else "nothing names servers",
+    )
+
+
+def _devices(facts: Facts) -> tuple[tuple[str, str], ...]:
+    return (
+        tuple(cast("dict[str, str]", facts["devices"].value).items()) if "devices" in facts else ()
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from trireme.errors import BadRequest, Unavailable
+from trireme.protocol.label_use import LabelUse, uses_from_wire
 from trireme.protocol.membership import WORKERS_MAX
 from trireme.protocol.wire import need, need_list, need_reason
 from trireme.rpc import Deferred, Handler, Reply, Request
@@ -29,6 +30,7 @@ class Attendance:
         self._gone: dict[int, int] = {}  # worker -> the incarnation that said goodbye
         self._newest: dict[int, int] = {}  # worker -> the newest incarnation heard
         self._reports: dict[int, dict[str, int]] = {}
+        self._label_uses: dict[int, dict[str, LabelUse]] = {}
         self._stopped: str | None = None
         self._stop_reason = ""  # of a worker that asks all to stop
         self.is_over = False  # whether all workers have said goodbye
@@ -55,6 +57,7 @@ class Attendance:
         with self._changed:
             worker, incarnation = self._note_heartbeat(request)
             self._reports[worker] = _report(request)
+            self._label_uses[worker] = uses_from_wire(request.body)
             self._stop_reason = self._stop_reason or need_reason(request.body, "stops")
             # By a successor; an older incarnation is a delayed message.
             is_back = worker in self._gone and incarnation > self._gone[worker]
@@ -167,6 +170,12 @@ class Attendance:
         with self._changed:
             known = sorted(self._reports.items())
             return {worker: dict(report) for worker, report in known if worker not in self._gone}
+
+    def label_uses(self) -> dict[int, dict[str, LabelUse]]:
+        """What each worker that has not said goodbye has last reported of compute workers."""
+        with self._changed:
+            known = sorted(self._label_uses.items())
+            return {worker: uses for worker, uses in known if worker not in self._gone}
 
     def stop(self, reason: str) -> None:
         """End `wait`, from another thread or a signal handler."""

@@ -90,6 +90,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         cluster: Cluster | None = None,
     ) -> None:
         self.cluster = default() if cluster is None else cluster
+        if (place := self.cluster.place) is not None:
+            raise BadRequest(
+                f"DistributedOptimizer: expected a Trainer in {place.name}, which runs the model of"
+                " the workers' Trainers, found a loop of the script's own"
+            )
         self._session = session_of(self.cluster)
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model

@@ -6,10 +6,12 @@
 A compute worker is a pure function of a request: it keeps nothing that a later request needs. So
 any of them may compute any batch, and one that is killed takes nothing along.
 
-remote_model    a worker's side: a model that compute workers run
-compute_workers the compute workers of a label: credits, failures, deadlines
-service         a compute worker's side: it runs its script's model for workers
-requests        what is asked and answered, as messages
-tensors         tensors as messages
-model_state     the weights, buffers and gradients of a model, and what makes two models one
+remote_model      a worker's side: a model that compute workers run
+compute_workers   the compute workers of a label: credits, failures, deadlines
+service           a compute worker's side: it runs its script's model for workers
+model_runner      one request there
+job_end           how a compute worker learns that the job is over
+compute_messages  what is asked and answered
+tensors           tensors as the arrays of a message
+model_state       the weights, buffers and gradients of a model, and what makes two models one
 """

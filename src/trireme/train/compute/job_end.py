@@ -26,9 +26,7 @@ class JobEnd:
     ) -> None:
         self._place, self._end = place, end
         self._stop = threading.Event()
-        self._client = RpcClient(
-            name=place.name, keys=place.client_keys, on_wait=lambda _: None
-        )
+        self._client = RpcClient(name=place.name, keys=place.client_keys, on_wait=lambda _: None)
         self._thread = threading.Thread(target=self._watch, name="trireme-job-end", daemon=True)
 
     def __enter__(self) -> JobEnd:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from trireme import _core, accelerator
 from trireme.errors import NotReady
+from trireme.train.compute.compute_messages import ComputeAnswer, ComputeRequest, leaves_of
 from trireme.train.compute.model_state import changed_buffers, install
-from trireme.train.compute.requests import ComputeAnswer, ComputeRequest, leaves_of
 from trireme.train.loop.scoring import Loss, Scored, Scorer
 
 

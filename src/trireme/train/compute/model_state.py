@@ -49,15 +49,15 @@ def digest(description: Description) -> str:
 
 def differences(own: Description, other: Mapping[str, Any]) -> str:
     """The first fields that differ, with both values, in words."""
-    found = [
-        f"{kind} {name}: {mine.get(name, 'none')} here, {theirs.get(name, 'none')} there"
-        for kind, mine in own.items()
-        for theirs in [dict(other.get(kind, {}))]
-        for name in dict.fromkeys((*mine, *theirs))
-        if mine.get(name) != theirs.get(name)
+    differing = [
+        f"{kind} {name}: {parts.get(name, 'none')} here, {others.get(name, 'none')} there"
+        for kind, parts in own.items()
+        for others in [dict(other.get(kind, {}))]
+        for name in dict.fromkeys((*parts, *others))
+        if parts.get(name) != others.get(name)
     ]
-    more = f"; and {len(found) - _SHOWN_MAX} more" if len(found) > _SHOWN_MAX else ""
-    return "; ".join(found[:_SHOWN_MAX]) + more if found else "the order of their parts"
+    more = f"; and {len(differing) - _SHOWN_MAX} more" if len(differing) > _SHOWN_MAX else ""
+    return "; ".join(differing[:_SHOWN_MAX]) + more if differing else "the order of their parts"
 
 
 def state_of(model: nn.Module) -> list[Tensor]:

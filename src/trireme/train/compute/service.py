@@ -14,12 +14,11 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 
 from trireme import accelerator
@@ -34,16 +33,17 @@ from trireme.errors import (
 from trireme.job.cluster import Cluster
 from trireme.job.compute_place import ComputePlace
 from trireme.protocol.wire import need
-from trireme.rpc import Call, Deferred, Reply, Request, RpcClient, Server
+from trireme.rpc import Deferred, Handler, Reply, Request, Server
 from trireme.threads import frozen_objects
-from trireme.train.compute.job_end import JobEnd
-from trireme.train.compute.model_runner import ModelRunner
-from trireme.train.compute.model_state import describe, digest
-from trireme.train.compute.requests import (
+from trireme.train.compute.compute_messages import (
     METHOD,
     ComputeRequest,
     host_tensors,
 )
+from trireme.train.compute.compute_workers import READY
+from trireme.train.compute.job_end import JobEnd
+from trireme.train.compute.model_runner import ModelRunner
+from trireme.train.compute.model_state import describe, digest
 from trireme.train.compute.tensors import unpack
 from trireme.train.loop.scoring import Loss
 
@@ -104,18 +104,25 @@ class Service:
         """Requests that wait for the computing thread."""
         return self._accepted.qsize()
 
-    def handlers(self) -> dict[str, Callable[[Request], Deferred]]:
-        return {METHOD: self._on_run}
+    def handlers(self) -> dict[str, Handler]:
+        return {METHOD: self._on_run, READY: self._on_ready}
 
     def end(self, reason: str, error: TriremeError | None = None) -> None:
         """Accept no more requests, and let `run` end after those that are accepted."""
         self._is_ending = True
         self._accepted.put(_End(reason, error))
 
-    def _on_run(self, request: Request) -> Deferred:
-        """One at a time: the server has one serving thread."""
+    def _on_ready(self, _: Request) -> Reply:
+        self._check_open()
+        return Reply()
+
+    def _check_open(self) -> None:
         if self._is_ending:
             raise Unavailable(f"{self._name} ends")
+
+    def _on_run(self, request: Request) -> Deferred:
+        """One at a time: the server has one serving thread."""
+        self._check_open()
         if self.num_waiting >= self._queue_max:
             full = ResourceExhausted(f"{self._name} has {self._queue_max} batches waiting: later")
             full.details = {"full": True}
@@ -127,9 +134,7 @@ class Service:
         move = [number for number in range(len(tensors)) if number not in stay]
         sent = self._link.send([tensors[number] for number in move])
         answer = Deferred(lambda: f"{self._name} has {self.num_waiting} batches waiting")
-        self._accepted.put(
-            _Accepted(request.body, tensors, sent, move, request.deadline, answer)
-        )
+        self._accepted.put(_Accepted(request.body, tensors, sent, move, request.deadline, answer))
         return answer
 
     def _mismatch(self) -> SchemaMismatch:
@@ -154,7 +159,7 @@ class Service:
             body, arrays = self._runner.run(request).to_wire()
         except NotReady as error:
             accepted.answer.fail(error)
-        except Exception as error:  # noqa: BLE001 of the model: it goes to the worker
+        except Exception as error:
             log.exception("%s: a batch failed", self._name)
             accepted.answer.fail(self._failure(error))
         else:

@@ -87,8 +87,8 @@ def unpack(specs: object, arrays: Sequence[Array]) -> list[Tensor]:
     forms = [_form(spec) for spec in need_list({"tensors": specs}, "tensors", list)]
     words = sum(_num_words(n) for _, _, n in forms if n <= SMALL_BYTES_MAX)
     num_large = sum(n > SMALL_BYTES_MAX for _, _, n in forms)
-    is_small = len(arrays) > 0 and (arrays[0].dtype, arrays[0].shape) == (np.int64, (words,))
-    if not is_small or len(arrays) != 1 + num_large:
+    has_small = len(arrays) > 0 and arrays[0].dtype == np.int64 and arrays[0].shape == (words,)
+    if not has_small or len(arrays) != 1 + num_large:
         raise BadRequest(
             f"compute workers: expected {words} words of small tensors and {num_large} large ones,"
             f" found arrays {[(str(a.dtype), a.shape) for a in arrays[:8]]}"
@@ -117,8 +117,8 @@ def _checked(array: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> Array:
 
 def _form(spec: list[Any]) -> tuple[torch.dtype, tuple[int, ...], int]:
     """(dtype, shape, bytes) of a spec. Raises BadRequest."""
-    name, shape = spec if len(spec) == 2 else (None, None)
-    dtype = DTYPES.get(name) if type(name) is str else None
+    name, shape = spec if len(spec) == 2 else ("", ())
+    dtype = DTYPES.get(name) if isinstance(name, str) else None
     is_shape = type(shape) is list and len(shape) <= _NDIM_MAX
     if dtype is None or not is_shape or not all(type(n) is int and n >= 0 for n in shape):
         raise BadRequest(f"compute workers: expected [dtype, shape] of a tensor, found {spec!r}")

@@ -170,6 +170,11 @@ class _ByNumber:
     def maybe(self, number: Any) -> Tensor | None:
         return None if number == _NONE else self.one(number)
 
+    def bags(self, numbers: list[Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Values, offsets, and weights if there are any."""
+        values, offsets, weights = numbers
+        return self.one(values), self.one(offsets), self.maybe(weights)
+
 
 def _pairs(body: Mapping[str, Any], name: str, kind: type) -> list[tuple[Any, int]]:
     pairs = need_list(body, name, list)
@@ -210,11 +215,11 @@ def _batch_from_wire(body: Mapping[str, Any], by_number: _ByNumber) -> Batch:
         elif kind == _STRINGS:
             columns[name] = Strings(by_number.one(parts[0]), by_number.one(parts[1]))
         else:
-            columns[name] = Ragged(*map(by_number.one, parts[:2]), by_number.maybe(parts[2]))
+            columns[name] = Ragged(*by_number.bags(parts))
     bags = None
     if body.get("bags") is not None:
         names, parts = _named(need(body, "bags", list), list, 3)
-        bags = Bags(tuple(names), *map(by_number.one, parts[:2]), by_number.maybe(parts[2]))
+        bags = Bags(tuple(names), *by_number.bags(parts))
     lookups = {}
     for entry in need_list(body, "lookups", list):
         name, parts = _named(entry, str, len(Lookup._fields))
