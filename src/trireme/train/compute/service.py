@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -32,18 +33,16 @@ from trireme.errors import (
 )
 from trireme.job.cluster import Cluster
 from trireme.job.compute_place import ComputePlace
+from trireme.nn.stages import Stages
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, Reply, Request, Server
 from trireme.threads import frozen_objects
-from trireme.train.compute.compute_messages import (
-    METHOD,
-    ComputeRequest,
-    host_tensors,
-)
 from trireme.train.compute.compute_workers import READY
 from trireme.train.compute.job_end import JobEnd
-from trireme.train.compute.model_runner import ModelRunner
+from trireme.train.compute.kept_graphs import KeptGraphs
+from trireme.train.compute.model_runner import Method, ModelRunner
 from trireme.train.compute.model_state import describe, digest
+from trireme.train.compute.stage_runner import StageRunner
 from trireme.train.compute.tensors import unpack
 from trireme.train.loop.scoring import Loss
 
@@ -56,6 +55,7 @@ QUEUE_MAX = 64
 class _Accepted:
     """A request whose turn will come."""
 
+    method: Method
     body: dict[str, Any]
     tensors: list[Tensor]  # on the CPU
     sent: accelerator.Sent  # those that are needed on the device
@@ -63,11 +63,11 @@ class _Accepted:
     deadline: float
     answer: Deferred
 
-    def request(self) -> ComputeRequest:
+    def run(self) -> Reply:
         tensors = self.tensors.copy()
         for number, tensor in zip(self.on_device, self.sent.receive(), strict=True):
             tensors[number] = tensor
-        return ComputeRequest.from_wire(self.body, tensors)
+        return Reply(*self.method.run(self.body, tensors))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,12 @@ class Service:
     """
 
     def __init__(
-        self, name: str, runner: ModelRunner, link: accelerator.Link, *, queue_max: int = QUEUE_MAX
+        self,
+        name: str,
+        runner: ModelRunner | StageRunner,
+        link: accelerator.Link,
+        *,
+        queue_max: int = QUEUE_MAX,
     ) -> None:
         self._name, self._runner, self._link = name, runner, link
         self._description = describe(runner.model, runner.loss, runner.label)
@@ -105,7 +110,10 @@ class Service:
         return self._accepted.qsize()
 
     def handlers(self) -> dict[str, Handler]:
-        return {METHOD: self._on_run, READY: self._on_ready}
+        queued = {
+            name: partial(self._on_run, method) for name, method in self._runner.methods().items()
+        }
+        return {**queued, **self._runner.handlers(), READY: self._on_ready}
 
     def end(self, reason: str, error: TriremeError | None = None) -> None:
         """Accept no more requests, and let `run` end after those that are accepted."""
@@ -120,7 +128,7 @@ class Service:
         if self._is_ending:
             raise Unavailable(f"{self._name} ends")
 
-    def _on_run(self, request: Request) -> Deferred:
+    def _on_run(self, method: Method, request: Request) -> Deferred:
         """One at a time: the server has one serving thread."""
         self._check_open()
         if self.num_waiting >= self._queue_max:
@@ -130,11 +138,13 @@ class Service:
         if need(request.body, "model", str) != self._digest:
             raise self._mismatch()
         tensors = unpack(request.body.get("tensors"), request.arrays)
-        stay = host_tensors(request.body)
+        stay = method.host_tensors(request.body)
         move = [number for number in range(len(tensors)) if number not in stay]
         sent = self._link.send([tensors[number] for number in move])
         answer = Deferred(lambda: f"{self._name} has {self.num_waiting} batches waiting")
-        self._accepted.put(_Accepted(request.body, tensors, sent, move, request.deadline, answer))
+        self._accepted.put(
+            _Accepted(method, request.body, tensors, sent, move, request.deadline, answer)
+        )
         return answer
 
     def _mismatch(self) -> SchemaMismatch:
@@ -155,15 +165,14 @@ class Service:
     def _compute(self, accepted: _Accepted) -> None:
         start = time.monotonic()
         try:
-            request = accepted.request()
-            body, arrays = self._runner.run(request).to_wire()
+            reply = accepted.run()
         except NotReady as error:
             accepted.answer.fail(error)
         except Exception as error:
             log.exception("%s: a batch failed", self._name)
             accepted.answer.fail(self._failure(error))
         else:
-            accepted.answer.reply(Reply(body, arrays))
+            accepted.answer.reply(reply)
             self.num_batches += 1
             self.busy_s += time.monotonic() - start
 
@@ -185,7 +194,13 @@ def serve_model(
     that cannot be bound; no such device.
     """
     device = cluster.device(place.label)
-    runner = ModelRunner(model.to(device), loss, label, device, cluster.pool)
+    runner: ModelRunner | StageRunner
+    model.to(device)
+    if isinstance(model, Stages):
+        graphs = KeptGraphs(place.timeout_s)
+        runner = StageRunner(model, loss, label, device, cluster.pool, graphs)
+    else:
+        runner = ModelRunner(model, loss, label, device, cluster.pool)
     service = Service(place.name, runner, accelerator.link_to(device))
     server = Server(
         place.listen,
