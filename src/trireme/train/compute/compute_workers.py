@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.errors import DeadlineExceeded, ResourceExhausted, TriremeError, Unavailable
+from trireme.job.cluster import Cluster
 from trireme.protocol.label_use import LabelUse
 from trireme.protocol.wire import need
 from trireme.rpc import Call, Reply, RpcClient
@@ -117,8 +118,8 @@ class ComputeWorkers:
                 computed_s=self._computed_s,
             )
 
-    def call(self, method: str, body: dict[str, Any], arrays: Sequence[Array]) -> Reply:
-        """The reply of one of them; the method must be safe to repeat at another.
+    def call(self, method: str, body: dict[str, Any], arrays: Sequence[Array]) -> tuple[Reply, str]:
+        """The reply of one of them, and its address; the method must be safe to repeat at another.
 
         Raises DeadlineExceeded: all have failed, for at least `timeout_s`; it names the label and
         each address with its last error. Others: what the method raised, which is not repeated.
@@ -147,7 +148,38 @@ class ComputeWorkers:
                 raise
             else:
                 self._give_back(chosen, None)
-                return reply
+                return reply, chosen.address
+
+    def call_at(
+        self,
+        address: str,
+        method: str,
+        body: dict[str, Any],
+        arrays: Sequence[Array],
+        *,
+        timeout_s: float | None = None,
+    ) -> Reply | None:
+        """The reply of this one; None: it cannot be reached, has no room or does not answer. Raises
+        what the method raised.
+        """
+        with self._changed:
+            chosen = next(one for one in self._all if one.address == address)
+            if chosen.is_gone:
+                return None
+            chosen.in_flight += 1
+        try:
+            call = Call(address, method, body, arrays, once=True)
+            reply = self._call(call, self._timeout_s if timeout_s is None else timeout_s)
+        except TriremeError as error:
+            self._give_back(chosen, error)
+            if not _asks_another(error):
+                raise
+            return None
+        except BaseException:
+            self._give_back(chosen, None)
+            raise
+        self._give_back(chosen, None)
+        return reply
 
     def close(self) -> None:
         """Close the connections that no call uses; a call that runs closes its own."""
@@ -235,6 +267,20 @@ class ComputeWorkers:
         with self._changed:
             errors = "; ".join(f"{one.address}: {one.error}" for one in self._all)
         return f"compute workers of label {self.label}: {errors}"
+
+
+def workers_of_label(cluster: Cluster, label: str) -> ComputeWorkers:
+    """Those of a label in this worker's job, until the cluster closes."""
+    workers = ComputeWorkers(
+        label,
+        [address for other, address in cluster.heter if other == label],
+        first=cluster.worker,
+        connect=lambda: cluster.call_client("compute"),
+        timeout_s=cluster.client.timeout_s,
+    )
+    cluster.add_running(workers.close)
+    cluster.metrics.labels[label] = workers.use
+    return workers
 
 
 def _asks_another(error: TriremeError) -> bool:
