@@ -146,7 +146,9 @@ class Job:
             proxy.is_calm = is_calm
 
     def progress(self) -> float:
-        """The share of all batches that workers have come to; compute workers, some of them again."""
+        """The share of all batches that workers have come to. Compute workers may have come to some
+        of them again.
+        """
         total = sum(self.plan.lengths) * self.plan.num_epochs
         if self.compute:
             steps = sum(

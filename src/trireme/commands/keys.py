@@ -23,9 +23,9 @@ examples:
       make keys for one more worker; servers that start from now on admit it
 
 Servers need server.key and clients.pub (the admitted public keys, one per line), workers need
-client.key and server.pub, compute workers (--heter_worker_num) all four. The *.key files are secret: they have mode 600 and belong only on the
-machines that need them. To revoke a key, delete its line from clients.pub. Servers read these files
-when they start.
+client.key and server.pub, compute workers (--heter_worker_num) all four. The *.key files are
+secret: they have mode 600 and belong only on the machines that need them. To revoke a key, delete
+its line from clients.pub. Servers read these files when they start.
 """
 
 
