@@ -78,9 +78,9 @@ def wait_for_health(url: str, words: str) -> None:
 
 
 def documented() -> dict[str, dict[str, tuple[str, set[str]]]]:
-    """Per process (S, W, E) type and labels of each metric, as the page says."""
+    """Per process (S, W, C, E) type and labels of each metric, as the page says."""
     page = (tree.ROOT / "docs/metrics.md").read_text()
-    rows = re.findall(r"^\| `(trireme_\w+)` \| (\w+) \|(.*?)\| ([SWE ]+) \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| `(trireme_\w+)` \| (\w+) \|(.*?)\| ([SWCE ]+) \|", page, re.MULTILINE)
     assert len(rows) > 25
     return {
         letter: {
@@ -88,7 +88,7 @@ def documented() -> dict[str, dict[str, tuple[str, set[str]]]]:
             for name, kind, labels, processes in rows
             if letter in processes.split()
         }
-        for letter in "SWE"
+        for letter in "SWCE"
     }
 
 

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from trireme import _core, accelerator
 from trireme.errors import NotReady
-from trireme.train.compute.compute_messages import ComputeAnswer, ComputeRequest, leaves_of
+from trireme.rpc import Handler
+from trireme.train.compute.compute_messages import (
+    METHOD,
+    ComputeAnswer,
+    ComputeRequest,
+    host_tensors,
+    leaves_of,
+)
 from trireme.train.compute.model_state import changed_buffers, install
+from trireme.train.compute.tensors import Array
 from trireme.train.loop.scoring import Loss, Scored, Scorer
+
+
+class Method(NamedTuple):
+    """What a request is answered by, in the computing thread.
+
+    host_tensors: body -> the numbers of the tensors that stay on the CPU. Raises BadRequest.
+    run: body, tensors -> body and arrays of the answer.
+    """
+
+    host_tensors: Callable[[Mapping[str, Any]], set[int]]
+    run: Callable[[Mapping[str, Any], Sequence[Tensor]], tuple[dict[str, Any], list[Array]]]
 
 
 class ModelRunner:
@@ -36,12 +58,24 @@ class ModelRunner:
         self._with_loss, self._without = Scorer(loss, label), Scorer(None, None)
         self._state_id = ""  # of what the model has; "": it has no name
 
+    def methods(self) -> dict[str, Method]:
+        return {METHOD: Method(host_tensors, self._answer)}
+
+    def handlers(self) -> dict[str, Handler]:
+        """Of requests that need not wait for the computing thread."""
+        return {}
+
+    def _answer(
+        self, body: Mapping[str, Any], tensors: Sequence[Tensor]
+    ) -> tuple[dict[str, Any], list[Array]]:
+        return self.run(ComputeRequest.from_wire(body, tensors)).to_wire()
+
     def run(self, request: ComputeRequest) -> ComputeAnswer:
         """Forward, and backward in training. Raises NotReady: the request names a state that the
         model does not have; what the model, the loss or the scorer raises.
         """
         self._install(request)
-        _set_random(request, self._device)
+        set_random(request.random, request.seed, self._device)
         request.batch.pool = self._pool
         leaves = leaves_of(request.batch)
         self.model.train(request.training)
@@ -97,10 +131,10 @@ def _versions(model: nn.Module) -> list[tuple[int, int]]:
     return [(id(buffer), buffer._version) for buffer in model.buffers()]
 
 
-def _set_random(request: ComputeRequest, device: torch.device) -> None:
-    """Let torch's random numbers depend on the request alone."""
-    if request.random is None:
-        torch.manual_seed(request.seed)
+def set_random(random: Tensor | None, seed: int, device: torch.device) -> None:
+    """Let torch's random numbers depend on a request alone."""
+    if random is None:
+        torch.manual_seed(seed)
     else:
-        torch.set_rng_state(request.random)
+        torch.set_rng_state(random)
         accelerator.seed_from_host(device)

@@ -14,9 +14,10 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -32,18 +33,18 @@ from trireme.errors import (
 )
 from trireme.job.cluster import Cluster
 from trireme.job.compute_place import ComputePlace
+from trireme.nn.stages import Stages
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, Reply, Request, Server
+from trireme.telemetry.instruments import Gauge
+from trireme.telemetry.registry import Registry
 from trireme.threads import frozen_objects
-from trireme.train.compute.compute_messages import (
-    METHOD,
-    ComputeRequest,
-    host_tensors,
-)
-from trireme.train.compute.compute_workers import READY
+from trireme.train.compute.compute_workers import COMPUTED_S, READY
 from trireme.train.compute.job_end import JobEnd
-from trireme.train.compute.model_runner import ModelRunner
+from trireme.train.compute.kept_graphs import KeptGraphs
+from trireme.train.compute.model_runner import Method, ModelRunner
 from trireme.train.compute.model_state import describe, digest
+from trireme.train.compute.stage_runner import StageRunner
 from trireme.train.compute.tensors import unpack
 from trireme.train.loop.scoring import Loss
 
@@ -56,6 +57,7 @@ QUEUE_MAX = 64
 class _Accepted:
     """A request whose turn will come."""
 
+    method: Method
     body: dict[str, Any]
     tensors: list[Tensor]  # on the CPU
     sent: accelerator.Sent  # those that are needed on the device
@@ -63,11 +65,11 @@ class _Accepted:
     deadline: float
     answer: Deferred
 
-    def request(self) -> ComputeRequest:
+    def run(self) -> Reply:
         tensors = self.tensors.copy()
         for number, tensor in zip(self.on_device, self.sent.receive(), strict=True):
             tensors[number] = tensor
-        return ComputeRequest.from_wire(self.body, tensors)
+        return Reply(*self.method.run(self.body, tensors))
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,18 @@ class Service:
     """Computes requests for one model, in the thread that calls `run`.
 
     Attributes:
-        num_batches: computed so far. busy_s: seconds that they took.
+        num_batches: computed so far. busy_s: seconds that they took. idle_s: seconds without one.
 
     Threads: `handlers` and `end` may be used by any.
     """
 
     def __init__(
-        self, name: str, runner: ModelRunner, link: accelerator.Link, *, queue_max: int = QUEUE_MAX
+        self,
+        name: str,
+        runner: ModelRunner | StageRunner,
+        link: accelerator.Link,
+        *,
+        queue_max: int = QUEUE_MAX,
     ) -> None:
         self._name, self._runner, self._link = name, runner, link
         self._description = describe(runner.model, runner.loss, runner.label)
@@ -97,7 +104,7 @@ class Service:
         self._accepted: queue.SimpleQueue[_Accepted | _End] = queue.SimpleQueue()
         self._queue_max = queue_max
         self._is_ending = False
-        self.num_batches, self.busy_s = 0, 0.0
+        self.num_batches, self.busy_s, self.idle_s = 0, 0.0, 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -105,7 +112,10 @@ class Service:
         return self._accepted.qsize()
 
     def handlers(self) -> dict[str, Handler]:
-        return {METHOD: self._on_run, READY: self._on_ready}
+        queued = {
+            name: partial(self._on_run, method) for name, method in self._runner.methods().items()
+        }
+        return {**queued, **self._runner.handlers(), READY: self._on_ready}
 
     def end(self, reason: str, error: TriremeError | None = None) -> None:
         """Accept no more requests, and let `run` end after those that are accepted."""
@@ -120,7 +130,7 @@ class Service:
         if self._is_ending:
             raise Unavailable(f"{self._name} ends")
 
-    def _on_run(self, request: Request) -> Deferred:
+    def _on_run(self, method: Method, request: Request) -> Deferred:
         """One at a time: the server has one serving thread."""
         self._check_open()
         if self.num_waiting >= self._queue_max:
@@ -130,11 +140,13 @@ class Service:
         if need(request.body, "model", str) != self._digest:
             raise self._mismatch()
         tensors = unpack(request.body.get("tensors"), request.arrays)
-        stay = host_tensors(request.body)
+        stay = method.host_tensors(request.body)
         move = [number for number in range(len(tensors)) if number not in stay]
         sent = self._link.send([tensors[number] for number in move])
         answer = Deferred(lambda: f"{self._name} has {self.num_waiting} batches waiting")
-        self._accepted.put(_Accepted(request.body, tensors, sent, move, request.deadline, answer))
+        self._accepted.put(
+            _Accepted(method, request.body, tensors, sent, move, request.deadline, answer)
+        )
         return answer
 
     def _mismatch(self) -> SchemaMismatch:
@@ -144,7 +156,7 @@ class Service:
 
     def run(self) -> str:
         """Compute until the end; returns its reason, or raises its error."""
-        while not isinstance(item := self._accepted.get(), _End):
+        while not isinstance(item := self._next(), _End):
             if time.monotonic() < item.deadline:  # else nobody waits for it
                 self._compute(item)
             del item
@@ -152,26 +164,60 @@ class Service:
             raise item.error
         return item.reason
 
+    def _next(self) -> _Accepted | _End:
+        start = time.monotonic()
+        item = self._accepted.get()
+        self.idle_s += time.monotonic() - start
+        return item
+
     def _compute(self, accepted: _Accepted) -> None:
         start = time.monotonic()
         try:
-            request = accepted.request()
-            body, arrays = self._runner.run(request).to_wire()
+            reply = accepted.run()
         except NotReady as error:
             accepted.answer.fail(error)
         except Exception as error:
             log.exception("%s: a batch failed", self._name)
             accepted.answer.fail(self._failure(error))
         else:
-            accepted.answer.reply(Reply(body, arrays))
+            seconds = time.monotonic() - start
+            accepted.answer.reply(Reply({**reply.body, COMPUTED_S: seconds}, reply.arrays))
             self.num_batches += 1
-            self.busy_s += time.monotonic() - start
+            self.busy_s += seconds
 
     def _failure(self, error: Exception) -> TriremeError:
         kind = type(error) if isinstance(error, TriremeError) else BadRequest
         failure = kind(f"{self._name}: {type(error).__name__}: {error}")
         failure.details = {"raised": type(error).__name__}
         return failure
+
+
+def watch_service(registry: Registry, service: Service) -> None:
+    """Add gauges of a compute worker."""
+    gauges: dict[str, tuple[str, Callable[[], float]]] = {
+        "trireme_compute_batches_total": (
+            "Batches that this compute worker has computed.",
+            lambda: service.num_batches,
+        ),
+        "trireme_compute_busy_seconds_total": (
+            "Time that they took.",
+            lambda: service.busy_s,
+        ),
+        "trireme_compute_idle_seconds_total": (
+            "Time in which there was no batch: it waited for workers.",
+            lambda: service.idle_s,
+        ),
+        "trireme_compute_queue_batches": (
+            "Batches that wait to be computed.",
+            lambda: service.num_waiting,
+        ),
+    }
+    for name, (documentation, read) in gauges.items():
+        registry.register(Gauge(name, documentation, partial(_unlabeled, read), []))
+
+
+def _unlabeled(read: Callable[[], float]) -> dict[tuple[str, ...], float]:
+    return {(): read()}
 
 
 def serve_model(
@@ -185,8 +231,15 @@ def serve_model(
     that cannot be bound; no such device.
     """
     device = cluster.device(place.label)
-    runner = ModelRunner(model.to(device), loss, label, device, cluster.pool)
+    runner: ModelRunner | StageRunner
+    model.to(device)
+    if isinstance(model, Stages):
+        graphs = KeptGraphs(place.timeout_s)
+        runner = StageRunner(model, loss, label, device, cluster.pool, graphs)
+    else:
+        runner = ModelRunner(model, loss, label, device, cluster.pool)
     service = Service(place.name, runner, accelerator.link_to(device))
+    watch_service(cluster.metrics.registry, service)
     server = Server(
         place.listen,
         service.handlers(),
