@@ -79,13 +79,15 @@ def test_a_killed_worker_is_continued_by_its_successor(at: int, programs: Templa
 def test_a_killed_server_with_durability_loses_nothing(
     undisturbed: dict[str, Any], programs: Template, tmp_path: Path
 ) -> None:
-    with DurableServers(programs, 1, tmp_path) as servers:
-        with HeterJob(programs, OPTIONS, servers=servers.addresses, num_compute=2) as job:
-            for at in (10, 35):
-                job.workers[0].wait_line(f"read {at}$")
-                servers.kill(0)
-                servers.start(0)
-            [result] = job.finish()
+    with (
+        DurableServers(programs, 1, tmp_path) as servers,
+        HeterJob(programs, OPTIONS, servers=servers.addresses, num_compute=2) as job,
+    ):
+        for at in (10, 35):
+            job.workers[0].wait_line(f"read {at}$")
+            servers.kill(0)
+            servers.start(0)
+        [result] = job.finish()
     for name in ("trained", "weights", "rows", "buffers", "figures", "random"):
         assert result[name] == undisturbed[name], name
 
