@@ -279,7 +279,7 @@ def workers_of_label(cluster: Cluster, label: str) -> ComputeWorkers:
         timeout_s=cluster.client.timeout_s,
     )
     cluster.add_running(workers.close)
-    cluster.metrics.labels[label] = workers.use
+    cluster.metrics.watch_label(label, workers.use)
     return workers
 
 
