@@ -4,28 +4,62 @@ docs/metrics.md lists the metrics; a test compares the two.
 """
 
 from collections.abc import Callable
+from typing import Any
 
+from trireme.protocol.label_use import LabelUse
 from trireme.rpc import Ended
 from trireme.telemetry.endpoint import Endpoint
 from trireme.telemetry.health import Health
 from trireme.telemetry.instruments import SECONDS, Counter, Gauge, Histogram
 from trireme.telemetry.registry import Registry, new_registry
 
+LABEL_GAUGES = {
+    "trireme_worker_compute_credits": (
+        "credits",
+        "Batches that this worker may have in flight at the compute workers of a label.",
+    ),
+    "trireme_worker_compute_in_flight": ("in_flight", "Batches that it has there."),
+    "trireme_worker_compute_reachable": (
+        "reachable",
+        "Compute workers of a label that it can reach, as far as it knows.",
+    ),
+    "trireme_worker_compute_batches_total": ("batches", "Batches computed for it."),
+    "trireme_worker_compute_failovers_total": (
+        "failovers",
+        "Calls that another compute worker got because one did not answer or was full.",
+    ),
+    "trireme_worker_compute_wait_seconds_total": (
+        "waited_s",
+        "Time that it waited for these batches, all credits together.",
+    ),
+    "trireme_worker_compute_busy_seconds_total": (
+        "computed_s",
+        "Time that compute workers took to compute them.",
+    ),
+}
+"""Gauges of compute workers, by label: the field of LabelUse, and the documentation."""
+
 
 class WorkerMetrics:
     """The metrics and the health of a worker process; `calls` counts the calls to servers.
 
-    listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint. num_steps,
+    listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint. trains: False: it
+    makes no steps, and shows nothing about them. num_steps,
     num_examples: of the pushes so far; written by one thread at a time. num_skipped: how many
     steps had no gradients, because they were not finite. queues: name of a queue of the training
-    loop -> its length.
+    loop -> its length. num_credits: batches that it may have in flight at compute workers.
     """
 
-    def __init__(self, role: str, listen: str | None, name: str = "worker") -> None:
+    def __init__(
+        self, role: str, listen: str | None, name: str = "worker", *, trains: bool = True
+    ) -> None:
         self.registry, self.health = new_registry(role, name), Health()
-        self.calls = CallMetrics(self.registry)
+        own = self.registry if trains else new_registry(role, name)
+        self.calls = CallMetrics(own)
         self.num_steps = self.num_examples = self.num_skipped = 0
         self.queues: dict[str, Callable[[], int]] = {}
+        self._labels: dict[str, Callable[[int], LabelUse]] = {}
+        self.num_credits = 1
         for gauge in (
             Gauge(
                 "trireme_worker_steps_total",
@@ -51,10 +85,23 @@ class WorkerMetrics:
                 ["queue"],
             ),
         ):
-            self.registry.register(gauge)
+            own.register(gauge)
         self._endpoint: Endpoint | None = None
         if listen is not None:
             self._endpoint = Endpoint(listen, self.registry, self.health).start()
+
+    def _label_uses(self) -> dict[str, LabelUse]:
+        return {label: read(self.num_credits) for label, read in self._labels.copy().items()}
+
+    def watch_label(self, label: str, read: Callable[[int], LabelUse]) -> None:
+        """Show how this worker uses the compute workers of a label. read: is given num_credits."""
+        if not self._labels:
+            for name, (field, documentation) in LABEL_GAUGES.items():
+                self.registry.register(Gauge(name, documentation, self._reader(field), ["label"]))
+        self._labels[label] = read
+
+    def _reader(self, field: str) -> Callable[[], dict[tuple[str, ...], float]]:
+        return lambda: {(n,): getattr(use, field) for n, use in self._label_uses().items()}
 
     def _depths(self) -> dict[str, int]:
         return {name: read() for name, read in self.queues.copy().items()}
@@ -63,9 +110,12 @@ class WorkerMetrics:
         self.num_steps += 1
         self.num_examples += examples
 
-    def report(self) -> dict[str, int]:
+    def report(self) -> dict[str, Any]:
         """What heartbeats carry, for `trireme top`."""
-        return {"retries": self.calls.num_retries(), **self._depths()}
+        body: dict[str, Any] = {"report": {"retries": self.calls.num_retries(), **self._depths()}}
+        if uses := self._label_uses():
+            body["labels"] = {label: use.to_wire() for label, use in uses.items()}
+        return body
 
     def waits(self, client: str, line: str) -> None:
         """Mark a client as waiting for a peer, described by the line; "": it waits no more."""
