@@ -110,6 +110,7 @@ class Trainer:
             has_credits = self.remote and mode_class(strategy.mode).trains_in_threads
             threads = self.remote.credits if self.remote and has_credits else 1
         self.depth, self.threads = depth, threads
+        self.cluster.metrics.num_credits = threads
         self.shows_progress = progress and self.cluster.worker == 0
         self.optimizer = DistributedOptimizer(
             optimizer,

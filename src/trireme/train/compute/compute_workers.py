@@ -18,6 +18,8 @@ from typing import Any
 
 from trireme.errors import DeadlineExceeded, ResourceExhausted, TriremeError, Unavailable
 from trireme.job.cluster import Cluster
+from trireme.protocol.label_use import LabelUse
+from trireme.protocol.wire import need
 from trireme.rpc import Call, Reply, RpcClient
 from trireme.train.compute.tensors import Array
 
@@ -25,6 +27,7 @@ log = logging.getLogger("trireme.compute")
 
 NOTICE_S = 3.0
 READY = "compute.ready"
+COMPUTED_S = "computed_s"  # in answers: the seconds that the batch took
 READY_S = 1.0  # of the call that finds out whether one is back
 # How long one rests after its first failure, and at most; each further failure doubles it. When all
 # rest, each is asked again after a shorter while.
@@ -89,6 +92,8 @@ class ComputeWorkers:
         self._changed = threading.Condition()
         self._idle: list[RpcClient] = []
         self._noticed_at = 0.0
+        self._num_batches = self._num_failovers = 0
+        self._waited_s = self._computed_s = 0.0
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -98,6 +103,20 @@ class ComputeWorkers:
         """This worker's batches in flight, by address."""
         with self._changed:
             return {one.address: one.in_flight for one in self._all}
+
+    def use(self, credits: int) -> LabelUse:
+        """How this worker has used them so far. credits: how many batches it may have in flight."""
+        with self._changed:
+            return LabelUse(
+                compute_workers=len(self._all),
+                reachable=sum(not one.is_gone for one in self._all),
+                credits=credits,
+                in_flight=sum(one.in_flight for one in self._all),
+                batches=self._num_batches,
+                failovers=self._num_failovers,
+                waited_s=self._waited_s,
+                computed_s=self._computed_s,
+            )
 
     def call(self, method: str, body: dict[str, Any], arrays: Sequence[Array]) -> tuple[Reply, str]:
         """The reply of one of them, and its address; the method must be safe to repeat at another.
@@ -196,6 +215,7 @@ class ComputeWorkers:
             if error is None or not _asks_another(error):
                 one.recover()
                 return
+            self._num_failovers += 1
             is_new = not one.is_gone
             one.fail(error)
             is_new &= one.is_gone
@@ -208,6 +228,7 @@ class ComputeWorkers:
             now = time.monotonic()
             until = min(one.rests_shortly_until for one in self._all)
             self._changed.wait(max(0.0, min(until, started + self._timeout_s) - now))
+            self._waited_s += time.monotonic() - now
             if self._is_closed:
                 raise Unavailable(f"compute workers of label {self.label}: the cluster is closed")
             notices = now - started > NOTICE_S and now - self._noticed_at > NOTICE_S
@@ -220,11 +241,16 @@ class ComputeWorkers:
         with self._changed:
             client = self._idle.pop() if self._idle else None
         client = client or self._connect()
+        start, reply = time.monotonic(), None
         try:
             [reply] = client.call_all([call], timeout_s=timeout_s)
             return reply
         finally:
             with self._changed:
+                self._waited_s += time.monotonic() - start
+                if reply is not None and COMPUTED_S in reply.body:
+                    self._num_batches += 1
+                    self._computed_s += need(reply.body, COMPUTED_S, float)
                 is_kept = not self._is_closed
                 if is_kept:
                     self._idle.append(client)
@@ -253,6 +279,7 @@ def workers_of_label(cluster: Cluster, label: str) -> ComputeWorkers:
         timeout_s=cluster.client.timeout_s,
     )
     cluster.add_running(workers.close)
+    cluster.metrics.watch_label(label, workers.use)
     return workers
 
 

@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +36,10 @@ from trireme.job.compute_place import ComputePlace
 from trireme.nn.stages import Stages
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, Reply, Request, Server
+from trireme.telemetry.instruments import Gauge
+from trireme.telemetry.registry import Registry
 from trireme.threads import frozen_objects
-from trireme.train.compute.compute_workers import READY
+from trireme.train.compute.compute_workers import COMPUTED_S, READY
 from trireme.train.compute.job_end import JobEnd
 from trireme.train.compute.kept_graphs import KeptGraphs
 from trireme.train.compute.model_runner import Method, ModelRunner
@@ -82,7 +84,7 @@ class Service:
     """Computes requests for one model, in the thread that calls `run`.
 
     Attributes:
-        num_batches: computed so far. busy_s: seconds that they took.
+        num_batches: computed so far. busy_s: seconds that they took. idle_s: seconds without one.
 
     Threads: `handlers` and `end` may be used by any.
     """
@@ -102,7 +104,7 @@ class Service:
         self._accepted: queue.SimpleQueue[_Accepted | _End] = queue.SimpleQueue()
         self._queue_max = queue_max
         self._is_ending = False
-        self.num_batches, self.busy_s = 0, 0.0
+        self.num_batches, self.busy_s, self.idle_s = 0, 0.0, 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -154,13 +156,19 @@ class Service:
 
     def run(self) -> str:
         """Compute until the end; returns its reason, or raises its error."""
-        while not isinstance(item := self._accepted.get(), _End):
+        while not isinstance(item := self._next(), _End):
             if time.monotonic() < item.deadline:  # else nobody waits for it
                 self._compute(item)
             del item
         if item.error is not None:
             raise item.error
         return item.reason
+
+    def _next(self) -> _Accepted | _End:
+        start = time.monotonic()
+        item = self._accepted.get()
+        self.idle_s += time.monotonic() - start
+        return item
 
     def _compute(self, accepted: _Accepted) -> None:
         start = time.monotonic()
@@ -172,15 +180,44 @@ class Service:
             log.exception("%s: a batch failed", self._name)
             accepted.answer.fail(self._failure(error))
         else:
-            accepted.answer.reply(reply)
+            seconds = time.monotonic() - start
+            accepted.answer.reply(Reply({**reply.body, COMPUTED_S: seconds}, reply.arrays))
             self.num_batches += 1
-            self.busy_s += time.monotonic() - start
+            self.busy_s += seconds
 
     def _failure(self, error: Exception) -> TriremeError:
         kind = type(error) if isinstance(error, TriremeError) else BadRequest
         failure = kind(f"{self._name}: {type(error).__name__}: {error}")
         failure.details = {"raised": type(error).__name__}
         return failure
+
+
+def watch_service(registry: Registry, service: Service) -> None:
+    """Add gauges of a compute worker."""
+    gauges: dict[str, tuple[str, Callable[[], float]]] = {
+        "trireme_compute_batches_total": (
+            "Batches that this compute worker has computed.",
+            lambda: service.num_batches,
+        ),
+        "trireme_compute_busy_seconds_total": (
+            "Time that they took.",
+            lambda: service.busy_s,
+        ),
+        "trireme_compute_idle_seconds_total": (
+            "Time in which there was no batch: it waited for workers.",
+            lambda: service.idle_s,
+        ),
+        "trireme_compute_queue_batches": (
+            "Batches that wait to be computed.",
+            lambda: service.num_waiting,
+        ),
+    }
+    for name, (documentation, read) in gauges.items():
+        registry.register(Gauge(name, documentation, partial(_unlabeled, read), []))
+
+
+def _unlabeled(read: Callable[[], float]) -> dict[tuple[str, ...], float]:
+    return {(): read()}
 
 
 def serve_model(
@@ -202,6 +239,7 @@ def serve_model(
     else:
         runner = ModelRunner(model, loss, label, device, cluster.pool)
     service = Service(place.name, runner, accelerator.link_to(device))
+    watch_service(cluster.metrics.registry, service)
     server = Server(
         place.listen,
         service.handlers(),
