@@ -22,6 +22,8 @@ from trireme.label import without_number
 
 _GPU = "cuda"
 HOST = torch.device("cpu")
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+"""What a device or NumPy raises that has no memory for a tensor."""
 LABELS = ("cpu", "gpu")
 
 

@@ -106,6 +106,33 @@ def test_a_window_that_one_worker_has_no_room_in_is_an_error_of_all() -> None:
     assert not any(name.startswith("keys:") for name in actual)
 
 
+def accumulating(begin: Callable[[tr.Trainer], Any]) -> Callable[[Cluster], Any]:
+    """A loop whose steps are of two batches of new ids; the last worker has fewer."""
+
+    def work(cluster: Cluster) -> Any:
+        one = make_trainer(cluster, RULES["adagrad"](), "sync")
+        ids = torch.arange(12 * 16).view(16, 6, 2)[: (16, 12)[cluster.worker]] + 90 * cluster.worker
+        batches = [{"a": i[:, 0], "b": i[:, 1], "label": (i.sum(1) % 4 < 2).float()} for i in ids]
+        with begin(one):
+            for number, batch in enumerate(tr.prefetch(batches, one.model, cluster=cluster)):
+                one.loss(one.model(batch), batch["label"]).backward()
+                if number % 2:
+                    one.optimizer.step()
+                    one.model.zero_grad()
+        cluster.client.coordinator.gather({}, [])
+        one.optimizer.refresh()
+        weights = {name: p.detach().numpy().copy() for name, p in one.model.named_parameters()}
+        return [], one.optimizer.num_steps, weights
+
+    return work
+
+
+def test_a_step_of_several_batches_keeps_their_rows_in_a_window() -> None:
+    expected = on_servers(2, accumulating(lambda _: nullcontext()))
+    actual = on_servers(2, accumulating(lambda one: one.in_window(4, memory_of(one, 35))))
+    assert_same(actual, expected)
+
+
 def test_an_abandoned_window_changes_nothing() -> None:
     with Job(2) as job:
         states = [server.state for server in job.servers]

@@ -64,6 +64,13 @@ def test_each_machine_starts_the_workers_of_its_own_address() -> None:
     [
         ({}, {"CUDA_VISIBLE_DEVICES": ""}, "expected --server_num or --servers before the script"),
         ({"gpus": ("0", "0")}, {}, "expected --gpus to name different GPUs, found 0,0"),
+        *(
+            ({"gpus": gpus}, {}, f"--gpus to name GPUs by number, .* found '{wrong}' in")
+            for gpus, wrong in ((("",), ""), (("-1",), "-1"), (("0", "one"), "one"))
+        ),
+        ({}, {"CUDA_VISIBLE_DEVICES": "-1"}, "or GPUs for a job without servers"),
+        ({"ips": ("127.0.0.1", ""), "gpus": ("0",)}, {}, "--ips to name different machines"),
+        ({"ips": ("127.0.0.1",) * 2, "gpus": ("0",)}, {}, "--ips to name different machines"),
         ({"gpus": ("3",)}, {"CUDA_VISIBLE_DEVICES": "4,5"}, "among those of CUDA_VISIBLE_DEVICES"),
         ({}, {"FLAGS_selected_gpus": "2", "CUDA_VISIBLE_DEVICES": "4,5"}, "FLAGS_selected_gpus to"),
         ({"ips": IPS, "gpus": ("0",)}, {}, "found 127.0.0.1, 127.0.0.2; name it with --host"),

@@ -13,12 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trireme import _core
+from trireme import _core, accelerator
 from trireme.accelerator import HOST
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, ResourceExhausted
 from trireme.rows.core_table import make_core_table
 from trireme.rows.wide_rows import RowLayout, WideRows
 from trireme.table import TableSchema
+
+SLOTS_MAX = (1 << 31) - 1
+"""A slot is an int32."""
 
 _Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = tuple[_Array, _Array, _Array, _Array, _Array, _Array]
@@ -122,7 +125,22 @@ class BlockLayout:
         return float(self.rule.get("initial_accumulator", 0.0))
 
     def room(self, num_rows: int, device: torch.device) -> BlockTensors:
-        """Rows of any content, for a block whose slots are all filled later."""
+        """Rows of any content, for a block whose slots are all filled later. Raises
+        ResourceExhausted: the device has no memory for them, or they are more than slots can name.
+        """
+        try:
+            if num_rows <= SLOTS_MAX:
+                return self._room(num_rows, device)
+            reason = f"a block has at most {SLOTS_MAX}"
+        except accelerator.OUT_OF_MEMORY as error:
+            reason = str(error).partition("\n")[0]
+        raise ResourceExhausted(
+            f"rows on a device: expected memory of {device} for {num_rows} rows of"
+            f" {self.device_bytes} bytes, {num_rows * self.device_bytes} in all, found too little:"
+            f" {reason}. Train on less data at once, or give a window less memory"
+        )
+
+    def _room(self, num_rows: int, device: torch.device) -> BlockTensors:
         num_scored = num_rows if self.is_scored else 0
         shapes: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] = (
             ((num_rows, self.dim), np.dtype(np.float32)),

@@ -14,8 +14,9 @@ def on_first_worker(
     optimizer: DistributedOptimizer, name: str, act: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """Wait until every worker calls the function `name` and all pushes are applied; returns what
-    `act` returns on worker 0.
+    `act` returns on worker 0. Raises BadRequest: within a pass on a device.
     """
+    optimizer.mode.check_between_passes(name)
     optimizer.flush()
     optimizer.cluster.client.coordinator.gather({}, [], purpose=name)
 

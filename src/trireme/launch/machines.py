@@ -6,6 +6,7 @@ rows, and listen at the ports from --start_port on.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import takewhile
 
 from trireme.errors import BadRequest
 from trireme.launch.addresses import is_local
@@ -88,6 +89,10 @@ def _check(config: LaunchConfig, env: Mapping[str, str]) -> None:
         raise BadRequest(
             f"launch: expected --nproc_per_node of at least 1, found {config.nproc_per_node}"
         )
+    if len(set(config.ips)) < len(config.ips) or "" in config.ips:
+        raise BadRequest(
+            f"launch: expected --ips to name different machines, found {','.join(config.ips)}"
+        )
     stated, num = env.get(_MACHINES, "").strip(), len(config.ips) or 1
     if stated not in ("", str(num)) and not config.servers and not config.server_num:
         raise BadRequest(
@@ -102,6 +107,11 @@ def _chosen(option: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
     """
     visible, places = _visible(env), _split(env.get(_SELECTED, ""))
     source, gpus = ("--gpus", option) if option else (_SELECTED, places)
+    if wrong := [gpu for gpu in gpus if not _is_gpu(gpu)]:
+        raise BadRequest(
+            f"launch: expected {source} to name GPUs by number, or as GPU-... or MIG-..., found"
+            f" {wrong[0]!r} in {','.join(gpus)!r}"
+        )
     names = gpus if visible is None else visible
     by_name = option or visible is None
     known = {name if by_name else str(place): name for place, name in enumerate(names)}
@@ -130,7 +140,12 @@ def _all_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _visible(env: Mapping[str, str]) -> tuple[str, ...] | None:
-    return _split(env[_VISIBLE]) if _VISIBLE in env else None
+    """As CUDA reads them: a name that no GPU can have, such as -1, ends the list."""
+    return tuple(takewhile(_is_gpu, _split(env[_VISIBLE]))) if _VISIBLE in env else None
+
+
+def _is_gpu(name: str) -> bool:
+    return name.isdecimal() or name.startswith(("GPU-", "MIG-"))
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -228,9 +228,10 @@ class ServerState:
 
     def check_settled(self) -> None:
         """Raises NotReady while an import or load is prepared: other servers may have its rows
-        already. Whoever is refused asks the coordinator, and brings the decision.
+        already. Whoever is refused asks the coordinator, and brings the decision. In a recovery,
+        one that was recorded in part, on a full disk, was never prepared.
         """
-        if (prepared := self.prepared) is not None:
+        if (prepared := self.prepared) is not None and prepared.is_whole:
             error = NotReady(
                 f"server {self.assignment.index}: expected the decision about {prepared.what}"
                 f" {prepared.id}, which is prepared"

@@ -71,7 +71,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Raises:
         BadRequest: an optimizer that cannot run on blocks, one that leaves out parameters of the
-            model, or a model that the mode cannot train.
+            model, or a model that the mode cannot train; a pass on a device is under way.
         SchemaMismatch: the servers have a table of that name with another schema.
     """
 
@@ -95,6 +95,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"DistributedOptimizer: expected a Trainer in {place.name}, which runs the model of"
                 " the workers' Trainers, found a loop of the script's own"
             )
+        before = _predecessor(self.cluster)
         self._session = session_of(self.cluster)
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
@@ -132,7 +133,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._drop = setup.drop
         self.mode = mode_class(self.strategy.mode)(setup)
         check_blocks(blocks, optimizer)
-        if (before := newest_optimizer(self.cluster)) is not None:
+        if before is not None:
             before.finish()  # its pushes come before those of this one, in the same stream
             self.cluster.take_back(before.finish)
             if self.cluster.worker == 0:
@@ -313,6 +314,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.mode.set_num_steps(int(state_dict["num_steps"]))
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update(saved_values(group, saved))
+
+
+def _predecessor(cluster: Cluster) -> DistributedOptimizer | None:
+    """The optimizer that a new one follows. Raises BadRequest: it is in a pass on a device."""
+    before = newest_optimizer(cluster)
+    if before is not None:
+        before.mode.check_between_passes("DistributedOptimizer")
+    return before
 
 
 def newest_optimizer(cluster: Cluster) -> DistributedOptimizer | None:

@@ -16,6 +16,7 @@ from trireme.nn import Planner
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 
+NO_KEYS = np.empty(0, np.uint64)
 _PENDING_KEYS = 1 << 22
 BATCHES_MAX = 1024
 
@@ -36,13 +37,15 @@ class PassData:
     pool: _core.Pool
 
     def keys(self, stop: Callable[[], bool] = lambda: False) -> dict[RowClassId, Keys]:
-        """The distinct keys that the data needs of each row class, in the order of their buckets.
-        stop: whether to end early, with those of some batches.
+        """The distinct keys that the data needs of each row class of the model's tables, in the
+        order of their buckets. stop: whether to end early, with those of some batches.
         """
-        pending: dict[RowClassId, list[Keys]] = {}
+        pending: dict[RowClassId, list[Keys]] = {
+            part.class_id: [NO_KEYS] for table in self.planner.tables for part in table.parts
+        }
         for source in self.batches():
             for class_id, keys_N in self.planner.keys_of_ids(as_batch(source)).items():
-                parts = pending.setdefault(class_id, [])
+                parts = pending[class_id]
                 parts.append(keys_N)
                 if sum(map(len, parts[1:])) > max(_PENDING_KEYS, len(parts[0])):
                     pending[class_id] = [distinct(parts, self.pool)]

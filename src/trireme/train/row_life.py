@@ -30,6 +30,7 @@ def at_data_time(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None
 
 def shrink(optimizer: DistributedOptimizer, *, day_over: bool) -> expiry_calls.KeyCounts:
     """See Trainer.shrink. Worker 0 acts when the pushes of all workers have been applied."""
+    optimizer.mode.check_between_passes("shrink")
     cluster = optimizer.cluster
     optimizer.flush()
     optimizer.refresh()  # in sync, the last step is staged until then

@@ -446,7 +446,6 @@ class Trainer:
         day_over: judge rows as of the end of the day of `set_time`: shows and clicks have faded by
             that day too, as in Fleet.
         """
-        self.optimizer.mode.check_between_passes("shrink")
         return row_life.shrink(self.optimizer, day_over=day_over)
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -488,7 +487,6 @@ class Trainer:
             BadRequest: the folder exists, or servers may not write there; a delta without an
                 earlier checkpoint. ResourceExhausted: the disk is full; nothing is left behind.
         """
-        self.optimizer.mode.check_between_passes("save")
         location = Location(path, storage_options, self.shows_progress)
         progress = FitProgress(num_epochs=self.num_epochs).to_json()
         options = SaveOptions(mode, hot, keep)

@@ -87,13 +87,14 @@ def export_model(
     Raises:
         BadRequest: the folder exists or is outside the servers' root; torch.export cannot take the
             model; weights that the dtype cannot hold; a delta that follows no export of this run,
-            for example one written before a checkpoint was loaded.
+            for example one written before a checkpoint was loaded; a pass on a device.
     """
     if dtype not in (None, *DTYPES):
         raise BadRequest(
             f"export_model: expected dtype one of {', '.join(DTYPES)}, found {dtype!r}"
         )
     optimizer = optimizer_of(trainer)
+    optimizer.mode.check_between_passes("export_model")
     exported = optimizer.model if model is None else model
     optimizer.flush()
     cluster = optimizer.cluster

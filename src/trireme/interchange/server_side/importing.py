@@ -284,15 +284,16 @@ class ImportHandlers:
         server, id = self._server, need(request.body, "id", str)
         if server.prepared is None or server.prepared.id != id:  # else by an earlier call
             names = list(dict.fromkeys(need_list(request.body, "tables", str)))
-            if missing := [name for name in names if name not in self._staged]:
+            staged = dict(self._staged)  # another request may discard them meanwhile
+            if missing := [name for name in names if name not in staged]:
                 raise NotReady(f"import: expected rows of tables {missing}, found none")
-            rows = {name: self._staged[name].rows for name in names}
+            rows = {name: staged[name].rows for name in names}
             replace, blocks = need(request.body, "replace", bool), blocks_of(server, request)
-            parts = {name: self._staged[name].parts for name in names}
+            parts = {name: staged[name].parts for name in names}
             lease = PassLease.of_import(request.body)
             server.prepare(PreparedImport(id, replace, rows, blocks, parts), lease)
             for name in names:
-                del self._staged[name]
+                self._staged.pop(name, None)
         return server.journal.answered(Reply())
 
     def _on_finish(self, request: Request) -> Reply | Deferred:

@@ -47,8 +47,10 @@ def save(
 
     location, extra (JSON values that `load` returns): those of worker 0 are used. random: the
     generators to save besides the global ones. Raises BadRequest: the folder exists, or is outside
-    the servers' root. Corruption: it is not on storage that all processes share.
+    the servers' root; within a pass on a device. Corruption: it is not on storage that all
+    processes share.
     """
+    optimizer.mode.check_between_passes("save")
     options.check()
     script = optimizer.cluster.client.script
     with script.section():

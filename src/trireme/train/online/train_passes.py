@@ -109,6 +109,7 @@ class _PassLoop:
     def run(
         self, passes: Iterator[Pass], loader: PassLoader, *, prefetch: bool
     ) -> Iterator[PassReport]:
+        self._trainer.optimizer.mode.check_between_passes("train_passes")
         if self._cluster.num_streams:
             raise BadRequest(
                 "train_passes: expected a job in which each worker has its own share of a pass,"

@@ -73,6 +73,7 @@ class DevicePass(Mode):
     ) -> None:
         self._setup, self._outside, self._client = setup, outside, setup.cluster.client
         self._import_id = ""  # of the last attempt to end
+        self._has_trained = False
         self.last_push = outside.last_push
         self.rows: RowsOnDevice | None = None
         self._lease: PassLease | None = None
@@ -93,7 +94,7 @@ class DevicePass(Mode):
         script = self._client.script
         has_ended = script.number == script.trained
         self._is_over = entered.is_over or has_ended  # a predecessor has done it
-        self.num_steps = self._steps_before = entered.note.num_steps
+        self.num_steps = entered.note.num_steps
         if has_ended:
             self.num_steps = script.trained_steps
         elif script.has_begun and not self._is_over:
@@ -158,7 +159,7 @@ class DevicePass(Mode):
     def _give(self) -> None:
         """Bring to the servers what the pass has trained, unless they have it."""
         client, timeout_s = self._client, self._client.timeout_s
-        if self.rows is None or self.num_steps == self._steps_before:
+        if self.rows is None or not self._has_trained:
             self._release()
             return
         last = self._import_id  # its answer may have been lost
@@ -200,6 +201,11 @@ class DevicePass(Mode):
 
     def finish(self) -> None:
         """The script has ended in a pass: as `abandon_device_pass`."""
+        if self._has_trained:
+            log.warning(
+                "pass on a device: expected end_pass before the script ends, found none: what the"
+                " pass has trained is forgotten; the servers have the state of its beginning"
+            )
         self._close()
         self._outside.finish()
 
@@ -282,6 +288,7 @@ class DevicePass(Mode):
         return clip_gradients(self._setup.clip, tables, dense.parameters.values())
 
     def step(self, step: WorkerStep) -> None:
+        self._has_trained = True
         time, blocks = self._setup.data_time.seconds(), self._open_rows().blocks
         for class_id, gradient in step.tables.items():
             blocks[class_id].update(gradient, step.examples, time)

@@ -43,28 +43,34 @@ class WindowBlock(BlockOfKeys):
         self._last_use = np.zeros(len(block), np.int64)
         self._number = 0  # of the batch
 
-    def bring(self, batches: Sequence[Keys]) -> None:
+    def bring(self, batches: Sequence[Keys], in_use: Sequence[Keys] = ()) -> None:
         """Have the rows of a batch, the first one, and if one is lacking, those of as many of the
-        others, which follow it, as there is room for. Raises ResourceExhausted: the first one has
-        more rows than the block.
+        others, which follow it, as there is room for. in_use: of earlier batches, whose rows the
+        next step will update. Raises ResourceExhausted: these and the first one have more rows than
+        the block.
         """
         self._number += 1
         if (self.find(batches[0]) == ABSENT).any():
-            self._fill(self._fitting(batches), batches)
+            first = distinct([*in_use, batches[0]], self._pool) if in_use else batches[0]
+            known = [first, *batches[1:]]
+            self._fill(self._fitting(known, 1 + len(in_use)), known)
         self._last_use[self.find(batches[0])] = self._number
 
-    def _fitting(self, batches: Sequence[Keys]) -> Keys:
-        """The distinct keys of the first batches, as many as fit into the block."""
-        first = batches[0]
+    def _fitting(self, known: Sequence[Keys], num_batches: int) -> Keys:
+        """The distinct keys of the first of the known ones, as many as fit into the block.
+        num_batches: that the very first are of.
+        """
+        first = known[0]
         if len(first) > len(self):
+            what = "a batch" if num_batches == 1 else f"{num_batches} batches, of one step,"
             raise ResourceExhausted(
-                f"window on a device: expected a batch of at most {len(self)} rows of table"
-                f" {self._schema.name!r}, which its part of the memory has room for, found one of"
+                f"window on a device: expected {what} of at most {len(self)} rows of table"
+                f" {self._schema.name!r}, which its part of the memory has room for, found"
                 f" {len(first)} rows: give the window at least {len(first) / len(self):.2f} times"
                 " the memory, or take smaller batches"
             )
         needed = first
-        for keys in batches[1:]:
+        for keys in known[1:]:
             more = distinct([needed, keys], self._pool)
             if len(more) > len(self):
                 break

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trireme.device import BlockLayout, RowBlock
+from trireme.device.block_layout import SLOTS_MAX
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.interchange.worker_side.import_requests import importing, new_id, send_wide_rows
 from trireme.protocol.block_messages import BlockTensors
@@ -58,7 +59,8 @@ class RowsInWindow(RowsOnDevice):
         self._planned = threading.Condition()
         self._plans: deque[KeysByClass] = deque()  # as many as the pipeline plans ahead
         self._is_complete = True  # no plans come
-        self._id, self._is_open = id or new_id(), opens
+        self._pending = setup.replica.pending  # lookups that the next step updates
+        self._id, self._opens, self._is_open = id or new_id(), opens, opens
         self._blocks_at_end: BlockTensors = {}
         self._decide: Callable[[str], bool] | None = None
         self._import = ExitStack()
@@ -103,7 +105,12 @@ class RowsInWindow(RowsOnDevice):
             of_class = [batch[class_id] for batch in batches if class_id in batch]
             if class_id in keys and len(keys[class_id]):
                 assert isinstance(block, WindowBlock)
-                block.bring(of_class)
+                block.bring(of_class, self._in_use(class_id))
+
+    def _in_use(self, class_id: RowClassId) -> list[Keys]:
+        """The keys of batches before this one whose step has not been made."""
+        lookups = self._pending.entries
+        return [one.keys for one in lookups if one.table.class_id == class_id]
 
     def _known(self, keys: KeysByClass) -> list[KeysByClass]:
         """The batch of these keys, and those known to follow. Waits for the thread that plans, as
@@ -128,6 +135,7 @@ class RowsInWindow(RowsOnDevice):
             needs[class_id] = max(1, len(keys)) * row_bytes[class_id]
         for class_id, need in needs.items():
             num_rows = int(self._num_bytes * (need / sum(needs.values()))) // row_bytes[class_id]
+            num_rows = min(num_rows, SLOTS_MAX)
             if num_rows == 0:
                 raise ResourceExhausted(
                     f"window on a device: expected memory for rows of {row_bytes[class_id]} bytes"
@@ -163,11 +171,21 @@ class RowsInWindow(RowsOnDevice):
 
     # ---- the end ----
 
+    def check_unchanged(self) -> None:
+        """As there. Raises BadRequest: the end has failed before, and the servers have dropped
+        all.
+        """
+        if self._opens and not self._is_open:
+            raise BadRequest(
+                "end_pass: expected a window whose end has not failed, found one that the servers"
+                " have dropped: call abandon_pass, and train on its data again"
+            )
+        super().check_unchanged()
+
     def import_id(self) -> str:
         return self._id
 
     def give(self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]) -> None:
-        """As there. Raises BadRequest: it has failed before, and the servers have dropped all."""
         with self.ending(id, blocks, decide):
             for class_id, keys, rows in self._changed():
                 self._give_back(class_id, keys, rows)
@@ -177,11 +195,6 @@ class RowsInWindow(RowsOnDevice):
         self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
     ) -> Iterator[None]:
         """The end of the import, before which the block may send more rows."""
-        if not self._is_open:
-            raise BadRequest(
-                "end_pass: expected a window whose end has not failed, found one that the servers"
-                " have dropped: call abandon_pass, and train on its data again"
-            )
         self._is_open, self._decide = False, decide
         self._blocks_at_end.update(blocks)
         with self._import:

@@ -16,7 +16,7 @@ from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.key_slots import ABSENT
 from trireme.train.modes.device_ranks.exchange import Exchange, Message
-from trireme.train.modes.device_ranks.owned_rows import Ahead, OwnedRows
+from trireme.train.modes.device_ranks.owned_rows import NOTHING_AHEAD, Ahead, OwnedRows
 from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 from trireme.train.modes.device_ranks.owners import Owners, sizes_of
 from trireme.worker.gradients import KeysByClass
@@ -74,7 +74,7 @@ class AskedRows:
         for batch in ahead.batches:
             for own, announced in zip(arrays, self._question(batch)[1], strict=True):
                 own += announced
-        body["ahead"] = [ahead.is_announced, ahead.begins]
+        body["ahead"] = [ahead.is_announced, ahead.begins, ahead.continues]
         received = self.answer(self._exchange.share("rows", body, arrays))
         self.own = keys
         return self._joined(keys, body["counts"], received, extra=0)
@@ -125,14 +125,16 @@ class AskedRows:
         classes = [class_id for class_id, _ in self._owners.classes]
         for worker, message in enumerate(messages):
             if "ahead" not in message.body:
+                self.rows.note_ahead(worker, {}, NOTHING_AHEAD)
                 continue
             starts = range(len(classes), len(message.arrays), len(classes))
             batches = [
                 dict(zip(classes, message.arrays[start : start + len(classes)], strict=True))
                 for start in starts
             ]
-            is_announced, begins = message.body["ahead"]
-            self.rows.note_ahead(worker, Ahead(is_announced, begins, batches))
+            is_announced, begins, continues = message.body["ahead"]
+            asked = {class_id: one.by_worker[worker] for class_id, one in self.asked.items()}
+            self.rows.note_ahead(worker, asked, Ahead(is_announced, begins, continues, batches))
 
     def _joined(
         self,

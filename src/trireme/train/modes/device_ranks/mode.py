@@ -72,7 +72,7 @@ class SharedDevicePass(DevicePass):
         super()._enter()
         if not self._is_over:
             self._exchange, self.num_steps = meet(self._setup.cluster, self._device, self.num_steps)
-            self._steps_made = self._steps_before = self.num_steps
+            self._steps_made = self.num_steps
 
     def _bring_rows(
         self, source: PassData | WindowSize, device: torch.device, before: DevicePass | None
@@ -156,6 +156,7 @@ class SharedDevicePass(DevicePass):
         self._note_step(self._together.step(step))
 
     def _note_step(self, made: StepMade) -> None:
+        self._has_trained = True
         self._steps_made += 1
         self.num_steps = self._steps_made
         if made.stops:

@@ -27,15 +27,17 @@ class Ahead(NamedTuple):
     """What a worker announces of its batches to come, where there is a window.
 
     is_announced: its present batch is the first of those it has announced. begins: it forgets those
-    it has announced before. batches: that it announces now.
+    it has announced before. continues: its step has earlier batches, too. batches: that it
+    announces now.
     """
 
     is_announced: bool
     begins: bool
+    continues: bool
     batches: Sequence[KeysByClass]
 
 
-NOTHING_AHEAD = Ahead(False, False, ())
+NOTHING_AHEAD = Ahead(False, False, False, ())
 
 
 class OwnedRows(PassRows):
@@ -49,8 +51,8 @@ class OwnedRows(PassRows):
         del keys
         return NOTHING_AHEAD
 
-    def note_ahead(self, worker: int, ahead: Ahead) -> None:
-        """What a worker has announced to this owner."""
+    def note_ahead(self, worker: int, asked: KeysByClass, ahead: Ahead) -> None:
+        """What a worker has announced to this owner, with the question for `asked`."""
 
     def ending(
         self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]

@@ -44,6 +44,8 @@ class OwnedWindow(RowsInWindow):
         self._classes = [class_id for class_id, _ in owners.classes]
         self._num_announced, self._begins = 0, True  # of this worker
         self._coming: list[deque[KeysByClass]] = [deque() for _ in range(cluster.num_workers)]
+        # Of the step to come, what each worker has asked for.
+        self._of_step: list[list[KeysByClass]] = [[] for _ in range(cluster.num_workers)]
 
     # ---- what this worker announces ----
 
@@ -57,12 +59,16 @@ class OwnedWindow(RowsInWindow):
         is_announced, begins = self._num_announced > 0, self._begins
         new = following[max(0, self._num_announced - 1) :]
         self._num_announced, self._begins = len(following), False
-        return Ahead(is_announced, begins, new)
+        return Ahead(is_announced, begins, bool(self._pending.entries), new)
 
     # ---- what it has as an owner ----
 
-    def note_ahead(self, worker: int, ahead: Ahead) -> None:
-        """What a worker has announced to this owner."""
+    def note_ahead(self, worker: int, asked: KeysByClass, ahead: Ahead) -> None:
+        """What a worker has announced to this owner, with the question for `asked`."""
+        of_step = self._of_step[worker]
+        if not ahead.continues:
+            of_step.clear()
+        of_step.append(asked)
         coming = self._coming[worker]
         if ahead.begins:
             coming.clear()
@@ -73,6 +79,11 @@ class OwnedWindow(RowsInWindow):
     def _known(self, keys: KeysByClass) -> list[KeysByClass]:
         """The batch of all workers of these keys, and those known to follow."""
         return [self._union([keys]), *map(self._union, zip_longest(*self._coming, fillvalue={}))]
+
+    def _in_use(self, class_id: RowClassId) -> list[Keys]:
+        """As there, of the batches of all workers."""
+        earlier = (keys for of_step in self._of_step for keys in of_step[:-1])
+        return [keys[class_id] for keys in earlier if class_id in keys]
 
     def _union(self, batches: Iterable[KeysByClass]) -> dict[RowClassId, Keys]:
         parts = list(batches)

@@ -54,6 +54,8 @@ class WorkerTrainedDense:
         with torch.no_grad():
             for name, parameter in self._dense.parameters.items():
                 specs = [spec for spec in self._dense.specs if spec.param == name]
+                if not specs:  # a parameter without elements
+                    continue
                 tensors = _joined(blocks, [spec.id for spec in specs])
                 parameter.copy_(tensors.pop("weights").view_as(parameter))
                 if self._optimizer is not None:
