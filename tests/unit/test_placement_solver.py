@@ -12,9 +12,10 @@ import pytest
 
 from tests.seeds import SEED
 from trireme.errors import ResourceExhausted
-from trireme.place import solver
+from trireme.place import group_search
+from trireme.place.choice import Choice, StageChain, exact
 from trireme.place.machine_types import MachineType
-from trireme.place.solver import Choice, Solver, StageChain, exact
+from trireme.place.solver import Solver
 
 NUM_CASES = 1000
 
@@ -30,7 +31,7 @@ def chain(types: Sequence[MachineType], *seconds: Sequence[float], **values: obj
     plain = StageChain(
         stages=[f"s{i}" for i in range(num)],
         types=types,
-        seconds={kind.name: [of[i] for of in seconds] for i, kind in enumerate(types)},
+        seconds={kind.name: [by_type[i] for by_type in seconds] for i, kind in enumerate(types)},
         bytes_before=[0.0] * num,
         bytes_sent_to=[0.0] * num,
     )
@@ -73,9 +74,7 @@ class Tried:
     rate: float | Fraction
 
 
-def tried(
-    chain: StageChain, rate: Fraction, *, exceeds: bool = False
-) -> Iterator[Tried]:
+def tried(chain: StageChain, rate: Fraction, *, exceeds: bool = False) -> Iterator[Tried]:
     """All placements within the limits that reach the rate."""
     for cuts in all_cuts(chain):
         cost, workers, paces = Fraction(), 0, []
@@ -219,8 +218,8 @@ def test_the_first_group_sends_what_all_other_stages_need() -> None:
 def test_a_search_within_limits_that_becomes_too_large_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(solver, "PARTIAL_MAX", 5)
+    monkeypatch.setattr(group_search, "PARTIAL_MAX", 5)
     types = [machine("a", limit=3), machine("b", price=2.0)]
     made = chain(types, *([(1e-3, 1e-3)] * 6))
-    with pytest.raises(ResourceExhausted, match="at most 5 partial placements .* of 6 stages"):
+    with pytest.raises(ResourceExhausted, match=r"at most 5 partial placements .* of 6 stages"):
         Solver(made).cheapest(Fraction(1000))

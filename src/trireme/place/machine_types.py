@@ -30,8 +30,7 @@ from trireme.config import Config
 from trireme.errors import BadRequest
 
 DEVICES = ("cpu", "gpu")
-_LABEL = re.compile(r"[a-z][a-z0-9_]*")
-_NUMBERED = re.compile(r".*_\d+")
+_LABEL = re.compile(r"[a-z][a-z0-9]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +109,8 @@ _CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "reads": ("true or false", lambda value: isinstance(value, bool)),
     "limit": ("an integer >= 1", lambda value: type(value) is int and value >= 1),
     "label": (
-        "small letters, digits and _, a letter first, without _NUMBER at its end",
-        lambda value: (
-            isinstance(value, str)
-            and _LABEL.fullmatch(value) is not None
-            and _NUMBERED.fullmatch(value) is None
-        ),
+        "small letters and digits, a letter first",
+        lambda value: isinstance(value, str) and _LABEL.fullmatch(value) is not None,
     ),
 }
 
