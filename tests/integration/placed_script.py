@@ -1,0 +1,44 @@
+"""Trains a small model on batches in memory, for `trireme place`: BEFORE MODE."""
+
+import sys
+
+import torch
+from torch import nn
+
+import trireme as tr
+
+before, mode = sys.argv[1:]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        table = tr.Table("rows", dim=4, optimizer=tr.optim.Adagrad(lr=0.1))
+        self.bag = tr.nn.EmbeddingBag(table, features=["a", "b"])
+        self.top = nn.Sequential(nn.Linear(2 * 4, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, batch: tr.data.Batch) -> torch.Tensor:
+        return self.top(self.bag(batch).flatten(1)).squeeze(1)
+
+
+tr.init()
+ids = torch.arange(64)
+batch = {"a": ids, "b": ids % 8, "dense": torch.ones(64, 3), "label": (ids % 2).float()}
+model = Model()
+trainer = tr.Trainer(
+    model,
+    torch.optim.Adam(model.parameters()),
+    loss=nn.functional.binary_cross_entropy_with_logits,
+    strategy=tr.Strategy(mode, **({"k": 2} if mode == "geo" else {})),
+    progress=False,
+)
+if before == "fail":
+    raise RuntimeError("no data today")
+if before == "evaluate":
+    trainer.evaluate(dataset=[batch])
+if before == "infer":
+    trainer.evaluate([batch], labels=False)
+    print("inferred", torch.get_num_threads())
+if before != "end":
+    trainer.fit([batch] * (0 if before == "empty" else 3), epochs=2)
+    print("trained")
