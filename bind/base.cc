@@ -7,6 +7,7 @@
 #endif
 #include <new>
 #include <optional>
+#include <vector>
 
 #include "base/error.h"
 #include "base/finite.h"
@@ -112,15 +113,21 @@ Returns False if the C library has no such setting.)");
   m.def(
       "borrow",
       [](nb::object array) {
-        auto rows = nb::cast<Array2<const float>>(array, /*convert=*/false);
-        return nb::ndarray<nb::numpy, float, nb::ndim<2>>(const_cast<float*>(rows.data()),
-                                                          {rows.shape(0), rows.shape(1)}, array);
+        auto view = nb::cast<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>(array,
+                                                                                 /*convert=*/false);
+        std::vector<std::size_t> shape;
+        for (std::size_t i = 0; i < view.ndim(); ++i) {
+          shape.push_back(view.shape(i));
+        }
+        return nb::ndarray<nb::numpy>(const_cast<void*>(view.data()), shape.size(), shape.data(),
+                                      array, nullptr, view.dtype());
       },
       "array"_a,
       R"(Return a writable array over the same memory, without a copy.
 
-torch has no read-only tensors and warns about read-only arrays. Do not write to the result.
-array: (K, D) float32; the result keeps it alive.)");
+torch has no read-only tensors and warns about read-only arrays. Write to the result only if nobody
+else reads the memory.
+array: C-contiguous, of any shape and type; the result keeps it alive.)");
 }
 
 }  // namespace trireme::bind

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trireme.config import Config
     from trireme.job.cluster import Cluster
     from trireme.launch.init import init
+    from trireme.nn.stages import Stages
     from trireme.strategy import Strategy
     from trireme.table import Table
     from trireme.train import (
@@ -38,6 +39,7 @@ __all__ = [
     "Publishing",
     "Recipe",
     "Report",
+    "Stages",
     "Strategy",
     "Table",
     "Trainer",
@@ -62,6 +64,7 @@ _HOMES = {
     "config": ("Config",),
     "job.cluster": ("Cluster",),
     "launch.init": ("init",),
+    "nn.stages": ("Stages",),
     "strategy": ("Strategy",),
     "table": ("Table",),
     "train": _TRAIN,

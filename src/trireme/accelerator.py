@@ -55,12 +55,16 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
 def device_of_label(label: str, places: Mapping[str, str]) -> torch.device:
     """The device that a label, cpu or gpu, stands for in this process.
 
-    places: label -> what stands in for it, as TRIREME_DEVICE_GPU says of gpu.
+    places: label -> what it stands for instead, as TRIREME_DEVICE_GPU says of gpu; other labels
+        have to be there.
 
     Raises BadRequest: an unknown label or device, or no such device here.
     """
-    if label not in LABELS:
-        raise BadRequest(f"device: expected a label of {LABELS}, found {label!r}")
+    if label not in LABELS and label not in places:
+        raise BadRequest(
+            f"device: expected a label of {', '.join(LABELS)}, or TRIREME_DEVICE_{label.upper()} to"
+            f" name its device, found {label!r}"
+        )
     name = places.get(label) or {"gpu": _GPU}.get(label, label)
     try:
         device = torch.device(name)
@@ -74,6 +78,18 @@ def device_of_label(label: str, places: Mapping[str, str]) -> torch.device:
             f" {torch.__version__} sees; TRIREME_DEVICE_GPU=cpu lets the CPU stand in for it"
         )
     return device
+
+
+def seed_from_host(device: torch.device) -> None:
+    """Seed the random numbers of a device from those of the CPU, which go on."""
+    if device.type == _GPU:
+        seed = int(torch.randint(1 << 62, ()))
+        torch.cuda.default_generators[current_index(device)].manual_seed(seed)
+
+
+def current_index(device: torch.device) -> int:
+    """The place of a GPU among those that torch sees."""
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def num_gpus() -> int:

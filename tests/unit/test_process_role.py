@@ -185,13 +185,14 @@ def test_tuning_variables_reach_every_role() -> None:
         "TRIREME_LIMITS": "tables_max=3",
         "TRIREME_STORE_HOSTS": "minio",
         "TRIREME_DEVICE_GPU": "cpu",
+        "TRIREME_DEVICE_NPU": "cuda:1",
     }
     for env in ({}, FLEET_SERVER, FLEET_WORKER, OWN_WORKER):
         role = read_role({**env, **tuning})
         assert (role.timeout_s, role.insecure) == (7.5, False)
         assert (role.keys, role.root, role.threads) == ("keys/w0", "some/root", 4)
         assert (role.metrics, role.limits) == ("127.0.0.1:9100", "tables_max=3")
-        assert (role.store_hosts, role.device_gpu) == ("minio", "cpu")
+        assert (role.store_hosts, role.devices) == ("minio", (("gpu", "cpu"), ("npu", "cuda:1")))
         assert read_role({**env, **tuning}, metrics="[::]:0").metrics == "[::]:0"
         assert read_role(env).metrics is None
         assert read_role({**env, "TRIREME_INSECURE": "1"}).insecure
@@ -288,11 +289,9 @@ def test_misspelt_variables_are_errors_with_the_nearest_name() -> None:
     assert all(name in str(caught.value) for name in VARIABLES)
 
 
-def test_heterogeneous_workers_and_unknown_fleet_roles_are_refused() -> None:
-    with pytest.raises(BadRequest, match="PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"):
-        read_role({**FLEET_WORKER, "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": "a:1"})
-    with pytest.raises(BadRequest, match="HETER_TRAINER"):
-        read_role({**FLEET_WORKER, "TRAINING_ROLE": "HETER_TRAINER"})
+def test_unknown_fleet_roles_are_refused() -> None:
+    with pytest.raises(BadRequest, match="PSERVER, TRAINER, HETER_TRAINER, found 'COORDINATOR'"):
+        read_role({**FLEET_WORKER, "TRAINING_ROLE": "COORDINATOR"})
 
 
 def test_empty_variables_count_as_unset() -> None:

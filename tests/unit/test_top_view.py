@@ -123,3 +123,44 @@ def test_tables_with_rows_on_ssd_have_lines_of_their_own() -> None:
         "ads", "1000", "9000", "1.0", "MiB", "64.0", "MiB", "75.0%", "80.0%", "300", "15", "100",
         "200", "1.60x",
     ]  # fmt: skip
+
+
+def labeled(batches: float, computed_s: float, *, reachable: float = 2.0) -> ServerSamples:
+    """Two workers, which use two compute workers alike."""
+    numbers = {
+        "compute_workers": 2.0,
+        "reachable": reachable,
+        "credits": 4.0,
+        "in_flight": 3.0,
+        "batches": batches,
+        "failovers": 1.0,
+        "computed_s": computed_s,
+    }
+    samples: list[tuple[Labels, float]] = [
+        ({"worker": worker, "label": "gpu", "what": what}, value)
+        for worker in ("0", "1")
+        for what, value in numbers.items()
+    ]
+    return samples_of("a:1", uptime_seconds=1.0, worker_label=samples)
+
+
+def test_a_line_for_each_label_says_who_waits_for_whom() -> None:
+    begin, busy = labeled(100.0, 1.0), labeled(140.0, 2.8)
+    lines = shown(Snapshot(10.0, [begin]), Snapshot(12.0, [busy]))
+    assert lines["label"][0] == "compute"
+    assert lines["gpu"] == ["2", "8", "6", "40", "45.00", "90.0%", "2", "workers"]
+    idle = labeled(140.0, 1.4, reachable=1.0)
+    lines = shown(Snapshot(10.0, [begin]), Snapshot(12.0, [idle]))
+    assert lines["gpu"] == ["1", "of", "2", "8", "6", "40", "10.00", "20.0%", "2", "gpu"]
+
+
+def test_the_lines_of_labels_fit_a_narrow_terminal() -> None:
+    file = io.StringIO()
+    before, now = labeled(100.0, 1.0), labeled(123_456.0, 2.8, reachable=1.0)
+    Console(file=file, width=80).print(view(Snapshot(10.0, [before]), Snapshot(12.0, [now])))
+    lines = file.getvalue().splitlines()
+    [title] = [line for line in lines if line.startswith("label")]
+    [line] = [line for line in lines if line.startswith("gpu")]
+    assert title.split()[-2:] == ["failovers", "waiting"]
+    assert "123.4k" in line
+    assert len(line) <= 80

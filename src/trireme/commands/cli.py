@@ -47,8 +47,12 @@ examples:
 trireme.init() without arguments reads the role of the process from the environment:
   TRIREME_ROLE=worker TRIREME_SERVERS=HOST:PORT,... TRIREME_INDEX=I TRIREME_NUM_WORKERS=N
       (TRIREME_JOIN=1 instead of the last two joins a running job of trireme launch --streams)
+  TRIREME_ROLE=heter, TRIREME_INDEX the place in TRIREME_HETER=LABEL=HOST:PORT,... (all processes of
+      the job have this list), TRIREME_SERVERS and TRIREME_NUM_WORKERS: a compute worker;
+      TRIREME_LABEL is checked if it is set
   Fleet's TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID,
-      POD_IP and PADDLE_PORT
+      POD_IP and PADDLE_PORT, and for compute workers PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST and
+      HETER_DEVICE_TYPE
   torchrun's RANK and WORLD_SIZE, with TRIREME_SERVERS
 Without any of them the process trains alone.
 

@@ -29,9 +29,18 @@ examples:
   trireme launch --servers 10.0.0.1:6000,10.0.0.2:6000 --workers 10.0.0.1:0,10.0.0.2:0 \\
       --insecure train.py
       run this command on both machines; each starts the processes of its own machine
+  trireme launch --server_num 1 --worker_num 4 --heter_worker_num 1 --heter_devices gpu \\
+      --gpus 0 train.py
+      a heterogeneous job: 4 workers read and pull, and a compute worker runs the model for them on
+      a GPU. It runs the same script, up to its Trainer; see docs/heterogeneous.md. With
+      TRIREME_DEVICE_GPU=cpu instead of --gpus 0 it computes on the CPU
+  trireme launch --servers 10.0.0.1:6000 --workers 10.0.0.1:0,10.0.0.1:0 \\
+      --heter_devices "gpu;npu" --heter_workers "10.0.0.2:7000,10.0.0.2:7001;10.0.0.3:7000" \\
+      --keys keys train.py
+      the same on three machines, with two kinds of compute workers: run it on each
 
-Options go before the script. Logs are log/serverlog.N and log/workerlog.N; worker 0 also writes to
-the console.
+Options go before the script. Logs are log/serverlog.N, log/workerlog.N and log/heterlog.N; worker 0
+also writes to the console.
 
 If a process fails, all are stopped; with --max_restart it is restarted instead. The exit code is
 that of the failed process, 128 + n if signal n ended it or stopped the job, and 2 for a wrong
@@ -45,13 +54,16 @@ Environment, for every process of the job; options override it:
       the same as the options
   TRIREME_METRICS
       the same as --metrics PORT: server i gets PORT + i, the workers get the ports after the last
-      server; with port 0 each process chooses a free port and logs it
+      server, compute workers those after the last worker; with port 0 each process chooses a free
+      port and logs it
   TRIREME_THREADS, OMP_NUM_THREADS
       threads of Trireme and of torch; default: a share of the cores
   TRIREME_DEVICE_GPU
-      the device that stands in for a GPU where a script asks for one, such as cpu
+      the device that stands in for a GPU where a script asks for one, or where a compute worker of
+      label gpu computes, such as cpu
   CUDA_VISIBLE_DEVICES, FLAGS_selected_gpus
-      the GPUs of this machine; launch gives each worker its own
+      the GPUs of this machine; launch gives each worker its own, or each compute worker of label
+      gpu if the job has some
 """
     + KEYS
 )
@@ -61,9 +73,6 @@ Environment, for every process of the job; options override it:
 _INSTEAD = {
     "--server_num 0, --ips or --gpus alone make a collective job, others have servers": (
         "run_mode",
-    ),
-    "heterogeneous workers are not supported": tuple(
-        f"heter_{what}" for what in ("workers", "worker_num", "devices")
     ),
     "server 0 hosts the coordinator": ("coordinators", "coordinator_num", "http_port"),
     "barriers and reductions go through the servers": ("with_gloo", "gloo_port"),
@@ -86,6 +95,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     )
     add("--worker_num", "--trainer_num", type=int, metavar="N", help="number of workers")
     _add_machines(command)
+    _add_compute_workers(command)
     add(
         "--log_dir",
         type=Path,
@@ -105,10 +115,10 @@ def add_to(command: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="restart each server or worker that dies, up to N times, while the others wait; a"
-        " server recovers its state (--durability process becomes the default), a worker continues"
-        " where its predecessor was; without servers all workers of this machine are restarted, and"
-        " continue from their newest checkpoint; default: 0",
+        help="restart each process that dies, up to N times, while the others wait; a server"
+        " recovers its state (--durability process becomes the default), a worker continues"
+        " where its predecessor was, a compute worker keeps nothing; without servers all workers of"
+        " this machine are restarted, and continue from their newest checkpoint; default: 0",
     )
     add(
         "--streams",
@@ -158,8 +168,9 @@ def _add_machines(command: argparse.ArgumentParser) -> None:
         type=_addresses,
         default=(),
         metavar="N,...",
-        help="GPUs of this machine, as CUDA numbers or names them; each worker sees one of them;"
-        " default: FLAGS_selected_gpus. Without --server_num or --servers workers hold the rows",
+        help="GPUs of this machine, as CUDA numbers or names them; each worker sees one of them, or"
+        " each compute worker of label gpu; default: FLAGS_selected_gpus. Without"
+        " --server_num or --servers workers hold the rows",
     )
     add(
         "--nproc_per_node",
@@ -190,6 +201,33 @@ def _add_machines(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the network device, such as eth2, at whose address other processes reach those here,"
         " and which NCCL and gloo use; default: the one on the way to the others",
+    )
+
+
+def _add_compute_workers(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--heter_worker_num",
+        type=_numbers,
+        default=(),
+        metavar="N[;N...]",
+        help="number of compute workers of each kind, all on this machine: they run the model for"
+        " the workers, which read, pull and push",
+    )
+    add(
+        "--heter_devices",
+        type=_kinds,
+        default=(),
+        metavar="LABEL[;LABEL...]",
+        help="label of each kind, such as gpu: the device that it computes on, and the keyword in"
+        " trireme.Stages of what it computes; default for one kind: gpu",
+    )
+    add(
+        "--heter_workers",
+        type=_address_lists,
+        default=(),
+        metavar="HOST:PORT,...[;HOST:PORT,...]",
+        help="addresses of all compute workers of each kind, on several machines",
     )
 
 
@@ -236,3 +274,15 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 def _addresses(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(";"))
+
+
+def _address_lists(text: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(_addresses(part) for part in _kinds(text))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in _kinds(text))

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from trireme.launch import process_role
+from trireme.launch import fact_values
 
 KEYS = """
 Keys: a server's folder has server.key and clients.pub (the admitted public keys, one per line), a
@@ -52,7 +52,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
         "--timeout_s",
         type=seconds,
         metavar="S",
-        help=f"seconds to wait for other processes; default: {process_role.TIMEOUT_S_DEFAULT:g}",
+        help=f"seconds to wait for other processes; default: {fact_values.TIMEOUT_S_DEFAULT:g}",
     )
     add("--keys", metavar="DIR", help="encrypt and authenticate with the keys in this folder")
     add(
@@ -91,7 +91,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--durability",
-        choices=process_role.DURABILITIES,
+        choices=fact_values.DURABILITIES,
         help="what acknowledged pushes survive: nothing (the default), the end of the server's"
         " process, or also a power loss of its machine",
     )

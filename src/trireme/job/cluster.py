@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +21,7 @@ from trireme.worker.monitoring import WorkerMetrics
 from trireme.worker.transport import Transport
 
 if TYPE_CHECKING:
+    from trireme.job.compute_place import ComputePlace
     from trireme.job.host import Host
     from trireme.server.state import ServerState
 
@@ -36,6 +37,9 @@ class Cluster:
     host: the server that this process hosts; its state is `server`.
     devices: label -> the device that stands in for it, such as {"gpu": "cpu"}.
     interface: the network device at whose address the other workers reach this one.
+    heter: (label, address) of each compute worker of the job.
+    call_client: makes a client of one thread for calls to them, given its purpose.
+    place: of this process, if it is a compute worker.
     """
 
     def __init__(
@@ -50,8 +54,13 @@ class Cluster:
         insecure: bool = False,
         devices: Mapping[str, str] | None = None,
         interface: str | None = None,
+        heter: Sequence[tuple[str, str]] = (),
+        call_client: Callable[[str], rpc.RpcClient] | None = None,
+        place: ComputePlace | None = None,
     ) -> None:
         self.client, self.pool, self.host = client, pool, host
+        self.heter, self.place = tuple(heter), place
+        self._call_client = call_client
         self.metrics, self.keys, self.insecure = metrics, keys, insecure
         self._devices, self._interface = devices or {}, interface
         self.worker = client.worker  # index among the workers that the job began with
@@ -63,7 +72,7 @@ class Cluster:
         self.stop_request = StopRequest()
         self._heartbeat: Heartbeat | None = None
         if heartbeat is not None:
-            self._heartbeat = Heartbeat(client, heartbeat, metrics.report, self.stop_request)
+            self._heartbeat = Heartbeat(client, heartbeat, metrics, self.stop_request)
         self.metrics.health.opened()
         _open.add(self)
 
@@ -79,9 +88,17 @@ class Cluster:
 
     def device(self, label: str) -> torch.device:
         """The device of this process that a label stands for: "cpu", or "gpu", which
-        TRIREME_DEVICE_GPU may map to another. Raises BadRequest: there is none here.
+        TRIREME_DEVICE_GPU may map to another. In a worker whose job has compute workers of the
+        label it is the CPU. Raises BadRequest: there is none here.
         """
+        if self.place is None and any(label == other for other, _ in self.heter):
+            return accelerator.HOST
         return accelerator.device_of_label(label, self._devices)
+
+    def call_client(self, purpose: str) -> rpc.RpcClient:
+        """A client for one thread's calls to compute workers. The caller closes it."""
+        assert self._call_client is not None, "only a worker of a job with servers has them"
+        return self._call_client(purpose)
 
     @property
     def address(self) -> str:

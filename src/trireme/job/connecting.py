@@ -39,6 +39,7 @@ def connect(
     metrics: str | None = None,
     devices: Mapping[str, str] | None = None,
     interface: str | None = None,
+    heter: Sequence[tuple[str, str]] = (),
     host: Host | None = None,
 ) -> Cluster:
     """Join a job as one of its workers; waits for servers that are not up yet.
@@ -49,7 +50,7 @@ def connect(
         late: join a running job whose workers share streams, from its next streams on.
         insecure: this worker, too, may listen beyond loopback without keys (global_shuffle).
         metrics: "[host:]port" that answers /metrics and /healthz.
-        devices, interface: see Cluster.
+        devices, interface, heter: see Cluster.
         host: the server among them that this process hosts.
 
     Raises:
@@ -98,6 +99,8 @@ def connect(
         metrics=own_metrics,
         devices=devices,
         interface=interface,
+        heter=heter,
+        call_client=lambda purpose: base.clone(f"{name} ({purpose})"),
     )
 
 

@@ -2,12 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trireme.errors import TriremeError
 from trireme.rpc import Call
 from trireme.worker.client import WorkerClient
+from trireme.worker.monitoring import WorkerMetrics
 from trireme.worker.transport import Transport
 
 log = logging.getLogger("trireme")
@@ -29,17 +30,17 @@ class StopRequest:
 
 class Heartbeat:
     """A thread that sends heartbeats to all servers and exchanges stop requests through them.
-    report: gives the numbers that each heartbeat carries. body: names this worker to the servers.
+    metrics: have the numbers that each heartbeat carries. body: names this worker to the servers.
     """
 
     def __init__(
         self,
         client: WorkerClient,
         transport: Transport,
-        report: Callable[[], Mapping[str, int]],
+        metrics: WorkerMetrics,
         stop_request: StopRequest,
     ) -> None:
-        self._client, self._transport, self._report = client, transport, report
+        self._client, self._transport, self._metrics = client, transport, metrics
         self._stop_request = stop_request
         self.body = {
             "worker": client.worker,
@@ -70,7 +71,7 @@ class Heartbeat:
     def _beat(self) -> None:
         request, servers = self._stop_request, self._client.servers.map.servers
         stops = "" if request.is_alone else request.reason
-        body = {**self.body, "report": self._report(), "stops": stops}
+        body = {**self.body, **self._metrics.report(), "stops": stops}
         calls = [Call(server, "server.alive", body, []) for server in servers]
         within = {"within_s": 1.5 * self._period_s}
         calls.append(Call(servers[0], "server.attendance", within, []))

@@ -18,9 +18,12 @@ rank; `process_role` checks them as a whole.
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from trireme.errors import BadRequest
+from trireme.label import is_label
+from trireme.launch.facts import Fact, Facts, as_text, is_set, stated
+from trireme.launch.fleet_stages import ALL, heter_facts
 
 # Trireme's own variables, and the fact that each states.
 VARIABLES: Mapping[str, str] = {
@@ -30,6 +33,8 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_NUM_WORKERS": "num",
     "TRIREME_STREAMS": "streams",
     "TRIREME_JOIN": "join",
+    "TRIREME_LABEL": "label",
+    "TRIREME_HETER": "heter",
     "TRIREME_LISTEN": "listen",
     "TRIREME_LISTEN_FD": "listen_fd",
     "TRIREME_TIMEOUT_S": "timeout_s",
@@ -46,21 +51,25 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_MEMORY": "memory",
     "TRIREME_SSD_DIR": "ssd_dir",
     "TRIREME_STORE_HOSTS": "store_hosts",
-    "TRIREME_DEVICE_GPU": "device_gpu",
+    "TRIREME_DEVICE_GPU": "devices",
     "TRIREME_INTERFACE": "interface",
 }
+DEVICES = "TRIREME_DEVICE_"
+"""Before the label, in capitals, whose device in this process the variable names."""
 # The facts that make a process part of a job. The others only tune it.
-PLACE = ("role", "servers", "index", "num", "join", "listen", "listen_fd")
+PLACE = ("role", "servers", "index", "num", "join", "label", "heter", "listen", "listen_fd")
 PLACE_VARIABLES = tuple(name for name, fact in VARIABLES.items() if fact in PLACE)
 
 # Where a missing fact could have come from, for messages.
 _SOURCES = {
-    "role": "TRIREME_ROLE (server, worker, embedded) or TRAINING_ROLE (PSERVER, TRAINER)",
+    "role": "TRIREME_ROLE (server, worker, heter, embedded) or TRAINING_ROLE (PSERVER, TRAINER,"
+    " HETER_TRAINER)",
     "servers": "TRIREME_SERVERS or PADDLE_PSERVERS_IP_PORT_LIST (host:port,host:port,...)",
     "server address": "an address to listen on (--listen, TRIREME_LISTEN), or its place in a job "
     "(TRIREME_SERVERS and TRIREME_INDEX, or PADDLE_PSERVERS_IP_PORT_LIST, POD_IP and PADDLE_PORT)",
     "worker index": "TRIREME_INDEX, PADDLE_TRAINER_ID or torchrun's RANK",
     "server index": "TRIREME_INDEX or TRIREME_LISTEN, or POD_IP and PADDLE_PORT",
+    "heter": f"TRIREME_HETER (label=host:port,...) or {ALL}",
     "num": "TRIREME_NUM_WORKERS, PADDLE_TRAINERS_NUM or torchrun's WORLD_SIZE",
 }
 _FLEET_VARIABLES = {
@@ -74,26 +83,7 @@ _GPU_VARIABLES = {
     "LOCAL_RANK": "local_index",
     "LOCAL_WORLD_SIZE": "local_num",
 }
-_FLEET_ROLES = {"PSERVER": "server", "TRAINER": "worker"}
-
-
-class Fact(NamedTuple):
-    """value: text from the environment, or an argument. name: of the variable or argument."""
-
-    value: object
-    name: str
-
-    def integer(self, *, low: int) -> int:
-        """Raises BadRequest: not an integer of at least `low`."""
-        text = str(self.value).strip()
-        if not text.isdecimal() or int(text) < low:
-            raise BadRequest(
-                f"init: expected {self.name} to be an integer >= {low}, found {text!r}"
-            )
-        return int(text)
-
-
-Facts = dict[str, Fact]
+_FLEET_ROLES = {"PSERVER": "server", "TRAINER": "worker", "HETER_TRAINER": "heter"}
 
 
 def inherited() -> Mapping[str, str]:
@@ -116,45 +106,37 @@ def read_facts(env: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> F
     facts |= {
         key: Fact(value, f"argument {key}") for key, value in arguments.items() if value is not None
     }
-    return _stated(env, _GPU_VARIABLES) | _family_facts(env, facts) | facts
+    return stated(env, _GPU_VARIABLES) | _family_facts(env, facts) | facts
 
 
 def require(facts: Facts, key: str, process: str, source: str | None = None) -> Fact:
     """The fact `key`. Raises BadRequest with the variables that could state it."""
     if key in facts:
         return facts[key]
-    stated = ", ".join(f"{fact.name}={as_text(fact.value)}" for fact in facts.values())
+    others = ", ".join(f"{fact.name}={as_text(fact.value)}" for fact in facts.values())
     is_argument = "role" in facts and facts["role"].name.startswith("argument")
     raise BadRequest(
-        f"init: {process} needs {_SOURCES[source or key]}, found none of these, but {stated}"
+        f"init: {process} needs {_SOURCES[source or key]}, found none of these, but {others}"
         + ("" if is_argument else "; unset everything to run embedded")
     )
 
 
-def as_text(value: object) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
 def _own_facts(env: Mapping[str, str]) -> Facts:
     """Facts of the TRIREME_* variables. One with an unknown name would have no effect: an error."""
+    devices: dict[str, str] = {}
     for name in sorted(env):
-        if name.startswith("TRIREME_") and name not in VARIABLES:
+        label = name.removeprefix(DEVICES).lower()
+        if name.startswith(DEVICES) and is_label(label) and name.isupper():
+            devices |= {label: env[name].strip()} if is_set(env, name) else {}
+        elif name.startswith("TRIREME_") and name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise BadRequest(
                 f"init: expected only known TRIREME_* variables ({', '.join(VARIABLES)}), "
                 f"found {name}{hint}"
             )
-    return _stated(env, VARIABLES)
-
-
-def _is_set(env: Mapping[str, str], name: str) -> bool:
-    return bool(env.get(name, "").strip())
-
-
-def _stated(env: Mapping[str, str], facts: Mapping[str, str]) -> Facts:
-    """The facts of the variables that are set. facts: by name of a variable."""
-    return {fact: Fact(env[name], name) for name, fact in facts.items() if _is_set(env, name)}
+    facts = stated(env, {name: fact for name, fact in VARIABLES.items() if fact != "devices"})
+    return facts | ({"devices": Fact(devices, f"{DEVICES}*")} if devices else {})
 
 
 def _family_facts(env: Mapping[str, str], own: Facts) -> Facts:
@@ -171,22 +153,17 @@ def _family_facts(env: Mapping[str, str], own: Facts) -> Facts:
     facts = fleet or torchrun
     if "role" in own and "role" in facts and own["role"].value != facts["role"].value:
         # Variables of another role: only those about the whole job apply here.
-        return {key: fleet[key] for key in ("servers", "num") if key in fleet}
+        return {key: fleet[key] for key in ("servers", "num", "heter") if key in fleet}
     return facts
 
 
 def _fleet_facts(env: Mapping[str, str], own: Facts) -> Facts:
     """Fleet's variables. POD_IP alone states nothing: clusters set it in every container."""
-    if _is_set(env, "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"):
-        raise BadRequest(
-            "init: expected servers and workers only, found heterogeneous workers in "
-            "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, which are not supported"
-        )
-    facts = _stated(env, _FLEET_VARIABLES)
-    if _is_set(env, "PADDLE_PORT"):
+    facts = stated(env, _FLEET_VARIABLES)
+    if is_set(env, "PADDLE_PORT"):
         address = f"{env.get('POD_IP', '')}:{env['PADDLE_PORT']}"
         facts["listen"] = Fact(address, "POD_IP:PADDLE_PORT")
-    if _is_set(env, "PADDLE_TRAINER_ENDPOINTS"):
+    if is_set(env, "PADDLE_TRAINER_ENDPOINTS"):
         _add_endpoints(facts, env["PADDLE_TRAINER_ENDPOINTS"])
     if "role" in facts:
         fleet_role = str(facts["role"].value).strip()
@@ -196,10 +173,11 @@ def _fleet_facts(env: Mapping[str, str], own: Facts) -> Facts:
                 f"found {fleet_role!r}"
             )
         facts["role"] = Fact(_FLEET_ROLES[fleet_role], "TRAINING_ROLE")
-        # PADDLE_TRAINER_ID is the index of a worker. A server is identified by its address.
-        facts.pop("index" if fleet_role == "PSERVER" else "listen", None)
-    is_worker = facts.get("role", Fact("worker", "")).value == "worker"
-    if is_worker and "servers" not in facts | own and _is_set(env, "PADDLE_CURRENT_ENDPOINT"):
+        # PADDLE_TRAINER_ID is the index of a worker. Others are identified by their address.
+        facts.pop("listen" if fleet_role == "TRAINER" else "index", None)
+    role = str(facts.get("role", Fact("worker", "")).value)
+    facts |= heter_facts(env, role)
+    if role == "worker" and "servers" not in facts | own and is_set(env, "PADDLE_CURRENT_ENDPOINT"):
         _add_own_endpoint(facts, env)
     return facts
 
@@ -207,7 +185,7 @@ def _fleet_facts(env: Mapping[str, str], own: Facts) -> Facts:
 def _add_own_endpoint(facts: Facts, env: Mapping[str, str]) -> None:
     """Without servers the workers' endpoints are those of the servers that they host."""
     names = {"PADDLE_TRAINER_ENDPOINTS": "servers", "PADDLE_CURRENT_ENDPOINT": "listen"}
-    facts |= {"role": Fact("worker", "PADDLE_CURRENT_ENDPOINT"), **_stated(env, names)}
+    facts |= {"role": Fact("worker", "PADDLE_CURRENT_ENDPOINT"), **stated(env, names)}
 
 
 def _add_endpoints(facts: Facts, text: str) -> None:
@@ -223,11 +201,11 @@ def _add_endpoints(facts: Facts, text: str) -> None:
 
 
 def _torchrun_facts(env: Mapping[str, str]) -> Facts:
-    facts = _stated(env, {"RANK": "index", "WORLD_SIZE": "num"})
+    facts = stated(env, {"RANK": "index", "WORLD_SIZE": "num"})
     if not facts:
         return {}
     role = Fact("worker", "/".join(fact.name for fact in facts.values()))
-    if _is_set(env, "MASTER_ADDR") and _is_set(env, "MASTER_PORT"):
+    if is_set(env, "MASTER_ADDR") and is_set(env, "MASTER_PORT"):
         address = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
         facts["master"] = Fact(address, "MASTER_ADDR:MASTER_PORT")
     return {"role": role, **facts}

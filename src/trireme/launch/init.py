@@ -30,6 +30,7 @@ def init(
     num: int | None = None,
     streams: int | None = None,
     join: bool | None = None,
+    heter: str | None = None,
     keys: str | None = None,
     timeout_s: float | None = None,
     metrics: str | int | None = None,
@@ -46,15 +47,18 @@ def init(
 
     Args:
         servers: "host:port,host:port" or a sequence; the first hosts the coordinator.
-        role: "worker", "server" or "embedded".
+        role: "worker", "server", "embedded", or "heter", a compute worker: its script ends in its
+            first Trainer, which computes batches of the workers until they have left.
         index: of this process among those of its role.
         num: number of workers.
         streams: cut the data of each pass into this number of streams, which the workers share, in
             mode async. Workers may then join later, and continue the streams of one that has died.
             Default: each worker has a stream of its own.
         join: be a worker that joins such a job while it runs. The job assigns index and number.
+        heter: compute workers of the job, "LABEL=HOST:PORT,...".
         keys: folder with key files, to encrypt and authenticate: a worker needs client.key
-            and server.pub, a server server.key and clients.pub (the admitted public keys).
+            and server.pub, a server server.key and clients.pub (the admitted public keys), a
+            compute worker all four.
         timeout_s: deadline of every call, the wait for other processes included.
         metrics: [HOST:]PORT where this process answers /metrics and /healthz. Port 0 chooses a free
             one and reports it. Default: none.
@@ -76,6 +80,7 @@ def init(
         num=num,
         streams=streams,
         join=join,
+        heter=heter,
         keys=keys,
         timeout_s=timeout_s,
         metrics=metrics,
@@ -93,14 +98,14 @@ def init(
 
 
 def connect(process: ProcessRole) -> Cluster:
-    """Join the job as a worker, or embed everything."""
+    """Join the job as a worker or compute worker, or embed everything."""
     torch_compiler.keep_unloaded()
     options: dict[str, Any] = {
         "streams": process.streams,
         "threads": process.threads or 0,
         "timeout_s": process.timeout_s,
         "metrics": process.metrics,
-        "devices": {} if process.device_gpu is None else {"gpu": process.device_gpu},
+        "devices": dict(process.devices),
     }
     _choose_gpu(process, options["devices"])
     if process.role == "embedded":
@@ -111,6 +116,8 @@ def connect(process: ProcessRole) -> Cluster:
             **options, tier=make_row_tier(process.memory, process.ssd_dir, process.timeout_s)
         )
     _use_interface(process)
+    if process.role == "heter":
+        return _connect_compute_worker(process, options)
     options["interface"] = process.interface
     keys = None if process.keys is None else client_keys(Path(process.keys))
     if process.hosts:
@@ -125,8 +132,31 @@ def connect(process: ProcessRole) -> Cluster:
         late=process.is_late,
         keys=keys,
         insecure=process.insecure,
+        heter=process.heter,
         **options,
     )
+
+
+def _connect_compute_worker(process: ProcessRole, options: dict[str, Any]) -> Cluster:
+    """A cluster whose Trainer serves the workers of the job."""
+    from trireme.job.compute_place import ComputePlace, compute_cluster
+
+    assert process.listen is not None
+    folder = None if process.keys is None else Path(process.keys)
+    place = ComputePlace(
+        label=process.label,
+        index=process.index,
+        listen=process.listen,
+        listen_fd=process.listen_fd,
+        coordinator=process.servers[0],
+        server_keys=None if folder is None else server_keys(folder),
+        client_keys=None if folder is None else client_keys(folder),
+        insecure=process.insecure,
+        timeout_s=process.timeout_s,
+    )
+    for name in ("streams", "timeout_s"):  # of the job; the place has the other
+        del options[name]
+    return compute_cluster(place, num_workers=process.num_workers, **options)
 
 
 def _choose_gpu(process: ProcessRole, places: Mapping[str, str]) -> None:

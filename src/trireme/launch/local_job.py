@@ -1,11 +1,12 @@
-"""`trireme launch`: run the servers and workers of one job that belong on this machine.
+"""`trireme launch`: run the processes of one job that belong on this machine.
 
 Every process has a log file; worker 0 also writes to the console. If a process fails, all are
 stopped, and the launcher reports its name, exit code and last lines. With --max_restart a process
-that died is restarted: a server continues from its kept state, a worker from what the servers know;
-workers without servers are all restarted, and load their newest checkpoint. A stop signal is passed
-on to the workers, which end after their step, and then to the servers. SIGKILL follows after a
-grace period. If the launcher itself is killed, the kernel kills all of them (keeper_program.py).
+that died is restarted: a server continues from its kept state, a worker from what the servers know,
+a compute worker from nothing; workers without servers are all restarted, and load their newest
+checkpoint. A stop signal is passed on to the workers, which end after their step, and then to
+servers and compute workers, unless they end with the workers. SIGKILL follows after a grace period.
+If the launcher itself is killed, the kernel kills all of them (keeper_program.py).
 """
 
 import contextlib
@@ -35,6 +36,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have ended
 _POLL_S = 1.0
+_NOUNS = {"server": "server", "worker": "worker", "heter": "compute worker"}
 
 
 def launch(config: LaunchConfig) -> int:
@@ -90,14 +92,16 @@ class _LocalJob:
         self._placement = placement
         self._servers: dict[int, LaunchedProcess] = {}
         self._workers: dict[int, LaunchedProcess] = {}
+        self._compute: dict[int, LaunchedProcess] = {}
         self._num_restarts: Counter[str] = Counter()  # by name of the process
         self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
         self._failed: LaunchedProcess | None = None
-        self._late: list[LaunchedProcess] = []  # servers that did not end after the workers
+        self._late: list[LaunchedProcess] = []  # others that did not end after the workers
         self._threads = ThreadShares(
             num_cores=len(os.sched_getaffinity(0)),
             num_servers=0 if placement.workers_host else len(placement.sockets),
             num_workers=len(placement.workers),
+            num_heter=len(placement.heter.sockets),
         )
         self._signals: list[signal.Signals] = []
         self._selector = selectors.DefaultSelector()
@@ -119,21 +123,25 @@ class _LocalJob:
 
     @property
     def _processes(self) -> list[LaunchedProcess]:
-        return [*self._servers.values(), *self._workers.values()]
+        kinds = (self._servers, self._workers, self._compute)
+        return [process for kind in kinds for process in kind.values()]
 
     def _start(self) -> None:
         config, placement = self._config, self._placement
         joining = " that join" if config.join else ""
         num_workers = placement.num_workers or len(placement.workers)
         hosting = "in the workers" if placement.workers_host else ", ".join(placement.servers)
+        heter = f"compute workers {placement.heter}; " if placement.heter.workers else ""
         say(
-            f"servers {hosting}; {_count(num_workers, 'worker')}{joining}; "
+            f"servers {hosting}; {_count(num_workers, 'worker')}{joining}; {heter}"
             f"logs in {config.log_dir}/"
         )
         if self._threads.chosen:
             say(self._threads.describe())
         for index in () if placement.workers_host else placement.sockets:
             self._start_server(index)
+        for index in placement.heter.sockets:
+            self._start_compute_worker(index)
         for index in placement.workers:
             self._start_worker(index)
 
@@ -145,13 +153,16 @@ class _LocalJob:
         start = self._launch_listening if self._placement.workers_host else self._launch
         self._workers[index] = start("worker", index, {})
 
+    def _start_compute_worker(self, index: int) -> None:
+        self._compute[index] = self._launch_listening("heter", index, {})
+
     def _launch_listening(
         self, role: str, index: int, variables: dict[str, str]
     ) -> LaunchedProcess:
-        """Start the process that serves at the address of server `index`."""
-        with self._placement.listen(index) as listening:  # closed here once the process has it
+        """Start a process that serves at its address."""
+        with self._placement.listen(role, index) as listening:  # closed here once it has it
             place = {
-                "TRIREME_LISTEN": self._placement.servers[index],
+                "TRIREME_LISTEN": self._placement.address(role, index),
                 "TRIREME_LISTEN_FD": str(listening.fileno()),
             }
             return self._launch(role, index, place | variables, [listening.fileno()])
@@ -159,7 +170,7 @@ class _LocalJob:
     def _launch(
         self, role: str, index: int, variables: dict[str, str], pass_fds: Sequence[int] = ()
     ) -> LaunchedProcess:
-        name, is_first_worker = f"{role} {index}", role == "worker" and index == 0
+        name, is_first_worker = f"{_NOUNS[role]} {index}", role == "worker" and index == 0
         # Several commands with --join may write to one folder.
         kind = f"late{role}log.{os.getpid()}" if self._config.join else f"{role}log"
         environment = process_environment(self._config, self._placement, role, index)
@@ -180,8 +191,8 @@ class _LocalJob:
     def _watch(self) -> None:
         """Wait until all processes have ended, one has failed, or a stop signal has come.
 
-        Servers end by themselves after the last worker of the job. If all workers run here, the
-        servers must do so in time. A server may also end well before them.
+        Servers and compute workers end by themselves after the last worker of the job. If all
+        workers run here, they must do so in time. They may also end well before the workers.
         """
         deadline = float("inf")
         while not self._signals:
@@ -218,11 +229,12 @@ class _LocalJob:
 
     def _excuse_killed(self) -> None:
         """Note which processes were killed when they had nothing left to do: a server after all
-        workers, unless it has left state; a worker after all servers, which end when it has said
-        goodbye. A successor would wait in vain.
+        workers, unless it has left state; a compute worker after all workers; a worker after all
+        servers, which end when it has said goodbye. A successor would wait in vain.
         """
         for processes, is_over, others in (
             (self._servers, self._have_workers_ended, "workers"),
+            (self._compute, self._have_workers_ended, "workers"),
             (self._workers, self._have_servers_ended, "servers"),
         ):
             for index, process in processes.items():
@@ -247,6 +259,7 @@ class _LocalJob:
             return
         for processes, start in (
             (self._servers, self._start_server),
+            (self._compute, self._start_compute_worker),
             (self._workers, self._start_worker),
         ):
             for index, process in processes.items():
@@ -337,8 +350,8 @@ class _LocalJob:
     def _stop(self, *, has_failed: bool) -> None:
         """End what still runs: SIGTERM, and SIGKILL after the grace period or a second signal.
 
-        If nothing has failed, the workers finish their step, for which they need the servers.
-        These then end by themselves.
+        If nothing has failed, the workers finish their step, for which they need servers and
+        compute workers. These then end by themselves.
         """
         if not self._running():
             return
@@ -380,10 +393,11 @@ class _LocalJob:
     def _conclude(self, failure: tuple[int, str] | None, seconds: float) -> int:
         end = f"after {seconds:.1f} s; logs in {self._config.log_dir}/"
         if failure is None:
-            servers = _count(len(self._servers), "server")
-            workers = _count(len(self._workers), "worker")
+            counts = [_count(len(self._servers), "server"), _count(len(self._workers), "worker")]
+            if self._compute:
+                counts.append(_count(len(self._compute), "compute worker"))
             stopped = f", stopped by {self._signals[0].name}," if self._signals else ""
-            say(f"{servers} and {workers}{stopped} ended well {end}")
+            say(f"{', '.join(counts[:-1])} and {counts[-1]}{stopped} ended well {end}")
             return 0
         code, reason = failure
         say(f"failed: {reason}; all processes have ended {end}")

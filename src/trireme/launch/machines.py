@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from trireme.errors import BadRequest
-from trireme.launch.placement import LaunchConfig, is_local
+from trireme.launch.addresses import is_local
+from trireme.launch.placement import LaunchConfig
 
 START_PORT = 6070
 _VISIBLE, _SELECTED, _MACHINES = (
@@ -28,12 +29,15 @@ def spread(config: LaunchConfig, env: Mapping[str, str]) -> LaunchConfig:
     _check(config, env)
     gpus = _chosen(config.gpus, env)
     counts = config.server_num, config.worker_num, config.nproc_per_node
-    if not gpus and counts == (None,) * 3 and not config.servers + config.workers + config.join:
+    named = config.servers + config.workers + config.join
+    if not gpus and counts == (None,) * 3 and not named and not config.has_compute_workers:
         gpus = _all_gpus(env)
     num = config.nproc_per_node or len(gpus)
     config = replace(config, gpus=gpus)
     if config.ips:
         return _on_machines(config, num, env)
+    if config.has_compute_workers:  # which have the GPUs
+        return config
     is_alone = config.server_num is None and not config.servers + config.join
     if num and is_alone:
         config = replace(config, server_num=0)
@@ -44,7 +48,8 @@ def spread(config: LaunchConfig, env: Mapping[str, str]) -> LaunchConfig:
 
 def _on_machines(config: LaunchConfig, num: int, env: Mapping[str, str]) -> LaunchConfig:
     """Workers that hold the rows, `num` on each machine of --ips."""
-    if config.server_num or config.worker_num or config.servers + config.workers + config.join:
+    named = config.servers + config.workers + config.join
+    if config.server_num or config.worker_num or named or config.has_compute_workers:
         raise BadRequest(
             "launch: expected --ips with --gpus or --nproc_per_node alone: it is for jobs without"
             " servers; name the processes of others with --servers and --workers"

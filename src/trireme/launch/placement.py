@@ -1,21 +1,14 @@
-"""Which processes of a job run on this machine, and the ports of its servers.
-
-The launcher binds the servers' addresses itself. So a port in use is an error before anything has
-started, and the kernel gives the port to no other program while its server is down. The launcher
-never listens on this socket: connections to a server that is down are refused. A server gets
-another socket, which listens (TRIREME_LISTEN_FD).
-"""
+"""Which processes of a job run on this machine, and the ports of those that listen."""
 
 import contextlib
-import errno
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trireme.errors import BadRequest
-
-_BACKLOG = 128
+from trireme.launch.addresses import bind_free, bind_local, is_local, listen_at
+from trireme.launch.compute_placement import GPU, ComputePlacement, place_compute_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +28,8 @@ class LaunchConfig:
         gpus, nproc_per_node, ips, start_port: see `machines.spread`, which puts workers in their
             place.
         host: of this machine in the lists, where several of their hosts are its own.
+        heter_worker_num, heter_devices, heter_workers: number, label and addresses of the compute
+            workers of each kind.
         interface: network device whose address is this machine's; default: the way to the others.
     """
 
@@ -67,6 +62,13 @@ class LaunchConfig:
     host: str | None = None
     start_port: int | None = None
     interface: str | None = None
+    heter_worker_num: tuple[int, ...] = ()
+    heter_devices: tuple[str, ...] = ()
+    heter_workers: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def has_compute_workers(self) -> bool:
+        return bool(self.heter_worker_num or self.heter_devices or self.heter_workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,9 @@ class Placement:
 
     num_workers: at the start of the job; 0: the workers here join a running job.
     workers_host: the workers host the servers, each the one of its index.
-    gpus: of each worker here, by its index; empty: none is chosen.
+    heter: the compute workers of the job.
+    gpus: of each worker here, or of each compute worker of label gpu if the job has some, by its
+        index; empty: none is chosen.
     """
 
     servers: tuple[str, ...]
@@ -83,25 +87,28 @@ class Placement:
     sockets: dict[int, socket.socket]  # of each server here, bound to its address
     workers: tuple[int, ...]  # indices of the workers here
     workers_host: bool = False
+    heter: ComputePlacement = field(default_factory=ComputePlacement)
     gpus: Mapping[int, str] = field(default_factory=dict)
 
-    def listen(self, server: int) -> socket.socket:
-        """A socket that listens at the address of a server that is down. The caller closes it.
+    @property
+    def gpus_go_to(self) -> str:
+        """The role of the processes that have GPUs."""
+        return "heter" if any(label == GPU for label, _ in self.heter.workers) else "worker"
+
+    def address(self, role: str, index: int) -> str:
+        """Where a server, a worker that hosts one, or a compute worker listens."""
+        return self.heter.workers[index][1] if role == "heter" else self.servers[index]
+
+    def listen(self, role: str, index: int) -> socket.socket:
+        """A socket that listens at that address, of a process that is down. The caller closes it.
         Raises BadRequest: another program listens there.
         """
-        held = self.sockets[server]
-        listening = _open(held.family)
-        try:
-            listening.bind(held.getsockname())
-            listening.listen(_BACKLOG)
-        except OSError as error:
-            listening.close()
-            raise _refused(self.servers[server], error) from error
-        return listening
+        sockets = self.heter.sockets if role == "heter" else self.sockets
+        return listen_at(self.address(role, index), sockets[index])
 
     def close(self) -> None:
         """Release the ports."""
-        for held in self.sockets.values():
+        for held in (*self.sockets.values(), *self.heter.sockets.values()):
             held.close()
 
 
@@ -110,14 +117,25 @@ def choose_placement(config: LaunchConfig) -> Placement:
     Raises BadRequest: the configuration contradicts itself, or a port is in use.
     """
     placement = _choose(config)
-    num = len(placement.workers)
-    if config.gpus and len(config.gpus) != num:
+    try:
+        return replace(placement, gpus=_gpus(config, placement))
+    except BaseException:
         placement.close()
+        raise
+
+
+def _gpus(config: LaunchConfig, placement: Placement) -> dict[int, str]:
+    """The GPU of each process here that is to have one, by its index."""
+    noun, indices = "workers", list(placement.workers)
+    if placement.gpus_go_to == "heter":
+        noun = f"compute workers of label {GPU}"
+        indices = [i for i in placement.heter.sockets if placement.heter.workers[i][0] == GPU]
+    if config.gpus and len(config.gpus) != len(indices):
         raise BadRequest(
-            f"launch: expected a GPU for each of the {num} workers of this machine, found"
+            f"launch: expected a GPU for each of the {len(indices)} {noun} of this machine, found"
             f" {','.join(config.gpus)}"
         )
-    return replace(placement, gpus=dict(zip(placement.workers, config.gpus, strict=False)))
+    return dict(zip(indices, config.gpus, strict=False))
 
 
 def _choose(config: LaunchConfig) -> Placement:
@@ -146,25 +164,66 @@ def _choose(config: LaunchConfig) -> Placement:
     workers = tuple(i for i in range(worker_num) if not listed or is_local(listed[i], config.host))
     with contextlib.ExitStack() as stack:
         if config.servers:
-            servers, sockets = config.servers, _bind_local("--servers", config, stack)
+            servers = config.servers
+            sockets = bind_local("--servers", servers, config.host, stack)
         else:
-            servers, sockets = _bind_free(server_num, config, stack)
+            servers, sockets = bind_free(server_num, config.interface, stack)
+        heter = _place_compute_workers(config, stack)
+        _check_machines(config, heter, len(sockets) == len(servers), len(workers) == worker_num)
         if len(sockets) < len(servers) and not listed:
             raise BadRequest(
                 f"launch: expected --workers to list all workers, since not all of --servers "
                 f"{','.join(servers)} are on this machine, found --worker_num {worker_num}"
             )
-        if not sockets and not workers:
+        if not sockets and not workers and not heter.sockets:
             raise BadRequest(
                 f"launch: expected an address of this machine among --servers "
                 f"{','.join(servers)} and --workers {','.join(listed)}, found none"
             )
         stack.pop_all()
-    return Placement(servers, worker_num, sockets, workers)
+    return Placement(servers, worker_num, sockets, workers, heter=heter)
+
+
+def _place_compute_workers(config: LaunchConfig, stack: contextlib.ExitStack) -> ComputePlacement:
+    if not config.has_compute_workers:
+        return ComputePlacement()
+    return place_compute_workers(
+        config.heter_worker_num,
+        config.heter_devices,
+        config.heter_workers,
+        host=config.host,
+        interface=config.interface,
+        stack=stack,
+    )
+
+
+def _check_machines(
+    config: LaunchConfig, heter: ComputePlacement, has_servers: bool, has_workers: bool
+) -> None:
+    """Check that processes on other machines can reach those whose ports are chosen free. Raises
+    BadRequest.
+    """
+    if heter.sockets.keys() < set(range(len(heter.workers))) and not (
+        config.servers and config.workers
+    ):
+        raise BadRequest(
+            "launch: expected --servers and --workers to list all others, since not all of"
+            f" --heter_workers {heter} are on this machine, found a number"
+        )
+    if config.heter_worker_num and not config.heter_workers and not (has_servers and has_workers):
+        raise BadRequest(
+            "launch: expected --heter_workers to list all compute workers, since not all of"
+            " --servers and --workers are on this machine, found --heter_worker_num"
+        )
 
 
 def _plan_without_servers(config: LaunchConfig) -> Placement:
     """Workers that host the rows, at the addresses of --workers, or on free ports here."""
+    if config.has_compute_workers:
+        raise BadRequest(
+            "launch: expected servers with --heter_worker_num, --heter_devices and --heter_workers,"
+            " found none: workers that hold the rows compute on devices of their own"
+        )
     options = {
         "--streams": config.streams,
         "--durability": config.durability,
@@ -182,9 +241,10 @@ def _plan_without_servers(config: LaunchConfig) -> Placement:
     num = _number("worker", config.worker_num, config.workers)
     with contextlib.ExitStack() as stack:
         if config.workers:
-            addresses, sockets = config.workers, _bind_local("--workers", config, stack)
+            addresses = config.workers
+            sockets = bind_local("--workers", addresses, config.host, stack)
         else:
-            addresses, sockets = _bind_free(num, config, stack)
+            addresses, sockets = bind_free(num, config.interface, stack)
         if not sockets:
             raise BadRequest(
                 "launch: expected an address of this machine among --workers"
@@ -201,6 +261,9 @@ def _plan_to_join(config: LaunchConfig) -> Placement:
         "--servers": config.servers,
         "--workers": config.workers,
         "--streams": config.streams,
+        "--heter_worker_num": config.heter_worker_num,
+        "--heter_devices": config.heter_devices,
+        "--heter_workers": config.heter_workers,
     }
     if options := [option for option, value in others.items() if value not in (None, ())]:
         raise BadRequest(
@@ -239,89 +302,3 @@ def _check_folders(config: LaunchConfig) -> None:
     for option, folder in (("keys", config.keys), ("root", config.root)):
         if folder is not None and not Path(folder).is_dir():
             raise BadRequest(f"launch: expected --{option} to be a folder, found none at {folder}")
-
-
-def _open(family: int) -> socket.socket:
-    """A TCP socket that may share its address with one that does not listen or has just closed."""
-    opened = socket.socket(family, socket.SOCK_STREAM)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return opened
-
-
-def _bind_free(
-    num: int, config: LaunchConfig, stack: contextlib.ExitStack
-) -> tuple[tuple[str, ...], dict[int, socket.socket]]:
-    """Free ports of this machine: their addresses, and sockets bound to them."""
-    host = "127.0.0.1"
-    if config.interface is not None:
-        from trireme.rpc import interface_address  # loads ZeroMQ
-
-        host = interface_address(config.interface)
-    sockets = {i: stack.enter_context(_open(socket.AF_INET)) for i in range(num)}
-    for held in sockets.values():
-        held.bind((host, 0))
-    return tuple(f"{host}:{held.getsockname()[1]}" for held in sockets.values()), sockets
-
-
-def _bind_local(
-    option: str, config: LaunchConfig, stack: contextlib.ExitStack
-) -> dict[int, socket.socket]:
-    """Sockets bound to the addresses of the option that belong to this machine, by position."""
-    addresses = config.servers if option == "--servers" else config.workers
-    if len(set(addresses)) != len(addresses):
-        raise BadRequest(
-            f"launch: expected different addresses in {option}, found {','.join(addresses)}"
-        )
-    sockets = {}
-    for index, address in enumerate(addresses):
-        held = _bind(address) if _may_be_local(address, config.host) else None
-        if held is not None:
-            sockets[index] = stack.enter_context(held)
-    return sockets
-
-
-def is_local(address: str, host: str | None = None) -> bool:
-    """Whether the host of `host:port` is this machine; any port will do. host: of this machine
-    alone, if it has several.
-    """
-    held = _bind(address.rpartition(":")[0] + ":0", low=0) if _may_be_local(address, host) else None
-    if held is None:
-        return False
-    held.close()
-    return True
-
-
-def _may_be_local(address: str, host: str | None) -> bool:
-    return host is None or address.rpartition(":")[0] == host
-
-
-def _bind(address: str, *, low: int = 1) -> socket.socket | None:
-    """A socket bound to the address; None: the kernel refuses it, as of another machine.
-
-    low: the lowest port. With 0 the kernel would choose one that other machines do not know.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not low <= int(port) < 65536:
-        raise BadRequest(
-            f"launch: expected host:port,host:port,... with ports of 1 to 65535, found {address!r}"
-        )
-    try:
-        infos = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise BadRequest(f"launch: expected a host that has an address, found {host!r}") from error
-    family, _, _, _, sockaddr = infos[0]
-    held = _open(family)
-    try:
-        held.bind(sockaddr)
-    except OSError as error:
-        held.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            return None
-        raise _refused(address, error) from error
-    return held
-
-
-def _refused(address: str, error: OSError) -> BadRequest:
-    return BadRequest(
-        f"launch: expected to listen on {address}, found: {error.strerror}; choose another port"
-    )

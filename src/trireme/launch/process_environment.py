@@ -3,7 +3,9 @@
 import os
 from pathlib import Path
 
+from trireme.launch.compute_placement import GPU
 from trireme.launch.environment import PLACE_VARIABLES
+from trireme.launch.fleet_stages import VARIABLES as STAGE_VARIABLES
 from trireme.launch.machines import gpu_variables
 from trireme.launch.placement import LaunchConfig, Placement
 from trireme.telemetry.address import nth_address
@@ -19,20 +21,25 @@ class ThreadShares:
     Variables that are set already keep their values.
     """
 
-    def __init__(self, *, num_cores: int, num_servers: int, num_workers: int) -> None:
+    def __init__(
+        self, *, num_cores: int, num_servers: int, num_workers: int, num_heter: int = 0
+    ) -> None:
         self.num_cores = num_cores
         self.chosen = [name for name in _THREAD_VARIABLES if name not in os.environ]
         self.num_threads = {
             "server": max(1, num_cores // max(num_servers, 1)),
             "worker": max(1, num_cores // max(num_workers, 1)),
+            "heter": max(1, num_cores // max(num_heter, 1)),
         }
+        self._has_heter = num_heter > 0
 
     def describe(self) -> str:
         """The line that is printed if any variable is chosen."""
+        num = self.num_threads
+        heter = f", {num['heter']} for compute workers" if self._has_heter else ""
         return (
-            f"{self.num_cores} cores are shared: {', '.join(self.chosen)} ="
-            f" {self.num_threads['server']} for servers, {self.num_threads['worker']} for workers;"
-            " set them yourself to choose"
+            f"{self.num_cores} cores are shared: {', '.join(self.chosen)} = {num['server']} for"
+            f" servers, {num['worker']} for workers{heter}; set them yourself to choose"
         )
 
     def variables(self, role: str) -> dict[str, str]:
@@ -45,7 +52,8 @@ def process_environment(
     config: LaunchConfig, placement: Placement, role: str, index: int
 ) -> dict[str, str]:
     """This process's environment without its place in a job, and the variables of one process."""
-    inherited = {name: value for name, value in os.environ.items() if name not in PLACE_VARIABLES}
+    of_others = {*PLACE_VARIABLES, *STAGE_VARIABLES}
+    inherited = {name: value for name, value in os.environ.items() if name not in of_others}
     own = {
         "TRIREME_ROLE": role,
         "TRIREME_SERVERS": ",".join(placement.servers),
@@ -56,6 +64,8 @@ def process_environment(
         own["TRIREME_JOIN"] = "1"
     else:
         own |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(placement.num_workers)}
+    if placement.heter.workers:
+        own["TRIREME_HETER"] = str(placement.heter)
     options = {
         "TRIREME_STREAMS": config.streams,
         "TRIREME_INSECURE": 1 if config.insecure else None,
@@ -71,11 +81,25 @@ def process_environment(
     own |= {name: str(value) for name, value in options.items() if value is not None}
     if metrics := config.metrics or os.environ.get(_METRICS, "").strip():
         first = 0 if role == "server" or placement.workers_host else len(placement.servers)
+        first += placement.num_workers if role == "heter" else 0
         own[_METRICS] = nth_address(metrics, first + index)
-    if role == "worker":
+    if role == placement.gpus_go_to:
         own |= gpu_variables(placement.gpus.get(index))
-        own |= _fleet_variables(placement, index) if placement.workers_host else {}
+    if role == "worker" and placement.workers_host:
+        own |= _fleet_variables(placement, index)
+    if role == "heter":
+        own |= _compute_variables(placement, index)
     return inherited | own
+
+
+def _compute_variables(placement: Placement, index: int) -> dict[str, str]:
+    """The label of a compute worker, and its place among those of its label here, which share the
+    GPUs if the user has not dealt them out.
+    """
+    label, _ = placement.heter.workers[index]
+    alike = [i for i in placement.heter.sockets if placement.heter.workers[i][0] == label]
+    share = {"LOCAL_RANK": str(alike.index(index)), "LOCAL_WORLD_SIZE": str(len(alike))}
+    return {"TRIREME_LABEL": label} | ({} if placement.gpus or label != GPU else share)
 
 
 def _fleet_variables(placement: Placement, index: int) -> dict[str, str]:

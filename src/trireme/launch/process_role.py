@@ -1,4 +1,5 @@
-"""The role of this process: server, worker, or embedded, which is everything in one process.
+"""The role of this process: server, worker, compute worker of a heterogeneous job (heter), or
+embedded, which is everything in one process.
 
 An environment that states only half of a place in a job, or two different places, is an error that
 names the variables. Only an environment that states nothing means embedded.
@@ -9,13 +10,25 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from trireme.errors import BadRequest
-from trireme.launch.environment import PLACE, VARIABLES, Fact, Facts, as_text, read_facts, require
-from trireme.telemetry.address import join_address, split_address
+from trireme.launch.environment import PLACE, VARIABLES, read_facts, require
+from trireme.launch.fact_values import (
+    TIMEOUT_S_DEFAULT,
+    optional_integer,
+    optional_text,
+    to_address,
+    to_addresses,
+    to_compute_workers,
+    to_durability,
+    to_flag,
+    to_gpu,
+    to_metrics_address,
+    to_seconds,
+)
+from trireme.launch.facts import Facts
 
-RoleName = Literal["server", "worker", "embedded"]
+RoleName = Literal["server", "worker", "heter", "embedded"]
+ROLES = ("server", "worker", "heter", "embedded")
 
-TIMEOUT_S_DEFAULT = 300.0
-DURABILITIES = ("none", "process", "machine")
 REFUSED = 2
 """The exit code of a process whose command, place or state is wrong."""
 
@@ -33,7 +46,11 @@ class ProcessRole:
         hosts: a worker whose process hosts the server of its part of the rows.
         master: where such workers tell each other their addresses, if `servers` does not list them.
         local_num: how many workers of torchrun are on this machine; 0: unknown.
-        listen: the address that a server binds.
+        label: of a compute worker, the kind that it is, such as gpu.
+        heter: (label, "host:port") of every compute worker of the job, in order. `index` of one is
+            its place among them.
+        listen: the address that a server or compute worker binds.
+        devices: (label, device of torch that it stands for here), such as ("gpu", "cpu").
         gpu: place among the visible ones of the GPU that this process must use; None: not stated.
         local_index: of it among the processes of this machine that share its GPUs, or None.
         listen_fd: a socket that listens there already. The launcher passes it on, so that no other
@@ -50,6 +67,8 @@ class ProcessRole:
     local_num: int = 0
     local_index: int | None = None
     servers: tuple[str, ...] = ()
+    label: str = ""
+    heter: tuple[tuple[str, str], ...] = ()
     listen: str | None = None
     listen_fd: int | None = None
     timeout_s: float = TIMEOUT_S_DEFAULT
@@ -66,7 +85,7 @@ class ProcessRole:
     memory: str | None = None
     ssd_dir: str | None = None
     store_hosts: str | None = None
-    device_gpu: str | None = None
+    devices: tuple[tuple[str, str], ...] = ()
     interface: str | None = None
     gpu: int | None = None
     source: str = "nothing set"
@@ -85,8 +104,16 @@ class ProcessRole:
             what = f"worker {self.index} of {self.num_workers}, which host the rows, {where}"
         elif self.is_late:
             what = f"a late worker, servers {', '.join(self.servers)}"
+        elif self.role == "heter":
+            workers = f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}"
+            what = f"compute worker {self.index} of {len(self.heter)}, {self.label}, listening on"
+            what += f" {self.listen}, for {workers}, servers {', '.join(self.servers)}"
         else:
             what = f"worker {self.index} of {self.num_workers}, servers {', '.join(self.servers)}"
+            if self.heter:
+                what += ", compute workers " + ", ".join(
+                    f"{a} ({label})" for label, a in self.heter
+                )
         return f"trireme: {what} ({self.source})"
 
 
@@ -96,7 +123,9 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
     Args:
         arguments: facts, which win over the environment; None: not stated. Besides those of
             `trireme.init`:
-            listen: `host:port` that a server binds; default its entry in `servers`.
+            label: of a compute worker; default that of its entry in `heter`.
+            listen: `host:port` that a server or compute worker binds; default its entry in
+                `servers` or `heter`.
             insecure: servers may listen beyond loopback without keys, and so may workers, which
                 connect to each other in a global shuffle.
             root: folder below which a server writes and reads checkpoints.
@@ -109,7 +138,7 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
             memory: bytes that the tables take in memory, such as 20GiB.
             ssd_dir: folders for the rows beyond that, as PATH,...
             store_hosts: hosts of stores that peers may name, see trireme.server.store_hosts.
-            device_gpu: the device that stands in for the label gpu, such as cpu.
+            devices: label -> the device that it stands for in this process, as {"gpu": "cpu"}.
             interface: the network device at whose address other processes reach this one.
 
     Raises:
@@ -122,7 +151,7 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
     place = [key for key in PLACE if key in facts]
     base = _base_role(facts, place)
     if "role" not in facts or facts["role"].value != "server":
-        base = replace(base, gpu=_gpu(facts))
+        base = replace(base, gpu=to_gpu(facts))
     if base.keys is not None and base.insecure:
         raise BadRequest(
             f"init: expected {facts['keys'].name} or {facts['insecure'].name}, found both"
@@ -131,22 +160,30 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
         _refuse_durability(base, facts)
         return base
     name = require(facts, "role", "a process of a job").value
-    if name not in ("server", "worker", "embedded"):
+    if name not in ROLES:
         raise BadRequest(
-            f"init: expected {facts['role'].name} to be server, worker or embedded, found {name!r}"
+            f"init: expected {facts['role'].name} to be one of {', '.join(ROLES)}, found {name!r}"
         )
     if name == "embedded":
         return _embedded(facts, base)
+    if "label" in facts and name != "heter":
+        raise BadRequest(
+            f"init: expected no label of a {name}, found {facts['label'].name}="
+            f"{facts['label'].value}, which is of a compute worker (TRIREME_ROLE=heter)"
+        )
+    if "heter" in facts:
+        base = replace(base, heter=to_compute_workers(facts["heter"]))
     if name == "server" and "servers" not in facts and _knows_only_its_address(facts):
-        address = _address(facts["listen"], low=0)
-        fd = _optional_integer(facts, "listen_fd", low=3)
+        address = to_address(facts["listen"], low=0)
+        fd = optional_integer(facts, "listen_fd", low=3)
         return replace(base, role="server", num_workers=0, listen=address, listen_fd=fd)
     if name == "worker" and "servers" not in facts and "master" in facts:
         return _rank(facts, base)
     has_place = name == "worker" or "index" in facts or "listen" in facts
     source = "servers" if has_place else "server address"
-    addresses = _addresses(require(facts, "servers", f"a {name}", source))
-    return (_server if name == "server" else _worker)(facts, addresses, base)
+    addresses = to_addresses(require(facts, "servers", f"a {name}", source))
+    roles = {"server": _server, "worker": _worker, "heter": _compute_worker}
+    return roles[str(name)](facts, addresses, base)
 
 
 def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
@@ -154,26 +191,32 @@ def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
     names = dict.fromkeys(name for key in place for name in facts[key].name.split("/"))
     return ProcessRole(
         role="embedded",
-        timeout_s=_seconds(facts.get("timeout_s")),
-        insecure=_flag(facts.get("insecure")),
-        keys=_optional_text(facts, "keys"),
-        root=_optional_text(facts, "root"),
-        durability=_durability(facts.get("durability")),
-        state_dir=_optional_text(facts, "state_dir"),
-        log_bytes=_optional_integer(facts, "log_bytes", low=1),
-        skip_records=_optional_text(facts, "skip_records"),
-        streams=_optional_integer(facts, "streams", low=1) or 0,
-        threads=_optional_integer(facts, "threads", low=1),
-        metrics=_metrics_address(facts.get("metrics")),
-        limits=_optional_text(facts, "limits"),
-        memory=_optional_text(facts, "memory"),
-        ssd_dir=_optional_text(facts, "ssd_dir"),
-        store_hosts=_optional_text(facts, "store_hosts"),
-        device_gpu=_optional_text(facts, "device_gpu"),
-        interface=_optional_text(facts, "interface"),
-        local_index=_optional_integer(facts, "local_index", low=0),
-        local_num=_optional_integer(facts, "local_num", low=1) or 0,
+        timeout_s=to_seconds(facts.get("timeout_s")),
+        insecure=to_flag(facts.get("insecure")),
+        keys=optional_text(facts, "keys"),
+        root=optional_text(facts, "root"),
+        durability=to_durability(facts.get("durability")),
+        state_dir=optional_text(facts, "state_dir"),
+        log_bytes=optional_integer(facts, "log_bytes", low=1),
+        skip_records=optional_text(facts, "skip_records"),
+        streams=optional_integer(facts, "streams", low=1) or 0,
+        threads=optional_integer(facts, "threads", low=1),
+        metrics=to_metrics_address(facts.get("metrics")),
+        limits=optional_text(facts, "limits"),
+        memory=optional_text(facts, "memory"),
+        ssd_dir=optional_text(facts, "ssd_dir"),
+        store_hosts=optional_text(facts, "store_hosts"),
+        devices=_devices(facts),
+        interface=optional_text(facts, "interface"),
+        local_index=optional_integer(facts, "local_index", low=0),
+        local_num=optional_integer(facts, "local_num", low=1) or 0,
         source="from " + ", ".join(names) if names else "nothing names servers",
+    )
+
+
+def _devices(facts: Facts) -> tuple[tuple[str, str], ...]:
+    return (
+        tuple(cast("dict[str, str]", facts["devices"].value).items()) if "devices" in facts else ()
     )
 
 
@@ -208,20 +251,20 @@ def _refuse_durability(base: ProcessRole, facts: Facts) -> None:
 
 
 def _worker(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
-    if _flag(facts.get("join")):
+    if to_flag(facts.get("join")):
         return _late_worker(facts, servers, base)
     index, num = _worker_index(facts)
     role = replace(base, role="worker", index=index, num_workers=num, servers=servers)
     listen = facts.get("listen") or facts.get("listen_fd")
     if listen is None:
         return role
-    if "listen" not in facts or servers[index : index + 1] != (_address(listen),):
+    if "listen" not in facts or servers[index : index + 1] != (to_address(listen),):
         raise BadRequest(
             "init: expected no address to listen on for a worker, except its own in the list of"
             f" servers that workers host, found {listen.name}={listen.value}"
         )
     _refuse_without_servers(role, facts, len(servers))
-    fd = _optional_integer(facts, "listen_fd", low=3)
+    fd = optional_integer(facts, "listen_fd", low=3)
     return replace(role, hosts=True, listen=servers[index], listen_fd=fd)
 
 
@@ -238,6 +281,11 @@ def _rank(facts: Facts, base: ProcessRole) -> ProcessRole:
 
 def _refuse_without_servers(role: ProcessRole, facts: Facts, num_servers: int) -> None:
     """Refuse what workers that host the rows cannot do."""
+    if role.heter:
+        raise BadRequest(
+            f"init: expected servers with compute workers ({facts['heter'].name}), found workers"
+            " that host the rows"
+        )
     if num_servers != role.num_workers:
         raise BadRequest(
             f"init: expected as many servers as workers where workers host them, found"
@@ -264,7 +312,7 @@ def _worker_index(facts: Facts) -> tuple[int, int]:
 
 
 def _late_worker(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
-    for key in ("index", "num", "streams", "listen", "listen_fd"):
+    for key in ("index", "num", "streams", "heter", "listen", "listen_fd"):
         if key in facts:
             raise BadRequest(
                 f"init: expected only the servers for a worker that joins a job"
@@ -274,117 +322,63 @@ def _late_worker(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> P
 
 
 def _server(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
-    listen = _address(facts["listen"]) if "listen" in facts else None
-    index = _server_index(facts, servers, listen)
+    listen = to_address(facts["listen"]) if "listen" in facts else None
+    index = _own_index(facts, "servers", servers, listen)
     return replace(
         base,
         role="server",
         index=index,
-        num_workers=_optional_integer(facts, "num", low=1) or 0,
+        num_workers=optional_integer(facts, "num", low=1) or 0,
         servers=servers,
         listen=listen or servers[index],
-        listen_fd=_optional_integer(facts, "listen_fd", low=3),
+        listen_fd=optional_integer(facts, "listen_fd", low=3),
     )
 
 
-def _server_index(facts: Facts, servers: tuple[str, ...], listen: str | None) -> int:
+def _compute_worker(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -> ProcessRole:
+    heter = require(facts, "heter", "a compute worker")
+    listen = to_address(facts["listen"]) if "listen" in facts else None
+    index = _own_index(facts, "heter", [address for _, address in base.heter], listen)
+    label, address = base.heter[index]
+    if to_flag(facts.get("join")):
+        raise BadRequest(
+            f"init: expected only workers to join a job ({facts['join'].name}), found a compute"
+            " worker"
+        )
+    if "label" in facts and facts["label"].value != label:
+        raise BadRequest(
+            f"init: expected {facts['label'].name} to be the label of compute worker {index} in"
+            f" {heter.name}, {label}, found {facts['label'].value};"
+            " TRIREME_HETER=label=host:port,... gives each its label, in every process of the job"
+        )
+    return replace(
+        base,
+        role="heter",
+        index=index,
+        num_workers=require(facts, "num", "a compute worker").integer(low=1),
+        servers=servers,
+        label=label,
+        listen=listen or address,
+        listen_fd=optional_integer(facts, "listen_fd", low=3),
+    )
+
+
+def _own_index(facts: Facts, listed: str, addresses: Sequence[str], listen: str | None) -> int:
+    """The place of a server or compute worker in the list of its kind. listed: the fact with it."""
+    noun = {"servers": "server", "heter": "compute worker"}[listed]
     if "index" in facts or listen is None:
-        fact = require(facts, "index", "a server", "server index")
+        fact = require(facts, "index", f"a {noun}", "server index")
         index = fact.integer(low=0)
-        if index >= len(servers):
+        if index >= len(addresses):
             raise BadRequest(
-                f"init: expected {fact.name} below the number of servers in "
-                f"{facts['servers'].name} = {len(servers)}, found {index}"
+                f"init: expected {fact.name} below the number of {noun}s in "
+                f"{facts[listed].name} = {len(addresses)}, found {index}"
             )
         return index
-    if listen not in servers:
+    if listen not in addresses:
         raise BadRequest(
-            f"init: expected {facts['listen'].name} to be listed in {facts['servers'].name} = "
-            f"{','.join(servers)}, found {listen}; set TRIREME_INDEX if others reach it by another "
-            "address"
+            f"init: expected {facts['listen'].name} to be listed in {facts[listed].name} = "
+            f"{','.join(addresses)}, found {listen}; set TRIREME_INDEX if others reach it by "
+            "another address"
         )
-    return servers.index(listen)
-
-
-def _addresses(fact: Fact) -> tuple[str, ...]:
-    value = fact.value
-    parts = value.split(",") if isinstance(value, str) else list(cast("Sequence[str]", value))
-    servers = tuple(_address(Fact(part, fact.name)) for part in parts)
-    if not servers or len(set(servers)) != len(servers):
-        raise BadRequest(
-            f"init: expected {fact.name} to list different host:port addresses, "
-            f"found {as_text(value)!r}"
-        )
-    return servers
-
-
-def _address(fact: Fact, *, low: int = 1) -> str:
-    """`host:port`. Port 0 is allowed only where a free one is chosen: nobody can connect to it."""
-    text = str(fact.value).strip()
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not low <= int(port) < 65536:
-        raise BadRequest(
-            f"init: expected host:port with a port of {low} to 65535 in {fact.name}, found {text!r}"
-        )
-    return f"{host}:{int(port)}"
-
-
-def _optional_text(facts: Facts, key: str) -> str | None:
-    return str(facts[key].value) if key in facts else None
-
-
-def _optional_integer(facts: Facts, key: str, *, low: int) -> int | None:
-    return facts[key].integer(low=low) if key in facts else None
-
-
-def _gpu(facts: Facts) -> int | None:
-    if "gpu" in facts and "," in str(facts["gpu"].value):
-        raise BadRequest(
-            f"init: expected one GPU for a process in {facts['gpu'].name}, found"
-            f" {facts['gpu'].value}; trireme launch --gpus starts a worker for each"
-        )
-    return _optional_integer(facts, "gpu", low=0)
-
-
-def _durability(fact: Fact | None) -> str:
-    mode = "none" if fact is None else str(fact.value).strip()
-    if fact is not None and mode not in DURABILITIES:
-        raise BadRequest(
-            f"init: expected {fact.name} to be one of {', '.join(DURABILITIES)}, found {mode!r}"
-        )
-    return mode
-
-
-def _seconds(fact: Fact | None) -> float:
-    if fact is None:
-        return TIMEOUT_S_DEFAULT
-    try:
-        seconds = float(str(fact.value))
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise BadRequest(f"init: expected {fact.name} to be seconds > 0, found {fact.value!r}")
-    return seconds
-
-
-def _metrics_address(fact: Fact | None) -> str | None:
-    """`host:port`, loopback where no host is named."""
-    if fact is None:
-        return None
-    try:
-        return join_address(*split_address(str(fact.value)))
-    except BadRequest:
-        raise BadRequest(
-            f"init: expected {fact.name} to be [HOST:]PORT with a port up to 65535,"
-            f" found {fact.value!r}"
-        ) from None
-
-
-def _flag(fact: Fact | None) -> bool:
-    if fact is None:
-        return False
-    if isinstance(fact.value, bool):
-        return fact.value
-    if str(fact.value) not in ("0", "1"):
-        raise BadRequest(f"init: expected {fact.name} to be 0 or 1, found {fact.value!r}")
-    return fact.value == "1"
+    return addresses.index(listen)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trireme.nn.modules import Embedding, EmbeddingBag
     from trireme.nn.op import gather_rows
     from trireme.nn.pooling import sequence_pool
+    from trireme.nn.stages import Stages
 
 __all__ = [
     "BatchPlan",
@@ -25,6 +26,7 @@ __all__ = [
     "EmbeddingBag",
     "Lookup",
     "Planner",
+    "Stages",
     "TablePlan",
     "gather_rows",
     "keys_of",
@@ -34,6 +36,7 @@ __all__ = [
 _HOMES = {
     "Embedding": "trireme.nn.modules",
     "EmbeddingBag": "trireme.nn.modules",
+    "Stages": "trireme.nn.stages",
     "gather_rows": "trireme.nn.op",
     "sequence_pool": "trireme.nn.pooling",
 }

@@ -28,6 +28,7 @@ from trireme.errors import (
     NotAdmitted,
     ResourceExhausted,
     TriremeError,
+    Unavailable,
     class_of_code,
 )
 from trireme.rpc import frames
@@ -209,10 +210,16 @@ class Connection:
             self._socket.send_multipart(frames.pack(hello, ()), zmq.NOBLOCK)
 
     def _lose(self, failure: str) -> None:
-        """Close a lost connection, and queue its unanswered calls again in their order."""
+        """Close a lost connection, and queue its unanswered calls again in their order, but those
+        that are made once.
+        """
         self.close()
         self._hint = failure
-        self._queue.extendleft(reversed(self._sent.values()))
+        waiting = [*self._sent.values(), *self._queue]
+        for pending in waiting:
+            if pending.call.once and pending.answer is None:
+                pending.answer = Unavailable(failure)
+        self._queue = deque(pending for pending in waiting if pending.answer is None)
         self._sent.clear()
         self._num_bytes_sent = 0
         # Half of the pause is random, so that clients of a restarted server do not reconnect all at

@@ -16,13 +16,16 @@ Body: TypeAlias = dict[str, Any]
 class Call:
     """One call of a client. Methods must be safe to repeat: a server may receive a call twice.
 
-    `arrays` are sent without a copy: do not change them until the call has ended.
+    `arrays` are sent without a copy: do not change them until the call has ended. once: when the
+    server cannot be reached or the connection is lost, the call ends at once with Unavailable,
+    instead of being sent again until the deadline: for a caller who may ask another server.
     """
 
     endpoint: str
     method: str
     body: Body = field(default_factory=dict)
     arrays: Sequence[Array] = ()
+    once: bool = False
 
 
 @dataclass(slots=True)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from trireme.errors import BadRequest, Unavailable
+from trireme.protocol.label_use import LabelUse, uses_from_wire
 from trireme.protocol.membership import WORKERS_MAX
 from trireme.protocol.wire import need, need_list, need_reason
-from trireme.rpc import Handler, Reply, Request
+from trireme.rpc import Deferred, Handler, Reply, Request
+from trireme.server.end_waiters import EndWaiters
 from trireme.server.journal import Journal
 
 REPORTED = ("retries", "planned", "pulled", "pushes")
@@ -28,10 +30,12 @@ class Attendance:
         self._gone: dict[int, int] = {}  # worker -> the incarnation that said goodbye
         self._newest: dict[int, int] = {}  # worker -> the newest incarnation heard
         self._reports: dict[int, dict[str, int]] = {}
+        self._label_uses: dict[int, dict[str, LabelUse]] = {}
         self._stopped: str | None = None
         self._stop_reason = ""  # of a worker that asks all to stop
         self.is_over = False  # whether all workers have said goodbye
         self._default_heard = -math.inf  # of workers that this process has not heard
+        self._end_waiters = EndWaiters()
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -39,12 +43,21 @@ class Attendance:
             "server.alive": self._on_alive,
             "server.goodbye": self._on_goodbye,
             "server.attendance": self._on_attendance,
+            "server.end": self._on_end,
         }
+
+    def _on_end(self, request: Request) -> Deferred:
+        """Answered when all workers have said goodbye: compute workers wait for that."""
+        with self._changed:
+            answer = self._end_waiters.ask(request)
+            self._changed.notify_all()
+        return answer
 
     def _on_alive(self, request: Request) -> Reply:
         with self._changed:
             worker, incarnation = self._note_heartbeat(request)
             self._reports[worker] = _report(request)
+            self._label_uses[worker] = uses_from_wire(request.body)
             self._stop_reason = self._stop_reason or need_reason(request.body, "stops")
             # By a successor; an older incarnation is a delayed message.
             is_back = worker in self._gone and incarnation > self._gone[worker]
@@ -58,6 +71,7 @@ class Attendance:
         with self._changed:
             self._gone.pop(worker, None)
             self.is_over, self._members = False, None  # it sends members when it ends
+            self._end_waiters.tell(is_over=False)
 
     def _on_goodbye(self, request: Request) -> Reply:
         with self.journal.changing(), self._changed:
@@ -86,6 +100,7 @@ class Attendance:
 
     def _end_if_all_are_gone(self) -> None:
         self.is_over = self._expected() <= self._gone.keys()
+        self._end_waiters.tell(self._num_workers is not None and self.is_over)
         self._changed.notify_all()
 
     def gone(self) -> list[list[Any]]:
@@ -156,6 +171,12 @@ class Attendance:
             known = sorted(self._reports.items())
             return {worker: dict(report) for worker, report in known if worker not in self._gone}
 
+    def label_uses(self) -> dict[int, dict[str, LabelUse]]:
+        """What each worker that has not said goodbye has last reported of compute workers."""
+        with self._changed:
+            known = sorted(self._label_uses.items())
+            return {worker: uses for worker, uses in known if worker not in self._gone}
+
     def stop(self, reason: str) -> None:
         """End `wait`, from another thread or a signal handler."""
         with self._changed:
@@ -170,7 +191,8 @@ class Attendance:
             while True:
                 if self._stopped is not None:
                     return self._stopped
-                if self._num_workers is not None and self.is_over:
+                is_over = self._num_workers is not None and self.is_over
+                if is_over and self._end_waiters.are_told:
                     return "all workers have said goodbye"
                 heard = max([self._default_heard, *self._last_heard.values()])
                 # No limit before the first worker of a new job: workers start when they do.

@@ -265,3 +265,16 @@ def watch_workers(registry: Registry, attendance: Attendance) -> None:
             ["worker", "what"],
         )
     )
+    registry.register(
+        Gauge(
+            "trireme_worker_label",
+            "What a worker reported of the compute workers of a label, for trireme top.",
+            lambda: {
+                (str(worker), label, what): number
+                for worker, uses in attendance.label_uses().items()
+                for label, use in uses.items()
+                for what, number in use.to_wire().items()
+            },
+            ["worker", "label", "what"],
+        )
+    )

@@ -11,6 +11,8 @@ from trireme.top.job_snapshot import ServerSamples, Snapshot
 
 _REQUESTS = "trireme_server_request_seconds"
 _NONE = "-"
+BUSY_SHARE = 0.8
+"""Compute workers that are busy for more of the time are what workers wait for."""
 
 
 def view(before: Snapshot, now: Snapshot) -> RenderableType:
@@ -23,6 +25,7 @@ def view(before: Snapshot, now: Snapshot) -> RenderableType:
         _tables(interval),
         *([_tiers(interval)] if now.values_of("trireme_table_ssd_rows", "table") else []),
         _workers(interval),
+        *([_labels(interval)] if now.values_of("trireme_worker_label", "label") else []),
         _staleness(now),
     )
 
@@ -179,6 +182,58 @@ def _workers(interval: _Interval) -> Table:
             ),
         )
     return table
+
+
+def _labels(interval: _Interval) -> Table:
+    """The compute workers of each label, as all workers together report them to the first server
+    that answers. Busy: of the time of all compute workers of the label.
+    """
+    table = _table(
+        "label",
+        "compute",
+        "credits",
+        "in flight",
+        "batches/s",
+        "ms",
+        "busy",
+        "failovers",
+        "waiting",
+    )
+    now, first = interval.now, next(iter(interval.now.answering))
+    for label in now.values_of("trireme_worker_label", "label"):
+
+        def total(what: str, label: str = label) -> float:
+            return first.total("trireme_worker_label", label=label, what=what)
+
+        def rate(what: str, label: str = label) -> float:
+            return interval.rate("trireme_worker_label", first, label=label, what=what)
+
+        def numbers(what: str, label: str = label) -> list[float]:
+            found = first.matching("trireme_worker_label", label=label, what=what)
+            return [number for _, number in found]
+
+        num, reachable = max(numbers("compute_workers")), min(numbers("reachable"))
+        batches, computed = rate("batches"), rate("computed_s")
+        busy = computed / max(num, 1)
+        table.add_row(
+            label,
+            _count(num) if reachable == num else f"{_count(reachable)} of {_count(num)}",
+            _count(total("credits")),
+            _count(total("in_flight")),
+            _count(batches),
+            _ms(computed / batches if batches else None),
+            _percent(min(busy, 1.0), 1.0),
+            _count(total("failovers")),
+            _who_waits(label, busy, total("in_flight")),
+        )
+    return table
+
+
+def _who_waits(label: str, busy: float, in_flight: float) -> str:
+    """Workers wait for compute workers that are busy, and others wait for the workers."""
+    if busy >= BUSY_SHARE:
+        return "workers"
+    return label if in_flight or busy else _NONE
 
 
 def _staleness(now: Snapshot) -> Text:

@@ -20,6 +20,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
 from trireme.nn.session import session_of
+from trireme.nn.stages import place_stages
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
 from trireme.train.data_time import DataTime
@@ -89,9 +90,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         cluster: Cluster | None = None,
     ) -> None:
         self.cluster = default() if cluster is None else cluster
+        if (place := self.cluster.place) is not None:
+            raise BadRequest(
+                f"DistributedOptimizer: expected a Trainer in {place.name}, which runs the model of"
+                " the workers' Trainers, found a loop of the script's own"
+            )
         self._session = session_of(self.cluster)
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
+        place_stages(model, self.cluster)
         self.tables = Planner(model, pool=self.cluster.pool).tables
         clip = make_clip(clip_norm, clip_value, self.tables)
         dense_groups = [] if optimizer is None else optimizer.param_groups

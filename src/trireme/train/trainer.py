@@ -27,6 +27,8 @@ from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.load import Dense
 from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.checkpointing.savers import Saver, saving
+from trireme.train.compute.remote_model import remote_model
+from trireme.train.compute.service import serve_model
 from trireme.train.dump import Dump, dumping
 from trireme.train.epochs import Epochs, stop_if_asked
 from trireme.train.leased_streams import StreamBatches, part_among
@@ -52,7 +54,8 @@ class Trainer:
     Every worker of the job makes one and calls the same methods in the same order.
 
     Args:
-        model: takes a batch; returns (B,) or (B, C) outputs, or a dict of such outputs by name.
+        model: takes a batch; returns (B,) or (B, C) outputs, or a dict of such outputs by name. In
+            a job with compute workers they run it; a Trainer of their own does not return.
         optimizer: of the dense parameters; None if the model has none.
         strategy: the consistency mode, default async.
         blocks: how dense parameters are cut into blocks and placed on servers.
@@ -70,7 +73,10 @@ class Trainer:
             its own replica of the model. Weights are at most threads - 1 steps old. Pays where
             batches are small, and where the network is slow: with twice as many threads as cores,
             half of them compute while the others wait. Buffers (BatchNorm) are those of the first
-            replica. A loss may use parameters of the model only through its outputs.
+            replica. A loss may use parameters of the model only through its outputs. In a job with
+            compute workers these are the batches of this worker in flight. None: 1; with compute
+            workers, in modes that allow it, two for each of them, shared by the workers, but at
+            least 2.
         progress: worker 0 shows a progress bar (on a terminal) or lines (elsewhere).
     """
 
@@ -88,21 +94,21 @@ class Trainer:
         metrics: Sequence[Metric] = (),
         label: str | None = "label",
         depth: int = 2,
-        threads: int = 1,
+        threads: int | None = None,
         progress: bool = True,
         cluster: Cluster | None = None,
     ) -> None:
         check_metrics(metrics, label)
-        if threads < 1:
-            raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
         strategy = Strategy() if strategy is None else strategy
-        if threads > 1 and not mode_class(strategy.mode).trains_in_threads:
-            raise BadRequest(
-                f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"
-                " after the other; use more workers"
-            )
+        _check_threads(threads, strategy)
         self.cluster = default() if cluster is None else cluster
+        if self.cluster.place is not None:
+            serve_model(self.cluster, self.cluster.place, model, loss, label)
         self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
+        self.remote = remote_model(self.cluster, model, loss, label)
+        if threads is None:
+            has_credits = self.remote and mode_class(strategy.mode).trains_in_threads
+            threads = self.remote.credits if self.remote and has_credits else 1
         self.depth, self.threads = depth, threads
         self.shows_progress = progress and self.cluster.worker == 0
         self.optimizer = DistributedOptimizer(
@@ -253,8 +259,8 @@ class Trainer:
         Begins when every worker has come and every push has been applied.
 
         Args:
-            model: runs in place of the whole model, without loss and metrics: a part of it, such as
-                the tower that gives the vectors of items.
+            model: runs in place of the whole model, without loss and metrics, in this process: a
+                part of it, such as the tower that gives the vectors of items.
             labels: False: the data has no labels, so there are no loss and metrics.
             report, check_nan: see `fit`.
             dump: what to write of each example. Each worker writes the outputs of its part in
@@ -292,6 +298,7 @@ class Trainer:
             optimizer=self.optimizer,
             depth=self.depth,
             threads=self.threads,
+            remote=self.remote if model is None else None,
             shows=self.shows_progress,
             **data,
         )
@@ -328,6 +335,13 @@ class Trainer:
             raise
         self.end_pass()
 
+    def _check_computes_here(self, what: str) -> None:
+        if self.remote is not None:
+            raise BadRequest(
+                f"{what}: expected a job without compute workers, found those of label"
+                f" {self.remote.workers.label}: a pass keeps its rows at the worker's device"
+            )
+
     def begin_window(self, batches: int, memory: int | str) -> None:
         """Begin a pass over data that is not known: until `end_pass`, `fit` brings the rows of the
         next batches to the device of the model, and rows leave it when there is no room.
@@ -343,6 +357,7 @@ class Trainer:
                 there is room for.
         """
         optimizer = self.optimizer
+        self._check_computes_here("begin_window")
         optimizer.mode.check_device_pass()
         if self.threads > 1:
             raise BadRequest(f"begin_window: expected threads=1, found {self.threads}")
@@ -367,6 +382,7 @@ class Trainer:
                 worker has gone. The servers have not changed.
         """
         optimizer = self.optimizer
+        self._check_computes_here("begin_pass")
         optimizer.mode.check_device_pass(follows=following is not None)
         if self.threads > 1:
             raise BadRequest(f"begin_pass: expected threads=1, found {self.threads}")
@@ -524,6 +540,16 @@ class Trainer:
         """
         self.optimizer.mode.check_between_passes("resume")
         return self._epochs.resume(path, storage_options)
+
+
+def _check_threads(threads: int | None, strategy: Strategy) -> None:
+    if threads is not None and threads < 1:
+        raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
+    if threads is not None and threads > 1 and not mode_class(strategy.mode).trains_in_threads:
+        raise BadRequest(
+            f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"
+            " after the other; use more workers"
+        )
 
 
 def optimizer_of(trainer: Trainer | DistributedOptimizer) -> DistributedOptimizer:

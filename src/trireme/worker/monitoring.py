@@ -3,13 +3,41 @@
 docs/metrics.md lists the metrics; a test compares the two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from trireme.protocol.label_use import LabelUse
 from trireme.rpc import Ended
 from trireme.telemetry.endpoint import Endpoint
 from trireme.telemetry.health import Health
 from trireme.telemetry.instruments import SECONDS, Counter, Gauge, Histogram
 from trireme.telemetry.registry import Registry, new_registry
+
+LABEL_GAUGES = {
+    "trireme_worker_compute_credits": (
+        "credits",
+        "Batches that this worker may have in flight at the compute workers of a label.",
+    ),
+    "trireme_worker_compute_in_flight": ("in_flight", "Batches that it has there."),
+    "trireme_worker_compute_reachable": (
+        "reachable",
+        "Compute workers of a label that it can reach, as far as it knows.",
+    ),
+    "trireme_worker_compute_batches_total": ("batches", "Batches computed for it."),
+    "trireme_worker_compute_failovers_total": (
+        "failovers",
+        "Calls that another compute worker got because one did not answer or was full.",
+    ),
+    "trireme_worker_compute_wait_seconds_total": (
+        "waited_s",
+        "Time that it waited for these batches, all credits together.",
+    ),
+    "trireme_worker_compute_busy_seconds_total": (
+        "computed_s",
+        "Time that compute workers took to compute them.",
+    ),
+}
+"""Gauges of compute workers, by label: the field of LabelUse, and the documentation."""
 
 
 class WorkerMetrics:
@@ -18,7 +46,7 @@ class WorkerMetrics:
     listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint. num_steps,
     num_examples: of the pushes so far; written by one thread at a time. num_skipped: how many
     steps had no gradients, because they were not finite. queues: name of a queue of the training
-    loop -> its length.
+    loop -> its length. labels: of compute workers -> how this worker uses them.
     """
 
     def __init__(self, role: str, listen: str | None, name: str = "worker") -> None:
@@ -26,6 +54,7 @@ class WorkerMetrics:
         self.calls = CallMetrics(self.registry)
         self.num_steps = self.num_examples = self.num_skipped = 0
         self.queues: dict[str, Callable[[], int]] = {}
+        self.labels: dict[str, Callable[[], LabelUse]] = {}
         for gauge in (
             Gauge(
                 "trireme_worker_steps_total",
@@ -50,11 +79,22 @@ class WorkerMetrics:
                 lambda: {(name,): depth for name, depth in self._depths().items()},
                 ["queue"],
             ),
+            *self._label_gauges(),
         ):
             self.registry.register(gauge)
         self._endpoint: Endpoint | None = None
         if listen is not None:
             self._endpoint = Endpoint(listen, self.registry, self.health).start()
+
+    def _label_uses(self) -> dict[str, LabelUse]:
+        return {label: read() for label, read in self.labels.copy().items()}
+
+    def _label_gauges(self) -> Iterator[Gauge]:
+        for name, (field, documentation) in LABEL_GAUGES.items():
+            yield Gauge(name, documentation, self._reader(field), ["label"])
+
+    def _reader(self, field: str) -> Callable[[], dict[tuple[str, ...], float]]:
+        return lambda: {(n,): getattr(use, field) for n, use in self._label_uses().items()}
 
     def _depths(self) -> dict[str, int]:
         return {name: read() for name, read in self.queues.copy().items()}
@@ -63,9 +103,12 @@ class WorkerMetrics:
         self.num_steps += 1
         self.num_examples += examples
 
-    def report(self) -> dict[str, int]:
+    def report(self) -> dict[str, Any]:
         """What heartbeats carry, for `trireme top`."""
-        return {"retries": self.calls.num_retries(), **self._depths()}
+        body: dict[str, Any] = {"report": {"retries": self.calls.num_retries(), **self._depths()}}
+        if uses := self._label_uses():
+            body["labels"] = {label: use.to_wire() for label, use in uses.items()}
+        return body
 
     def waits(self, client: str, line: str) -> None:
         """Mark a client as waiting for a peer, described by the line; "": it waits no more."""

@@ -140,7 +140,8 @@ def _export(
 
 def _on_host(model: nn.Module, tables: Sequence[Table]) -> nn.Module:
     """The model on the CPU, where an export predicts; a copy if it is elsewhere."""
-    if device_of(model) == accelerator.HOST:
+    on_devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    if on_devices | {device_of(model)} <= {accelerator.HOST}:
         return model
     return copy.deepcopy(model, {id(table): table for table in tables}).to(accelerator.HOST)
 

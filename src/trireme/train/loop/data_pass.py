@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from trireme.nn.session import session_of
 from trireme.progress import Display, display
 from trireme.threads import frozen_objects
 from trireme.train.checkpointing.savers import Saver
+from trireme.train.compute.remote_model import RemoteModel, RemotePass
 from trireme.train.dump import DumpFile
 from trireme.train.leased_streams import StreamBatches
 from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.replica import BatchOrder, Replica, train_replicas
 from trireme.train.loop.reporting import Report, Reporter
-from trireme.train.loop.scoring import ExampleIds, Scored, Scorer, check_finite
+from trireme.train.loop.scoring import Compute, ExampleIds, Scored, Scorer, check_finite
 from trireme.train.loop.staleness import described, staleness
 from trireme.train.loop.tally import Tally
 from trireme.train.loop.timing import TimeReport
@@ -55,6 +57,7 @@ class DataPass:
     options: PassOptions
     depth: int
     threads: int  # see Trainer
+    remote: RemoteModel | None = None  # the model at compute workers; None: it runs here
     shows: bool  # worker 0 shows its progress
     epoch: int = 0  # which the servers keep with the position of each stream
     begun: Callable[[], None] | None = None  # called before the first batch is trained on
@@ -153,7 +156,7 @@ class DataPass:
             shown.show(progress.fraction_read(), self.tally.figures())
 
     def _train(self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
-        optimizer, loop, compute = self.optimizer, self.optimizer.timing.loop, self._compute
+        optimizer, loop, compute_on = self.optimizer, self.optimizer.timing.loop, self._compute_on()
         first = optimizer.replica
         first.pending.take()  # lookups of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
@@ -165,6 +168,7 @@ class DataPass:
 
         def work(replica: Replica) -> None:
             session_of(optimizer.cluster).use_pending(replica.pending)
+            compute = compute_on(replica)
             for batch in pipeline.batches(replica):
                 replica.model.zero_grad()
                 scored = optimizer.mode.compute(replica.model, batch, compute)
@@ -194,6 +198,18 @@ class DataPass:
 
         train_replicas(replicas, work, fail)
 
+    def _compute_on(self) -> Callable[[Replica], Compute]:
+        """Forward and backward of a batch with a replica of the model: here or elsewhere."""
+        if self.remote is None:
+            return lambda _: self._compute
+        run = RemotePass(self.remote, self.model, training=True, threads=self.threads)
+
+        def compute(replica: Replica, _: nn.Module, batch: Batch) -> Scored:
+            with self.optimizer.timing.loop.measure("compute"):
+                return self._checked(run.train(replica, batch))
+
+        return lambda replica: partial(compute, replica)
+
     def _compute(self, model: nn.Module, batch: Batch) -> Scored:
         with self.optimizer.timing.loop.measure("forward"):
             scored = self._score(model, batch)
@@ -203,15 +219,27 @@ class DataPass:
         return scored
 
     def _evaluate(self, _: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
-        for batch in pipeline:
-            with self.optimizer.timing.loop.measure("forward"):
-                scored = self._score(self.model, batch)
+        for scored in self._evaluated(pipeline):
             self.tally.add(scored)
             for observe in observers:
                 observe(self.model, scored)
 
+    def _evaluated(self, pipeline: Pipeline) -> Iterator[Scored]:
+        loop = self.optimizer.timing.loop
+        if self.remote is None:
+            for batch in pipeline:
+                with loop.measure("forward"):
+                    scored = self._score(self.model, batch)
+                yield scored
+            return
+        run = RemotePass(self.remote, self.model, training=False, threads=self.threads)
+        scored_batches = run.evaluate(pipeline, scores=self.tally.has_loss)
+        yield from map(self._checked, scored_batches)
+
     def _score(self, model: nn.Module, batch: Batch) -> Scored:
-        scored = self.score(model, batch)
+        return self._checked(self.score(model, batch))
+
+    def _checked(self, scored: Scored) -> Scored:
         if self.options.ids is not None:
             check_finite(scored, self.options.ids)
         return scored

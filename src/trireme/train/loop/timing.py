@@ -62,7 +62,8 @@ class Timing:
     """The time that the threads of a trainer spend.
 
     loop: of training threads: "wait" (for the next batch), "forward", "backward", "push" (until the
-        gradients are on their way; in sync until they are staged), and "pull" where the loop pulls.
+        gradients are on their way; in sync until they are staged), "pull" where the loop pulls, and
+        "compute" where compute workers run the model, in place of "forward" and "backward".
     background: of the threads beside them: "read", "parse", "unique" (distinct keys), "pull",
         "push".
     """
@@ -71,7 +72,7 @@ class Timing:
         self.loop, self.background = Stopwatch(), Stopwatch()
 
 
-LOOP = ("wait", "pull", "forward", "backward", "push")
+LOOP = ("wait", "pull", "forward", "backward", "compute", "push")
 BACKGROUND = ("read", "parse", "unique", "pull", "push")
 
 

@@ -1,0 +1,194 @@
+"""A model that compute workers run for this worker."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trireme.data.batch import Batch
+from trireme.errors import BadRequest, NotReady, SchemaMismatch
+from trireme.job.cluster import Cluster
+from trireme.train.compute.compute_messages import METHOD, ComputeAnswer, ComputeRequest, leaves_of
+from trireme.train.compute.compute_workers import ComputeWorkers
+from trireme.train.compute.model_state import (
+    describe,
+    differences,
+    digest,
+    frozen_in,
+    state_of,
+    write_buffers,
+    write_gradients,
+)
+from trireme.train.compute.tensors import pack
+from trireme.train.loop.replica import Replica
+from trireme.train.loop.scoring import Loss, Scored
+
+T = TypeVar("T")
+
+
+def remote_model(
+    cluster: Cluster, model: nn.Module, loss: Loss, label: str | None
+) -> RemoteModel | None:
+    """The model on the compute workers of the job; None: it has none. Raises BadRequest: they have
+    several labels, and the model does not say which it runs on.
+    """
+    labels = list(dict.fromkeys(name for name, _ in cluster.heter))
+    if not labels:
+        return None
+    if len(labels) > 1:
+        raise BadRequest(
+            f"Trainer: expected compute workers of one label for a model without stages, found"
+            f" labels {', '.join(labels)}"
+        )
+    addresses = [address for _, address in cluster.heter]
+    workers = ComputeWorkers(
+        labels[0],
+        addresses,
+        first=cluster.worker,
+        connect=lambda: cluster.call_client("compute"),
+        timeout_s=cluster.client.timeout_s,
+    )
+    cluster.add_running(workers.close)
+    return RemoteModel(workers, model, loss, label, num_workers=cluster.num_workers)
+
+
+class RemoteModel:
+    """Runs batches at compute workers.
+
+    Attributes:
+        credits: batches in flight of this worker that keep the compute workers busy: two for each,
+            shared by the workers, so that one is on its way while one is computed.
+    """
+
+    def __init__(
+        self,
+        workers: ComputeWorkers,
+        model: nn.Module,
+        loss: Loss,
+        label: str | None,
+        *,
+        num_workers: int,
+    ) -> None:
+        self.workers = workers
+        self.credits = max(2, math.ceil(2 * len(workers) / max(1, num_workers)))
+        self._description = describe(model, loss, label)
+        self.digest = digest(self._description)
+
+    def run(self, request: ComputeRequest, state: list[Tensor]) -> ComputeAnswer:
+        """state: of the request, if it has only the state's name and the compute worker lacks it.
+
+        Raises SchemaMismatch: a compute worker has another model; it names what differs. BadRequest
+        and others: what the model raised there. DeadlineExceeded: see ComputeWorkers.
+        """
+        try:
+            reply = self.workers.call(METHOD, *request.to_wire())
+        except NotReady as error:
+            if request.state is not None or "raised" in (error.details or {}):
+                raise
+            request.state = state
+            return self.run(request, state)
+        except SchemaMismatch as error:
+            if "model" not in (details := error.details or {}):
+                raise
+            there = differences(self._description, details["model"])
+            raise SchemaMismatch(f"{error}: {there}") from None
+        return ComputeAnswer.from_wire(reply.body, reply.arrays)
+
+
+class RemotePass:
+    """One pass over data with a remote model. Threads: each trains its own replica.
+
+    Random numbers: with one batch in flight at a time they are those of one process, since each
+    request carries torch's state and each answer the state after. Otherwise a batch's follow from
+    its number and a seed of the pass.
+    """
+
+    def __init__(self, remote: RemoteModel, model: nn.Module, *, training: bool, threads: int):
+        self._remote, self._model = remote, model
+        self._seed: int | None = None
+        self._state, self._state_id = list[Tensor](), ""
+        if not training:
+            # Evaluation leaves the process's random numbers where they are.
+            self._seed = _number(torch.get_rng_state().numpy().tobytes())
+            self._state = state_of(model)
+            self._state_id = _digest(self._state)
+        elif threads > 1:
+            self._seed = int(torch.randint(1 << 62, ()))
+
+    def train(self, replica: Replica, batch: Batch) -> Scored:
+        """Forward and backward: the replica's parameters and the rows of the batch get gradients,
+        its buffers their new values.
+        """
+        state, leaves = state_of(replica.model), leaves_of(batch)
+        request = ComputeRequest(
+            model=self._remote.digest,
+            training=True,
+            scores=True,
+            batch=batch,
+            state=state,
+            frozen=frozen_in(replica.model),
+            random=torch.get_rng_state() if self._seed is None else None,
+            seed=self._seed_of(replica.number),
+        )
+        answer = self._remote.run(request, state)
+        write_gradients(leaves, answer.rows)
+        write_gradients(list(replica.model.parameters()), answer.gradients)
+        write_buffers(replica.model, answer.buffers)
+        if answer.random is not None:
+            torch.set_rng_state(answer.random)
+        return Scored(batch, answer.outputs, answer.loss)
+
+    def evaluate(self, batches: Iterable[Batch], *, scores: bool) -> Iterator[Scored]:
+        """Forward of each batch, in order, with several in flight. scores: with the loss."""
+
+        def score(number: int, batch: Batch) -> Scored:
+            request = ComputeRequest(
+                model=self._remote.digest,
+                training=False,
+                scores=scores,
+                batch=batch,
+                state=None,
+                state_id=self._state_id,
+                seed=self._seed_of(number),
+            )
+            answer = self._remote.run(request, self._state)
+            return Scored(batch, answer.outputs, answer.loss)
+
+        return _in_order(score, batches, self._remote.credits)
+
+    def _seed_of(self, number: int) -> int:
+        return 0 if self._seed is None else (self._seed + number) % (1 << 62)
+
+
+def _in_order(
+    work: Callable[[int, Batch], T], batches: Iterable[Batch], in_flight: int
+) -> Iterator[T]:
+    """work(number, batch) of each batch, in the order of the batches, so many at a time."""
+    with ThreadPoolExecutor(in_flight, thread_name_prefix="trireme-compute") as pool:
+        running: deque[Future[T]] = deque()
+        for number, batch in enumerate(batches):
+            running.append(pool.submit(work, number, batch))
+            if len(running) == in_flight:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def _digest(state: list[Tensor]) -> str:
+    _, arrays = pack(state)
+    total = hashlib.sha256()
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
+
+
+def _number(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:7], "little")
