@@ -7,6 +7,7 @@ from torch import nn
 
 import trireme as tr
 
+KNOBS = {"bounded": {"staleness": 1}, "geo": {"k": 2}}
 before, mode = sys.argv[1:]
 
 
@@ -29,7 +30,7 @@ trainer = tr.Trainer(
     model,
     torch.optim.Adam(model.parameters()),
     loss=nn.functional.binary_cross_entropy_with_logits,
-    strategy=tr.Strategy(mode, **({"k": 2} if mode == "geo" else {})),
+    strategy=tr.Strategy(mode, **KNOBS.get(mode, {})),
     progress=False,
 )
 if before == "fail":

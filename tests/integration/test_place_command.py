@@ -67,10 +67,10 @@ def test_types_are_measured_one_by_one_and_solved_elsewhere(
     assert (measured["examples"], measured["batches"], measured["num_first"]) == (64.0, 64, 1)
     read, model = measured["stages"]
     assert all(seconds > 0 for stage in (read, model) for seconds in stage["seconds"].values())
-    # Columns and label, ids, positions of 128 bags, and 72 rows there and back.
-    rows = (64 + 8) * 4 * 4
+    # Columns and label, ids, positions of 128 bags, and 64 rows there and back.
+    rows = 64 * 4 * 4
     weights = (8 * 16 + 16 + 16 + 1) * 4
-    assert read["bytes_before"] == 2 * (rows + 72 * 8 + weights) / 64
+    assert read["bytes_before"] == 2 * (rows + 64 * 8 + weights) / 64
     assert model["bytes_sent_to"] == 2 * weights / 64
     assert model["bytes_before"] * 64 > 2 * rows + 64 * (2 * 8 + 3 * 4 + 4)
     for seconds in (read["seconds"], model["seconds"]):

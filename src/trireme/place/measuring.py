@@ -28,6 +28,7 @@ from trireme.nn import BatchPlan, Planner
 from trireme.nn.lookup import specs_of
 from trireme.nn.on_device import SentBatch, device_of
 from trireme.nn.session import collect
+from trireme.nn.stages import Stages
 from trireme.place.measurements import MODEL_ACTIVITIES, READ, READ_ACTIVITIES, StageTimes
 from trireme.train.loop.scoring import Scorer
 from trireme.train.loop.worker_batches import Closable, worker_batches
@@ -49,7 +50,7 @@ _Times = dict[str, list[float]]
 
 def stages_of(model: nn.Module) -> dict[str, nn.Module]:
     """The stages of a model by name, in order."""
-    return {MODEL: model}
+    return dict(model.items()) if isinstance(model, Stages) else {MODEL: model}
 
 
 def num_first_of(stages: Mapping[str, nn.Module]) -> int:
