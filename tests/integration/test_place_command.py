@@ -64,7 +64,8 @@ def test_types_are_measured_one_by_one_and_solved_elsewhere(
         assert f"placed_script.py on type {name} with 1 core" in output
     measured = json.loads((tmp_path / "gpu.json").read_text())
     assert (measured["type"], measured["device"], measured["cores"]) == ("gpu", "gpu", 1)
-    assert (measured["examples"], measured["batches"], measured["num_first"]) == (64.0, 64, 1)
+    assert (measured["examples"], measured["num_first"]) == (64.0, 1)
+    assert measured["batches"] >= 64
     read, model = measured["stages"]
     assert all(seconds > 0 for stage in (read, model) for seconds in stage["seconds"].values())
     # Columns and label, ids, positions of 128 bags, and 64 rows there and back.

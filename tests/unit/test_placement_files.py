@@ -98,6 +98,7 @@ def measured(name: str = "cpu", **values: Any) -> Measurements:
         examples=512.0,
         batches=64,
         num_first=1,
+        seconds_per_byte=1e-9,
         stages=(read, model),
     )
     return replace(plain, **values)
@@ -118,6 +119,7 @@ def test_measurements_are_read_as_they_were_written(tmp_path: Path) -> None:
         ("cores", 0, ".cores: expected a whole number in [1,"),
         ("type", None, ".type: expected a text"),
         ("examples", -1, ".examples: expected a finite number >= 0, found -1"),
+        ("seconds_per_byte", -1, ".seconds_per_byte: expected a finite number >= 0, found -1"),
         ("num_first", 3, ".num_first: expected a whole number in [1, 2], found 3"),
         ("stages", [], ".stages: expected 2 to 1024 stages, found 0"),
         ("stages.0.seconds.read", float("nan"), "seconds.read: expected a finite number >= 0"),
@@ -166,6 +168,7 @@ def test_a_chain_has_the_sums_of_each_type_and_the_most_bytes() -> None:
     assert chain.bytes_before == [100.0, 201.0]
     assert chain.bytes_sent_to == [0.0, 30.0]
     assert chain.num_first == 1
+    assert chain.seconds_per_byte == {"cpu": 1e-9, "gpu": 1e-9}
 
 
 def test_measurements_that_do_not_fit_the_types_are_refused() -> None:

@@ -19,8 +19,9 @@ from trireme.place.report import labels_of, of_measurements, of_plan
 def test_measurements_are_shown_by_stage_and_activity() -> None:
     assert list(of_measurements(measured())) == [
         "train.py on type cpu with 2 cores: 64 batches of 512 examples, us per example",
-        "  read   10.000  read 1.000, plan 2.000, pull 3.000, push 4.000",
-        "  model  11.000  forward 5.000, backward 6.000",
+        "  read    10.000  read 1.000, plan 2.000, pull 3.000, push 4.000",
+        "  model   11.000  forward 5.000, backward 6.000",
+        "  a byte   1.000  ns, to send or receive it",
     ]
 
 
@@ -58,12 +59,12 @@ def test_a_plan_says_who_computes_what_and_how_to_start_it() -> None:
         "",
         "1,000,000 examples/s take",
         "group  type  computes  workers  us per example  examples/s  per hour",
-        "  1    cpu   read           11          10.330   1,064,860     11.00",
-        "  2    gpu   model           2           1.230   1,626,016      6.00",
-        "cost 17.00 per hour, expected 1,064,860 examples/s; the slowest: group 1",
+        "  1    cpu   read           11          10.560   1,041,667     11.00",
+        "  2    gpu   model           2           1.460   1,369,863      6.00",
+        "cost 17.00 per hour, expected 1,041,667 examples/s; the slowest: group 1",
         "",
-        "next cheaper: 16.00 per hour, 968,054 examples/s: 10 cpu (read), 2 gpu (model)",
-        "next dearer:  18.00 per hour, 1,161,665 examples/s: 12 cpu (read), 2 gpu (model)",
+        "next cheaper: 16.00 per hour, 946,970 examples/s: 10 cpu (read), 2 gpu (model)",
+        "next dearer:  18.00 per hour, 1,136,364 examples/s: 12 cpu (read), 2 gpu (model)",
         "",
         "Nothing was started or changed. This placement means:",
         "  trireme launch --server_num 1 --worker_num 11 --heter_worker_num 2 --heter_devices gpu"

@@ -57,13 +57,16 @@ def all_cuts(chain: StageChain, begin: int = 0) -> Iterator[list[tuple[int, int,
 def seconds_of(chain: StageChain, begin: int, end: int, kind: MachineType) -> Fraction:
     """As the docstring of the solver says, term by term."""
     num_stages = len(chain.stages)
-    moved = exact(chain.bytes_before[begin])
+    before = exact(chain.bytes_before[begin])
+    moved = Fraction() if begin == 0 else before
     if end < num_stages:
         moved += exact(chain.bytes_before[end])
     sent = range(end, num_stages) if begin == 0 else range(begin, end)
     moved += sum(exact(chain.bytes_sent_to[i]) for i in sent)
     own = sum(exact(chain.seconds[kind.name][i]) for i in range(begin, end))
-    return own + moved / exact(kind.network)
+    pulled = before if begin == 0 else Fraction()
+    by_worker = moved * exact(chain.seconds_per_byte[kind.name])
+    return own + (moved + pulled) / exact(kind.network) + by_worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +126,7 @@ def random_case(rng: random.Random) -> tuple[StageChain, Fraction]:
         bytes_before=[number(500.0) for _ in range(num_stages)],
         bytes_sent_to=[number(100.0) for _ in range(num_stages)],
         num_first=rng.randint(1, num_stages),
+        seconds_per_byte={kind.name: number(1e-6) for kind in types},
     )
     return made, exact(rng.choice([1.0, 500.0, 1000.0, 3000.0]))
 

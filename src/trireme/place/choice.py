@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
@@ -28,6 +28,8 @@ class StageChain:
     bytes_sent_to: of each stage: what it is sent besides, and sends back, if it is not in the first
         group: its weights and their gradients.
     num_first: how many stages the first group has at least.
+    seconds_per_byte: name of a type -> what a byte that crosses between groups costs a worker
+        beside the network.
     """
 
     stages: Sequence[str]
@@ -36,6 +38,7 @@ class StageChain:
     bytes_before: Sequence[float]
     bytes_sent_to: Sequence[float]
     num_first: int = 1
+    seconds_per_byte: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -45,25 +45,33 @@ class TypeLoads:
     """The time of groups on one type, in whole units of 1 / `per_second` seconds."""
 
     def __init__(self, chain: StageChain, kind: MachineType) -> None:
-        network = exact(kind.network)
+        wire = 1 / exact(kind.network)
+        moved = wire + exact(chain.seconds_per_byte.get(kind.name, 0.0))
         seconds = [exact(value) for value in chain.seconds[kind.name]]
-        before = [exact(value) / network for value in chain.bytes_before]
-        sent = [exact(value) / network for value in chain.bytes_sent_to]
+        before = [exact(value) * moved for value in chain.bytes_before]
+        before[0] = exact(chain.bytes_before[0]) * wire  # "pull" and "push" have the rest of it
+        sent = [exact(value) * moved for value in chain.bytes_sent_to]
         self.per_second = math.lcm(*(one.denominator for one in (*seconds, *before, *sent)))
-        self._seconds = self._sums(seconds)
-        self._sent = self._sums(sent)
+        own, self._sent = self._sums(seconds), self._sums(sent)
         self._before = [*(int(value * self.per_second) for value in before), 0]
+        ends = range(len(own))
+        # What depends on where a group ends, and on where it begins.
+        self._first_ends = [own[i] - self._sent[i] + self._before[i] for i in ends]
+        self._ends = [own[i] + self._sent[i] + self._before[i] for i in ends]
+        self._begins = [self._before[i] - own[i] - self._sent[i] for i in ends]
+        self._begins[0] = self._before[0] + self._sent[-1]
 
     def _sums(self, values: Sequence[Fraction]) -> list[int]:
         """Of the first 0, 1, 2, ... values."""
         return [0, *itertools.accumulate(int(value * self.per_second) for value in values)]
 
-    def of_group(self, begin: int, end: int) -> int:
-        """Units per example. The first group sends what the stages after it need."""
-        first, last = (end, -1) if begin == 0 else (begin, end)
-        sent = self._sent[last] - self._sent[first]
-        own = self._seconds[end] - self._seconds[begin]
-        return own + sent + self._before[begin] + self._before[end]
+    def of_groups(self, begin: int, end: int) -> list[int]:
+        """Units per example of the groups that begin at a stage and end at `end` or later. The
+        first group sends what the stages after it need.
+        """
+        base = self._begins[begin]
+        ends = self._first_ends if begin == 0 else self._ends
+        return [base + load for load in ends[end:]]
 
 
 class GroupSearch:
@@ -102,20 +110,24 @@ class GroupSearch:
 
     def _best_from(self, begin: int) -> _Rest:
         best: Cut | None = None
-        least: tuple[int, int, int] | None = None
+        least: tuple[float, int, int] = (math.inf, 0, 0)
         for cut in self._cuts(begin):
-            rest = self._rests[cut[1]][0]
-            cost = cut[3] * self._prices[cut[2]] + rest.cost
-            total = (cost, cut[3] + rest.workers, 1 + rest.groups)
-            if best is not None and least is not None:
-                if total > least:
-                    continue
-                if total == least and self._names_from(cut) >= self._names_from(best):
-                    continue
-            best, least = cut, total
+            _, end, number, workers = cut
+            rest = self._rests[end][0]
+            cost = workers * self._prices[number] + rest.cost
+            if cost > least[0]:
+                continue
+            total = (cost, workers + rest.workers, 1 + rest.groups)
+            if (
+                best is None
+                or total < least
+                or (total == least and self._names_from(cut) < self._names_from(best))
+            ):
+                best, least = cut, total
         assert best is not None
-        assert least is not None
-        return PlacementKey(*least, self._names_from(best)), (best, *self._rests[best[1]][1])
+        cost, num_workers, num_groups = least
+        key = PlacementKey(int(cost), num_workers, num_groups, self._names_from(best))
+        return key, (best, *self._rests[best[1]][1])
 
     def _cuts(self, begin: int) -> Iterator[Cut]:
         """The groups that begin at a stage, with the workers that the rate takes."""
@@ -125,10 +137,9 @@ class GroupSearch:
         for number in numbers:
             loads = self._loads[number]
             unit = loads.per_second * under
-            for end in range(first_end, self._num_stages + 1):
-                load = loads.of_group(begin, end) * over
-                workers = load // unit + 1 if self._exceeds else -(-load // unit)
-                yield begin, end, number, max(workers, 1)
+            for end, load in enumerate(loads.of_groups(begin, first_end), first_end):
+                workers = load * over // unit + 1 if self._exceeds else -(-load * over // unit)
+                yield begin, end, number, workers or 1
 
     def _names_from(self, cut: Cut) -> tuple[str, ...]:
         begin, end, number, _ = cut

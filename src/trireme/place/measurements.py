@@ -42,6 +42,7 @@ class StageTimes:
 class Measurements:
     """type, cores, device: of the machine's type. script: as it was named. num_first: see
     StageChain. examples: of a batch, on average. batches: how many were measured.
+    seconds_per_byte: of one end of a call.
     """
 
     type: str
@@ -51,6 +52,7 @@ class Measurements:
     examples: float
     batches: int
     num_first: int
+    seconds_per_byte: float
     stages: Sequence[StageTimes]
 
     def write(self, path: Path) -> None:
@@ -86,6 +88,7 @@ class Measurements:
             examples=values.number("examples", 0.0),
             batches=values.whole("batches", 1, 1 << 40),
             num_first=values.whole("num_first", 1, len(stages)),
+            seconds_per_byte=values.number("seconds_per_byte", 0.0),
             stages=stages,
         )
 
@@ -133,6 +136,7 @@ def chain_of(types: Sequence[MachineType], measured: Sequence[Measurements]) -> 
         bytes_before=[max(stage.bytes_before for stage in column) for column in columns],
         bytes_sent_to=[max(stage.bytes_sent_to for stage in column) for column in columns],
         num_first=used[0].num_first,
+        seconds_per_byte={one.type: one.seconds_per_byte for one in used},
     )
 
 

@@ -35,11 +35,14 @@ from trireme.train.loop.worker_batches import Closable, worker_batches
 from trireme.train.trainer import Trainer
 
 BATCHES = 64
-"""Batches that are read, at most, and how many are trained on."""
+"""Batches that are read, at most, and are trained on, at least."""
 WARM_UPS = 8
 READINGS = 3
 READ_S = 5.0  # of one reading, at most, once it has a batch
-TRAIN_S = 30.0  # of training, at most, once a batch was measured
+# Of training: a machine that stops its processes now and then, as where containers may use a part
+# of a core, has to do so several times in each of the PARTS.
+TRAIN_MIN_S, TRAIN_MAX_S = 2.0, 30.0
+PARTS = 5
 
 MODEL = "model"
 """The stage of a model without stages."""
@@ -113,8 +116,10 @@ class StageMeasuring:
         self._optimizer.begin_pass()
         self._optimizer.mode.begin_run()
         started = time.perf_counter()
-        for number in range(WARM_UPS + max(BATCHES, len(batches))):
-            if self._is_warm and time.perf_counter() - started > TRAIN_S:
+        for number in itertools.count():
+            elapsed_s = time.perf_counter() - started
+            is_enough = number >= WARM_UPS + BATCHES and elapsed_s > TRAIN_MIN_S
+            if is_enough or (self._is_warm and elapsed_s > TRAIN_MAX_S):
                 break
             self._is_warm = number >= WARM_UPS
             self._train(number, batches[number % len(batches)])
@@ -207,16 +212,31 @@ class StageMeasuring:
             StageTimes(
                 name=name,
                 seconds={
-                    activity: statistics.median(self._times[name][activity])
+                    activity: rounded(median_of_parts(self._times[name][activity]))
                     for activity in (READ_ACTIVITIES if name == READ else MODEL_ACTIVITIES)
                 },
-                bytes_before=statistics.median(self._bytes[name]),
-                bytes_sent_to=(
+                bytes_before=rounded(statistics.median(self._bytes[name])),
+                bytes_sent_to=rounded(
                     0.0 if name == READ else self._bytes_of_weights(self._stages[name]) / examples
                 ),
             )
             for name in self._times
         )
+
+
+def median_of_parts(values: Sequence[float]) -> float:
+    """The median of the means of PARTS consecutive parts: neither a single slow batch nor a machine
+    that stops for a part of each moment hides what a batch takes.
+    """
+    size = -(-len(values) // PARTS)
+    return statistics.median(
+        statistics.fmean(values[begin : begin + size]) for begin in range(0, len(values), size)
+    )
+
+
+def rounded(number: float) -> float:
+    """To six digits: more are noise, and would only lengthen the fractions that are computed."""
+    return float(f"{number:.6g}")
 
 
 class _Given(nn.Module):

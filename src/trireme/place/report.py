@@ -29,6 +29,7 @@ def of_measurements(measured: Measurements) -> Iterator[str]:
     for stage in measured.stages:
         parts = (f"{activity} {_us(s)}" for activity, s in stage.seconds.items())
         lines.append([f"  {stage.name}", _us(sum(stage.seconds.values())), ", ".join(parts)])
+    lines.append(["  a byte", _us(1e3 * measured.seconds_per_byte), "ns, to send or receive it"])
     for line in lines[1:]:
         yield "  ".join([line[0].ljust(_width(lines, 0)), line[1].rjust(_width(lines, 1)), line[2]])
 

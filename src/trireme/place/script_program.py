@@ -25,7 +25,14 @@ def main() -> int:
 
     from trireme.errors import Stopped
     from trireme.place.measurements import Measurements
-    from trireme.place.measuring import StageMeasuring, num_first_of, read_batches, stages_of
+    from trireme.place.measuring import (
+        StageMeasuring,
+        num_first_of,
+        read_batches,
+        rounded,
+        stages_of,
+    )
+    from trireme.place.moving import seconds_per_byte
     from trireme.train.trainer import Trainer
 
     def measure(trainer: Trainer, dataset: Iterable[Any], *_: Any, **__: Any) -> dict[str, float]:
@@ -40,6 +47,7 @@ def main() -> int:
             examples=sum(batch.num_examples for batch in batches) / len(batches),
             batches=num_batches,
             num_first=num_first_of(stages_of(trainer.model)),
+            seconds_per_byte=rounded(seconds_per_byte()),
             stages=measuring.stages(read_s, batches),
         ).write(Path(file))
         raise Stopped("trireme place has measured")

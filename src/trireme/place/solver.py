@@ -4,9 +4,11 @@ A job is a chain of stages; the first one reads. It is cut into groups of consec
 group is computed by workers of one type, which do nothing else. The first group is the workers that
 read, and its workers also send what the other groups need.
 
-    seconds of a group per example = those of its stages on the type, and its bytes / the network's
+    seconds of a group per example = those of its stages on the type, and of moving its bytes
     workers of a group             = ceil(throughput * seconds)
     cost                           = workers * price, summed over the groups
+
+A byte takes its time on the network, and a worker's to send or receive it.
 
 All is computed with whole numbers and fractions of the decimals as written: equal costs are equal,
 and a placement never needs one worker more because of rounding.
@@ -45,7 +47,7 @@ class Solver:
         """
         search = GroupSearch(self._chain, self._loads, self._prices, rate, exceeds=exceeds)
         cuts = search.best()
-        return None if cuts is None else self._choice(cuts)
+        return None if cuts is None else self.choice_of(cuts)
 
     def fastest(self, rate: Fraction, *, below: Fraction | None = None) -> Choice | None:
         """The fastest choice, slower than `rate`, of a cost less than `below`; None: there is none.
@@ -75,14 +77,17 @@ class Solver:
             return None
         return choice
 
-    def _choice(self, cuts: Sequence[Cut]) -> Choice:
+    def choice_of(self, cuts: Sequence[Cut]) -> Choice:
+        """The placement of these groups, with so many workers."""
         groups = (
             Group(
                 begin,
                 end,
                 self._types[number],
                 workers,
-                Fraction(self._loads[number].of_group(begin, end), self._loads[number].per_second),
+                Fraction(
+                    self._loads[number].of_groups(begin, end)[0], self._loads[number].per_second
+                ),
             )
             for begin, end, number, workers in cuts
         )
