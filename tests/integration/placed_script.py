@@ -22,10 +22,28 @@ class Model(nn.Module):
         return self.top(self.bag(batch).flatten(1)).squeeze(1)
 
 
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = Model().bag
+
+    def forward(self, batch: tr.data.Batch) -> dict[str, torch.Tensor]:
+        return {"bags": self.bag(batch).flatten(1), "dense": batch["dense"]}
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = nn.Linear(2 * 4 + 3, 1)
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.top(torch.cat([inputs["bags"], inputs["dense"]], 1)).squeeze(1)
+
+
 tr.init()
 ids = torch.arange(64)
 batch = {"a": ids, "b": ids % 8, "dense": torch.ones(64, 3), "label": (ids % 2).float()}
-model = Model()
+model = tr.Stages(cpu=Wide(), gpu=Tower()) if before == "stages" else Model()
 trainer = tr.Trainer(
     model,
     torch.optim.Adam(model.parameters()),

@@ -94,6 +94,25 @@ def test_every_mode_is_measured(programs: Template, tmp_path: Path, mode: str) -
     assert all(seconds > 0 for stage in stages for seconds in stage["seconds"].values())
 
 
+def test_each_stage_of_a_model_is_measured(programs: Template, tmp_path: Path) -> None:
+    for name in ("cpu", "gpu"):
+        options = ["--type", name, "--measure", f"{name}.json", "--args", "stages async"]
+        place(programs, tmp_path, SCRIPT, *options)
+    measured = json.loads((tmp_path / "cpu.json").read_text())
+    assert [stage["name"] for stage in measured["stages"]] == ["read", "cpu", "gpu"]
+    assert measured["num_first"] == 2  # "cpu" has a table
+    _, wide, tower = measured["stages"]
+    assert all(seconds > 0 for stage in (wide, tower) for seconds in stage["seconds"].values())
+    assert tower["bytes_before"] == 2 * 8 * 4 + 3 * 4  # bags there and back, dense values there
+    assert wide["bytes_sent_to"] == 0
+    assert tower["bytes_sent_to"] == 2 * 12 * 4 / 64
+    options = ["--throughput", "1e9", "--from", "cpu.json,gpu.json"]
+    output = place(programs, tmp_path, *options)
+    assert re.search(r"^  1 +cpu +read, cpu +[\d,]+ ", output, re.MULTILINE)
+    assert re.search(r"^  2 +gpu +gpu +[\d,]+ ", output, re.MULTILINE)
+    assert "  the stages of the model as they are\n" in output
+
+
 def test_a_script_that_evaluates_first_is_measured_there(
     programs: Template, tmp_path: Path
 ) -> None:

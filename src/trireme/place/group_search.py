@@ -109,25 +109,22 @@ class GroupSearch:
     # ---- without limits ----
 
     def _best_from(self, begin: int) -> _Rest:
-        best: Cut | None = None
-        least: tuple[float, int, int] = (math.inf, 0, 0)
+        best: tuple[Cut, ...] = ()
+        least: tuple[int, int, int] | None = None
         for cut in self._cuts(begin):
             _, end, number, workers = cut
             rest = self._rests[end][0]
             cost = workers * self._prices[number] + rest.cost
-            if cost > least[0]:
+            if least is not None and cost > least[0]:
                 continue
             total = (cost, workers + rest.workers, 1 + rest.groups)
-            if (
-                best is None
-                or total < least
-                or (total == least and self._names_from(cut) < self._names_from(best))
-            ):
-                best, least = cut, total
-        assert best is not None
-        cost, num_workers, num_groups = least
-        key = PlacementKey(int(cost), num_workers, num_groups, self._names_from(best))
-        return key, (best, *self._rests[best[1]][1])
+            if least is None or total < least:
+                best, least = (cut,), total
+            elif total == least and self._names_from(cut) < self._names_from(best[0]):
+                best = (cut,)
+        assert least is not None
+        (first,) = best
+        return PlacementKey(*least, self._names_from(first)), (first, *self._rests[first[1]][1])
 
     def _cuts(self, begin: int) -> Iterator[Cut]:
         """The groups that begin at a stage, with the workers that the rate takes."""

@@ -28,7 +28,7 @@ from trireme.nn import BatchPlan, Planner
 from trireme.nn.lookup import specs_of
 from trireme.nn.on_device import SentBatch, device_of
 from trireme.nn.session import collect
-from trireme.nn.stages import Stages
+from trireme.nn.stages import Stages, check_boundary
 from trireme.place.measurements import MODEL_ACTIVITIES, READ, READ_ACTIVITIES, StageTimes
 from trireme.train.loop.scoring import Scorer
 from trireme.train.loop.worker_batches import Closable, worker_batches
@@ -154,6 +154,7 @@ class StageMeasuring:
             inputs.append(values)
             with self._measured(name, "forward"):
                 outputs.append(self._stages[name](values))
+            check_boundary(name, outputs[-1])
             values = _boundary(outputs[-1])
             self._bytes[_following(self._stages, name)].append(self._per_example(values))
         with self._measured(last, "forward"):
@@ -266,9 +267,11 @@ def _boundary(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _backward(outputs: Mapping[str, Tensor], crossed: Mapping[str, Tensor]) -> None:
     """Backward of a stage, from the gradients of what crossed."""
     with_gradient = [name for name, tensor in crossed.items() if tensor.grad is not None]
-    torch.autograd.backward(
-        [outputs[name] for name in with_gradient], [crossed[name].grad for name in with_gradient]
-    )
+    if with_gradient:
+        torch.autograd.backward(
+            [outputs[name] for name in with_gradient],
+            [crossed[name].grad for name in with_gradient],
+        )
 
 
 def _num_bytes(tensor: Tensor) -> int:
