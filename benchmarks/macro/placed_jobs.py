@@ -3,8 +3,9 @@
 
 cpu2_gpu1   two workers that read with a quarter of a core each, and one compute worker with half a
             core, beside the rate that their measured parts add up to
-agreed      questions (a rate to reach, and a price of the second type) for which the cheapest job
-            by measuring all of them is the one that the planner chooses, beside their number
+chosen      examples/s per price of the job that has most of it by prediction, beside the job that
+            has most by measuring all of them; the mean over prices of the second type. `detail`
+            has the planner's answers to QUESTIONS, beside those of the measured jobs
 
 Types and jobs are those of macro/placed_job.py. "gpu" is a name: it is a CPU too.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -50,6 +52,7 @@ JOBS: Mapping[str, tuple[int, int]] = {
 # The rate to reach, beside what the planner expects of "cpu1"; price of the second type, of the
 # first it is 1.
 QUESTIONS = ((0.8, 0.7), (1.7, 0.7), (1.7, 1.5))
+PRICES = (0.5, 1.0, 2.0)
 
 
 def contests(settings: Settings) -> Sequence[Contest]:
@@ -65,10 +68,10 @@ def contests(settings: Settings) -> Sequence[Contest]:
         ),
         Contest(
             {
-                "agreed": lambda number: round_of(number).agreed(),
-                "questions": lambda _: Run(len(QUESTIONS)),
+                "chosen": lambda number: round_of(number).chosen(),
+                "best_measured": lambda number: round_of(number).best(),
             },
-            [Claim("agreed", "agreed", ("questions",), unit="questions")],
+            [Claim("chosen", "chosen", ("best_measured",), unit="examples/s per price")],
             settings.rounds,
         ),
     ]
@@ -145,8 +148,26 @@ class Round:
             return solver.choice_of([(0, 1, 0, num_workers), (1, 2, 1, num_compute)]).rate
         return solver.choice_of([(0, 2, 0, num_workers)]).rate
 
-    def agreed(self) -> Run:
-        """How many questions the planner answers as the measured jobs do."""
+    def chosen(self) -> Run:
+        """What the jobs are worth that are the best by prediction, one for each price."""
+        worth = [
+            self._worth(max(JOBS, key=lambda name: self._rate(name) / _cost(name, price)), price)
+            for price in PRICES
+        ]
+        rates = {name: (round(self._rate(name)), round(self.measured(name).value)) for name in JOBS}
+        detail = {"chosen_best": self._answers(), "expected_measured": rates}
+        return Run(statistics.fmean(worth), detail=detail)
+
+    def best(self) -> Run:
+        """What the jobs are worth that are the best by measuring, one for each price."""
+        worth = [max(self._worth(name, price) for name in JOBS) for price in PRICES]
+        return Run(statistics.fmean(worth))
+
+    def _worth(self, name: str, price: float) -> float:
+        return self.measured(name).value / _cost(name, price)
+
+    def _answers(self) -> dict[str, tuple[str | None, str | None]]:
+        """Question -> the job that the planner chooses, and the best one by measuring."""
         answers = {}
         for factor, price in QUESTIONS:
             rate = factor * self._rate("cpu1")
@@ -154,9 +175,7 @@ class Round:
                 self._chosen(rate, price),
                 self._best_measured(rate, price),
             )
-        num_agreed = sum(chosen == best for chosen, best in answers.values())
-        rates = {name: (round(self._rate(name)), round(self.measured(name).value)) for name in JOBS}
-        return Run(num_agreed, detail={"chosen_best": answers, "expected_measured": rates})
+        return answers
 
     def _chosen(self, rate: float, price: float) -> str | None:
         """The job that the planner chooses."""
@@ -165,15 +184,21 @@ class Round:
         choice = Solver(replace(self._chain, types=types)).cheapest(Fraction(rate))
         if choice is None:
             return None
-        first, *others = choice.groups
-        workers = (first.workers, sum(group.workers for group in others))
-        return next(name for name, job in JOBS.items() if job == workers)
+        groups = [(group.type.name, group.workers) for group in choice.groups]
+        names = {tuple(_groups(name)): name for name in JOBS}
+        return names.get(tuple(groups), str(groups))
 
     def _best_measured(self, rate: float, price: float) -> str | None:
         """The cheapest job that reaches the rate when it runs."""
-        costs = {
-            name: num_workers + num_compute * price
-            for name, (num_workers, num_compute) in JOBS.items()
-            if self.measured(name).value >= rate
-        }
+        costs = {n: _cost(n, price) for n in JOBS if self.measured(n).value >= rate}
         return min(costs, key=lambda name: costs[name], default=None)
+
+
+def _groups(name: str) -> list[tuple[str, int]]:
+    num_workers, num_compute = JOBS[name]
+    return [("cpu", num_workers), *([("gpu", num_compute)] if num_compute else [])]
+
+
+def _cost(name: str, price: float) -> float:
+    num_workers, num_compute = JOBS[name]
+    return num_workers + num_compute * price
