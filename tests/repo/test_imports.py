@@ -45,7 +45,7 @@ LAYERS = (
     ("launch",),
     ("fleet",),
     ("run",),
-    ("size", "top"),
+    ("place", "size", "top"),
     ("commands",),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}

@@ -92,6 +92,18 @@ FLAGS = {
         "-h",
         "PATH",
     ],
+    "place": [
+        "--args",
+        "--from",
+        "--help",
+        "--measure",
+        "--throughput",
+        "--timeout_s",
+        "--type",
+        "--types",
+        "-h",
+        "SCRIPT",
+    ],
     "predict": [
         "--batch_size",
         "--delimiter",

@@ -17,6 +17,7 @@ from trireme.commands import (
     inspect,
     keys,
     launch,
+    place,
     predict,
     run,
     server,
@@ -28,7 +29,7 @@ from trireme.commands import (
 from trireme.errors import BadRequest, TriremeError
 
 # Each module has SUMMARY, EXAMPLES and add_to(parser).
-_MODULES = (launch, run, stream, server, top, keys, convert, predict, inspect, size, verify)
+_MODULES = (launch, run, stream, server, top, keys, convert, predict, inspect, size, place, verify)
 COMMANDS: Mapping[str, ModuleType] = {m.__name__.rpartition(".")[2]: m for m in _MODULES}
 
 _EXAMPLES = """

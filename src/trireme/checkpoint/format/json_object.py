@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -55,6 +56,13 @@ class JsonObject:
         if type(value) is not int or not low <= value <= high:
             raise self.wrong(f"a whole number in [{low}, {high}]", value, field)
         return value
+
+    def number(self, field: str, low: float) -> float:
+        """A finite number of at least `low`."""
+        value = self.any(field)
+        if type(value) not in (int, float) or not low <= value < math.inf:
+            raise self.wrong(f"a finite number >= {low:g}", value, field)
+        return float(value)
 
     def path(self, field: str) -> str:
         try:
