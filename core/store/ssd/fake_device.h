@@ -40,6 +40,8 @@ class FakeDevice : public Device {
   void crash();
   // Inverts a bit of a file, as a disk does that does not notice.
   void flip_bit(const std::string& name, std::uint64_t bit);
+  // From here on no transfer of this block of a file succeeds: EIO.
+  void spoil(const std::string& name, std::uint64_t block);
 
   // Calls that reached the disk since the start.
   struct Counts {

@@ -22,6 +22,7 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kRunPagesMax = 64;  // neighbours that one transfer reads
 constexpr std::size_t kLateReadsMax = 6;  // of a device
+constexpr std::uint8_t kTriesMax = 4;     // of a page that cannot be read
 
 milliseconds until(Clock::time_point deadline) {
   const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
@@ -221,9 +222,10 @@ PagesRead PageLog::Reading::end() {
     const std::size_t page_bytes = log_.config_.page_bytes;
     const auto late = own.reader->run(patience_, [&](const Finished& finished) {
       const std::size_t first = finished.tag >> 8, n = finished.tag & 0xFF;
+      if (finished.error != 0) own.num_tries.resize(own.files.size());
       for (std::size_t i = first; i < first + n; ++i) {
-        if (finished.error != 0 && n > 1) {
-          add(i, 1);  // the others may be readable
+        if (finished.error != 0 && (n > 1 || ++own.num_tries[i] < kTriesMax)) {
+          add(i, 1);  // the others may be readable, or it too
         } else if (finished.error != 0) {
           result.pages_[i].error = finished.error;
         } else if (!is_whole({result.memory_.data() + i * page_bytes, page_bytes})) {
@@ -240,12 +242,33 @@ PagesRead PageLog::Reading::end() {
     }
     std::lock_guard lock(log_.mutex_);
     log_.counts_.reads += own.num_transfers;
+    log_.note_read(own);
     log_.readers_.push_back(std::move(own.reader));
   }
   for (PagesRead::Page& page : result.pages_) {
     if (page.error != 0 || page.generation == 0) page.bytes = nullptr;
   }
   return std::move(result);
+}
+
+// Tells damaged pages from those of a device that fails. Requires: mutex_.
+void PageLog::note_read(Transfers& read) {
+  for (std::size_t i = 0; i < read.files.size(); ++i) {
+    if (read.files[i] == nullptr) continue;
+    File& file = *read.files[i];
+    PagesRead::Page& page = read.result.pages_[i];
+    std::uint64_t& num_read = num_read_[file.device_number];
+    const std::size_t number = read.result.positions_[i] % config_.segment_pages;
+    if (page.error == 0) {
+      ++num_read;
+      if (!file.unread.empty()) file.unread.erase(number);
+      continue;
+    }
+    const auto [known, is_new] = file.unread.try_emplace(number, num_read, false);
+    File::Unread& unread = known->second;
+    unread.is_damaged |= page.error == EBADMSG || (!is_new && num_read > unread.num_read_then);
+    page.is_damaged = unread.is_damaged;
+  }
 }
 
 // How long to wait for the devices of these files. Errors: kDeadlineExceeded: not at all.

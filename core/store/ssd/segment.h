@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -47,6 +48,14 @@ struct PageLog::File {
   std::size_t num_rows_then = 0;
   bool is_synced = true;
   bool is_aside = false;
+  std::size_t num_failed = 0;  // buffers that could not be written
+  // Pages that could not be read, until they can: how many others of the device had been read then;
+  // or that are damaged.
+  struct Unread {
+    std::uint64_t num_read_then;
+    bool is_damaged;
+  };
+  std::map<std::size_t, Unread> unread;
 };
 
 // Pages that are appended to a file together.
@@ -60,6 +69,7 @@ struct PageLog::Buffer {
   std::uint64_t number;  // they are begun in this order
   std::size_t num_pages = 0;
   State state = State::kFilling;
+  bool has_failed = false;  // the last write of it
 
   bool has(std::uint32_t segment, std::size_t page) const noexcept {
     return file->number == segment && first <= page && page < first + num_pages;
