@@ -128,9 +128,14 @@ void register_tier(nb::module_& m, nb::class_<Table>& table) {
           "Bring the rows of keys from SSD into memory, as far as there is room, for a later call. "
           "keys: (N,) uint64.")
       .def("claim", &claim, "keys"_a.noconvert(), "pool"_a, nb::keep_alive<0, 1>(),
+           nb::sig("def claim(self, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), "
+                   "order='C', device='cpu', writable=False)], pool: Pool) -> Claim | None"),
            "Bring the rows of keys into memory, where they stay as long as the claim exists, and "
            "take room for new ones: an update or settlement of these keys then neither fails nor "
-           "waits for a device. keys: (K,) uint64. Raises BadRequest: all rows are in memory "
+           "waits for a device. None if the claims would take more than half of the memory for "
+           "rows: "
+           "then room was there just now, for one stripe after the other. keys: (K,) uint64. "
+           "Raises BadRequest: all rows are in memory "
            "anyway. ResourceExhausted: the budget is too small, or the devices are full. "
            "Unavailable, DeadlineExceeded, Corruption: a device, a page.")
       .def("set_memory", &Table::set_memory, "num_bytes"_a,

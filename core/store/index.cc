@@ -155,20 +155,20 @@ Index::Size Index::size(std::uint32_t stripe) const noexcept {
   Size size{.bytes = bytes(stripe)};
   for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
     const Bucket& b = buckets_[stripe * kBucketsPerStripe + i];
-    const std::uint64_t num_lines = b.num_rows == 0 ? 0 : grown(lines_for(b.num_rows));
+    const std::uint64_t num_lines = b.num_rows == 0 ? 0 : grown(lines_for(b.num_rows) - 1);
     size.num_rows += b.num_rows;
     size.num_lines_left += b.num_lines > num_lines ? b.num_lines - num_lines : 0;
   }
   return size;
 }
 
-// However a bucket has grown to its rows, it has at most grown(lines_for(rows)) lines, or those
-// that it had before.
+// A bucket grows when its rows need one line more than it has. So it has at most
+// grown(lines_for(rows) - 1) lines, or those that it had before.
 std::size_t Index::growth(const Size& size, std::size_t num_rows) noexcept {
   if (num_rows == 0) return 0;
   const std::size_t all = size.num_rows + num_rows;
-  const std::uint64_t num_lines = grown(lines_for(all)) + size.num_lines_left +
-                                  (kGrowthMin + 2) * std::min<std::size_t>(all, kBucketsPerStripe);
+  const std::uint64_t num_lines = lines_for(all) + lines_for(all) / 8 + 1 + size.num_lines_left +
+                                  kGrowthMin * std::min<std::size_t>(all, kBucketsPerStripe);
   const std::size_t then = round_up(num_lines * sizeof(IndexLine), kPageBytes);
   return std::max(then, size.bytes) - size.bytes;
 }

@@ -202,9 +202,9 @@ class Table {
     if (tier_ != nullptr) tier_->fetch(keys, pool, Tier::For::kLater);
   }
   // Before an update or a settlement that must not fail then: brings the rows of its keys into
-  // memory, where they stay as long as the claim exists, and takes room for new ones. The table
-  // outlives the claim. Errors: kBadRequest without a tier; those of Tier::make_room; a page that
-  // cannot be read.
+  // memory, where they stay as long as the claim exists, and takes room for new ones; or null, see
+  // Tier::claim. The table outlives the claim. Errors: kBadRequest without a tier; those of
+  // Tier::make_room; a page that cannot be read.
   std::unique_ptr<Tier::Claim> claim(std::span<const std::uint64_t> keys, Pool& pool) {
     return need_tier("claim").claim(keys, pool);
   }

@@ -123,6 +123,8 @@ class Tier {
   // long as there is a claim of them, and there is room for those that have none.
   class Claim;
   using Claims = std::span<Claim* const>;
+  // Null if all claims together would take more than half of the memory for rows: then the change
+  // makes room for one stripe after the other, for the largest of which there is room now.
   // Errors: those of make_room, for which it waits; a page that cannot be read.
   std::unique_ptr<Claim> claim(std::span<const std::uint64_t> keys, Pool& pool);
 
@@ -145,7 +147,8 @@ class Tier {
     kUpdate,  // a use, but neither a hit nor a miss; no room is an error, as for make_room
     kLater,   // a use that is to come
   };
-  void fetch(std::span<const std::uint64_t> keys, Pool& pool, For what = For::kRead);
+  void fetch(std::span<const std::uint64_t> keys, Pool& pool, For what = For::kRead,
+             Wait wait = Wait::kYes);
   // Whether a key that has no row in memory may have one on SSD. Requires: the stripe's lock.
   bool may_have(std::uint64_t key) const { return cold_.may_have(key); }
   // Calls visit(i, row, row_class) under a lock for the row of each key, wherever it is; row is
@@ -231,15 +234,16 @@ class Tier {
   std::size_t move_out(std::uint32_t bucket);
   std::size_t relocate(std::span<const Arena::Ref> refs);
   void leave_out_claimed(std::uint32_t bucket, std::vector<Arena::Ref>& refs) const;
+  void hold(Claim& claim, Pool& pool);
+  Need largest_need(const Claim& claim) const;
   void fetch_rest(std::uint32_t stripe, std::span<const std::uint64_t> keys);
   std::vector<std::uint64_t> absent_of(std::span<const std::uint64_t> keys) const;
   std::size_t num_new_max(std::span<const std::uint64_t> keys) const;
   bool are_claimed(std::span<const std::uint64_t> keys, std::uint32_t stripe, Claims claims) const;
   bool use_claims(Lock& lock, std::span<const std::uint64_t> keys, std::size_t num_new,
                   Claims claims);
-  Bucket gather_bucket(std::uint32_t bucket);
   Lock lock_unclaimed(std::uint32_t stripe, std::span<const std::uint64_t> keys,
-                      std::size_t num_new);
+                      std::size_t num_new, Wait wait = Wait::kYes);
   void keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) const;
   void write_out(std::uint32_t bucket, std::span<const Arena::Ref> refs, const Places& moved,
                  ssd::PageLog::Room& room);
@@ -267,6 +271,7 @@ class Tier {
   std::atomic<std::size_t> promised_rows_{0}, promised_bytes_{0}, promised_read_bytes_{0};
   std::array<std::atomic<std::size_t>, kNumStripes> promised_in_stripe_{};  // rows
   std::array<std::vector<Claim*>, kNumStripes> claims_;  // guarded by the stripe's lock
+  std::atomic<std::size_t> num_claimed_{0};              // keys
   struct NotedSize {
     std::atomic<std::size_t> num_rows{0}, num_lines_left{0}, bytes{0};
   };

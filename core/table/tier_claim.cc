@@ -13,9 +13,17 @@
 
 namespace trireme {
 
+namespace {
+
+constexpr std::size_t kClaimedShare = 2;  // claims take at most such a part of the memory of rows
+constexpr std::size_t kColdBytes = 16;    // that a row may need in memory when it has left it
+
+}  // namespace
+
 Tier::Claim::Claim(Tier& tier, std::span<const std::uint64_t> keys)
     : tier_(tier), keys_(keys.begin(), keys.end()) {
   std::ranges::sort(keys_, {}, mix64);
+  tier_.num_claimed_ += keys_.size();
 }
 
 // What is in memory, or comes there, does not leave it from here on.
@@ -28,6 +36,7 @@ void Tier::Claim::begin() {
 }
 
 Tier::Claim::~Claim() {
+  tier_.num_claimed_ -= keys_.size();
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
     if (keys_of_stripe(stripe).empty()) continue;
     const std::unique_lock lock(tier_.mutex_of_stripe(stripe));
@@ -45,22 +54,54 @@ Tier::Claim::Keys Tier::Claim::keys_of(std::uint32_t first_bucket,
 
 std::unique_ptr<Tier::Claim> Tier::claim(std::span<const std::uint64_t> keys, Pool& pool) {
   auto claim = std::make_unique<Claim>(*this, keys);
-  claim->begin();
+  const std::size_t own = bytes_beside_rows(), memory = memory_bytes_;
+  if (num_claimed_ * table_.arenas_.row_bytes() <=
+      (memory - std::min(own, memory)) / kClaimedShare) {
+    try {
+      hold(*claim, pool);
+      return claim;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kResourceExhausted) throw;
+    }
+  }
+  const Need need = largest_need(*claim);
+  claim.reset();
   fetch(keys, pool, For::kUpdate);
+  make_room(need);
+  return nullptr;
+}
+
+// What the stripe with most keys needs if all their rows have left memory again, and are replaced;
+// and what finds the rows of the other stripes on SSD then.
+Tier::Need Tier::largest_need(const Claim& claim) const {
+  Need need{.bytes = claim.keys_.size() * kColdBytes};
+  for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
+    const std::size_t n = claim.keys_of_stripe(stripe).size();
+    if (2 * n > need.rows) {
+      need.stripe = stripe;
+      need.rows = 2 * n;
+      need.read_bytes = log_.read_bytes(n);
+    }
+  }
+  return need;
+}
+
+void Tier::hold(Claim& claim, Pool& pool) {
+  claim.begin();
+  fetch(claim.keys_, pool, For::kUpdate, Wait::kNo);
   std::vector<Need> needs(kNumStripes + 1);
-  needs[kNumStripes].bytes = claim->keys_.size() * sizeof(std::uint64_t);
+  needs[kNumStripes].bytes = claim.keys_.size() * sizeof(std::uint64_t);
   pool.run(kNumStripes, [&](std::size_t i) {
     const auto stripe = static_cast<std::uint32_t>(i);
-    fetch_rest(stripe, claim->keys_of_stripe(stripe));
+    fetch_rest(stripe, claim.keys_of_stripe(stripe));
     const std::shared_lock lock(mutex_of_stripe(stripe));
-    needs[i] = {.stripe = stripe, .rows = num_new_max(claim->keys_of_stripe(stripe))};
+    needs[i] = {.stripe = stripe, .rows = num_new_max(claim.keys_of_stripe(stripe))};
   });
-  std::vector<Room> rooms = make_room(needs);
+  std::vector<Room> rooms = make_room(needs, Wait::kNo);
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
-    claim->rooms_[stripe] = std::move(rooms[stripe]);
+    claim.rooms_[stripe] = std::move(rooms[stripe]);
   }
-  claim->own_ = std::move(rooms[kNumStripes]);
-  return claim;
+  claim.own_ = std::move(rooms[kNumStripes]);
 }
 
 // Brings to memory what a fetch has left on SSD: rows whose pages moved meanwhile. Of other keys
@@ -74,7 +115,8 @@ void Tier::fetch_rest(std::uint32_t stripe, std::span<const std::uint64_t> keys)
   }
   const std::size_t num_max = std::max<std::size_t>(log_.read_pages() / 2, 1);
   for (std::size_t i = 0; i < left.size(); i += num_max) {
-    lock_unclaimed(stripe, std::span(left).subspan(i, std::min(num_max, left.size() - i)), 0);
+    lock_unclaimed(stripe, std::span(left).subspan(i, std::min(num_max, left.size() - i)), 0,
+                   Wait::kNo);
   }
 }
 

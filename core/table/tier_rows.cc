@@ -25,7 +25,8 @@ constexpr std::size_t kFetchReads = 8;
 class Tier::Gathering {
  public:
   // Waits until there is room.
-  Gathering(Tier& tier, const Need& need) : tier_(tier), total_(need) {
+  Gathering(Tier& tier, const Need& need, Wait wait = Wait::kYes)
+      : tier_(tier), total_(need), wait_(wait) {
     if (total_.rows > 0) rooms.push_back(tier_.make_room(total_));
   }
 
@@ -52,7 +53,7 @@ class Tier::Gathering {
       left_.read_bytes += more.read_bytes;
       return true;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kResourceExhausted) throw;
+      if (error.code() != ErrorCode::kResourceExhausted || wait_ == Wait::kNo) throw;
     }
     reads.clear();
     rooms.clear();
@@ -68,6 +69,7 @@ class Tier::Gathering {
   Tier& tier_;
   Need total_;  // all that is promised
   Need left_;   // of it: for pages that are to be read
+  Wait wait_;
 };
 
 const std::byte* Tier::row_in_memory(std::uint64_t key) const noexcept {
@@ -177,8 +179,8 @@ Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new, std::siz
 }
 
 Tier::Lock Tier::lock_unclaimed(std::uint32_t stripe, std::span<const std::uint64_t> keys,
-                                std::size_t num_new) {
-  Gathering gathering(*this, {.stripe = stripe, .rows = num_new});
+                                std::size_t num_new, Wait wait) {
+  Gathering gathering(*this, {.stripe = stripe, .rows = num_new}, wait);
   for (;;) {
     Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
     Search found = search(keys, gathering.reads, std::nullopt);  // whoever fetched counted uses
@@ -193,17 +195,7 @@ Tier::Lock Tier::lock_unclaimed(std::uint32_t stripe, std::span<const std::uint6
   }
 }
 
-// Once more after an error of a device: a page that alone cannot be read is known as damaged then.
 Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
-  try {
-    return gather_bucket(bucket);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kUnavailable) throw;
-  }
-  return gather_bucket(bucket);
-}
-
-Tier::Bucket Tier::gather_bucket(std::uint32_t bucket) {
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
   Gathering gathering(*this, {.stripe = stripe});
   for (;;) {
@@ -226,7 +218,7 @@ Tier::Bucket Tier::gather_bucket(std::uint32_t bucket) {
 // devices read the next.
 class Tier::Fetcher {
  public:
-  Fetcher(Tier& tier, For what) : tier_(tier), what_(what) {}
+  Fetcher(Tier& tier, For what, Wait wait) : tier_(tier), what_(what), wait_(wait) {}
 
   void add(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
     std::shared_lock lock(tier_.mutex_of_stripe(stripe));
@@ -283,7 +275,9 @@ class Tier::Fetcher {
                         .missing = std::move(missing),
                         .pages = tier_.log_.begin_read(std::move(wanted))});
     } else {
-      for (const Missing& group : missing) tier_.num_refused_ += group.keys.size();
+      for (const Missing& group : missing) {
+        if (what_ != For::kUpdate) tier_.num_refused_ += group.keys.size();
+      }
     }
   }
 
@@ -296,7 +290,7 @@ class Tier::Fetcher {
   // None: the rows stay where they are, and can be read there. Whoever wants to change them waits.
   std::vector<Room> make_room(Needs needs) {
     for (;; end_read()) {  // which gives up its room
-      const bool waits = what_ == For::kUpdate && reads_.empty();
+      const bool waits = what_ == For::kUpdate && wait_ == Wait::kYes && reads_.empty();
       try {
         return tier_.make_room(needs, waits ? Wait::kYes : Wait::kNo);
       } catch (const Error& error) {
@@ -339,16 +333,17 @@ class Tier::Fetcher {
 
   Tier& tier_;
   const For what_;
+  const Wait wait_;  // of an update
   std::vector<Missing> missing_;
   std::vector<ssd::Position> wanted_;
   std::deque<Read> reads_;
 };
 
-void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what) {
+void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what, Wait wait) {
   const KeysByStripe groups(keys, pool);
   std::atomic<std::uint32_t> next{0};
   pool.run(static_cast<std::size_t>(pool.threads()), [&](std::size_t) {
-    Fetcher fetcher(*this, what);
+    Fetcher fetcher(*this, what, wait);
     for (std::uint32_t stripe; (stripe = next++) < kNumStripes;) {
       const std::span<const std::uint64_t> all = groups[stripe].keys;
       for (std::size_t begin = 0; begin < all.size(); begin += kFetchKeys) {

@@ -33,14 +33,14 @@ void test_places_that_cannot_be_written_are_passed_over(std::uint64_t seed) {
     for (const std::string& name : counted.device->names()) {
       num_new = seen.insert(name).second ? num_new + 1 : num_new;
     }
-    if (num_new != 1 || counted.random.below(4) != 0) continue;
+    if (num_new != 1 || counted.random.below(2) != 0) continue;
     counted.device->spoil(*seen.rbegin(), kSegmentBlocks - 1);
     ++num_spoiled;
   }
   for (int i = 0; i < 20; ++i) counted.push(std::span(counted.keys).subspan(1000 * i, 1000));
   const Tier::Use use = counted.table->tier()->use();
   std::cout << num_spoiled << " places, " << use.log.num_failed_writes << " writes failed\n";
-  CHECK(num_spoiled > 5 && use.log.num_failed_writes >= num_spoiled / 2);
+  CHECK(num_spoiled > 2 && use.log.num_failed_writes >= num_spoiled);
   CHECK(counted.table->bytes() <= counted.config.tier.memory_bytes);
   for (std::size_t i = 0; i < counted.keys.size(); ++i) {
     CHECK_EQUAL(counted.count_of(counted.keys[i]), i < 20000 ? 2 : 1);
@@ -63,8 +63,7 @@ void test_a_disk_that_cannot_be_written_leaves_the_work_to_the_other(std::uint64
   for (const std::uint64_t key : counted.keys) CHECK_EQUAL(counted.count_of(key), 1);
 }
 
-// The first error says that the disk fails, a later one that the page is damaged: and so it stays,
-// for the rows of that page alone.
+// It is an error of the rows of that page alone, and stays one.
 void test_a_page_that_cannot_be_read_is_damaged(std::uint64_t seed) {
   Counted counted(seed, 60000, std::size_t{1} << 20);
   for (std::size_t i = 0; i < counted.keys.size(); i += 1000) {
@@ -87,7 +86,7 @@ void test_a_page_that_cannot_be_read_is_damaged(std::uint64_t seed) {
         const std::string what = error.what();
         CHECK(what.find("bucket " + std::to_string(bucket_of(key)) + " ") != std::string::npos);
         CHECK(what.find(".rows at offset ") != std::string::npos);
-        if (round == 1) CHECK(error.code() == ErrorCode::kCorruption);
+        CHECK(error.code() == ErrorCode::kCorruption);
       }
     }
   }
@@ -131,10 +130,17 @@ void test_a_limit_is_kept_beside_pages_that_cannot_be_read(std::uint64_t seed) {
   for (const std::string& name : counted.device->names()) {
     counted.device->spoil(name, counted.random.below(kSegmentBlocks));
   }
-  for (int i = 0; i < 30; ++i) {
-    Keys some = test::keys_of_buckets(counted.random, 64, 1000);
-    counted.push(some);
+  int num_pushed = 0;
+  for (int i = 0; i < 300; ++i) {
+    counted.table->forget_removed(counted.table->version());  // they take memory too
+    try {
+      counted.push(test::keys_of_buckets(counted.random, 64, 100));
+      ++num_pushed;
+    } catch (const Error& error) {  // the index cannot tell one of the keys from one that is there
+      CHECK(error.code() == ErrorCode::kCorruption || error.code() == ErrorCode::kUnavailable);
+    }
   }
+  CHECK(num_pushed > 280);
   std::size_t num_readable = 0;
   for (std::uint32_t bucket = 0; bucket < kNumBuckets; bucket += kNumBuckets / 64) {
     counted.table->shrink(bucket, {1, false}, 1);

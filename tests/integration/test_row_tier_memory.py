@@ -142,7 +142,8 @@ def push(tier: RowTier, rows: _core.Table, keys: np.ndarray, number: int) -> Non
     grads = np.ones((len(keys), rows.dim), np.float32)
     values, pool = _core.RuleValues(lr=1.0), _core.Pool(1)
     claim = tier.with_room(partial(rows.claim, keys, pool))
-    rows.update(keys, grads, [(0, number)], values, pool, claims=[claim])
+    claims = [] if claim is None else [claim]
+    rows.update(keys, grads, [(0, number)], values, pool, claims=claims)
     tier.note_push()
     if (divider := tier._divider) is not None:
         divider.join(WAIT_S)

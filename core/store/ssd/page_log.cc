@@ -47,7 +47,7 @@ PageLog::PageLog(std::vector<std::shared_ptr<Device>> devices, const PageLogConf
   }
   is_late_.resize(devices_.size());
   fails_.resize(devices_.size());
-  num_read_.resize(devices_.size());
+  readable_.resize(devices_.size());
   const std::size_t buffer_bytes = config.buffer_pages * config.page_bytes;
   for (std::size_t i = 0; i < config.num_buffers; ++i) {
     free_buffers_.push_back(memory_.data() + i * buffer_bytes);
@@ -522,8 +522,7 @@ PageLog::Use PageLog::use() const {
     use.num_pages += file->num_pages;
     use.num_rows += file->num_rows;
     use.num_rows_then += file->num_rows_then;
-    use.num_damaged += static_cast<std::size_t>(std::ranges::count_if(
-        file->unread, [](const auto& page) { return page.second.is_damaged; }));
+    use.num_damaged += file->damaged.size();
   }
   return use;
 }

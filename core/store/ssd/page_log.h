@@ -124,8 +124,8 @@ class PageLog {
   void forget(Position position, std::size_t num_rows) noexcept;
 
   // Reads pages.   positions: ascending, distinct. An error of the device, or a wrong checksum, is
-  // noted with the page. A page that fails again and again, in two reads between which others of
-  // its device did not, is damaged. Errors: kDeadlineExceeded, kUnavailable; std::bad_alloc.
+  // noted with the page. A page that fails again and again, while another one of its device can be
+  // read, is damaged. Errors: kDeadlineExceeded, kUnavailable; std::bad_alloc.
   PagesRead read(std::vector<Position> positions);
   // The same in two parts, between which a thread can do other work. The destructor waits for the
   // devices as long as end() would have. The log outlives it.
@@ -256,7 +256,11 @@ class PageLog {
   std::size_t num_holds_ = 0;
   std::uint64_t generation_ = 0;
   std::vector<std::unique_ptr<Reader>> readers_;  // that no thread uses
-  std::vector<std::uint64_t> num_read_;           // pages, of each device
+  struct Readable {
+    std::uint64_t generation = 0;  // 0: none is known
+    Position position = 0;
+  };
+  std::vector<Readable> readable_;  // of each device: the page that was read last
   Use counts_;
 
   TimedMutex write_mutex_;                       // guards what follows; taken before mutex_
@@ -288,6 +292,7 @@ class PageLog::Reading {
   Reading(PageLog& log, std::vector<Position> positions);
   std::chrono::steady_clock::time_point deadline() const noexcept { return begin_ + patience_; }
   void add(std::size_t i, std::size_t num_pages);
+  bool add_probe(std::size_t i);
   void add_all();
 
   PageLog& log_;

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -48,14 +48,8 @@ struct PageLog::File {
   std::size_t num_rows_then = 0;
   bool is_synced = true;
   bool is_aside = false;
-  std::size_t num_failed = 0;  // buffers that could not be written
-  // Pages that could not be read, until they can: how many others of the device had been read then;
-  // or that are damaged.
-  struct Unread {
-    std::uint64_t num_read_then;
-    bool is_damaged;
-  };
-  std::map<std::size_t, Unread> unread;
+  std::size_t num_failed = 0;     // buffers that could not be written
+  std::set<std::size_t> damaged;  // pages, until they can be read
 };
 
 // Pages that are appended to a file together.

@@ -1,6 +1,6 @@
 """What a push needs of tables with rows on SSD, from before its record until it is applied: its
 rows in memory, and room for new ones. So what is recorded is applied whatever a disk or other
-requests do meanwhile, and no step of sync waits for a disk.
+requests do meanwhile, and no step of sync waits for a disk; unless it is much of the memory.
 """
 
 import logging
@@ -19,7 +19,7 @@ Claims = Mapping[str, list[_core.Claim]]
 """By the table's name; tables in memory have none."""
 NO_CLAIMS: Claims = {}
 
-WithRoom = Callable[[Callable[[], _core.Claim]], _core.Claim]
+WithRoom = Callable[[Callable[[], _core.Claim | None]], _core.Claim | None]
 
 
 class RowClaims:
@@ -44,10 +44,13 @@ class RowClaims:
         return claims
 
     def claim_keys(self, table: ServedTable, keys: Keys) -> list[_core.Claim]:
-        """None for a table in memory. Raises as `claim`."""
+        """None for a table in memory, nor for keys whose rows take too much of the memory: those
+        are read again when they are needed, if need be. Raises as `claim`.
+        """
         if table.rows.tier is None:
             return []
-        return [self._with_room(partial(table.rows.claim, keys, self._pool))]
+        claim = self._with_room(partial(table.rows.claim, keys, self._pool))
+        return [] if claim is None else [claim]
 
     def fetch(self, push: Push) -> None:
         """Bring the rows of a push from SSD into memory, as far as there is room: many at a time,
