@@ -290,15 +290,22 @@ class RowTier:
         """The budget of each table. Raises ResourceExhausted."""
         parts = [0] * len(tables)
         shared = [i for i, table in enumerate(tables) if table.memory_bytes is None]
-        total = self.memory_bytes
+        total, what = self.memory_bytes, "--memory"
         for name in dict.fromkeys(t.name for t in tables if t.memory_bytes is not None):
             own = [i for i, t in enumerate(tables) if t.name == name and t.memory_bytes is not None]
             memory = tables[own[-1]].memory_bytes
             assert memory is not None
             self._divide(f"memory= of table {name!r}", memory, tables, own, parts)
-            total = None if total is None else total - memory
-        if total is not None and (shared or total < 0):
-            self._divide("--memory", total, tables, shared, parts)
+            if total is not None:
+                total, what = total - memory, "--memory without the memory= of tables"
+        if total is not None and total < 0:
+            assert self.memory_bytes is not None
+            raise ResourceExhausted(
+                f"server: --memory: expected at least {self.memory_bytes - total} bytes, which the"
+                f" memory= of tables says, found {self.memory_bytes}: give it more, or them less"
+            )
+        if total is not None and shared:
+            self._divide(what, total, tables, shared, parts)
         return parts
 
     def _divide(
@@ -319,9 +326,9 @@ class RowTier:
         rest = num_bytes - sum(needed)
         if rest < 0:
             raise ResourceExhausted(
-                f"server: {what} leaves {num_bytes} bytes, and {len(owns)} tables take {sum(owns)}"
-                f" beside their rows; give it at least {-rest} more"
-                " (`trireme size` computes it)"
+                f"server: {what}: expected at least {sum(needed)} bytes, which {len(owns)} tables"
+                f" need beside their rows (a table is two while it is loaded or imported), found"
+                f" {num_bytes}: give it more (`trireme size` tells how much the rows take)"
             )
         all_rows = sum(sizes)
         for i, least, size in zip(numbers, needed, sizes, strict=True):

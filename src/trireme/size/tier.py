@@ -76,6 +76,9 @@ class TierNeed:
         return endurance_bytes / per_day
 
 
+IN_MEMORY = "tiers: all rows are in memory here; --memory B estimates a table with rows on SSD"
+
+
 def of_tier(tier: TierNeed, evicted_per_s: float | None, endurance_bytes: float) -> Iterator[str]:
     """Lines about a table with rows on SSD."""
     need = tier.need
