@@ -18,7 +18,7 @@ INDEX_BYTES = 3 << 18  # of few rows in memory: the first lines of each bucket
 COLD_ROW_BYTES = 4.0  # of memory, for a row on SSD: 3.3 when filled, 3.9 after many turnovers
 HOT_ROW_BYTES = 8.0  # beside a row in memory: index and use count
 WRITTEN_PER_EVICTED = 1.8  # write amplification, at most
-FILE_BYTES_PER_ROW_BYTE = 1.45  # files are cleaned when 70 % is left
+FILE_BYTES_PER_ROW_BYTE = 1.55  # files are cleaned when 65 % is left
 PAGE_HEADER_BYTES = 32
 
 
