@@ -173,14 +173,14 @@ def test_announcements_beyond_a_bound_are_dropped_and_a_failed_one_stops_no_othe
 ) -> None:
     tier, rows = RowTier(1 << 30, [ssd_dir]), Slow()
     for _ in range(100):
-        tier.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
-    tier.announce([(rows, np.zeros(5 << 20, np.uint64))])  # type: ignore[list-item]
-    assert 100 - 34 <= tier.num_dropped <= 100 - 31
+        tier.fetcher.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
+    tier.fetcher.announce([(rows, np.zeros(5 << 20, np.uint64))])  # type: ignore[list-item]
+    assert 100 - 34 <= tier.fetcher.num_dropped <= 100 - 31
     rows.may_go.set()
-    while tier._announced.qsize():
+    while tier.fetcher._waiting.qsize():
         rows.may_go.wait(0.01)
     tier.close()
-    assert rows.num_fetched + tier.num_dropped == 101
+    assert rows.num_fetched + tier.fetcher.num_dropped == 101
 
 
 def test_a_job_that_fails_ends_the_fetches_and_leaves_no_rows_behind(ssd_dir: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_job_that_fails_ends_the_fetches_and_leaves_no_rows_behind(ssd_dir: Pa
 
     def fail() -> None:
         with embedded(tier=tier):
-            tier.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
+            tier.fetcher.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
