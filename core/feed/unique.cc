@@ -1,8 +1,6 @@
-// Design: values are first distributed over pieces (ranges of buckets, by the top bits of the hash)
-// that are small enough for their hash table to stay in the first-level cache. Then all occurrences
-// of a key are in one piece, in ascending order of position, and pieces are in bucket order; so
-// every piece numbers its own rows and writes its own part of all four results, in parallel and
-// independent of how the work was divided.
+// Design: values are first distributed over pieces (key_pieces.h). Every piece numbers its own rows
+// and writes its own part of all four results, in parallel and independent of how the work was
+// divided.
 #include "feed/unique.h"
 
 #include <algorithm>
@@ -15,19 +13,16 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "feed/chunks.h"
+#include "feed/key_pieces.h"
 
 namespace trireme {
 namespace {
 
-constexpr std::size_t kPieceValues =
-    2048;  // target number of values per piece: their table fits the first-level cache
-constexpr int kPieceBitsMax = 10;  // distributing to more pieces would cost more than it saves
+constexpr int kPieceBitsMax = 10;
 constexpr std::size_t kChunkValuesMin = 8192;  // less is not worth waking a thread for
-constexpr int kBucketBits = 12;
-static_assert(1 << kBucketBits == kNumBuckets);
 
 struct Entry {
-  std::uint64_t hash;  // mix64 is a bijection: equal hashes are equal keys
+  std::uint64_t hash;
   std::uint32_t position;
   std::uint32_t row;  // within the piece, by first occurrence
 };
@@ -36,13 +31,8 @@ class Deduplicator {
  public:
   Deduplicator(std::span<const std::uint64_t> values, std::optional<std::uint64_t> padding_key,
                Pool& pool)
-      : values_(values),
-        has_padding_(padding_key.has_value()),
-        padding_(padding_key.value_or(0)),
-        pool_(pool),
-        piece_bits_(choose_piece_bits(values.size())),
-        num_pieces_(std::size_t{1} << piece_bits_),
-        num_chunks_(num_chunks(values.size(), kChunkValuesMin, pool, 1)),
+      : pool_(pool),
+        pieces_(values, padding_key, kPieceBitsMax, pool),
         entries_(values.size()),
         row_hash_(values.size()),
         row_count_(values.size()) {
@@ -50,70 +40,30 @@ class Deduplicator {
   }
 
   Unique run() {
-    distribute();
-    std::vector<std::size_t> first_row(num_pieces_ + 1, 0);
-    pool_.run(num_pieces_, [&](std::size_t p) { first_row[p + 1] = find_rows(p); });
-    for (std::size_t p = 0; p < num_pieces_; ++p) first_row[p + 1] += first_row[p];
+    pieces_.distribute(
+        [&](std::size_t at, std::uint64_t hash, std::size_t i) {
+          entries_[at] = {hash, static_cast<std::uint32_t>(i), 0};
+        },
+        [&](std::size_t i) { result_.index[i] = -1; });
+    const std::size_t num_pieces = pieces_.size(), num_values = pieces_.begin(num_pieces);
+    std::vector<std::size_t> first_row(num_pieces + 1, 0);
+    pool_.run(num_pieces, [&](std::size_t p) { first_row[p + 1] = find_rows(p); });
+    for (std::size_t p = 0; p < num_pieces; ++p) first_row[p + 1] += first_row[p];
     result_.keys = Array<std::uint64_t>(first_row.back());
     result_.occurrences.starts = Array<std::int32_t>(first_row.back() + 1);
-    result_.occurrences.order = Array<std::int32_t>(piece_begin_.back());
-    pool_.run(num_pieces_, [&](std::size_t p) {
+    result_.occurrences.order = Array<std::int32_t>(num_values);
+    pool_.run(num_pieces, [&](std::size_t p) {
       write_piece(p, first_row[p], first_row[p + 1] - first_row[p]);
     });
-    result_.occurrences.starts[first_row.back()] = static_cast<std::int32_t>(piece_begin_.back());
+    result_.occurrences.starts[first_row.back()] = static_cast<std::int32_t>(num_values);
     return std::move(result_);
   }
 
  private:
-  static int choose_piece_bits(std::size_t num_values) {
-    return std::min(static_cast<int>(std::bit_width(num_values / kPieceValues)), kPieceBitsMax);
-  }
-
-  // In two shifts, because a shift by 64 is undefined.
-  std::size_t piece_of(std::uint64_t hash) const noexcept {
-    return hash >> 1 >> (63 - piece_bits_);
-  }
-
-  // Stable: within a piece, entries keep the order of their positions.
-  void distribute() {
-    std::vector<std::size_t> next(num_chunks_ * num_pieces_,
-                                  0);  // (chunk, piece): count, then where to write
-    pool_.run(num_chunks_, [&](std::size_t c) {
-      std::size_t* const count = &next[c * num_pieces_];
-      const std::size_t end = chunk_begin(values_.size(), c + 1, num_chunks_);
-      for (std::size_t i = chunk_begin(values_.size(), c, num_chunks_); i < end; ++i) {
-        if (!is_padding(values_[i])) ++count[piece_of(mix64(values_[i]))];
-      }
-    });
-    piece_begin_.resize(num_pieces_ + 1);
-    std::size_t total = 0;
-    for (std::size_t p = 0; p < num_pieces_; ++p) {
-      piece_begin_[p] = total;
-      for (std::size_t c = 0; c < num_chunks_; ++c)
-        total += std::exchange(next[c * num_pieces_ + p], total);
-    }
-    piece_begin_[num_pieces_] = total;
-    pool_.run(num_chunks_, [&](std::size_t c) {
-      std::size_t* const write = &next[c * num_pieces_];
-      const std::size_t end = chunk_begin(values_.size(), c + 1, num_chunks_);
-      for (std::size_t i = chunk_begin(values_.size(), c, num_chunks_); i < end; ++i) {
-        if (is_padding(values_[i])) {
-          result_.index[i] = -1;
-          continue;
-        }
-        const std::uint64_t hash = mix64(values_[i]);
-        entries_[write[piece_of(hash)]++] = {hash, static_cast<std::uint32_t>(i), 0};
-      }
-    });
-  }
-
-  bool is_padding(std::uint64_t value) const noexcept { return has_padding_ && value == padding_; }
-
   // Numbers the rows of a piece by first occurrence; row_hash_ and row_count_ of the piece start at
   // its first entry.
   std::size_t find_rows(std::size_t piece) {
-    const std::size_t begin = piece_begin_[piece];
-    const std::size_t size = piece_begin_[piece + 1] - begin;
+    const std::size_t begin = pieces_.begin(piece), size = pieces_.num_values(piece);
     const std::size_t mask = std::bit_ceil(2 * size + 1) - 1;
     std::vector<std::uint32_t> slots(mask + 1, 0);  // row + 1, 0 for empty
     std::uint64_t* const row_hash = row_hash_.data() + begin;
@@ -139,12 +89,12 @@ class Deduplicator {
       std::int32_t row;         // in the result
       std::int32_t next_order;  // where to write its next position
     };
-    const std::size_t begin = piece_begin_[piece];
+    const std::size_t begin = pieces_.begin(piece);
     const std::uint64_t* const row_hash = row_hash_.data() + begin;
     const std::uint32_t* const row_count = row_count_.data() + begin;
     std::int32_t* const starts = result_.occurrences.starts.data();
     std::vector<Row> where(rows);
-    order_by_bucket(std::span(row_hash, rows), [&](std::size_t row, std::size_t rank) {
+    pieces_.order_by_bucket(std::span(row_hash, rows), [&](std::size_t row, std::size_t rank) {
       where[row].row = static_cast<std::int32_t>(first_row + rank);
       result_.keys[first_row + rank] = unmix64(row_hash[row]);
       starts[first_row + rank] = static_cast<std::int32_t>(row_count[row]);
@@ -153,37 +103,18 @@ class Deduplicator {
     for (std::size_t r = first_row; r < first_row + rows; ++r)
       start += std::exchange(starts[r], start);
     for (Row& row : where) row.next_order = starts[row.row];
-    for (const Entry& entry : std::span(entries_.data() + begin, piece_begin_[piece + 1] - begin)) {
+    for (const Entry& entry : std::span(entries_.data() + begin, pieces_.num_values(piece))) {
       Row& row = where[entry.row];
       result_.index[entry.position] = row.row;
       result_.occurrences.order[row.next_order++] = static_cast<std::int32_t>(entry.position);
     }
   }
 
-  // Stable counting sort of a piece's rows by the bucket bits that the piece does not fix.
-  template <class Write>
-  void order_by_bucket(std::span<const std::uint64_t> row_hash, Write&& write) const {
-    const std::size_t num_buckets = std::size_t{kNumBuckets} >> piece_bits_;
-    std::vector<std::uint32_t> next(num_buckets, 0);
-    for (const std::uint64_t hash : row_hash) ++next[bucket_of_hash(hash) & (num_buckets - 1)];
-    std::uint32_t total = 0;
-    for (std::uint32_t& n : next) total += std::exchange(n, total);
-    for (std::size_t row = 0; row < row_hash.size(); ++row) {
-      write(row, next[bucket_of_hash(row_hash[row]) & (num_buckets - 1)]++);
-    }
-  }
-
-  const std::span<const std::uint64_t> values_;
-  const bool has_padding_;
-  const std::uint64_t padding_;
   Pool& pool_;
-  const int piece_bits_;
-  const std::size_t num_pieces_;
-  const std::size_t num_chunks_;
-  Array<Entry> entries_;                  // (N,) by piece
-  std::vector<std::size_t> piece_begin_;  // (num_pieces + 1,) into entries_
-  Array<std::uint64_t> row_hash_;         // (N,) by piece, then by row in the piece
-  Array<std::uint32_t> row_count_;        // (N,) likewise: occurrences
+  KeyPieces pieces_;
+  Array<Entry> entries_;            // (N,) by piece
+  Array<std::uint64_t> row_hash_;   // (N,) by piece, then by row in the piece
+  Array<std::uint32_t> row_count_;  // (N,) likewise: occurrences
   Unique result_;
 };
 

@@ -95,6 +95,18 @@ def test_rows_are_replaced_by_slot(policy: ScorePolicy | None) -> None:
         block.fill(slots, others[:2])
 
 
+def test_rows_that_two_blocks_need_move_with_what_computes_on_them() -> None:
+    layout = BlockLayout.of(Table("t", dim=3, optimizer=RULES["adam"]).schema)
+    rows = random_bytes((4, layout.wide.row_bytes))
+    block = RowBlock(layout, rows, kernels="torch")
+    moved = block.moved(int32(3, 1), int32(0, 2), 3)
+    np.testing.assert_array_equal(moved.raw_rows(int32(0, 2)), rows[[3, 1]])
+    assert not moved.raw_rows(int32(1)).any()
+    assert not moved.is_changed.any()
+    assert moved.kernels.name == "torch operations"
+    assert moved.threads is block.threads
+
+
 def test_rows_of_another_size_are_refused() -> None:
     layout = BlockLayout.of(Table("t", dim=5, optimizer=RULES["sgd"]).schema)
     with pytest.raises(BadRequest, match=r"shape \(U, 28\), found uint8 of shape \(2, 27\)"):

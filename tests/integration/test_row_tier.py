@@ -173,14 +173,14 @@ def test_announcements_beyond_a_bound_are_dropped_and_a_failed_one_stops_no_othe
 ) -> None:
     tier, rows = RowTier(1 << 30, [ssd_dir]), Slow()
     for _ in range(100):
-        tier.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
-    tier.announce([(rows, np.zeros(5 << 20, np.uint64))])  # type: ignore[list-item]
-    assert 100 - 34 <= tier.num_dropped <= 100 - 31
+        tier.fetcher.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
+    tier.fetcher.announce([(rows, np.zeros(5 << 20, np.uint64))])  # type: ignore[list-item]
+    assert 100 - 34 <= tier.fetcher.num_dropped <= 100 - 31
     rows.may_go.set()
-    while tier._announced.qsize():
+    while tier.fetcher._waiting.qsize():
         rows.may_go.wait(0.01)
     tier.close()
-    assert rows.num_fetched + tier.num_dropped == 101
+    assert rows.num_fetched + tier.fetcher.num_dropped == 101
 
 
 def test_a_job_that_fails_ends_the_fetches_and_leaves_no_rows_behind(ssd_dir: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_job_that_fails_ends_the_fetches_and_leaves_no_rows_behind(ssd_dir: Pa
 
     def fail() -> None:
         with embedded(tier=tier):
-            tier.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
+            tier.fetcher.announce([(rows, np.zeros(1, np.uint64))])  # type: ignore[list-item]
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -489,8 +489,11 @@ def test_a_table_says_itself_that_its_rows_lie_on_ssd(ssd_dir: Path) -> None:
         assert parts[0] == 6 << 20
         assert sum(part or 0 for part in parts) <= 20 << 20
         greedy = tr.Table("greedy", dim=4, ssd=True, memory="13MiB")
-        with pytest.raises(ResourceExhausted, match=r"--memory leaves 1048576 bytes, and 2 tables"):
+        with pytest.raises(ResourceExhausted, match=r"--memory without .*, which 2 tables need"):
             cluster.client.create_table(greedy.schema)
+        glutton = tr.Table("glutton", dim=4, ssd=True, memory="15MiB")
+        with pytest.raises(ResourceExhausted, match=r"--memory: .* 22020096 bytes, which the mem"):
+            cluster.client.create_table(glutton.schema)
     with embedded() as cluster, pytest.raises(BadRequest, match=r"expected a server with a folder"):
         cluster.client.create_table(tables[0].schema)
 
@@ -514,7 +517,7 @@ def test_memory_that_the_tables_alone_exceed_is_refused(ssd_dir: Path) -> None:
     tier = make_row_tier("1MiB", str(ssd_dir))
     with (
         embedded(tier=tier) as cluster,
-        pytest.raises(ResourceExhausted, match=r"--memory leaves 1048576 bytes, and 1 tables take"),
+        pytest.raises(ResourceExhausted, match=r"--memory: .*, which 1 tables need"),
     ):
         cluster.client.create_table(tr.Table("ids", dim=4).schema)
 

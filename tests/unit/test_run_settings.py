@@ -156,3 +156,19 @@ def test_keys_without_an_effect_are_warnings(
         "runner.start_day: no effect: it belongs to `trireme stream`; `trireme run` reads all"
         " files, in natural order",
     ]
+
+
+def test_parameters_of_a_table_that_the_model_does_not_read_are_told_where_they_go(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "table_parameters.rows.table_class"
+    actual = config(tmp_path, f"{key}=SSDSparseTable")
+    Settings.read(actual)
+    with caplog.at_level(logging.WARNING):
+        warn_of_unused(actual)
+        actual.get("table_parameters.row.table_class", None)  # as a model does whose table is this
+        warn_of_unused(actual)
+    first, second = caplog.messages
+    assert first.startswith(f"{key}: no effect: nothing reads it; a model.py of your own")
+    assert "ssd=True" in first
+    assert second.endswith("did you mean table_parameters.row.table_class?")

@@ -243,6 +243,7 @@ def test_the_command_tells_memory_disk_and_wear_of_rows_on_ssd(
     # 28 rows of 144 B in a page of 4096 B, written 1.8 times
     days = 600e12 / (1e5 * 4096 / 28 * 1.8 * 86_400)
     assert f": {days:,.0f} days until 600 TB" in out
+    assert "all rows are in memory" not in out
     assert cli.main([*command, "1GiB"]) == 0
     assert "too little: it takes at least 4.2 GiB" in capsys.readouterr().out
 
@@ -251,6 +252,7 @@ def test_the_command_tells_memory_disk_and_wear_of_rows_on_ssd(
     ("argv", "message"),
     [
         (["--keys", "1", "--dim", "4", "--evicted_rows", "1"], "expected --memory with"),
+        (["--keys", "1", "--dim", "4", "--endurance", "9"], "expected --evicted_rows with"),
         (["--keys", "1", "--dim", "4", "--memory", "much"], "--memory: expected a number of bytes"),
         (["--keys", "1e6"], "expected --dim D or -m config.yaml, found neither"),
         (["--keys", "1.5", "--dim", "4"], "expected a whole number >= 0, found '1.5'"),

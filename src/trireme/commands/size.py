@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trireme.commands.options import add_config, number, picked
@@ -25,7 +26,6 @@ examples:
       estimate a table with features of dims 32 and 8, with 5 % and 95 % of the rows
   trireme size -m config.yaml --keys 1e8 -o hyper_parameters.sparse_feature_dim=32
       estimate the tables of a configuration's model, with this number of rows each
-
   trireme size --keys 1e10 --dim 16 --server_num 8 --memory 20GiB --evicted_rows 2e4
       estimate a table ten times its memory, with rows on SSD, and how long the disks last
 """
@@ -83,7 +83,6 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add(
         "--endurance",
         type=number,
-        default=1000.0,
         metavar="TB",
         help="terabytes that a server's disks may be written (TBW); default: 1000",
     )
@@ -96,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trireme.drawing import size
     from trireme.size.estimate import Need
     from trireme.size.report import of_table
-    from trireme.size.tier import TierNeed, of_tier
+    from trireme.size.tier import IN_MEMORY, TierNeed, of_tier
 
     if arguments.server_num < 1 or arguments.worker_num < 1:
         raise BadRequest(
@@ -105,6 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.evicted_rows and arguments.memory is None:
         raise BadRequest("size: expected --memory with --evicted_rows, found none")
+    if arguments.endurance is not None and not arguments.evicted_rows:
+        raise BadRequest("size: expected --evicted_rows with --endurance, found none")
+    endurance_bytes = 1e12 * (1000 if arguments.endurance is None else arguments.endurance)
     memory = None if arguments.memory is None else parse_bytes("--memory", arguments.memory)
     tables = _tables(arguments)
     if arguments.heads and all(table.schema.head_class is None for table in tables):
@@ -127,10 +129,12 @@ def run(arguments: argparse.Namespace) -> int:
     for need in needs:
         for line in of_table(need, arguments.keys, arguments.server_num, arguments.delta):
             sys.stdout.write(line + "\n")
+        tier_lines: Iterable[str] = [IN_MEMORY]
         if memory is not None:
-            tier, endurance = TierNeed(need, memory / len(needs)), arguments.endurance * 1e12
-            for line in of_tier(tier, arguments.evicted_rows, endurance):
-                sys.stdout.write(line + "\n")
+            tier = TierNeed(need, memory / len(needs))
+            tier_lines = of_tier(tier, arguments.evicted_rows, endurance_bytes)
+        for line in tier_lines:
+            sys.stdout.write(line + "\n")
         sys.stdout.write("\n")
     if len(needs) > 1:
         all_memory = size(sum(need.memory for need in needs))

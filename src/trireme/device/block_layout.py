@@ -27,7 +27,7 @@ _Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = tuple[_Array, _Array, _Array, _Array, _Array, _Array]
 
 
-class BlockTensors(NamedTuple):
+class RowTensors(NamedTuple):
     """The parts of U rows, one tensor each.
 
     weights: (U, D) float32.
@@ -56,16 +56,14 @@ class BlockTensors(NamedTuple):
 class BlockLayout:
     """What a table's schema says of the rows of one of its classes.
 
-    dim: D of the class. planes, row_floats, counts: of its state, S = planes * D + row_floats, of
-        which the last `counts` are counts of updates. wide: of the table's wide rows. core: a table
-        without rows, which computes.
+    dim: D of the class. planes, row_floats: of its state, S = planes * D + row_floats. wide: of the
+        table's wide rows. core: a table without rows, which computes.
     """
 
     rule: Mapping[str, Any]
     dim: int
     planes: int
     row_floats: int
-    counts: int
     is_scored: bool
     policy: Mapping[str, Any]
     wide: RowLayout
@@ -90,7 +88,6 @@ class BlockLayout:
             dim=schema.dim_of(row_class),
             planes=table.state_planes,
             row_floats=table.state_floats - table.state_planes * schema.wide_dim,
-            counts=table.state_counts,
             is_scored=schema.is_scored,
             policy=schema.policy,
             wide=RowLayout.of(schema, table),
@@ -124,7 +121,7 @@ class BlockLayout:
         """Of every float of state."""
         return float(self.rule.get("initial_accumulator", 0.0))
 
-    def room(self, num_rows: int, device: torch.device) -> BlockTensors:
+    def room(self, num_rows: int, device: torch.device) -> RowTensors:
         """Rows of any content, for a block whose slots are all filled later. Raises
         ResourceExhausted: the device has no memory for them, or they are more than slots can name.
         """
@@ -140,7 +137,7 @@ class BlockLayout:
             f" {reason}. Train on less data at once, or give a window less memory"
         )
 
-    def _room(self, num_rows: int, device: torch.device) -> BlockTensors:
+    def _room(self, num_rows: int, device: torch.device) -> RowTensors:
         num_scored = num_rows if self.is_scored else 0
         shapes: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] = (
             ((num_rows, self.dim), np.dtype(np.float32)),
@@ -151,20 +148,20 @@ class BlockLayout:
             ((num_scored,), np.dtype(np.int32)),
         )
         if device.type == HOST.type:  # NumPy asks for huge pages
-            return BlockTensors(*(torch.from_numpy(np.empty(*one)) for one in shapes))
+            return RowTensors(*(torch.from_numpy(np.empty(*one)) for one in shapes))
         dtypes = (torch.from_numpy(np.empty(0, dtype)).dtype for _, dtype in shapes)
-        return BlockTensors(
+        return RowTensors(
             *(
                 torch.empty(shape, dtype=dtype, device=device)
                 for (shape, _), dtype in zip(shapes, dtypes, strict=True)
             )
         )
 
-    def zeros(self, num_rows: int, device: torch.device) -> BlockTensors:
+    def zeros(self, num_rows: int, device: torch.device) -> RowTensors:
         """Rows of zeros, for a block whose slots are filled later."""
-        return BlockTensors(*(part.zero_() for part in self.room(num_rows, device)))
+        return RowTensors(*(part.zero_() for part in self.room(num_rows, device)))
 
-    def split(self, rows: WideRows, threads: _core.Pool) -> BlockTensors:
+    def split(self, rows: WideRows, threads: _core.Pool) -> RowTensors:
         """The parts of wide rows, (U, row_bytes) uint8, as tensors of the CPU. Raises BadRequest:
         another shape, or rows of a wider class.
         """
@@ -172,9 +169,7 @@ class BlockLayout:
         self.fill(tensors, _numbers(len(rows)), rows, threads)
         return tensors
 
-    def fill(
-        self, tensors: BlockTensors, slots: Tensor, rows: WideRows, threads: _core.Pool
-    ) -> None:
+    def fill(self, tensors: RowTensors, slots: Tensor, rows: WideRows, threads: _core.Pool) -> None:
         """Write wide rows to (n,) int32 distinct slots of tensors of the CPU. Raises as `split`."""
         if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != self.wide.row_bytes:
             raise BadRequest(
@@ -185,7 +180,7 @@ class BlockLayout:
         self.core.split_wide(rows, tensors.arrays(), slots.numpy(), threads, self.row_class)
 
     def join(
-        self, tensors: BlockTensors, threads: _core.Pool, slots: Tensor | None = None
+        self, tensors: RowTensors, threads: _core.Pool, slots: Tensor | None = None
     ) -> WideRows:
         """The inverse of `split`: (n, row_bytes) uint8, from tensors of the CPU. slots: (n,) int32,
         of some of them.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trireme.device.block_layout import BlockTensors
+from trireme.device.block_layout import RowTensors
 from trireme.device.step_values import powers
 from trireme.errors import BadRequest
 from trireme.policy import ScorePolicy
@@ -35,7 +35,7 @@ class UpdateFacts:
     features: Tensor | None = None
 
 
-def count(rows: BlockTensors, slots: Tensor, facts: UpdateFacts, policy: Mapping[str, Any]) -> None:
+def count(rows: RowTensors, slots: Tensor, facts: UpdateFacts, policy: Mapping[str, Any]) -> None:
     """Note an update of rows, (K,) int64 distinct slots. policy: of the table's schema. Raises as
     `check_shows`.
     """
@@ -61,7 +61,7 @@ def check_shows(facts: UpdateFacts, policy: Mapping[str, Any]) -> None:
 
 
 def _count_shows(
-    rows: BlockTensors, slots: Tensor, times: Tensor, facts: UpdateFacts, policy: Mapping[str, Any]
+    rows: RowTensors, slots: Tensor, times: Tensor, facts: UpdateFacts, policy: Mapping[str, Any]
 ) -> None:
     assert facts.show_click is not None
     pushed = facts.show_click.to(torch.float64)

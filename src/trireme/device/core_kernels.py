@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trireme import _core
-from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.block_layout import BlockLayout, RowTensors
 from trireme.device.block_statistics import UpdateFacts, check_shows
 from trireme.device.step_values import StepValues
 from trireme.device.torch_kernels import TorchKernels
@@ -24,7 +24,7 @@ class CoreKernels(TorchKernels):
         super().__init__(layout)
         self._layout, self._threads = layout, threads
 
-    def weights(self, rows: BlockTensors, slots: Tensor) -> Tensor:
+    def weights(self, rows: RowTensors, slots: Tensor) -> Tensor:
         out = np.empty((len(slots), self._layout.dim), np.float32)
         layout, arrays = self._layout, rows.arrays()
         layout.core.block_weights(arrays, slots.numpy(), out, self._threads, layout.row_class)
@@ -32,7 +32,7 @@ class CoreKernels(TorchKernels):
 
     def update(
         self,
-        rows: BlockTensors,
+        rows: RowTensors,
         slots: Tensor,
         grads: Tensor,
         values: StepValues,

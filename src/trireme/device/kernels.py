@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.accelerator import HOST, runs_triton
-from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.block_layout import BlockLayout, RowTensors
 from trireme.device.block_statistics import UpdateFacts
 from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
@@ -42,13 +42,13 @@ class Kernels(Protocol):
         """
         ...
 
-    def weights(self, rows: BlockTensors, slots: Tensor) -> Tensor:
+    def weights(self, rows: RowTensors, slots: Tensor) -> Tensor:
         """(K, D): the weights of (K,) int32 slots."""
         ...
 
     def update(
         self,
-        rows: BlockTensors,
+        rows: RowTensors,
         slots: Tensor,
         grads: Tensor,
         values: StepValues,
@@ -61,7 +61,7 @@ class Kernels(Protocol):
 
     def sum_and_update(
         self,
-        rows: BlockTensors,
+        rows: RowTensors,
         bags: SlotBags,
         grad: Tensor,
         values: StepValues,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trireme import _core, accelerator
-from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.block_layout import BlockLayout, RowTensors
 from trireme.device.block_statistics import UpdateFacts
 from trireme.device.kernels import Kernels, choose_kernels
 from trireme.device.slot_bags import SlotBags
@@ -56,7 +56,7 @@ class RowBlock:
     def __init__(
         self,
         layout: BlockLayout,
-        rows: WideRows | BlockTensors,
+        rows: WideRows | RowTensors,
         device: torch.device | str = "cpu",
         *,
         kernels: str = "auto",
@@ -65,9 +65,10 @@ class RowBlock:
     ) -> None:
         self.layout, self.device = layout, torch.device(device)
         self.threads = threads or threads_of_torch()
+        self._wanted_kernels = kernels
         self.kernels: Kernels = choose_kernels(layout, self.device, self.threads, kernels)
         self._link = accelerator.link_to(self.device)
-        self.tensors = rows if isinstance(rows, BlockTensors) else self._sent(rows)
+        self.tensors = rows if isinstance(rows, RowTensors) else self._sent(rows)
         self.rows = self.tensors.weights.detach().requires_grad_()
         self.is_changed = torch.zeros(len(self), dtype=torch.bool, device=self.device)
         self._is_fused = is_fused
@@ -163,8 +164,8 @@ class RowBlock:
             return self.layout.join(self._on_host(self.tensors), self.threads, slots)
         return self.layout.join(self._on_host(self._rows_at(slots)), self.threads)
 
-    def _on_host(self, parts: BlockTensors) -> BlockTensors:
-        return BlockTensors(*self._link.to_host(parts))
+    def _on_host(self, parts: RowTensors) -> RowTensors:
+        return RowTensors(*self._link.to_host(parts))
 
     def moved(self, slots: Tensor, to: Tensor, num_rows: int) -> RowBlock:
         """A block of `num_rows` rows on this device, of which those at `to`, (n,) int32 distinct
@@ -177,7 +178,14 @@ class RowBlock:
             if len(part):
                 filled[index_to] = part[index]
             parts.append(filled)
-        return RowBlock(self.layout, BlockTensors(*parts), self.device)
+        return RowBlock(
+            self.layout,
+            RowTensors(*parts),
+            self.device,
+            kernels=self._wanted_kernels,
+            is_fused=self._is_fused,
+            threads=self.threads,
+        )
 
     def fill(self, slots: Tensor, rows: WideRows) -> None:
         """Replace the rows of these distinct slots, (n,) int32, which must count as unchanged.
@@ -195,12 +203,12 @@ class RowBlock:
             if len(part) > 0:  # there are no shows in a table that is not scored
                 part[index] = filled
 
-    def _sent(self, rows: WideRows) -> BlockTensors:
-        return BlockTensors(*self._link.send(self.layout.split(rows, self.threads)).receive())
+    def _sent(self, rows: WideRows) -> RowTensors:
+        return RowTensors(*self._link.send(self.layout.split(rows, self.threads)).receive())
 
-    def _rows_at(self, slots: Tensor) -> BlockTensors:
+    def _rows_at(self, slots: Tensor) -> RowTensors:
         index = slots.long()
-        return BlockTensors(*(part[index] if len(part) else part for part in self.tensors))
+        return RowTensors(*(part[index] if len(part) else part for part in self.tensors))
 
     def _update(
         self, slots: Tensor, grads: Tensor, values: StepValues, facts: UpdateFacts | None

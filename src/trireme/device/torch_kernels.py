@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.block_layout import BlockLayout, RowTensors
 from trireme.device.block_statistics import UpdateFacts, count
 from trireme.device.slot_bags import SlotBags, chunks_of
 from trireme.device.step_values import StepValues
@@ -28,12 +28,12 @@ class TorchKernels:
     def sum(self, grad: Tensor, bags: SlotBags) -> Tensor:
         return sum_gradients(grad, bags)
 
-    def weights(self, rows: BlockTensors, slots: Tensor) -> Tensor:
+    def weights(self, rows: RowTensors, slots: Tensor) -> Tensor:
         return torch.index_select(rows.weights, 0, slots)
 
     def update(
         self,
-        rows: BlockTensors,
+        rows: RowTensors,
         slots: Tensor,
         grads: Tensor,
         values: StepValues,
@@ -47,7 +47,7 @@ class TorchKernels:
 
     def sum_and_update(
         self,
-        rows: BlockTensors,
+        rows: RowTensors,
         bags: SlotBags,
         grad: Tensor,
         values: StepValues,

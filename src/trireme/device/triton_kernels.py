@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trireme import accelerator
 from trireme.device import slot_bags, triton_rules
-from trireme.device.block_layout import BlockLayout, BlockTensors
+from trireme.device.block_layout import BlockLayout, RowTensors
 from trireme.device.block_statistics import UpdateFacts, count
 from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
@@ -240,12 +240,12 @@ class TritonKernels:
         _launch(_sum, grad.device, len(source.sums), grad.shape[2], source, KIND=_kind(bags))
         return source.sums
 
-    def weights(self, rows: BlockTensors, slots: Tensor) -> Tensor:
+    def weights(self, rows: RowTensors, slots: Tensor) -> Tensor:
         return torch.index_select(rows.weights, 0, slots)
 
     def update(
         self,
-        rows: BlockTensors,
+        rows: RowTensors,
         slots: Tensor,
         grads: Tensor,
         values: StepValues,
@@ -257,7 +257,7 @@ class TritonKernels:
 
     def sum_and_update(
         self,
-        rows: BlockTensors,
+        rows: RowTensors,
         bags: SlotBags,
         grad: Tensor,
         values: StepValues,
@@ -268,7 +268,7 @@ class TritonKernels:
         self._update(rows, bags.occurrences.slots, source, values, _kind(bags))
 
     def _update(
-        self, rows: BlockTensors, slots: Tensor, source: _Source, values: StepValues, kind: int
+        self, rows: RowTensors, slots: Tensor, source: _Source, values: StepValues, kind: int
     ) -> None:
         numbers = [getattr(values, name) for name in triton_rules.VALUES]
         exact = [values.exact.lr, values.exact.beta1, values.exact.beta2]

@@ -117,7 +117,10 @@ class FleetJob:
     def _cluster(self) -> Cluster:
         """The default cluster, joined at the first call; a server process never joins."""
         if self.is_server():
-            raise BadRequest("fleet: expected a worker, this process is a server")
+            raise BadRequest(
+                "fleet: expected a worker, this process is a server, which serves until the end of"
+                " the job: if fleet.is_server(), call fleet.run_server() before this"
+            )
         try:
             return default()
         except NotReady:

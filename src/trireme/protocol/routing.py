@@ -16,7 +16,7 @@ NUM_BUCKETS: int = _core.NUM_BUCKETS
 
 Keys = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
-Owners = npt.NDArray[np.uint16]
+NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class BucketMap:
 
     version: int  # counts changes; every request carries the version it was planned with
     servers: tuple[str, ...]  # endpoints; an owner is an index into them
-    buckets: Owners  # (4096,), the owner of each
+    buckets: npt.NDArray[np.uint16]  # (4096,), the owner of each
     blocks: Mapping[str, int] = field(default_factory=dict)  # owner by block id
 
     @staticmethod

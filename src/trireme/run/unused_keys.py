@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -78,8 +79,18 @@ def warn_of_unused(config: Config) -> None:
         reasons = (reason for pattern, reason in _WHY.items() if fnmatchcase(key, pattern))
         why, nothing = next(reasons, ("", ()))
         if not why:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            log.warning("%s: no effect: nothing reads it%s", key, hint)
+            log.warning("%s: no effect: nothing reads it%s", key, _hint(key, known))
         elif (value := config.get(key, None)) and value not in nothing:
             log.warning("%s: no effect: %s", key, why)
+
+
+def _hint(key: str, known: Collection[str]) -> str:
+    """What a key that nothing reads may stand for."""
+    section = "table_parameters."
+    if key.startswith(section) and not any(name.startswith(section) for name in known):
+        return (
+            "; a model.py of your own makes its tables: give tr.Table the same there, as ssd=True,"
+            " or the arguments of trireme.models.table_parameters.table_options"
+        )
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -121,7 +121,7 @@ class RequestHandlers:
         """Keys that a pull will ask for soon: their rows may be fetched from SSD."""
         wanted = self._rows_wanted(request)
         if self._state.tier is not None:
-            self._state.tier.announce([(table.rows, keys_K) for table, _, keys_K in wanted])
+            self._state.tier.fetcher.announce([(table.rows, keys_K) for table, _, keys_K in wanted])
         return Reply()
 
     def _on_pull(self, request: Request) -> Reply | Deferred:
@@ -237,7 +237,7 @@ class RequestHandlers:
         missing = []
         for table, row_class, keys_K in wanted:
             if state.tier is not None:
-                state.tier.note_pull(table.rows, keys_K)
+                state.tier.fetcher.note_pull(table.rows, keys_K)
             rows, num_missing = table.read(row_class, keys_K, time, state.pool)
             arrays.append(rows)
             missing.append(num_missing)

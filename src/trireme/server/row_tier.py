@@ -7,12 +7,10 @@ folders end with the process; what a snapshot needs has a second name (log/kept_
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import itertools
 import logging
 import os
-import queue
 import shutil
 import uuid
 import weakref
@@ -29,12 +27,11 @@ from trireme.errors import (
     BadRequest,
     DeadlineExceeded,
     ResourceExhausted,
-    TriremeError,
     Unavailable,
     writing,
 )
-from trireme.protocol.wire import Array
 from trireme.rows.core_table import buffer_bytes, make_core_table, needed_bytes, own_bytes
+from trireme.server.row_fetcher import RowFetcher
 from trireme.table import TableSchema
 
 log = logging.getLogger("trireme.server")
@@ -42,16 +39,11 @@ log = logging.getLogger("trireme.server")
 _PREFIX, _LOCK = "trireme-rows-", "lock"
 _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
-_ANNOUNCED_MAX = 32  # announcements that wait
-_ANNOUNCED_KEYS_MAX = 4 << 20  # of one
-_FETCHED_KEYS = 4096  # at a time
-_PULLED_MAX = 256  # pulls that are remembered
 _CLOSE_S = 60.0
 _DEVICE_S_MAX = 30.0  # for a transfer; less if workers wait less than twice as long
 
 
 _T = TypeVar("_T")
-_Announced = Sequence[tuple[_core.Table, Array]]  # tables, and (K,) uint64 keys of each
 
 
 @dataclass
@@ -76,6 +68,7 @@ class RowTier:
         much they take are in memory.
     folders: exist, on SSD; segments are spread over them.
     timeout_s: that workers wait for a server. A disk that does not answer is given up before.
+    fetcher: brings rows into memory ahead of pulls.
     Raises BadRequest: no folder, or one that cannot be used.
     """
 
@@ -93,12 +86,7 @@ class RowTier:
         self._divides = Lock()  # held while a thread divides
         self._locks: list[int] = []
         self._folders: list[Path] = []
-        self._announced: queue.Queue[_Announced | None] = queue.Queue(_ANNOUNCED_MAX)
-        self._fetcher: Thread | None = None
-        self._fetcher_lock = Lock()
-        self._pulled: dict[tuple[int, ...], None] = {}  # the oldest first
-        self._pulled_lock = Lock()
-        self.num_dropped = 0
+        self.fetcher = RowFetcher()
         try:
             for folder in folders:
                 self._folders.append(self._own_folder(folder))
@@ -109,12 +97,7 @@ class RowTier:
 
     def close(self) -> None:
         """Remove the folders of this process. The tables end first."""
-        if self._fetcher is not None:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    self._announced.get_nowait()
-            self._announced.put(None)
-        for thread in (self._fetcher, self._divider):
+        for thread in (self.fetcher.end(), self._divider):
             if thread is None:
                 continue
             thread.join(_CLOSE_S)
@@ -182,50 +165,6 @@ class RowTier:
         """Where a table's segments are, a folder in each of `roots`."""
         return self._of(rows).folders
 
-    def announce(self, wanted: _Announced) -> None:
-        """Fetch rows soon, in a thread of its own. If too many announcements wait, this one is
-        dropped: whoever needs the rows reads them.
-        """
-        if sum(len(keys) for _, keys in wanted) > _ANNOUNCED_KEYS_MAX:
-            self.num_dropped += 1
-            return
-        with self._pulled_lock:
-            for rows, keys in wanted:
-                if len(keys):  # perhaps of an earlier batch with the same keys
-                    self._pulled.pop(_signature(rows, keys), None)
-        with self._fetcher_lock:
-            if self._fetcher is None:
-                self._fetcher = Thread(target=self._fetch, name="trireme-fetch", daemon=True)
-                self._fetcher.start()
-        try:
-            self._announced.put_nowait(wanted)
-        except queue.Full:
-            self.num_dropped += 1
-
-    def note_pull(self, rows: _core.Table, keys: Array) -> None:
-        """These keys are pulled now: what is left of their announcement is void."""
-        if self._fetcher is None or not len(keys):
-            return
-        with self._pulled_lock:
-            self._pulled[_signature(rows, keys)] = None
-            if len(self._pulled) > _PULLED_MAX:
-                del self._pulled[next(iter(self._pulled))]
-
-    def _fetch(self) -> None:
-        pool = _core.Pool(1)
-        while (wanted := self._announced.get()) is not None:
-            for rows, keys in wanted:
-                signature = _signature(rows, keys) if len(keys) else ()
-                for begin in range(0, len(keys), _FETCHED_KEYS):
-                    if signature in self._pulled:  # else both would read the same pages
-                        break
-                    try:
-                        rows.fetch(keys[begin : begin + _FETCHED_KEYS], pool)
-                    except TriremeError as error:  # the pull that needs the rows gets it too
-                        log.warning("rows that workers announced cannot be fetched: %s", error)
-                        break
-            del wanted
-
     def _living(self) -> list[_TieredTable]:
         """The tables. Those that were loaded or imported into others, and replaced, are forgotten.
         Requires: the lock.
@@ -290,15 +229,22 @@ class RowTier:
         """The budget of each table. Raises ResourceExhausted."""
         parts = [0] * len(tables)
         shared = [i for i, table in enumerate(tables) if table.memory_bytes is None]
-        total = self.memory_bytes
+        total, what = self.memory_bytes, "--memory"
         for name in dict.fromkeys(t.name for t in tables if t.memory_bytes is not None):
             own = [i for i, t in enumerate(tables) if t.name == name and t.memory_bytes is not None]
             memory = tables[own[-1]].memory_bytes
             assert memory is not None
             self._divide(f"memory= of table {name!r}", memory, tables, own, parts)
-            total = None if total is None else total - memory
-        if total is not None and (shared or total < 0):
-            self._divide("--memory", total, tables, shared, parts)
+            if total is not None:
+                total, what = total - memory, "--memory without the memory= of tables"
+        if total is not None and total < 0:
+            assert self.memory_bytes is not None
+            raise ResourceExhausted(
+                f"server: --memory: expected at least {self.memory_bytes - total} bytes, which the"
+                f" memory= of tables says, found {self.memory_bytes}: give it more, or them less"
+            )
+        if total is not None and shared:
+            self._divide(what, total, tables, shared, parts)
         return parts
 
     def _divide(
@@ -319,9 +265,9 @@ class RowTier:
         rest = num_bytes - sum(needed)
         if rest < 0:
             raise ResourceExhausted(
-                f"server: {what} leaves {num_bytes} bytes, and {len(owns)} tables take {sum(owns)}"
-                f" beside their rows; give it at least {-rest} more"
-                " (`trireme size` computes it)"
+                f"server: {what}: expected at least {sum(needed)} bytes, which {len(owns)} tables"
+                f" need beside their rows (a table is two while it is loaded or imported), found"
+                f" {num_bytes}: give it more (`trireme size` tells how much the rows take)"
             )
         all_rows = sum(sizes)
         for i, least, size in zip(numbers, needed, sizes, strict=True):
@@ -400,11 +346,6 @@ def make_row_tier(
     folders = [Path(part.strip()) for part in ssd_dir.split(",") if part.strip()]
     num_bytes = None if memory is None else parse_bytes("--memory", memory)
     return RowTier(num_bytes, folders, timeout_s)
-
-
-def _signature(rows: _core.Table, keys: Array) -> tuple[int, ...]:
-    """Tells announcements apart; keys: not empty."""
-    return (id(rows), len(keys), int(keys[0]), int(keys[len(keys) // 2]), int(keys[-1]))
 
 
 def _no_rows() -> None:

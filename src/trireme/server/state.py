@@ -5,7 +5,7 @@ Invariants:
 stream (its mark).
 - A stream's pushes are applied in order, and all pushes in the order of their records. A change is
 checked, then recorded in the journal, then made, so it does not fail halfway. Nothing else records
-changes of tables, blocks and streams.
+changes of tables, blocks and streams; `leases` record their own.
 
 Threads: any. `lock` guards the parts, `blocks_lock` the blocks; tables lock by stripe inside the
 core. `creating`, before all others, lets one table be made at a time. All requests need `lock`: who
@@ -59,8 +59,8 @@ _SETTLED_KEYS = 256  # at a time: their rows must all find room
 
 
 class ServerState:
-    """Holds the parts of one server, and makes every change to them. Only this class writes to the
-    journal; the parts do not know it.
+    """Holds the parts of one server, and makes every change to them. The parts do not know the
+    journal, but for the leases, which are given what records.
 
     A method that gets a request, or its body, records it as it arrived.
 
@@ -92,7 +92,7 @@ class ServerState:
         self.streams = Streams()
         self.pacing = Pacing()
         self.counts = Counts()
-        self.leases = PassLeases()
+        self.leases = PassLeases(lambda *record: self.journal.record(*record))
         self.prepared: PreparedImport | PreparedLoad | None = None
         self.creating = Lock()
         self.lock = RLock()
@@ -149,37 +149,22 @@ class ServerState:
 
     def lease(self, lease: PassLease) -> None:
         """Refuse changes of rows and blocks until the end of this pass. A push that is being
-        applied by another thread is found by the marks of its tables. Raises as
-        `PassLeases.check_new` and `check_settled`.
+        applied by another thread is found by the marks of its tables. Raises as `PassLeases.take`
+        and `check_settled`.
         """
         with self.journal.changing(), self.lock:
             self.check_settled()
-            if self.leases.check_new(lease):
-                self._end_lease()
-                self.journal.record("ps.lease", lease.to_wire())
-                self.leases.begin(lease)
+            self.leases.take(lease)
 
     def release(self, last: PassLease) -> None:
         """End the lease of a pass of this worker, `last` or one before."""
         with self.journal.changing(), self.lock:
-            if self.leases.ends_with(last):
-                self._end_lease()
+            self.leases.release(last)
 
     def claim(self, lease: PassLease | None = None) -> None:
-        """Check that rows and blocks may change. A lease whose worker has left ends, before the
-        change, so that its pass cannot come to its end. Within a guard of the journal. Raises as
-        `PassLeases.check`.
-        """
+        """As `PassLeases.claim`. Within a guard of the journal."""
         with self.lock:
-            self.leases.check(lease)
-            if lease is None:
-                self._end_lease()
-
-    def _end_lease(self) -> None:
-        if self.leases.is_held:
-            assert self.leases.newest is not None
-            self.journal.record("ps.release", self.leases.newest.to_wire())
-            self.leases.end()
+            self.leases.claim(lease)
 
     # ---- tables and blocks ----
 
@@ -337,7 +322,8 @@ class ServerState:
     def push(self, push: Push, request: Request) -> int:
         """Stage or apply a push; returns how many pushes and steps have been applied here."""
         with self.journal.pushing(), self.journal.in_order():
-            self._check_lease(push)
+            with self.lock:
+                self.leases.check_push(push, self.streams)
             self.check_settled()
             claims = self._check_push(push)
             with self.lock:
@@ -350,18 +336,11 @@ class ServerState:
                     with self.lock:
                         self.staging.admit(push)
                 with self.lock:
-                    self._end_lease()
+                    self.leases.give_up()
                 self.journal.record(request.method, request.body, request.arrays)
                 self.stage_or_apply(push, claims)
         self.answer_woken()
         return self.streams.num_pushes
-
-    def _check_lease(self, push: Push) -> None:
-        """Raises Leased."""
-        with self.lock:
-            last = self.streams[push.stream].last if push.stream in self.streams else 0
-            if not self.leases.is_over_by(push, last):
-                self.leases.check()
 
     def _check_push(self, push: Push) -> Claims:
         """Check everything that could fail, and take the room that rows need, so that applying the

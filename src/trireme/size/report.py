@@ -77,4 +77,3 @@ def _notes(need: Need) -> Iterator[str]:
         )
     yield "while a checkpoint is written: up to a tenth more memory"
     yield "not counted: dense parameters, batches, torch, keys removed since an export (12 B each)"
-    yield "tiers: all rows are in memory here; --memory B estimates a table with rows on SSD"

@@ -18,7 +18,7 @@ INDEX_BYTES = 3 << 18  # of few rows in memory: the first lines of each bucket
 COLD_ROW_BYTES = 4.0  # of memory, for a row on SSD: 3.3 when filled, 3.9 after many turnovers
 HOT_ROW_BYTES = 8.0  # beside a row in memory: index and use count
 WRITTEN_PER_EVICTED = 1.8  # write amplification, at most
-FILE_BYTES_PER_ROW_BYTE = 1.45  # files are cleaned when 70 % is left
+FILE_BYTES_PER_ROW_BYTE = 1.55  # files are cleaned when 65 % is left
 PAGE_HEADER_BYTES = 32
 
 
@@ -74,6 +74,9 @@ class TierNeed:
         """Until disks have taken what they endure."""
         per_day = evicted_per_s * self.page_row_bytes * WRITTEN_PER_EVICTED * 86_400
         return endurance_bytes / per_day
+
+
+IN_MEMORY = "tiers: all rows are in memory here; --memory B estimates a table with rows on SSD"
 
 
 def of_tier(tier: TierNeed, evicted_per_s: float | None, endurance_bytes: float) -> Iterator[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
-from trireme.protocol.routing import Keys
+from trireme.protocol.routing import NO_KEYS, Keys
 
 Slots: TypeAlias = npt.NDArray[np.int32]
 
@@ -30,7 +30,7 @@ class KeySlots:
     @classmethod
     def empty(cls, num_slots: int, pool: _core.Pool) -> KeySlots:
         """No key has one of these slots yet."""
-        slots = cls(np.empty(0, np.uint64), pool)
+        slots = cls(NO_KEYS, pool)
         slots.keys = np.zeros(num_slots, np.uint64)
         slots._index = _core.SlotIndex(num_slots)
         return slots

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from trireme.errors import BadRequest
 from trireme.interchange.worker_side.import_requests import importing, new_id, send_wide_rows
 from trireme.protocol.block_messages import BlockTensors
 from trireme.protocol.pass_lease import PassLease
-from trireme.protocol.routing import Keys
+from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.rows.wide_rows import WideRows
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys
@@ -29,8 +28,6 @@ from trireme.worker.whole_rows import (
     never,
     read_wide_rows,
 )
-
-NO_KEYS = np.empty(0, np.uint64)
 
 
 class Moment(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +12,15 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.errors import TriremeError
-from trireme.protocol.routing import Keys
+from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.key_slots import ABSENT
 from trireme.train.modes.device_ranks.exchange import Exchange, Message
 from trireme.train.modes.device_ranks.owned_rows import NOTHING_AHEAD, Ahead, OwnedRows
 from trireme.train.modes.device_ranks.owned_window import OwnedWindow
-from trireme.train.modes.device_ranks.owners import Owners, sizes_of
+from trireme.train.modes.device_ranks.owners import Owners
 from trireme.worker.gradients import KeysByClass
 
-NO_KEYS = np.empty(0, np.uint64)
 Places = npt.NDArray[np.int32]
 
 
@@ -70,27 +69,17 @@ class AskedRows:
         pass, or its row has no room.
         """
         ahead = self.rows.announce(keys)
-        body, arrays = self._question(keys)
+        counts, arrays = self._owners.by_owner(keys)
         for batch in ahead.batches:
-            for own, announced in zip(arrays, self._question(batch)[1], strict=True):
+            for own, announced in zip(arrays, self._owners.by_owner(batch)[1], strict=True):
                 own += announced
-        body["ahead"] = [ahead.is_announced, ahead.begins, ahead.continues]
+        body = {
+            "counts": counts,
+            "ahead": [ahead.is_announced, ahead.begins, ahead.continues],
+        }
         received = self.answer(self._exchange.share("rows", body, arrays))
         self.own = keys
-        return self._joined(keys, body["counts"], received, extra=0)
-
-    def _question(self, keys: KeysByClass) -> tuple[dict[str, Any], list[list[Keys]]]:
-        """The body and the arrays of a message that asks for rows."""
-        parts, counts = [], []
-        for class_id, _ in self._owners.classes:
-            split = self._owners.split(keys.get(class_id, NO_KEYS))
-            parts.append(split.parts(keys.get(class_id, NO_KEYS)))
-            counts.append(sizes_of(split).tolist())
-        arrays = [
-            [np.ascontiguousarray(of_class[rank]) for of_class in parts]
-            for rank in range(self._exchange.size)
-        ]
-        return {"counts": counts}, arrays
+        return self._joined(keys, counts, received, extra=0)
 
     def answer(self, messages: Sequence[Message]) -> list[Tensor]:
         """Take part in `ask` of all workers; returns what came for this one, per owner."""
@@ -163,9 +152,9 @@ class AskedRows:
 
     def look(self, keys: KeysByClass) -> dict[RowClassId, tuple[Tensor, Tensor]]:
         """(K, D) rows of each class, and (K,) bool: which of them are in a block."""
-        body, arrays = self._question(keys)
-        received = self.answer_look(self._exchange.share("look", body, arrays))
-        joined = self._joined(keys, body["counts"], received, extra=1)
+        counts, arrays = self._owners.by_owner(keys)
+        received = self.answer_look(self._exchange.share("look", {"counts": counts}, arrays))
+        joined = self._joined(keys, counts, received, extra=1)
         return {class_id: (rows[:, :-1], rows[:, -1] > 0) for class_id, rows in joined.items()}
 
     def answer_look(self, messages: Sequence[Message]) -> list[Tensor]:

@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from trireme.errors import TriremeError
 from trireme.interchange.worker_side.import_requests import importing, send_wide_rows
 from trireme.protocol.block_messages import BlockTensors
@@ -19,8 +17,6 @@ from trireme.train.modes.device_ranks.exchange import Exchange
 from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.pass_data import PassData, distinct
 from trireme.worker.gradients import KeysByClass
-
-NO_KEYS = np.empty(0, np.uint64)
 
 
 class Ahead(NamedTuple):
@@ -97,14 +93,7 @@ def keys_of_owner(exchange: Exchange, owners: Owners, source: PassData) -> Owned
     except TriremeError as error:
         failure = error
     exchange.agree(failure)
-    parts = [
-        owners.split(keys_U := needed.get(class_id, NO_KEYS)).parts(keys_U)
-        for class_id, _ in owners.classes
-    ]
-    outgoing = [
-        [np.ascontiguousarray(of_class[rank]) for of_class in parts]
-        for rank in range(exchange.size)
-    ]
+    _, outgoing = owners.by_owner(needed)
     received = exchange.share("keys", {}, outgoing)
     owned = {
         class_id: distinct([one.arrays[number] for one in received], source.pool)

@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import zip_longest
 
-import numpy as np
 import torch
 
 from trireme.protocol.pass_lease import PassLease
-from trireme.protocol.routing import Keys
+from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.window_rows import RowsInWindow
 from trireme.train.modes.device_ranks.owned_rows import Ahead
@@ -23,8 +22,6 @@ from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.pass_data import WindowSize, distinct
 from trireme.worker.gradients import KeysByClass
-
-NO_KEYS = np.empty(0, np.uint64)
 
 
 class OwnedWindow(RowsInWindow):

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
-from trireme.protocol.routing import BucketMap, Keys, Split
+from trireme.protocol.routing import NO_KEYS, BucketMap, Keys, Split
 from trireme.table import RowClassId, Table
+from trireme.worker.gradients import KeysByClass
 
 
 class Owners:
@@ -20,7 +21,7 @@ class Owners:
 
     def __init__(self, size: int, tables: Sequence[Table], pool: _core.Pool) -> None:
         self._map = BucketMap.even(tuple(map(str, range(size))))
-        self._pool = pool
+        self._size, self._pool = size, pool
         self.classes: list[tuple[RowClassId, int]] = [
             (part.class_id, part.dim) for table in tables for part in table.parts
         ]
@@ -28,6 +29,18 @@ class Owners:
     def split(self, keys_K: Keys) -> Split:
         """The keys, in bucket order, by owner."""
         return Split(keys_K, self._map, self._pool)
+
+    def by_owner(self, keys: KeysByClass) -> tuple[list[list[int]], list[list[Keys]]]:
+        """Of each row class how many of its keys each owner has; and for each owner its keys, class
+        by class.
+        """
+        of_class = [keys.get(class_id, NO_KEYS) for class_id, _ in self.classes]
+        splits = [self.split(keys_K) for keys_K in of_class]
+        parts = [split.parts(keys_K) for split, keys_K in zip(splits, of_class, strict=True)]
+        counts = [sizes_of(split).tolist() for split in splits]
+        return counts, [
+            [np.ascontiguousarray(one[owner]) for one in parts] for owner in range(self._size)
+        ]
 
 
 def sizes_of(split: Split) -> npt.NDArray[np.int64]:

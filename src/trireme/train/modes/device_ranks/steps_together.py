@@ -15,10 +15,10 @@ from torch import Tensor
 from trireme.errors import BadRequest, NotFinite, TriremeError
 from trireme.protocol.clipping import norm_of, square_sum
 from trireme.protocol.columns import FORMS, KeyColumns, merge_columns
-from trireme.protocol.routing import Keys
+from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.table import RowClassId, TableSchema
 from trireme.train.modes.device_pass.dense_steps import DenseSteps
-from trireme.train.modes.device_ranks.asked_rows import NO_KEYS, Asked, AskedRows, counts_of
+from trireme.train.modes.device_ranks.asked_rows import Asked, AskedRows, counts_of
 from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message
 from trireme.train.modes.device_ranks.owners import Owners, sizes_of
 from trireme.train.modes.device_ranks.summed_dense import SummedDense
