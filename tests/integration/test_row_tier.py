@@ -528,6 +528,7 @@ def test_memory_that_the_tables_alone_exceed_is_refused(ssd_dir: Path) -> None:
         ("1GiB", None, "expected --ssd_dir with --memory"),
         ("much", "/", "--memory: expected a number of bytes such as 2GiB, found 'much'"),
         ("1GiB", "/no/such", "--ssd_dir: expected a folder, found '/no/such'"),
+        ("1GiB", " ,", "--ssd_dir: expected a folder, found none"),
     ],
 )
 def test_half_a_tier_is_refused(memory: str | None, folder: str | None, message: str) -> None:

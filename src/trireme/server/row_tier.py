@@ -7,12 +7,8 @@ folders end with the process; what a snapshot needs has a second name (log/kept_
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import logging
-import os
-import shutil
-import uuid
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -32,11 +28,11 @@ from trireme.errors import (
 )
 from trireme.rows.core_table import buffer_bytes, make_core_table, needed_bytes, own_bytes
 from trireme.server.row_fetcher import RowFetcher
+from trireme.server.ssd_folders import OwnFolders
 from trireme.table import TableSchema
 
 log = logging.getLogger("trireme.server")
 
-_PREFIX, _LOCK = "trireme-rows-", "lock"
 _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
 _CLOSE_S = 60.0
@@ -84,16 +80,8 @@ class RowTier:
         self._lock = Lock()  # guards the tables and their parts; held while rows leave memory
         self._divider: Thread | None = None
         self._divides = Lock()  # held while a thread divides
-        self._locks: list[int] = []
-        self._folders: list[Path] = []
         self.fetcher = RowFetcher()
-        try:
-            for folder in folders:
-                self._folders.append(self._own_folder(folder))
-        except BaseException:
-            self.close()
-            raise
-        self.io = self._find_io()
+        self._folders = OwnFolders(folders)
 
     def close(self) -> None:
         """Remove the folders of this process. The tables end first."""
@@ -103,11 +91,7 @@ class RowTier:
             thread.join(_CLOSE_S)
             if thread.is_alive():
                 log.warning("%s has not ended in %g s: the disk hangs", thread.name, _CLOSE_S)
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)  # what is left is removed at the next start
-        for lock in self._locks:
-            os.close(lock)
-        self._folders, self._locks = [], []
+        self._folders.close()
 
     def make_rows(self, schema: TableSchema) -> _core.Table:
         """A table whose rows lie here, if it or the server says so. Raises BadRequest: the schema.
@@ -123,7 +107,7 @@ class RowTier:
             )
         with self._lock:
             number = next(self._numbers)
-            folders = [folder / f"table-{number}" for folder in self._folders]
+            folders = [folder / f"table-{number}" for folder in self._folders.paths]
             row_bytes = max(make_core_table(schema).class_bytes)
             new = _TieredTable(_no_rows, schema.name, memory, row_bytes, folders)
             tables = self._living()
@@ -135,7 +119,7 @@ class RowTier:
             write_bytes, read_bytes = buffer_bytes(self._memory_of(new))
             rows = make_core_table(
                 schema,
-                ssd=[_core.SsdDevice(str(path), self.io) for path in folders],
+                ssd=[_core.SsdDevice(str(path), self._folders.io) for path in folders],
                 memory_bytes=max(parts[-1], self._own_bytes(new)),
                 number=zlib.crc32(schema.name.encode()),
                 buffer_bytes=write_bytes,
@@ -283,51 +267,6 @@ class RowTier:
                 changes.append((part - use["memory_bytes"], part, rows))
         for _, part, rows in sorted(changes, key=lambda change: change[0]):
             rows.set_memory(part)
-
-    def _own_folder(self, parent: Path) -> Path:
-        """A new folder in `parent`, locked as long as this process lives. Those of processes that
-        have ended are removed.
-        """
-        if not parent.is_dir():
-            raise BadRequest(f"--ssd_dir: expected a folder, found {str(parent)!r}")
-        for old in parent.glob(_PREFIX + "*"):
-            self._remove_if_left(old)
-        folder = parent / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
-        with writing(f"--ssd_dir: cannot use {folder}"):
-            folder.mkdir()
-            self._locks.append(_locked(folder))
-        return folder
-
-    @staticmethod
-    def _remove_if_left(folder: Path) -> None:
-        try:
-            lock = _locked(folder)
-        except OSError:  # its process lives, or another one removes it
-            return
-        try:
-            shutil.rmtree(folder, ignore_errors=True)
-            log.info("removed %s, which a process that has ended left behind", folder)
-        finally:
-            os.close(lock)
-
-    def _find_io(self) -> str:
-        try:
-            _core.SsdDevice(str(self._folders[0]), "io_uring")
-        except Unavailable as error:
-            log.info("rows on SSD are read by threads, which costs more CPU: %s", error)
-            return "threads"
-        return "io_uring"
-
-
-def _locked(folder: Path) -> int:
-    """Raises OSError: another process has it."""
-    lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
 
 
 def make_row_tier(
