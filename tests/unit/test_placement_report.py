@@ -56,6 +56,7 @@ def test_a_plan_says_who_computes_what_and_how_to_start_it() -> None:
         "us per example     cpu     gpu  bytes before  bytes to it",
         "  read          10.000  10.000           100            0",
         "  model         11.000   1.000           200           30",
+        "  ns per byte    1.000   1.000",
         "",
         "1,000,000 examples/s take",
         "group  type  computes  workers  us per example  examples/s  per hour",

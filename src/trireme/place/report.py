@@ -87,6 +87,8 @@ def _stages(chain: StageChain, measured: Measurements) -> Iterator[str]:
         lines.append(
             [f"  {name}", *seconds, _bytes(chain.bytes_before[i]), _bytes(chain.bytes_sent_to[i])]
         )
+    each_byte = [_us(1e3 * chain.seconds_per_byte[kind.name]) for kind in chain.types]
+    lines.append(["  ns per byte", *each_byte, "", ""])
     yield from columns(lines)
 
 
