@@ -103,7 +103,8 @@ def test_each_stage_of_a_model_is_measured(programs: Template, tmp_path: Path) -
     assert measured["num_first"] == 2  # "cpu" has a table
     _, wide, tower = measured["stages"]
     assert all(seconds > 0 for stage in (wide, tower) for seconds in stage["seconds"].values())
-    assert tower["bytes_before"] == 2 * 8 * 4 + 3 * 4  # bags there and back, dense values there
+    # Bags there and back, dense values and the label there.
+    assert tower["bytes_before"] == 2 * 8 * 4 + 3 * 4 + 4
     assert wide["bytes_sent_to"] == 0
     assert tower["bytes_sent_to"] == 2 * 12 * 4 / 64
     options = ["--throughput", "1e9", "--from", "cpu.json,gpu.json"]
