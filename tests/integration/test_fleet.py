@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -61,6 +61,63 @@ def test_files_are_dealt_in_contiguous_blocks_as_fleet_does(
     assert dealt == [files[:3], files[3:5], files[5:]]
     with pytest.raises(BadRequest, match="expected a list of files"):
         fleet.util.get_file_shard("part-0")
+
+
+class Heter(NamedTuple):
+    """What the strategy asks of a cluster."""
+
+    heter: tuple[tuple[str, str], ...]
+    place: object = None
+
+
+def test_the_guard_of_a_strategy_names_compute_workers_that_the_job_has(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync_configs = {"heter_worker_device_guard": "gpu"}
+    module = "trireme.fleet.distributed_strategy"
+    assert strategy.strategy() == tr.Strategy("async")  # there is no cluster to ask
+    monkeypatch.setattr(f"{module}.is_default_set", lambda: True)
+    for cluster in (Heter((("npu", "a:1"), ("gpu", "a:2"))), Heter((), place=object())):
+        monkeypatch.setattr(f"{module}.default", lambda cluster=cluster: cluster)
+        assert strategy.strategy() == tr.Strategy("async")
+    monkeypatch.setattr(f"{module}.default", lambda: Heter((("npu", "a:1"),)))
+    with pytest.raises(BadRequest, match="compute workers, npu, found 'gpu'"):
+        strategy.strategy()
+    assert not caplog.records
+    monkeypatch.setattr(f"{module}.default", lambda: Heter(()))
+    strategy.strategy()
+    assert "heter_worker_device_guard=gpu has no effect" in caplog.text
+    caplog.clear()
+    strategy.a_sync_configs = {"heter_worker_device_guard": "cpu"}
+    strategy.strategy()
+    assert not caplog.records
+    with pytest.raises(BadRequest, match="as a label such as gpu, found 'GPU'"):
+        strategy.a_sync_configs = {"heter_worker_device_guard": "GPU"}
+
+
+def test_a_compute_worker_is_known_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {
+        "TRIREME_ROLE": "heter",
+        "TRIREME_SERVERS": "127.0.0.1:1",
+        "TRIREME_HETER": "gpu=127.0.0.1:2,gpu=127.0.0.1:3",
+        "TRIREME_INDEX": "1",
+        "TRIREME_NUM_WORKERS": "2",
+        "TRIREME_TIMEOUT_S": "30",
+    }
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    fleet.init()
+    assert (fleet.is_heter_worker(), fleet.is_worker(), fleet.is_server()) == (1, 1, 0)
+    assert (fleet.is_first_worker(), fleet.worker_num(), fleet.server_num()) == (0, 2, 1)
+    assert fleet.worker_index() == 3
+    with pytest.raises(BadRequest, match=r"compute worker 1 \(gpu\): expected a script that makes"):
+        fleet.barrier_worker()
+    fleet.stop_worker()
+    with pytest.raises(BadRequest, match=r"expected Role\.WORKER or Role\.SERVER, found HETER"):
+        fleet.UserDefinedRoleMaker(current_id=0, role=fleet.Role.HETER_WORKER)
+    with pytest.raises(BadRequest, match="expected workers that hold the rows"):
+        fleet.init(is_collective=True)
 
 
 def test_a_process_without_a_job_is_one_worker() -> None:

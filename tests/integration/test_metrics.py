@@ -78,9 +78,9 @@ def wait_for_health(url: str, words: str) -> None:
 
 
 def documented() -> dict[str, dict[str, tuple[str, set[str]]]]:
-    """Per process (S, W, E) type and labels of each metric, as the page says."""
+    """Per process (S, W, H, C, E) type and labels of each metric, as the page says."""
     page = (tree.ROOT / "docs/metrics.md").read_text()
-    rows = re.findall(r"^\| `(trireme_\w+)` \| (\w+) \|(.*?)\| ([SWE ]+) \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| `(trireme_\w+)` \| (\w+) \|(.*?)\| ([SWHCE ]+) \|", page, re.MULTILINE)
     assert len(rows) > 25
     return {
         letter: {
@@ -88,7 +88,7 @@ def documented() -> dict[str, dict[str, tuple[str, set[str]]]]:
             for name, kind, labels, processes in rows
             if letter in processes.split()
         }
-        for letter in "SWE"
+        for letter in "SWHCE"
     }
 
 
@@ -120,6 +120,9 @@ def test_the_page_lists_the_metrics_of_servers_and_workers(
         actual = scraped(server_url)
         assert actual.pop("trireme_checkpoint_age_seconds") == (kind, set())
         assert labels == {"mode"}
+        kind, labels = without_age.pop("trireme_worker_label")  # there are no compute workers
+        assert actual.pop("trireme_worker_label") == (kind, set())
+        assert labels == {"worker", "label", "what"}
         assert actual == without_age
         assert scraped(worker_url) == pages["W"]
         assert get(f"{server_url}/healthz") == (200, "ok\n")

@@ -222,7 +222,7 @@ def test_the_launcher_shows_a_workers_error_and_fails(tmp_path: Path, programs: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-m", "config.yaml", "-o", "runner.sync_mode=heter"], "heterogeneous workers come"),
+        (["-m", "config.yaml", "-o", "runner.sync_mode=half"], "hybrid, collective, heter, gpubox"),
         (["-m", "none.yaml"], "cannot read 'none.yaml'"),
         (["-m", "config.yaml", "-o", "epochs"], "expected an override key=value, found 'epochs'"),
         (["-m", "config.yaml", "train.py"], "a script or -m config.yaml, found both: train.py"),

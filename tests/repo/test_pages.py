@@ -39,6 +39,7 @@ OF_OTHERS = {
         "torchrun",
     ),
     "--glob": "hadoop classpath",
+    "TRIREME_DEVICE_NPU": "a label of the user's",
     "--interval": "examples/planted/days.py",
     "--examples": "examples/planted/days.py",
     "--epochs": "a script of the user",

@@ -36,7 +36,7 @@ FLAGS = {
         "SOURCE",
         "TARGET",
     ],
-    "keys": ["--add", "--force", "--help", "--worker_num", "-h", "DIR"],
+    "keys": ["--add", "--force", "--help", "--heter_worker_num", "--worker_num", "-h", "DIR"],
     "launch": [
         "--config_yaml",
         "--devices",

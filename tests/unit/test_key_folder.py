@@ -73,6 +73,21 @@ def test_folders_apart_give_every_worker_a_pair_of_its_own(tmp_path: Path) -> No
     ]
 
 
+def test_a_compute_worker_serves_with_the_servers_keys_and_has_a_pair_of_its_own(
+    tmp_path: Path,
+) -> None:
+    assert keys(tmp_path, "--worker_num", 1, "--heter_worker_num", 2) == 0
+    servers = server_keys(tmp_path / "server")
+    pairs = [client_keys(tmp_path / name) for name in ("worker.0", "heter.0", "heter.1")]
+    assert servers.admitted == {pair.own.public for pair in pairs}
+    assert {pair.server for pair in pairs} == {servers.own.public}
+    for name in ("heter.0", "heter.1"):
+        assert server_keys(tmp_path / name) == servers
+    assert "server.key" not in {path.name for path in (tmp_path / "worker.0").iterdir()}
+    assert keys(tmp_path / "other", "--heter_worker_num", 2) == 2
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("options", [[], ["--worker_num", 1]])
 def test_a_worker_is_added_to_those_admitted(tmp_path: Path, options: list[object]) -> None:
     keys(tmp_path, *options)

@@ -91,6 +91,9 @@ def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
         gpubox = Settings.read(config(tmp_path, *needed, *keys))
         assert (gpubox.strategy, gpubox.in_passes) == (Strategy("sync"), True)
     assert not Settings.read(config(tmp_path, *needed)).in_passes
+    heter = Settings.read(config(tmp_path, "runner.sync_mode=heter"))
+    assert (heter.strategy, heter.wants_compute_workers) == (Strategy("async"), True)
+    assert not Settings.read(bounded).wants_compute_workers
     geo = config(tmp_path, "runner.sync_mode=geo", "runner.geo_step=400")
     assert Settings.read(geo).strategy == Strategy("geo", k=400)
 
@@ -99,7 +102,6 @@ def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("runner.sync_mode=geo", r"runner\.geo_step: expected an integer with sync_mode geo"),
-        ("runner.sync_mode=heter", "heterogeneous workers come"),
         ("runner.sync_mode=half", "found 'half'"),
         ("runner.sync_mode=bounded", r"runner\.staleness: expected an integer"),
         ("runner.use_xpu=True", r"runner\.use_xpu: expected False, found True: there are no"),

@@ -69,13 +69,20 @@ class FleetJob:
         return self._role().role == "server"
 
     def is_worker(self) -> bool:
+        """True of a compute worker, too: it makes the same model, up to the Trainer."""
         return not self.is_server()
+
+    def is_heter_worker(self) -> bool:
+        """Whether this process is a compute worker, whose Trainer computes batches of others."""
+        return self._role().role == "heter"
 
     def is_first_worker(self) -> bool:
         return self.is_worker() and self.worker_index() == 0
 
     def worker_index(self) -> int:
-        return self._cluster().worker if self._role().is_late else self._role().index
+        """Compute workers are numbered after the workers."""
+        is_assigned = self._role().is_late or self.is_heter_worker()
+        return self._cluster().worker if is_assigned else self._role().index
 
     def worker_num(self) -> int:
         """Workers at the start of the job."""
@@ -392,6 +399,7 @@ init = _job.init
 is_server = _job.is_server
 is_worker = _job.is_worker
 is_first_worker = _job.is_first_worker
+is_heter_worker = _job.is_heter_worker
 worker_index = _job.worker_index
 worker_num = _job.worker_num
 server_num = _job.server_num

@@ -1,10 +1,15 @@
 """DistributedStrategy: Fleet's switches. Each has a meaning here or is refused by name."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from trireme.errors import BadRequest
+from trireme.job.default import default, is_default_set
+from trireme.label import is_label
 from trireme.strategy import Strategy
+
+log = logging.getLogger("trireme")
 
 # Options that did nothing in Fleet 2.6 either.
 WITHOUT_EFFECT = (
@@ -17,11 +22,10 @@ WITHOUT_EFFECT = (
     "runtime_split_send_recv",
     "lr_decay_steps",
 )
-# Other keys of a_sync_configs than k_steps and use_ps_gpu: the value that is accepted, and why no
-# other is.
+GUARD = "heter_worker_device_guard"
+# Other keys of a_sync_configs than these: the value that is accepted, and why no other is.
 CONFIGS: dict[str, tuple[Any, str]] = {
     "launch_barrier": (True, "workers always wait for the servers"),
-    "heter_worker_device_guard": ("cpu", "there are no workers of several kinds"),
 }
 # Attributes of Fleet's strategy that are set elsewhere here, or not supported.
 ELSEWHERE = {
@@ -60,6 +64,8 @@ class DistributedStrategy:
     a_sync: True, the default: async, or with a_sync_configs k_steps > 0 mode geo; False: sync.
     a_sync_configs: k_steps; 0 and -1 (in Fleet: automatic) have no effect. use_ps_gpu: mode sync,
         in a collective job collective, with either a_sync; data is trained in passes of PSGPU.
+        heter_worker_device_guard: label of the compute workers that the job must have, except cpu,
+        which the workers themselves have.
     adam_d2sum: train the dense part by AdamD2Sum in place of the Adam that is passed.
     """
 
@@ -101,8 +107,11 @@ class DistributedStrategy:
         """The equivalent Strategy.
 
         is_collective: of the job. Raises BadRequest: k_steps > 0 without a_sync, or in mode
-        collective; a_sync True in a collective job.
+        collective; a_sync True in a collective job; compute workers, but none of the label of
+        heter_worker_device_guard.
         """
+        if GUARD in self._configs:
+            _check_guard(str(self._configs[GUARD]))
         k = self._configs.get("k_steps", 0)
         uses_gpus = bool(self._configs.get("use_ps_gpu"))
         if is_collective or uses_gpus:
@@ -123,6 +132,27 @@ class DistributedStrategy:
         return Strategy("async" if self.a_sync else "sync")
 
 
+def _check_guard(label: str) -> None:
+    """Check that the job has compute workers of the label. In Fleet they have what is computed
+    below `device_guard`, here the whole model, or the stages of their label.
+    """
+    if label == "cpu" or not is_default_set() or default().place is not None:
+        return
+    labels = {name for name, _ in default().heter}
+    if not labels:
+        log.warning(
+            "DistributedStrategy: %s=%s has no effect: the job has no compute workers, and workers"
+            " run their models themselves",
+            GUARD,
+            label,
+        )
+    elif label not in labels:
+        raise BadRequest(
+            f"DistributedStrategy: expected {GUARD} to be a label of the job's compute workers,"
+            f" {', '.join(sorted(labels))}, found {label!r}"
+        )
+
+
 def _check_config(key: str, value: object) -> None:
     if key == "k_steps":
         if isinstance(value, bool) or not isinstance(value, int) or value < -1:
@@ -132,14 +162,19 @@ def _check_config(key: str, value: object) -> None:
     elif key == "use_ps_gpu":
         if value not in (0, 1):
             raise BadRequest(f"DistributedStrategy: expected {key} as a bool, found {value!r}")
+    elif key == GUARD:
+        if not isinstance(value, str) or not is_label(value):
+            raise BadRequest(
+                f"DistributedStrategy: expected {GUARD} as a label such as gpu, found {value!r}"
+            )
     elif key in WITHOUT_EFFECT:
         raise BadRequest(
             f"DistributedStrategy: {key} had no effect in Fleet and has none here; remove it"
         )
     elif key not in CONFIGS:
         raise BadRequest(
-            f"DistributedStrategy: expected k_steps, use_ps_gpu, {' or '.join(CONFIGS)}, found"
-            f" {key!r}"
+            f"DistributedStrategy: expected k_steps, use_ps_gpu, {GUARD} or {' or '.join(CONFIGS)},"
+            f" found {key!r}"
         )
     elif value != CONFIGS[key][0]:
         accepted, why = CONFIGS[key]

@@ -13,6 +13,7 @@ class Role(enum.IntEnum):
 
     WORKER = 1
     SERVER = 2
+    HETER_WORKER = 3
 
 
 class PaddleCloudRoleMaker:
@@ -37,7 +38,7 @@ class UserDefinedRoleMaker:
 
     Args:
         current_id: index among the processes of the role.
-        role: Role.WORKER or Role.SERVER.
+        role: Role.WORKER or Role.SERVER. The environment alone can make a compute worker.
         worker_num: workers of the job; default: the number of worker_endpoints.
         server_endpoints: all servers as host:port.
         is_collective: the job has no servers; worker_endpoints has the addresses of all workers.
@@ -53,6 +54,12 @@ class UserDefinedRoleMaker:
         server_endpoints: Sequence[str] = (),
         worker_endpoints: Sequence[str] = (),
     ) -> None:
+        if role == Role.HETER_WORKER:
+            raise BadRequest(
+                "fleet.UserDefinedRoleMaker: expected Role.WORKER or Role.SERVER, found"
+                " HETER_WORKER: TRIREME_HETER or PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, and"
+                " PaddleCloudRoleMaker, make a compute worker"
+            )
         if is_collective != (not server_endpoints):
             raise BadRequest(
                 "fleet.UserDefinedRoleMaker: expected server_endpoints, or is_collective=True with"
@@ -75,7 +82,7 @@ class UserDefinedRoleMaker:
 
 
 def _check_collective(role: ProcessRole) -> None:
-    if role.role == "server" or (role.role == "worker" and not role.hosts):
+    if role.role in ("server", "heter") or (role.role == "worker" and not role.hosts):
         raise BadRequest(
             "fleet.init: expected workers that hold the rows with is_collective=True, as"
             " `trireme launch --gpus 0,1`, --nproc_per_node 2 and torchrun start them, found"

@@ -79,5 +79,5 @@ def compute_cluster(
         devices: see Cluster.
     """
     client: Any = _NoServers(place, num_workers, streams)
-    own_metrics = WorkerMetrics("heter", metrics, place.name)
+    own_metrics = WorkerMetrics("heter", metrics, place.name, trains=False)
     return Cluster(client, start_pool(threads), metrics=own_metrics, devices=devices, place=place)

@@ -22,8 +22,8 @@ from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.label import is_label
-from trireme.launch.facts import Fact, Facts, as_text, is_set, stated
 from trireme.launch.fleet_stages import ALL, heter_facts
+from trireme.launch.stated_facts import Fact, Facts, as_text, is_set, stated
 
 # Trireme's own variables, and the fact that each states.
 VARIABLES: Mapping[str, str] = {

@@ -5,7 +5,7 @@ from typing import cast
 
 from trireme.errors import BadRequest
 from trireme.label import is_label
-from trireme.launch.facts import Fact, Facts, as_text
+from trireme.launch.stated_facts import Fact, Facts, as_text
 from trireme.telemetry.address import join_address, split_address
 
 TIMEOUT_S_DEFAULT = 300.0

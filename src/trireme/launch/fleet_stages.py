@@ -9,7 +9,7 @@ TRIREME_HETER lists them with labels. What else they say about stages is in the 
 from collections.abc import Mapping
 
 from trireme.errors import BadRequest
-from trireme.launch.facts import Fact, Facts, is_set
+from trireme.launch.stated_facts import Fact, Facts, is_set
 
 ALL = "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"
 NEXT, PREVIOUS = (f"PADDLE_{side}_HETER_TRAINER_IP_PORT_LIST" for side in ("NEXT", "PREVIOUS"))

@@ -154,8 +154,7 @@ def _connect_compute_worker(process: ProcessRole, options: dict[str, Any]) -> Cl
         insecure=process.insecure,
         timeout_s=process.timeout_s,
     )
-    for name in ("streams", "timeout_s"):  # of the job; the place has the other
-        del options[name]
+    del options["timeout_s"]  # the place has it
     return compute_cluster(place, num_workers=process.num_workers, **options)
 
 

@@ -24,7 +24,7 @@ from trireme.launch.fact_values import (
     to_metrics_address,
     to_seconds,
 )
-from trireme.launch.facts import Facts
+from trireme.launch.stated_facts import Facts
 
 RoleName = Literal["server", "worker", "heter", "embedded"]
 ROLES = ("server", "worker", "heter", "embedded")

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from trireme.accelerator import HOST
 from trireme.errors import BadRequest
@@ -61,7 +62,8 @@ class Stages(nn.Module):
             self.add_module(f"stage_{name}", stage)
         self.names = tuple(stages)
         self.devices = dict.fromkeys(stages, HOST)
-        self._is_placed = self._has_gradients = False
+        self._is_placed = False
+        self._have_gradients: set[str] = set()  # stages that were checked
         self._check_owners()
 
     def __getitem__(self, name: str) -> nn.Module:
@@ -82,12 +84,13 @@ class Stages(nn.Module):
         return self.devices[self.names[0]]
 
     def place(self, cluster: Cluster) -> None:
-        """Put each stage on the device of its label. Raises BadRequest: a label that this process
-        has no device for; a parameter, a buffer or a table in two stages.
+        """Put each stage on the device of its label. Raises BadRequest: a label that neither
+        this process has a device for nor the job compute workers; a parameter, a buffer or a table
+        in two stages.
         """
         self._check_owners()
         for name, stage in self.items():
-            self.devices[name] = cluster.device(label_of(name))
+            self.devices[name] = cluster.device(stage_label(name, cluster))
             stage.to(self.devices[name])
         self._is_placed = True
 
@@ -104,8 +107,7 @@ class Stages(nn.Module):
         """
         if not self._is_placed:
             self.place(default())
-        values = self.run(self.names, batch)
-        return self._outputs(values)
+        return self.returned(self.run(self.names, batch))
 
     def run(self, names: Sequence[str], values: Any) -> Any:
         """Compute some stages that follow one another. values: for the first of them: the batch, or
@@ -118,10 +120,9 @@ class Stages(nn.Module):
             inputs, values = values, self[name](values)
             if name != self.names[-1]:
                 check_boundary(name, values)
-            if self.training and torch.is_grad_enabled() and not self._has_gradients:
+            if self.training and torch.is_grad_enabled() and name not in self._have_gradients:
                 self._check_gradients(name, inputs, values)
-        if names[-1] == self.names[-1] and self.training and torch.is_grad_enabled():
-            self._has_gradients = True
+                self._have_gradients.add(name)
         return values
 
     def carried(self, name: str, values: Mapping[str, Tensor]) -> Boundary:
@@ -133,8 +134,8 @@ class Stages(nn.Module):
         """The stage before one that is not the first."""
         return self.names[self.names.index(name) - 1]
 
-    def _outputs(self, values: Any) -> Any:
-        """The outputs of the last stage on the device of the first, where the batch is."""
+    def returned(self, values: Any) -> Any:
+        """The outputs of the last stage, on the device of the first, where the batch is."""
         device = self.rows_device
         if device == self.devices[self.names[-1]]:
             return values
@@ -178,8 +179,7 @@ class Stages(nn.Module):
                 f" has parameters to train, found {described(outputs)}"
             )
         entered = [t for t in inputs.values() if t.requires_grad] if name != self.names[0] else []
-        roots = [tensor.grad_fn for tensor in learned if tensor.grad_fn is not None]
-        if entered and not _lead_to(roots, {tensor.grad_fn for tensor in entered}):
+        if entered and not _lead_to(_nodes(learned), set(_nodes(entered))):
             raise no_gradient(name, self.before(name), inputs)
 
 
@@ -202,6 +202,20 @@ def place_stages(model: nn.Module, cluster: Cluster) -> None:
     for part in model.modules():
         if isinstance(part, Stages):
             part.place(cluster)
+
+
+def stage_label(name: str, cluster: Cluster) -> str:
+    """The label of a stage in this job. Raises BadRequest: the job has compute workers, but none of
+    this label, and it is not `cpu`, which then stands for the worker.
+    """
+    labels = tuple(dict.fromkeys(label for label, _ in cluster.heter))
+    label = label_of(name, labels)
+    if labels and label not in (*labels, "cpu"):
+        raise BadRequest(
+            f"Stages: expected compute workers of label {label!r} for stage {name!r}, found those"
+            f" of {', '.join(labels)}"
+        )
+    return label
 
 
 def label_of(name: str, labels: Sequence[str] = ()) -> str:
@@ -288,6 +302,11 @@ class _Crossing(torch.autograd.Function):
             for grad, device in zip(grads, ctx.devices, strict=True)
         )
         return None, *returned
+
+
+def _nodes(tensors: Sequence[Tensor]) -> list[Any]:
+    """Where a backward pass comes to these tensors."""
+    return [get_gradient_edge(tensor).node for tensor in tensors]
 
 
 def _lead_to(roots: Sequence[Any], targets: set[Any]) -> bool:

@@ -68,6 +68,11 @@ def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer
             sys.exit(code)
         yield None
         return
+    if settings.wants_compute_workers and not process.heter:
+        log.warning(
+            "runner.sync_mode: heter is async here: the job has no compute workers, which trireme"
+            " launch --heter_worker_num starts, and this worker runs the model itself"
+        )
     with connect(process) as cluster:
         set_default(cluster)
         if settings.seed is not None:

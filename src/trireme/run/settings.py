@@ -1,4 +1,4 @@
-"""The settings of `trireme run` from the runner.* keys; modes of later versions are refused.
+"""The settings of `trireme run` from the runner.* keys.
 
 Nothing here loads torch: see `runner_keys`.
 """
@@ -23,9 +23,8 @@ READER_TYPES = {
     "RecDataset": "DataLoader",
 }
 FS_CLIENT = ("uri", "user", "passwd", "hadoop_bin")
-LATER_MODES = {
-    "heter": "heterogeneous workers come in a later version",
-}
+HETER = "heter"
+"""The sync_mode of a heterogeneous job: async, with compute workers."""
 GPUBOX = "gpubox"
 """The sync_mode of passes on a device, which train as sync does."""
 # Switches for features that this version lacks.
@@ -64,12 +63,14 @@ class DumpSettings:
 class Settings:
     """The settings of a run. Paths are absolute.
 
+    wants_compute_workers: sync_mode is heter.
     in_passes: each epoch is a pass on the device of the model (gpubox).
     use_gpu: the model computes on the GPU of its process.
     """
 
     folder: Path
     strategy: Strategy
+    wants_compute_workers: bool
     in_passes: bool
     use_gpu: bool
     model: str | None
@@ -96,7 +97,7 @@ class Settings:
 
     @classmethod
     def read(cls, config: Config) -> Settings:
-        """Raises BadRequest: a value out of range, or a mode of a later version."""
+        """Raises BadRequest: a value out of range, or a feature of a later version."""
         if config.path is None:
             raise BadRequest("Settings.read: expected a configuration read from a file")
         keys = RunnerKeys(config)
@@ -109,6 +110,7 @@ class Settings:
         return cls(
             folder=keys.base,
             strategy=_strategy(keys),
+            wants_compute_workers=_mode(keys) == HETER,
             in_passes=_in_passes(keys),
             use_gpu=keys.switch("use_gpu"),
             model=config.get("model", None),
@@ -239,10 +241,11 @@ def _strategy(keys: RunnerKeys) -> Strategy:
         raise BadRequest(
             f"{key}: expected collective, {GPUBOX} or no key with use_fleet True, found {mode!r}"
         )
+    if mode == HETER:
+        return Strategy("async")
     if mode not in KNOBS:
-        why = f": {LATER_MODES[mode]}" if mode in LATER_MODES else ""
-        modes = ", ".join((*KNOBS, GPUBOX))
-        raise BadRequest(f"{key}: expected one of {modes}, found {mode!r}{why}")
+        modes = ", ".join((*KNOBS, HETER, GPUBOX))
+        raise BadRequest(f"{key}: expected one of {modes}, found {mode!r}")
     knobs = {}
     for knob in KNOBS[mode]:
         name = KNOB_KEYS.get(knob, knob)

@@ -209,8 +209,8 @@ def _labels(interval: _Interval) -> Table:
             return interval.rate("trireme_worker_label", first, label=label, what=what)
 
         def numbers(what: str, label: str = label) -> list[float]:
-            found = first.matching("trireme_worker_label", label=label, what=what)
-            return [number for _, number in found]
+            samples = first.matching("trireme_worker_label", label=label, what=what)
+            return [number for _, number in samples]
 
         num, reachable = max(numbers("compute_workers")), min(numbers("reachable"))
         batches, computed = rate("batches"), rate("computed_s")

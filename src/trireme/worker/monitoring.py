@@ -3,7 +3,7 @@
 docs/metrics.md lists the metrics; a test compares the two.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from trireme.protocol.label_use import LabelUse
@@ -43,18 +43,23 @@ LABEL_GAUGES = {
 class WorkerMetrics:
     """The metrics and the health of a worker process; `calls` counts the calls to servers.
 
-    listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint. num_steps,
+    listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint. trains: False: it
+    makes no steps, and shows nothing about them. num_steps,
     num_examples: of the pushes so far; written by one thread at a time. num_skipped: how many
     steps had no gradients, because they were not finite. queues: name of a queue of the training
-    loop -> its length. labels: of compute workers -> how this worker uses them.
+    loop -> its length. num_credits: batches that it may have in flight at compute workers.
     """
 
-    def __init__(self, role: str, listen: str | None, name: str = "worker") -> None:
+    def __init__(
+        self, role: str, listen: str | None, name: str = "worker", *, trains: bool = True
+    ) -> None:
         self.registry, self.health = new_registry(role, name), Health()
-        self.calls = CallMetrics(self.registry)
+        own = self.registry if trains else new_registry(role, name)
+        self.calls = CallMetrics(own)
         self.num_steps = self.num_examples = self.num_skipped = 0
         self.queues: dict[str, Callable[[], int]] = {}
-        self.labels: dict[str, Callable[[], LabelUse]] = {}
+        self._labels: dict[str, Callable[[int], LabelUse]] = {}
+        self.num_credits = 1
         for gauge in (
             Gauge(
                 "trireme_worker_steps_total",
@@ -79,19 +84,21 @@ class WorkerMetrics:
                 lambda: {(name,): depth for name, depth in self._depths().items()},
                 ["queue"],
             ),
-            *self._label_gauges(),
         ):
-            self.registry.register(gauge)
+            own.register(gauge)
         self._endpoint: Endpoint | None = None
         if listen is not None:
             self._endpoint = Endpoint(listen, self.registry, self.health).start()
 
     def _label_uses(self) -> dict[str, LabelUse]:
-        return {label: read() for label, read in self.labels.copy().items()}
+        return {label: read(self.num_credits) for label, read in self._labels.copy().items()}
 
-    def _label_gauges(self) -> Iterator[Gauge]:
-        for name, (field, documentation) in LABEL_GAUGES.items():
-            yield Gauge(name, documentation, self._reader(field), ["label"])
+    def watch_label(self, label: str, read: Callable[[int], LabelUse]) -> None:
+        """Show how this worker uses the compute workers of a label. read: is given num_credits."""
+        if not self._labels:
+            for name, (field, documentation) in LABEL_GAUGES.items():
+                self.registry.register(Gauge(name, documentation, self._reader(field), ["label"]))
+        self._labels[label] = read
 
     def _reader(self, field: str) -> Callable[[], dict[tuple[str, ...], float]]:
         return lambda: {(n,): getattr(use, field) for n, use in self._label_uses().items()}

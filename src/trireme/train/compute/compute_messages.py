@@ -45,12 +45,12 @@ class ComputeRequest:
     seed: int = 0
 
     def to_wire(self) -> tuple[dict[str, Any], list[Array]]:
-        numbers = _Numbers()
+        numbers = TensorNumbers()
         body: dict[str, Any] = {
             "model": self.model,
             "training": self.training,
             "scores": self.scores,
-            **_batch_to_wire(self.batch, numbers),
+            **batch_to_wire(self.batch, numbers),
             "state": None if self.state is None else list(map(numbers.of, self.state)),
             "state_id": self.state_id,
             "frozen": self.frozen,
@@ -63,13 +63,13 @@ class ComputeRequest:
     @staticmethod
     def from_wire(body: Mapping[str, Any], tensors: Sequence[Tensor]) -> ComputeRequest:
         """tensors: as `unpack` gives them. Raises BadRequest, naming the field."""
-        by_number = _ByNumber(tensors)
+        by_number = NumberedTensors(tensors)
         state = None if body.get("state") is None else need_list(body, "state", int)
         return ComputeRequest(
             model=need(body, "model", str),
             training=need(body, "training", bool),
             scores=need(body, "scores", bool),
-            batch=_batch_from_wire(body, by_number),
+            batch=batch_from_wire(body, by_number),
             state=None if state is None else list(map(by_number.one, state)),
             state_id=need(body, "state_id", str)[:DIGEST_CHARS_MAX],
             frozen=need_list(body, "frozen", int),
@@ -97,7 +97,7 @@ class ComputeAnswer:
     random: Tensor | None = None
 
     def to_wire(self) -> tuple[dict[str, Any], list[Array]]:
-        numbers = _Numbers()
+        numbers = TensorNumbers()
         body: dict[str, Any] = {
             "outputs": [[name, numbers.of(t)] for name, t in self.outputs.items()],
             "loss": numbers.of(self.loss),
@@ -112,13 +112,13 @@ class ComputeAnswer:
     @staticmethod
     def from_wire(body: Mapping[str, Any], arrays: Sequence[Array]) -> ComputeAnswer:
         """Raises BadRequest, naming the field."""
-        by_number = _ByNumber(unpack(body.get("tensors"), arrays))
+        by_number = NumberedTensors(unpack(body.get("tensors"), arrays))
         return ComputeAnswer(
-            outputs={name: by_number.one(i) for name, i in _pairs(body, "outputs", str)},
+            outputs={name: by_number.one(i) for name, i in pairs(body, "outputs", str)},
             loss=by_number.maybe(need(body, "loss", int)),
             rows=list(map(by_number.maybe, need_list(body, "rows", int))),
             gradients=list(map(by_number.maybe, need_list(body, "gradients", int))),
-            buffers={i: by_number.one(n) for i, n in _pairs(body, "buffers", int)},
+            buffers={i: by_number.one(n) for i, n in pairs(body, "buffers", int)},
             random=by_number.maybe(need(body, "random", int)),
         )
 
@@ -139,7 +139,7 @@ def host_tensors(body: Mapping[str, Any]) -> set[int]:
     return {need(body, "random", int), *(n for parts in strings for n in parts)}
 
 
-class _Numbers:
+class TensorNumbers:
     """Tensors in the order in which they were first asked for; each once."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class _Numbers:
         return number
 
 
-class _ByNumber:
+class NumberedTensors:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
 
@@ -176,7 +176,7 @@ class _ByNumber:
         return self.one(values), self.one(offsets), self.maybe(weights)
 
 
-def _pairs(body: Mapping[str, Any], name: str, kind: type) -> list[tuple[Any, int]]:
+def pairs(body: Mapping[str, Any], name: str, kind: type) -> list[tuple[Any, int]]:
     pairs = need_list(body, name, list)
     for pair in pairs:
         if len(pair) != 2 or type(pair[0]) is not kind:
@@ -187,7 +187,7 @@ def _pairs(body: Mapping[str, Any], name: str, kind: type) -> list[tuple[Any, in
     return [(first, second) for first, second in pairs]
 
 
-def _batch_to_wire(batch: Batch, numbers: _Numbers) -> dict[str, Any]:
+def batch_to_wire(batch: Batch, numbers: TensorNumbers) -> dict[str, Any]:
     columns = []
     for name, column in batch.columns.items():
         if isinstance(column, Tensor):
@@ -206,7 +206,7 @@ def _batch_to_wire(batch: Batch, numbers: _Numbers) -> dict[str, Any]:
     }
 
 
-def _batch_from_wire(body: Mapping[str, Any], by_number: _ByNumber) -> Batch:
+def batch_from_wire(body: Mapping[str, Any], by_number: NumberedTensors) -> Batch:
     columns: dict[str, Column] = {}
     for entry in need_list(body, "columns", list):
         name, kind, parts = _column(entry)

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.errors import DeadlineExceeded, ResourceExhausted, TriremeError, Unavailable
+from trireme.job.cluster import Cluster
+from trireme.protocol.label_use import LabelUse
+from trireme.protocol.wire import need
 from trireme.rpc import Call, Reply, RpcClient
 from trireme.train.compute.tensors import Array
 
@@ -24,6 +27,7 @@ log = logging.getLogger("trireme.compute")
 
 NOTICE_S = 3.0
 READY = "compute.ready"
+COMPUTED_S = "computed_s"  # in answers: the seconds that the batch took
 READY_S = 1.0  # of the call that finds out whether one is back
 # How long one rests after its first failure, and at most; each further failure doubles it. When all
 # rest, each is asked again after a shorter while.
@@ -88,6 +92,8 @@ class ComputeWorkers:
         self._changed = threading.Condition()
         self._idle: list[RpcClient] = []
         self._noticed_at = 0.0
+        self._num_batches = self._num_failovers = 0
+        self._waited_s = self._computed_s = 0.0
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -98,8 +104,22 @@ class ComputeWorkers:
         with self._changed:
             return {one.address: one.in_flight for one in self._all}
 
-    def call(self, method: str, body: dict[str, Any], arrays: Sequence[Array]) -> Reply:
-        """The reply of one of them; the method must be safe to repeat at another.
+    def use(self, credits: int) -> LabelUse:
+        """How this worker has used them so far. credits: how many batches it may have in flight."""
+        with self._changed:
+            return LabelUse(
+                compute_workers=len(self._all),
+                reachable=sum(not one.is_gone for one in self._all),
+                credits=credits,
+                in_flight=sum(one.in_flight for one in self._all),
+                batches=self._num_batches,
+                failovers=self._num_failovers,
+                waited_s=self._waited_s,
+                computed_s=self._computed_s,
+            )
+
+    def call(self, method: str, body: dict[str, Any], arrays: Sequence[Array]) -> tuple[Reply, str]:
+        """The reply of one of them, and its address; the method must be safe to repeat at another.
 
         Raises DeadlineExceeded: all have failed, for at least `timeout_s`; it names the label and
         each address with its last error. Others: what the method raised, which is not repeated.
@@ -128,7 +148,38 @@ class ComputeWorkers:
                 raise
             else:
                 self._give_back(chosen, None)
-                return reply
+                return reply, chosen.address
+
+    def call_at(
+        self,
+        address: str,
+        method: str,
+        body: dict[str, Any],
+        arrays: Sequence[Array],
+        *,
+        timeout_s: float | None = None,
+    ) -> Reply | None:
+        """The reply of this one; None: it cannot be reached, has no room or does not answer. Raises
+        what the method raised.
+        """
+        with self._changed:
+            chosen = next(one for one in self._all if one.address == address)
+            if chosen.is_gone:
+                return None
+            chosen.in_flight += 1
+        try:
+            call = Call(address, method, body, arrays, once=True)
+            reply = self._call(call, self._timeout_s if timeout_s is None else timeout_s)
+        except TriremeError as error:
+            self._give_back(chosen, error)
+            if not _asks_another(error):
+                raise
+            return None
+        except BaseException:
+            self._give_back(chosen, None)
+            raise
+        self._give_back(chosen, None)
+        return reply
 
     def close(self) -> None:
         """Close the connections that no call uses; a call that runs closes its own."""
@@ -164,6 +215,7 @@ class ComputeWorkers:
             if error is None or not _asks_another(error):
                 one.recover()
                 return
+            self._num_failovers += 1
             is_new = not one.is_gone
             one.fail(error)
             is_new &= one.is_gone
@@ -176,6 +228,7 @@ class ComputeWorkers:
             now = time.monotonic()
             until = min(one.rests_shortly_until for one in self._all)
             self._changed.wait(max(0.0, min(until, started + self._timeout_s) - now))
+            self._waited_s += time.monotonic() - now
             if self._is_closed:
                 raise Unavailable(f"compute workers of label {self.label}: the cluster is closed")
             notices = now - started > NOTICE_S and now - self._noticed_at > NOTICE_S
@@ -188,11 +241,16 @@ class ComputeWorkers:
         with self._changed:
             client = self._idle.pop() if self._idle else None
         client = client or self._connect()
+        start, reply = time.monotonic(), None
         try:
             [reply] = client.call_all([call], timeout_s=timeout_s)
             return reply
         finally:
             with self._changed:
+                self._waited_s += time.monotonic() - start
+                if reply is not None and COMPUTED_S in reply.body:
+                    self._num_batches += 1
+                    self._computed_s += need(reply.body, COMPUTED_S, float)
                 is_kept = not self._is_closed
                 if is_kept:
                     self._idle.append(client)
@@ -209,6 +267,20 @@ class ComputeWorkers:
         with self._changed:
             errors = "; ".join(f"{one.address}: {one.error}" for one in self._all)
         return f"compute workers of label {self.label}: {errors}"
+
+
+def workers_of_label(cluster: Cluster, label: str) -> ComputeWorkers:
+    """Those of a label in this worker's job, until the cluster closes."""
+    workers = ComputeWorkers(
+        label,
+        [address for other, address in cluster.heter if other == label],
+        first=cluster.worker,
+        connect=lambda: cluster.call_client("compute"),
+        timeout_s=cluster.client.timeout_s,
+    )
+    cluster.add_running(workers.close)
+    cluster.metrics.watch_label(label, workers.use)
+    return workers
 
 
 def _asks_another(error: TriremeError) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, SchemaMismatch
 from trireme.nn.lookup import specs_of
 
 _SHOWN_MAX = 5
@@ -60,6 +61,28 @@ def differences(own: Description, other: Mapping[str, Any]) -> str:
     return "; ".join(differing[:_SHOWN_MAX]) + more if differing else "the order of their parts"
 
 
+class ModelIdentity:
+    """What a worker's model is, in the requests to compute workers.
+
+    digest: of the model's description, which compute workers compare with their own.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any], label: str | None) -> None:
+        self._description = describe(model, loss, label)
+        self.digest = digest(self._description)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Let a SchemaMismatch of a compute worker say what differs."""
+        try:
+            yield
+        except SchemaMismatch as error:
+            if "model" not in (details := error.details or {}):
+                raise
+            there = differences(self._description, details["model"])
+            raise SchemaMismatch(f"{error}: {there}") from None
+
+
 def state_of(model: nn.Module) -> list[Tensor]:
     """The weights, then the buffers; not copied."""
     return [*model.parameters(), *model.buffers()]
@@ -88,7 +111,11 @@ def install(model: nn.Module, state: Sequence[Tensor], frozen: Sequence[int]) ->
 def changed_buffers(model: nn.Module, state: Sequence[Tensor]) -> dict[int, Tensor]:
     """Copies of the buffers that are not those of `state` any more, by their order."""
     buffers = list(model.buffers())
-    before = state[len(state) - len(buffers) :]
+    return changed(buffers, state[len(state) - len(buffers) :])
+
+
+def changed(buffers: Sequence[Tensor], before: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Copies of the buffers that are not what they were, by their order."""
     return {
         i: buffer.detach().clone()
         for i, (buffer, old) in enumerate(zip(buffers, before, strict=True))
@@ -96,9 +123,8 @@ def changed_buffers(model: nn.Module, state: Sequence[Tensor]) -> dict[int, Tens
     }
 
 
-def write_buffers(model: nn.Module, changed: Mapping[int, Tensor]) -> None:
-    """Copy changed buffers into the model. Raises BadRequest: they have other shapes."""
-    buffers = list(model.buffers())
+def write_buffers(buffers: Sequence[Tensor], changed: Mapping[int, Tensor]) -> None:
+    """Copy those that have changed into a model's. Raises BadRequest: they have other shapes."""
     for i, value in changed.items():
         if not 0 <= i < len(buffers) or buffers[i].shape != value.shape:
             raise BadRequest(

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch
-from trireme.errors import BadRequest, NotReady, SchemaMismatch
+from trireme.errors import BadRequest, NotReady
 from trireme.job.cluster import Cluster
 from trireme.train.compute.compute_messages import METHOD, ComputeAnswer, ComputeRequest, leaves_of
-from trireme.train.compute.compute_workers import ComputeWorkers
+from trireme.train.compute.compute_workers import ComputeWorkers, workers_of_label
 from trireme.train.compute.model_state import (
-    describe,
-    differences,
-    digest,
+    ModelIdentity,
     frozen_in,
     state_of,
     write_buffers,
@@ -33,30 +31,21 @@ from trireme.train.loop.scoring import Loss, Scored
 
 T = TypeVar("T")
 
+CREDITS = 2
+"""Batches in flight for each compute worker: one is on its way while one is computed."""
 
-def remote_model(
-    cluster: Cluster, model: nn.Module, loss: Loss, label: str | None
-) -> RemoteModel | None:
-    """The model on the compute workers of the job; None: it has none. Raises BadRequest: they have
+
+def remote_model(cluster: Cluster, model: nn.Module, loss: Loss, label: str | None) -> RemoteModel:
+    """The model on the compute workers of the job. Raises BadRequest: they have
     several labels, and the model does not say which it runs on.
     """
     labels = list(dict.fromkeys(name for name, _ in cluster.heter))
-    if not labels:
-        return None
     if len(labels) > 1:
         raise BadRequest(
             f"Trainer: expected compute workers of one label for a model without stages, found"
             f" labels {', '.join(labels)}"
         )
-    addresses = [address for _, address in cluster.heter]
-    workers = ComputeWorkers(
-        labels[0],
-        addresses,
-        first=cluster.worker,
-        connect=lambda: cluster.call_client("compute"),
-        timeout_s=cluster.client.timeout_s,
-    )
-    cluster.add_running(workers.close)
+    workers = workers_of_label(cluster, labels[0])
     return RemoteModel(workers, model, loss, label, num_workers=cluster.num_workers)
 
 
@@ -78,9 +67,11 @@ class RemoteModel:
         num_workers: int,
     ) -> None:
         self.workers = workers
-        self.credits = max(2, math.ceil(2 * len(workers) / max(1, num_workers)))
-        self._description = describe(model, loss, label)
-        self.digest = digest(self._description)
+        self.credits = max(CREDITS, math.ceil(CREDITS * len(workers) / max(1, num_workers)))
+        self.labels, self.identity = (workers.label,), ModelIdentity(model, loss, label)
+
+    def begin(self, model: nn.Module, *, training: bool, threads: int) -> RemotePass:
+        return RemotePass(self, model, training=training, threads=threads)
 
     def run(self, request: ComputeRequest, state: list[Tensor]) -> ComputeAnswer:
         """state: of the request, if it has only the state's name and the compute worker lacks it.
@@ -89,17 +80,13 @@ class RemoteModel:
         and others: what the model raised there. DeadlineExceeded: see ComputeWorkers.
         """
         try:
-            reply = self.workers.call(METHOD, *request.to_wire())
+            with self.identity.explained():
+                reply, _ = self.workers.call(METHOD, *request.to_wire())
         except NotReady as error:
             if request.state is not None or "raised" in (error.details or {}):
                 raise
             request.state = state
             return self.run(request, state)
-        except SchemaMismatch as error:
-            if "model" not in (details := error.details or {}):
-                raise
-            there = differences(self._description, details["model"])
-            raise SchemaMismatch(f"{error}: {there}") from None
         return ComputeAnswer.from_wire(reply.body, reply.arrays)
 
 
@@ -117,7 +104,7 @@ class RemotePass:
         self._state, self._state_id = list[Tensor](), ""
         if not training:
             # Evaluation leaves the process's random numbers where they are.
-            self._seed = _number(torch.get_rng_state().numpy().tobytes())
+            self._seed = number_of(torch.get_rng_state().numpy().tobytes())
             self._state = state_of(model)
             self._state_id = _digest(self._state)
         elif threads > 1:
@@ -129,7 +116,7 @@ class RemotePass:
         """
         state, leaves = state_of(replica.model), leaves_of(batch)
         request = ComputeRequest(
-            model=self._remote.digest,
+            model=self._remote.identity.digest,
             training=True,
             scores=True,
             batch=batch,
@@ -141,7 +128,7 @@ class RemotePass:
         answer = self._remote.run(request, state)
         write_gradients(leaves, answer.rows)
         write_gradients(list(replica.model.parameters()), answer.gradients)
-        write_buffers(replica.model, answer.buffers)
+        write_buffers(list(replica.model.buffers()), answer.buffers)
         if answer.random is not None:
             torch.set_rng_state(answer.random)
         return Scored(batch, answer.outputs, answer.loss)
@@ -151,7 +138,7 @@ class RemotePass:
 
         def score(number: int, batch: Batch) -> Scored:
             request = ComputeRequest(
-                model=self._remote.digest,
+                model=self._remote.identity.digest,
                 training=False,
                 scores=scores,
                 batch=batch,
@@ -162,13 +149,13 @@ class RemotePass:
             answer = self._remote.run(request, self._state)
             return Scored(batch, answer.outputs, answer.loss)
 
-        return _in_order(score, batches, self._remote.credits)
+        return in_order(score, batches, self._remote.credits)
 
     def _seed_of(self, number: int) -> int:
         return 0 if self._seed is None else (self._seed + number) % (1 << 62)
 
 
-def _in_order(
+def in_order(
     work: Callable[[int, Batch], T], batches: Iterable[Batch], in_flight: int
 ) -> Iterator[T]:
     """work(number, batch) of each batch, in the order of the batches, so many at a time."""
@@ -190,5 +177,5 @@ def _digest(state: list[Tensor]) -> str:
     return total.hexdigest()
 
 
-def _number(content: bytes) -> int:
+def number_of(content: bytes) -> int:
     return int.from_bytes(hashlib.sha256(content).digest()[:7], "little")

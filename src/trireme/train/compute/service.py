@@ -1,7 +1,7 @@
 """A compute worker: it runs the model of its script on batches of workers, until they have left.
 
     rpc's threads: check a request, begin to copy its tensors to the device -- [accepted] --> the
-    main thread: forward, backward, answer
+    computing threads, of which the main thread is one: forward, backward, answer
 
 An answer is held until it is computed. A request that finds `QUEUE_MAX` others waiting is refused
 as full, and its worker asks another compute worker.
@@ -14,11 +14,13 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 
 from trireme import accelerator
@@ -32,18 +34,18 @@ from trireme.errors import (
 )
 from trireme.job.cluster import Cluster
 from trireme.job.compute_place import ComputePlace
+from trireme.nn.stages import Stages
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, Reply, Request, Server
-from trireme.threads import frozen_objects
-from trireme.train.compute.compute_messages import (
-    METHOD,
-    ComputeRequest,
-    host_tensors,
-)
-from trireme.train.compute.compute_workers import READY
+from trireme.telemetry.instruments import Gauge
+from trireme.telemetry.registry import Registry
+from trireme.threads import frozen_objects, torch_threads
+from trireme.train.compute.compute_workers import COMPUTED_S, READY
 from trireme.train.compute.job_end import JobEnd
-from trireme.train.compute.model_runner import ModelRunner
+from trireme.train.compute.kept_graphs import KeptGraphs
+from trireme.train.compute.model_runner import Method, ModelRunner
 from trireme.train.compute.model_state import describe, digest
+from trireme.train.compute.stage_runner import StageRunner
 from trireme.train.compute.tensors import unpack
 from trireme.train.loop.scoring import Loss
 
@@ -56,6 +58,7 @@ QUEUE_MAX = 64
 class _Accepted:
     """A request whose turn will come."""
 
+    method: Method
     body: dict[str, Any]
     tensors: list[Tensor]  # on the CPU
     sent: accelerator.Sent  # those that are needed on the device
@@ -63,11 +66,11 @@ class _Accepted:
     deadline: float
     answer: Deferred
 
-    def request(self) -> ComputeRequest:
+    def run(self) -> Reply:
         tensors = self.tensors.copy()
         for number, tensor in zip(self.on_device, self.sent.receive(), strict=True):
             tensors[number] = tensor
-        return ComputeRequest.from_wire(self.body, tensors)
+        return Reply(*self.method.run(self.body, tensors))
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,22 @@ class _End:
 
 
 class Service:
-    """Computes requests for one model, in the thread that calls `run`.
+    """Computes requests for one model, in the thread that calls `run` and those that it starts.
 
     Attributes:
-        num_batches: computed so far. busy_s: seconds that they took.
+        num_batches: computed so far. busy_s: seconds that they took. idle_s: seconds without one.
+            Seconds are those of all threads.
 
     Threads: `handlers` and `end` may be used by any.
     """
 
     def __init__(
-        self, name: str, runner: ModelRunner, link: accelerator.Link, *, queue_max: int = QUEUE_MAX
+        self,
+        name: str,
+        runner: ModelRunner | StageRunner,
+        link: accelerator.Link,
+        *,
+        queue_max: int = QUEUE_MAX,
     ) -> None:
         self._name, self._runner, self._link = name, runner, link
         self._description = describe(runner.model, runner.loss, runner.label)
@@ -97,7 +106,8 @@ class Service:
         self._accepted: queue.SimpleQueue[_Accepted | _End] = queue.SimpleQueue()
         self._queue_max = queue_max
         self._is_ending = False
-        self.num_batches, self.busy_s = 0, 0.0
+        self._lock = threading.Lock()  # of the numbers
+        self.num_batches, self.busy_s, self.idle_s = 0, 0.0, 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -105,7 +115,10 @@ class Service:
         return self._accepted.qsize()
 
     def handlers(self) -> dict[str, Handler]:
-        return {METHOD: self._on_run, READY: self._on_ready}
+        queued = {
+            name: partial(self._on_run, method) for name, method in self._runner.methods().items()
+        }
+        return {**queued, **self._runner.handlers(), READY: self._on_ready}
 
     def end(self, reason: str, error: TriremeError | None = None) -> None:
         """Accept no more requests, and let `run` end after those that are accepted."""
@@ -120,7 +133,7 @@ class Service:
         if self._is_ending:
             raise Unavailable(f"{self._name} ends")
 
-    def _on_run(self, request: Request) -> Deferred:
+    def _on_run(self, method: Method, request: Request) -> Deferred:
         """One at a time: the server has one serving thread."""
         self._check_open()
         if self.num_waiting >= self._queue_max:
@@ -130,11 +143,13 @@ class Service:
         if need(request.body, "model", str) != self._digest:
             raise self._mismatch()
         tensors = unpack(request.body.get("tensors"), request.arrays)
-        stay = host_tensors(request.body)
+        stay = method.host_tensors(request.body)
         move = [number for number in range(len(tensors)) if number not in stay]
         sent = self._link.send([tensors[number] for number in move])
         answer = Deferred(lambda: f"{self._name} has {self.num_waiting} batches waiting")
-        self._accepted.put(_Accepted(request.body, tensors, sent, move, request.deadline, answer))
+        self._accepted.put(
+            _Accepted(method, request.body, tensors, sent, move, request.deadline, answer)
+        )
         return answer
 
     def _mismatch(self) -> SchemaMismatch:
@@ -144,28 +159,51 @@ class Service:
 
     def run(self) -> str:
         """Compute until the end; returns its reason, or raises its error."""
-        while not isinstance(item := self._accepted.get(), _End):
+        num_threads = self._runner.num_threads
+        others = [
+            threading.Thread(target=self._compute_all, name=f"trireme-compute-{i}", daemon=True)
+            for i in range(1, num_threads)
+        ]
+        with torch_threads(max(1, torch.get_num_threads() // num_threads)):
+            for thread in others:
+                thread.start()
+            end = self._compute_all()
+            for thread in others:
+                thread.join()
+        if end.error is not None:
+            raise end.error
+        return end.reason
+
+    def _compute_all(self) -> _End:
+        while not isinstance(item := self._next(), _End):
             if time.monotonic() < item.deadline:  # else nobody waits for it
                 self._compute(item)
             del item
-        if item.error is not None:
-            raise item.error
-        return item.reason
+        self._accepted.put(item)  # for the other threads
+        return item
+
+    def _next(self) -> _Accepted | _End:
+        start = time.monotonic()
+        item = self._accepted.get()
+        with self._lock:
+            self.idle_s += time.monotonic() - start
+        return item
 
     def _compute(self, accepted: _Accepted) -> None:
         start = time.monotonic()
         try:
-            request = accepted.request()
-            body, arrays = self._runner.run(request).to_wire()
+            reply = accepted.run()
         except NotReady as error:
             accepted.answer.fail(error)
         except Exception as error:
             log.exception("%s: a batch failed", self._name)
             accepted.answer.fail(self._failure(error))
         else:
-            accepted.answer.reply(Reply(body, arrays))
-            self.num_batches += 1
-            self.busy_s += time.monotonic() - start
+            seconds = time.monotonic() - start
+            accepted.answer.reply(Reply({**reply.body, COMPUTED_S: seconds}, reply.arrays))
+            with self._lock:
+                self.num_batches += 1
+                self.busy_s += seconds
 
     def _failure(self, error: Exception) -> TriremeError:
         kind = type(error) if isinstance(error, TriremeError) else BadRequest
@@ -174,19 +212,65 @@ class Service:
         return failure
 
 
+def watch_service(registry: Registry, service: Service) -> None:
+    """Add gauges of a compute worker."""
+    gauges: dict[str, tuple[str, Callable[[], float]]] = {
+        "trireme_compute_batches_total": (
+            "Batches that this compute worker has computed.",
+            lambda: service.num_batches,
+        ),
+        "trireme_compute_busy_seconds_total": (
+            "Time that they took.",
+            lambda: service.busy_s,
+        ),
+        "trireme_compute_idle_seconds_total": (
+            "Time in which there was no batch: it waited for workers.",
+            lambda: service.idle_s,
+        ),
+        "trireme_compute_queue_batches": (
+            "Batches that wait to be computed.",
+            lambda: service.num_waiting,
+        ),
+    }
+    for name, (documentation, read) in gauges.items():
+        registry.register(Gauge(name, documentation, partial(_unlabeled, read), []))
+
+
+def _unlabeled(read: Callable[[], float]) -> dict[tuple[str, ...], float]:
+    return {(): read()}
+
+
 def serve_model(
-    cluster: Cluster, place: ComputePlace, model: nn.Module, loss: Loss, label: str | None
+    cluster: Cluster,
+    place: ComputePlace,
+    model: nn.Module,
+    loss: Loss,
+    label: str | None,
+    *,
+    in_flight: int,
 ) -> NoReturn:
     """Run the model for the workers of the job, on the device of the label, until they have left;
     then end the process with code 0. Runs in the main thread, where SIGTERM ends it after the
     batches that it has accepted.
 
+    in_flight: batches that a worker sends at a time. On the CPU so many are computed at a time, as
+        far as torch has threads, since one thread for a batch wastes less than several do.
+
     Raises Unavailable: the coordinator has not answered for `timeout_s`. BadRequest: an address
     that cannot be bound; no such device.
     """
     device = cluster.device(place.label)
-    runner = ModelRunner(model.to(device), loss, label, device, cluster.pool)
-    service = Service(place.name, runner, accelerator.link_to(device))
+    link = accelerator.link_to(device)
+    runner: ModelRunner | StageRunner
+    model.to(device)
+    if isinstance(model, Stages):
+        graphs = KeptGraphs(place.timeout_s)
+        runner = StageRunner(model, loss, label, device, cluster.pool, graphs)
+    else:
+        threads = min(in_flight, torch.get_num_threads()) if link.is_host else 1
+        runner = ModelRunner(model, loss, label, device, cluster.pool, threads=threads)
+    service = Service(place.name, runner, link)
+    watch_service(cluster.metrics.registry, service)
     server = Server(
         place.listen,
         service.handlers(),

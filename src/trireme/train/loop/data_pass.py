@@ -19,7 +19,7 @@ from trireme.nn.session import session_of
 from trireme.progress import Display, display
 from trireme.threads import frozen_objects
 from trireme.train.checkpointing.savers import Saver
-from trireme.train.compute.remote_model import RemoteModel, RemotePass
+from trireme.train.compute.remote import Remote
 from trireme.train.dump import DumpFile
 from trireme.train.leased_streams import StreamBatches
 from trireme.train.loop.pipeline import Pipeline
@@ -57,7 +57,7 @@ class DataPass:
     options: PassOptions
     depth: int
     threads: int  # see Trainer
-    remote: RemoteModel | None = None  # the model at compute workers; None: it runs here
+    remote: Remote | None = None  # the model at compute workers; None: it runs here
     shows: bool  # worker 0 shows its progress
     epoch: int = 0  # which the servers keep with the position of each stream
     begun: Callable[[], None] | None = None  # called before the first batch is trained on
@@ -202,7 +202,7 @@ class DataPass:
         """Forward and backward of a batch with a replica of the model: here or elsewhere."""
         if self.remote is None:
             return lambda _: self._compute
-        run = RemotePass(self.remote, self.model, training=True, threads=self.threads)
+        run = self.remote.begin(self.model, training=True, threads=self.threads)
 
         def compute(replica: Replica, _: nn.Module, batch: Batch) -> Scored:
             with self.optimizer.timing.loop.measure("compute"):
@@ -232,7 +232,7 @@ class DataPass:
                     scored = self._score(self.model, batch)
                 yield scored
             return
-        run = RemotePass(self.remote, self.model, training=False, threads=self.threads)
+        run = self.remote.begin(self.model, training=False, threads=self.threads)
         scored_batches = run.evaluate(pipeline, scores=self.tally.has_loss)
         yield from map(self._checked, scored_batches)
 

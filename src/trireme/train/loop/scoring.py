@@ -38,7 +38,11 @@ class Scorer:
     def __init__(self, loss: Loss | None, label: str | None) -> None:
         self._loss, self._label = loss, label
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Scored:
+    @property
+    def has_loss(self) -> bool:
+        return self._loss is not None
+
+    def __call__(self, model: Callable[[Batch], Any], batch: Batch) -> Scored:
         """Raises BadRequest: outputs that are not tensors, or no such label column."""
         outputs = model(batch)
         scored = outputs_by_name(outputs)

@@ -1,0 +1,222 @@
+"""A model in stages, some of which compute workers run for this worker.
+
+In autograd's graph of a batch, the stages that a compute worker runs are one node. So backward of
+the loss reaches all stages, here and there, in the order of one process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trireme.data.batch import Batch
+from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.nn.stages import Stages, stage_label
+from trireme.train.compute.compute_messages import leaves_of
+from trireme.train.compute.compute_workers import ComputeWorkers, workers_of_label
+from trireme.train.compute.model_state import ModelIdentity
+from trireme.train.compute.remote_model import in_order, number_of
+from trireme.train.compute.stage_call import StageCall, call_stages
+from trireme.train.compute.stage_messages import DROP, Owner, StageRequest
+from trireme.train.compute.stage_runner import part_state
+from trireme.train.loop.replica import Replica
+from trireme.train.loop.scoring import Loss, Scored, Scorer, column_of
+
+DROP_S = 1.0
+"""Seconds to tell a compute worker what it need not keep."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Stages that follow one another and are computed in one place.
+
+    workers: the compute workers of their label; None: this process.
+    """
+
+    names: tuple[str, ...]
+    workers: ComputeWorkers | None
+
+
+def parts_of(stages: Stages, cluster: Cluster) -> list[Part]:
+    """Where the stages are computed, in order. Raises BadRequest: a label without compute workers,
+    or compute workers without a stage.
+    """
+    labels = {name: stage_label(name, cluster) for name in stages.names}
+    workers = {label: workers_of_label(cluster, label) for label in dict(cluster.heter)}
+    if unused := [label for label in workers if label not in labels.values()]:
+        raise BadRequest(
+            f"Stages: expected a stage for each label of the job's compute workers, found none for"
+            f" {', '.join(unused)} among {', '.join(stages.names)}"
+        )
+    grouped = itertools.groupby(stages.names, lambda name: workers.get(labels[name]))
+    return [Part(tuple(names), where) for where, names in grouped]
+
+
+class RemoteStages:
+    """The stages of a model on the compute workers of their labels.
+
+    Attributes:
+        credits: batches in flight of this worker, as of RemoteModel.
+
+    Threads: any may use it.
+    """
+
+    def __init__(self, cluster: Cluster, stages: Stages, loss: Loss, label: str | None) -> None:
+        self.parts = parts_of(stages, cluster)
+        self.identity = ModelIdentity(stages, loss, label)
+        self.loss, self.label = loss, label
+        self.credits = max(2, math.ceil(2 * len(cluster.heter) / max(1, cluster.num_workers)))
+        self.owner = Owner(cluster.worker, cluster.client.incarnation)
+        self._tokens = itertools.count()
+        self._kept: dict[str, tuple[ComputeWorkers, str]] = {}
+        self._lock = threading.Lock()
+        cluster.add_running(self.drop_graphs)  # before the calls of `compute_workers` close
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the compute workers."""
+        return tuple(dict.fromkeys(p.workers.label for p in self.parts if p.workers is not None))
+
+    def begin(self, stages: nn.Module, *, training: bool, threads: int) -> StagePass:
+        """One pass over data; what is left of an earlier one that failed is dropped."""
+        assert isinstance(stages, Stages)
+        self.drop_graphs()
+        return StagePass(self, stages, training=training, threads=threads)
+
+    def next_token(self) -> str:
+        return str(next(self._tokens))
+
+    def note_kept(self, token: str, workers: ComputeWorkers, address: str) -> None:
+        """A compute worker has the graph of this token."""
+        with self._lock:
+            self._kept[token] = (workers, address)
+
+    def forget_kept(self, token: str) -> str | None:
+        """Where the graph is, which is asked for or lost now."""
+        with self._lock:
+            _, address = self._kept.pop(token, (None, None))
+            return address
+
+    def drop_graphs(self) -> None:
+        """Tell compute workers which graphs nobody will ask for, if they can be reached."""
+        with self._lock:
+            kept, self._kept = self._kept, {}
+        by_place: dict[tuple[ComputeWorkers, str], list[str]] = {}
+        for token, place in kept.items():
+            by_place.setdefault(place, []).append(token)
+        for (workers, address), tokens in by_place.items():
+            body = {**self.owner.to_wire(), "tokens": tokens}
+            workers.call_at(address, DROP, body, [], timeout_s=DROP_S)
+
+
+class StagePass:
+    """One pass over data. Threads: each trains its own replica.
+
+    Random numbers: as RemotePass; stages of this process use torch's.
+    """
+
+    def __init__(
+        self, remote: RemoteStages, stages: Stages, *, training: bool, threads: int
+    ) -> None:
+        self._remote, self._stages, self._training = remote, stages, training
+        num_remote = sum(part.workers is not None for part in remote.parts)
+        self._graphs_max = threads * num_remote
+        self._seed: int | None = None
+        if not training:
+            self._seed = number_of(torch.get_rng_state().numpy().tobytes())
+        elif threads > 1:
+            self._seed = int(torch.randint(1 << 62, ()))
+        self._scorer = Scorer(remote.loss, remote.label)
+
+    def train(self, replica: Replica, batch: Batch) -> Scored:
+        """Forward and backward: parameters and the rows of the batch get gradients, buffers their
+        new values.
+        """
+        assert isinstance(replica.model, Stages)
+        scored = self._score(replica.model, batch, replica.number, self._scorer)
+        assert scored.loss is not None
+        scored.loss.backward()  # type: ignore[no-untyped-call]
+        return scored
+
+    def evaluate(self, batches: Iterable[Batch], *, scores: bool) -> Iterator[Scored]:
+        """Forward of each batch, in order, with several in flight. scores: with the loss."""
+        scorer = self._scorer if scores else Scorer(None, None)
+
+        def score(number: int, batch: Batch) -> Scored:
+            with torch.no_grad():
+                return self._score(self._stages, batch, number, scorer)
+
+        return in_order(score, batches, self._remote.credits)
+
+    def _score(self, stages: Stages, batch: Batch, number: int, scorer: Scorer) -> Scored:
+        values: Any = batch
+        *before, last = self._remote.parts
+        for i, part in enumerate(before):
+            values = self._computed(stages, part, values, self._seed_of(number, i))
+        if last.workers is None:
+            values = self._computed(stages, last, values, 0)
+            return scorer(lambda _: stages.returned(values), batch)
+        call = self._call(stages, last, values, self._seed_of(number, len(before)))
+        call.request.labels = self._labels(batch) if scorer.has_loss else None
+        loss, outputs = call_stages(call)
+        return Scored(batch, outputs, loss)
+
+    def _computed(self, stages: Stages, part: Part, values: Any, seed: int) -> Any:
+        if part.workers is None:
+            first = part.names[0]
+            given = values if first == stages.names[0] else stages.carried(first, values)
+            return stages.run(part.names, given)
+        call = self._call(stages, part, values, seed)
+        _, outputs = call_stages(call)
+        return outputs
+
+    def _call(self, stages: Stages, part: Part, values: Any, seed: int) -> StageCall:
+        """What compute workers are asked for a batch."""
+        assert part.workers is not None
+        parameters, buffers = part_state(stages, part.names)
+        learned = list[str]()
+        if isinstance(values, Batch):
+            leaves = leaves_of(values) if self._training else []
+        else:
+            learned = [name for name, t in values.items() if t.requires_grad and self._training]
+            leaves = [values[name] for name in learned]
+        request = StageRequest(
+            model=self._remote.identity.digest,
+            stages=list(part.names),
+            owner=self._remote.owner,
+            token="",
+            graphs_max=self._graphs_max,
+            training=self._training,
+            inputs=values,
+            learned=learned,
+            labels=None,
+            # The buffers change before backward, which may need them as they are now.
+            state=[*parameters.values(), *(buffer.clone() for buffer in buffers.values())],
+            frozen=[i for i, p in enumerate(parameters.values()) if not p.requires_grad],
+            random=torch.get_rng_state() if self._seed is None else None,
+            seed=seed,
+        )
+        learning: list[Tensor] = [
+            p for p in parameters.values() if p.requires_grad and self._training
+        ]
+        of_model = list(buffers.values())
+        return StageCall(self._remote, part.workers, request, leaves, learning, of_model)
+
+    def _labels(self, batch: Batch) -> Batch:
+        """What the loss reads of a batch."""
+        if self._remote.label is None:
+            return Batch(batch.columns, batch.bags)
+        name = self._remote.label
+        return Batch({name: column_of(batch, name, "Trainer(label=)")})
+
+    def _seed_of(self, number: int, part: int) -> int:
+        num_parts = len(self._remote.parts)
+        return 0 if self._seed is None else (self._seed + number * num_parts + part) % (1 << 62)

@@ -1,0 +1,138 @@
+"""Some stages of a model, for one batch, at a compute worker: forward, then backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trireme.errors import NotReady
+from trireme.train.compute.compute_workers import ComputeWorkers
+from trireme.train.compute.model_state import write_buffers
+from trireme.train.compute.stage_messages import (
+    BACKWARD,
+    STAGES,
+    BackwardRequest,
+    StageAnswer,
+    StageRequest,
+)
+
+if TYPE_CHECKING:
+    from trireme.train.compute.remote_stages import RemoteStages
+
+
+class StageCall:
+    """The calls for a batch. The compute worker that has computed forward keeps the graph; if it
+    has gone, or the graph has, another computes both from the same request, with the same bits.
+
+    request: as it is sent. inputs: the tensors of it that return gradients, then `parameters`.
+    buffers: of the model here; forward writes those that have changed.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteStages,
+        workers: ComputeWorkers,
+        request: StageRequest,
+        inputs: list[Tensor],
+        parameters: list[Tensor],
+        buffers: list[Tensor],
+    ) -> None:
+        self._remote, self._workers, self.request = remote, workers, request
+        self.inputs, self.parameters, self._buffers = inputs, parameters, buffers
+        self._answer = StageAnswer()
+
+    def forward(self) -> StageAnswer:
+        request = self.request
+        learns = request.training and bool(self.inputs or self.parameters)
+        if learns and request.labels is None:
+            request.token = self._remote.next_token()
+        answer, address = self._ask(request)
+        if request.token:
+            self._remote.note_kept(request.token, self._workers, address)
+        write_buffers(self._buffers, answer.buffers)
+        if answer.random is not None:
+            torch.set_rng_state(answer.random)
+        # Copies: in memory that torch has aligned, kernels add up in the same order everywhere.
+        answer.outputs = {name: tensor.clone() for name, tensor in answer.outputs.items()}
+        self._answer = answer
+        return answer
+
+    def backward(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of the inputs, then of the parameters. gradients: of the outputs, or of the
+        loss, if it was asked for.
+        """
+        if self.request.labels is not None:
+            return _scaled([*self._answer.inputs, *self._answer.parameters], gradients[0])
+        answer = self._kept_backward(gradients) or self._anew(gradients)
+        return [*answer.inputs, *answer.parameters]
+
+    def _kept_backward(self, gradients: list[Tensor | None]) -> StageAnswer | None:
+        """None: the graph has gone, or its compute worker has."""
+        request = self.request
+        address = self._remote.forget_kept(request.token)
+        if address is None:
+            return None
+        ask = BackwardRequest(
+            model=request.model, owner=request.owner, token=request.token, gradients=gradients
+        )
+        try:
+            with self._remote.identity.explained():
+                reply = self._workers.call_at(address, BACKWARD, *ask.to_wire())
+        except NotReady as error:
+            if "raised" in (error.details or {}):
+                raise
+            return None
+        return None if reply is None else StageAnswer.from_wire(reply.body, reply.arrays)
+
+    def _anew(self, gradients: list[Tensor | None]) -> StageAnswer:
+        self.request.token, self.request.gradients = "", gradients
+        answer, _ = self._ask(self.request)
+        return answer
+
+    def _ask(self, request: StageRequest) -> tuple[StageAnswer, str]:
+        with self._remote.identity.explained():
+            reply, address = self._workers.call(STAGES, *request.to_wire())
+        return StageAnswer.from_wire(reply.body, reply.arrays), address
+
+
+def call_stages(call: StageCall) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """The loss, if the request has labels, and the outputs by name: with gradients in training,
+    unless they are those of the model.
+    """
+    names: list[str] = []
+    results = _Calling.apply(call, names, *call.inputs, *call.parameters)  # type: ignore[no-untyped-call]
+    outputs = dict(zip(names, results[1:], strict=True))
+    return None if call.request.labels is None else results[0], outputs
+
+
+class _Calling(torch.autograd.Function):
+    """inputs, parameters -> loss (nothing, if there is none), outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, call: StageCall, names: list[str], *_: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        answer, ctx.call = call.forward(), call
+        names += answer.outputs
+        loss = torch.empty(0) if answer.loss is None else answer.loss
+        learned = {loss} if answer.loss is not None else set()
+        if call.request.labels is None:
+            learned = {answer.outputs[name] for name in answer.learned}
+        results = (loss, *answer.outputs.values())
+        ctx.mark_non_differentiable(*(result for result in results if result not in learned))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        call: StageCall = ctx.call
+        is_loss = call.request.labels is not None
+        return None, None, *call.backward(list(gradients[:1] if is_loss else gradients[1:]))
+
+
+def _scaled(gradients: list[Tensor | None], factor: Tensor | None) -> list[Tensor | None]:
+    if factor is None or float(factor) == 1.0:
+        return gradients
+    return [None if gradient is None else gradient * factor for gradient in gradients]

@@ -1,0 +1,220 @@
+"""Runs stages of a model on requests. It keeps graphs, which can be computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trireme import _core
+from trireme.data.batch import Batch
+from trireme.errors import BadRequest, NotReady
+from trireme.nn.stages import Boundary, Stages
+from trireme.protocol.wire import need_list
+from trireme.rpc import Handler, Reply, Request
+from trireme.train.compute.compute_messages import leaves_of
+from trireme.train.compute.kept_graphs import Graph, KeptGraphs
+from trireme.train.compute.model_runner import Method, set_random
+from trireme.train.compute.model_state import changed
+from trireme.train.compute.stage_messages import (
+    BACKWARD,
+    DROP,
+    STAGES,
+    TOKENS_MAX,
+    BackwardRequest,
+    Owner,
+    StageAnswer,
+    StageRequest,
+    stage_host_tensors,
+)
+from trireme.train.loop.scoring import Loss, Scored, Scorer
+
+
+class StageRunner:
+    """The stages of a compute worker, all on its device.
+
+    A request's weights and buffers are used in place of the model's own, so that the graph of a
+    batch is not disturbed by the next one.
+
+    Threads: one.
+    """
+
+    num_threads = 1
+
+    def __init__(
+        self,
+        stages: Stages,
+        loss: Loss,
+        label: str | None,
+        device: torch.device,
+        pool: _core.Pool,
+        graphs: KeptGraphs,
+    ) -> None:
+        self.graphs = graphs
+        self.model, self.loss, self.label = stages, loss, label
+        self._part = _Part(stages)
+        self._with_loss, self._without = Scorer(loss, label), Scorer(None, None)
+        self._device, self._pool = device, pool
+
+    def methods(self) -> dict[str, Method]:
+        def stages(body: Mapping[str, Any], tensors: Sequence[Tensor]) -> Any:
+            return self.run(StageRequest.from_wire(body, tensors)).to_wire()
+
+        def gradients(body: Mapping[str, Any], tensors: Sequence[Tensor]) -> Any:
+            return self.backward(BackwardRequest.from_wire(body, tensors)).to_wire()
+
+        return {
+            STAGES: Method(stage_host_tensors, stages),
+            BACKWARD: Method(lambda _: set(), gradients),
+        }
+
+    def handlers(self) -> dict[str, Handler]:
+        return {DROP: self._on_drop}
+
+    def _on_drop(self, request: Request) -> Reply:
+        owner = Owner.from_wire(request.body)
+        self.graphs.meet(owner)
+        self.graphs.drop(owner, need_list(request.body, "tokens", str, TOKENS_MAX))
+        return Reply()
+
+    def run(self, request: StageRequest) -> StageAnswer:
+        """Raises BadRequest: another model's state; what the stages or the loss raise."""
+        names = request.stages
+        check_stages(self.model, names)
+        set_random(request.random, request.seed, self._device)
+        state = self._state(request)
+        _, buffers = part_state(self.model, names)
+        before = [state[f"stages.{name}"].clone() for name in buffers]
+        values, leaves = self._inputs(request)
+        learned = [tensor for tensor in state.values() if tensor.requires_grad]
+        self.model.train(request.training)
+        with torch.set_grad_enabled(request.training):
+            outputs = torch.func.functional_call(self._part, state, (names, values))
+            answer, roots = self._answer(request, outputs)
+        graph = Graph(roots, leaves, learned)
+        if request.training and request.labels is not None:
+            ones = [torch.ones_like(root) for root in roots]
+            answer.inputs, answer.parameters = backward(graph, ones)
+        elif request.gradients is not None:
+            answer.inputs, answer.parameters = backward(graph, request.gradients)
+        elif request.training and request.token:
+            self.graphs.keep(request.owner, request.token, graph, request.graphs_max)
+        after = [state[f"stages.{name}"] for name in buffers]
+        answer.buffers = changed(after, before)
+        if request.random is not None:
+            answer.random = torch.get_rng_state()
+        return answer
+
+    def backward(self, request: BackwardRequest) -> StageAnswer:
+        """Raises NotReady: the graph is not here any more."""
+        self.graphs.meet(request.owner)
+        graph = self.graphs.take(request.owner, request.token)
+        if graph is None:
+            raise NotReady(f"compute worker: expected the graph {request.token!r}, found none")
+        inputs, parameters = backward(graph, request.gradients)
+        return StageAnswer(inputs=inputs, parameters=parameters)
+
+    def _state(self, request: StageRequest) -> dict[str, Tensor]:
+        """Parameters and buffers of the stages, as the part calls them."""
+        parameters, buffers = part_state(self.model, request.stages)
+        own = {**parameters, **buffers}
+        if [t.shape for t in own.values()] != [t.shape for t in request.state]:
+            raise BadRequest(
+                f"compute workers: expected the state of stages {', '.join(request.stages)} of"
+                f" {len(own)} tensors, found another of {len(request.state)}"
+            )
+        # Copies: in memory that torch has aligned, kernels add up in the same order everywhere.
+        state = {
+            f"stages.{name}": tensor.to(self._device, copy=True)
+            for name, tensor in zip(own, request.state, strict=True)
+        }
+        for i, name in enumerate(parameters):
+            learns = request.training and i not in request.frozen
+            state[f"stages.{name}"].requires_grad_(learns)
+        return state
+
+    def _inputs(self, request: StageRequest) -> tuple[Any, list[Tensor]]:
+        """What the first of the stages gets, and the leaves of it that return gradients."""
+        inputs = request.inputs
+        if isinstance(inputs, Batch):
+            inputs.pool = self._pool
+            leaves = leaves_of(inputs) if request.training else []
+        else:
+            name = request.stages[0]
+            before = self.model.before(name)
+            inputs = Boundary(name, before, {n: t.clone() for n, t in inputs.items()})
+            leaves = [inputs[learned] for learned in request.learned if request.training]
+        for leaf in leaves:
+            leaf.requires_grad_()
+        return inputs, leaves
+
+    def _answer(self, request: StageRequest, outputs: Any) -> tuple[StageAnswer, list[Tensor]]:
+        """The answer without gradients, and the tensors that backward begins with."""
+        if request.stages[-1] != self.model.names[-1]:
+            learned = [name for name, tensor in outputs.items() if tensor.requires_grad]
+            return StageAnswer(outputs=dict(outputs), learned=learned), list(outputs.values())
+        scored = self._scored(outputs, request.labels)
+        roots = [] if scored.loss is None else [scored.loss]
+        return StageAnswer(outputs=scored.outputs, loss=scored.loss), roots
+
+    def _scored(self, outputs: Any, labels: Batch | None) -> Scored:
+        if labels is None:
+            return self._without(lambda _: outputs, Batch({}))
+        return self._with_loss(lambda _: outputs, labels)
+
+
+class _Part(nn.Module):
+    """Some of the stages, as a module."""
+
+    def __init__(self, stages: Stages) -> None:
+        super().__init__()
+        self.stages = stages
+
+    def forward(self, names: Sequence[str], values: Any) -> Any:
+        return self.stages.run(names, values)
+
+
+def part_state(
+    stages: Stages, names: Sequence[str]
+) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
+    """The weights and the buffers of some stages by name; not copied."""
+    parts = [(f"stage_{name}.", stages[name]) for name in names]
+    return (
+        {prefix + n: p for prefix, stage in parts for n, p in stage.named_parameters()},
+        {prefix + n: b for prefix, stage in parts for n, b in stage.named_buffers()},
+    )
+
+
+def check_stages(stages: Stages, names: Sequence[str]) -> None:
+    """Raises BadRequest: they are not stages that follow one another."""
+    first = stages.names.index(names[0]) if names and names[0] in stages.names else -1
+    if first < 0 or stages.names[first : first + len(names)] != tuple(names):
+        raise BadRequest(
+            f"compute workers: expected some of the stages {', '.join(stages.names)} in order,"
+            f" found {', '.join(names)}"
+        )
+
+
+def backward(
+    graph: Graph, gradients: Sequence[Tensor | None]
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """The gradients of the graph's inputs and parameters. gradients: of its outputs."""
+    if len(gradients) != len(graph.outputs):
+        raise BadRequest(
+            f"compute workers: expected gradients of {len(graph.outputs)} outputs, found"
+            f" {len(gradients)}"
+        )
+    with_gradient = [
+        (output, gradient)
+        for output, gradient in zip(graph.outputs, gradients, strict=True)
+        if gradient is not None and output.requires_grad
+    ]
+    leaves = [*graph.inputs, *graph.parameters]
+    of_leaves: Sequence[Tensor | None] = [None] * len(leaves)
+    if with_gradient and leaves:
+        roots, of_roots = zip(*with_gradient, strict=True)
+        of_leaves = torch.autograd.grad(roots, leaves, of_roots, allow_unused=True)
+    num_inputs = len(graph.inputs)
+    return list(of_leaves[:num_inputs]), list(of_leaves[num_inputs:])
