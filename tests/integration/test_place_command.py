@@ -66,6 +66,7 @@ def test_types_are_measured_one_by_one_and_solved_elsewhere(
     assert (measured["type"], measured["device"], measured["cores"]) == ("gpu", "gpu", 1)
     assert (measured["examples"], measured["num_first"]) == (64.0, 1)
     assert measured["batches"] >= 64
+    assert measured["seconds_per_byte"] > 0
     read, model = measured["stages"]
     assert all(seconds > 0 for stage in (read, model) for seconds in stage["seconds"].values())
     # Columns and label, ids, positions of 128 bags, and 64 rows there and back.
