@@ -66,6 +66,7 @@ def test_types_are_measured_one_by_one_and_solved_elsewhere(
     assert (measured["type"], measured["device"], measured["cores"]) == ("gpu", "gpu", 1)
     assert (measured["examples"], measured["num_first"]) == (64.0, 1)
     assert measured["batches"] >= 64
+    assert measured["seconds_per_byte"] > 0
     read, model = measured["stages"]
     assert all(seconds > 0 for stage in (read, model) for seconds in stage["seconds"].values())
     # Columns and label, ids, positions of 128 bags, and 64 rows there and back.
@@ -103,7 +104,8 @@ def test_each_stage_of_a_model_is_measured(programs: Template, tmp_path: Path) -
     assert measured["num_first"] == 2  # "cpu" has a table
     _, wide, tower = measured["stages"]
     assert all(seconds > 0 for stage in (wide, tower) for seconds in stage["seconds"].values())
-    assert tower["bytes_before"] == 2 * 8 * 4 + 3 * 4  # bags there and back, dense values there
+    # Bags there and back, dense values and the label there.
+    assert tower["bytes_before"] == 2 * 8 * 4 + 3 * 4 + 4
     assert wide["bytes_sent_to"] == 0
     assert tower["bytes_sent_to"] == 2 * 12 * 4 / 64
     options = ["--throughput", "1e9", "--from", "cpu.json,gpu.json"]

@@ -56,6 +56,7 @@ def test_a_plan_says_who_computes_what_and_how_to_start_it() -> None:
         "us per example     cpu     gpu  bytes before  bytes to it",
         "  read          10.000  10.000           100            0",
         "  model         11.000   1.000           200           30",
+        "  ns per byte    1.000   1.000",
         "",
         "1,000,000 examples/s take",
         "group  type  computes  workers  us per example  examples/s  per hour",
@@ -111,6 +112,20 @@ def test_a_plan_says_what_the_stages_of_the_script_become(
         staged("gpu", *(50 * us for us in gpu)),
     ]
     assert f"  {words}" in plan(types, *measurements, throughput=1e6)
+
+
+def test_a_plan_says_what_workers_pass_on_between_other_groups() -> None:
+    types = [CPU, replace(GPU, reads=False)]
+    slow = [staged("cpu", 50, 450, 50), staged("gpu", 450, 50, 450)]
+    # 60.34 us: stages, 100 bytes at 1 ns, 100 + 2 * 10 bytes at 2 ns; then 200 more at 2 ns.
+    note = (
+        "not counted: group 1 passes on 200 bytes per example between the others; with these it"
+        " makes 1,004,281 examples/s"
+    )
+    lines = plan(types, *slow, throughput=1e6)
+    assert note in lines
+    assert any(line.startswith("  1    cpu   read, cpu       61 ") for line in lines)
+    assert not any("not counted" in line for line in plan([CPU], measured(), throughput=1e6))
 
 
 def test_limits_that_are_too_low_are_named_with_what_they_allow() -> None:

@@ -157,6 +157,8 @@ class StageMeasuring:
             check_boundary(name, outputs[-1])
             values = _boundary(outputs[-1])
             self._bytes[_following(self._stages, name)].append(self._per_example(values))
+        if inner:
+            self._bytes[last][-1] += self._bytes_of_labels(batch) / self._examples
         with self._measured(last, "forward"):
             loss = self._score(_Given(self._stages[last], values), batch).loss
         assert loss is not None
@@ -195,6 +197,12 @@ class StageMeasuring:
         """Bytes of a boundary: there all tensors, back the gradients."""
         num_bytes = sum(_num_bytes(t) * (2 if t.requires_grad else 1) for t in values.values())
         return num_bytes / self._examples
+
+    def _bytes_of_labels(self, batch: Batch) -> int:
+        """Of what the loss reads, which is computed with the last stage."""
+        label = self._trainer.label
+        read = batch.columns if label is None else batch[label]
+        return sum(_num_bytes(t) for t in pytree.tree_leaves(read) if isinstance(t, Tensor))
 
     def _bytes_of_weights(self, module: nn.Module) -> int:
         """Of a stage, there and back: weights, buffers and the gradients of weights."""

@@ -59,6 +59,7 @@ def of_plan(
         f"cost {_money(choice.cost)} per hour, expected {_rate(choice.rate)} examples/s;"
         f" the slowest: group {1 + choice.groups.index(choice.slowest)}"
     )
+    yield from _relayed(chain, choice)
     yield ""
     cheaper = solver.fastest(rate, below=choice.cost)
     yield f"next cheaper: {_next(chain, cheaper, 'none: no placement costs less')}"
@@ -87,6 +88,8 @@ def _stages(chain: StageChain, measured: Measurements) -> Iterator[str]:
         lines.append(
             [f"  {name}", *seconds, _bytes(chain.bytes_before[i]), _bytes(chain.bytes_sent_to[i])]
         )
+    each_byte = [_us(1e3 * chain.seconds_per_byte[kind.name]) for kind in chain.types]
+    lines.append(["  ns per byte", *each_byte, "", ""])
     yield from columns(lines)
 
 
@@ -106,6 +109,20 @@ def _groups(chain: StageChain, choice: Choice) -> Iterator[str]:
             ]
         )
     yield from columns(lines, left=3)
+
+
+def _relayed(chain: StageChain, choice: Choice) -> Iterator[str]:
+    """What the workers of the first group also do, which the choice does not count."""
+    first, *others = choice.groups
+    relayed = 2 * sum(chain.bytes_before[group.begin] for group in others[1:])
+    if not relayed:
+        return
+    wire, own = 1 / first.type.network, chain.seconds_per_byte[first.type.name]
+    rate = first.workers / (float(first.seconds) + relayed * (wire + own))
+    yield (
+        f"not counted: group 1 passes on {_bytes(relayed)} bytes per example between the others;"
+        f" with these it makes {_rate(rate)} examples/s"
+    )
 
 
 def _next(chain: StageChain, choice: Choice | None, none: str) -> str:
