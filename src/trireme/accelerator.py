@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest
+from trireme.label import without_number
 
 _GPU = "cuda"
 HOST = torch.device("cpu")
@@ -53,19 +54,21 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def device_of_label(label: str, places: Mapping[str, str]) -> torch.device:
-    """The device that a label, cpu or gpu, stands for in this process.
+    """The device that a label, cpu or gpu, stands for in this process. One with a number, such as
+    gpu_2, stands for that of gpu if nothing else is said of it.
 
     places: label -> what it stands for instead, as TRIREME_DEVICE_GPU says of gpu; other labels
         have to be there.
 
     Raises BadRequest: an unknown label or device, or no such device here.
     """
-    if label not in LABELS and label not in places:
+    kind = label if label in places else without_number(label)
+    if kind not in LABELS and kind not in places:
         raise BadRequest(
             f"device: expected a label of {', '.join(LABELS)}, or TRIREME_DEVICE_{label.upper()} to"
             f" name its device, found {label!r}"
         )
-    name = places.get(label) or {"gpu": _GPU}.get(label, label)
+    name = places.get(kind) or {"gpu": _GPU}.get(kind, kind)
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """Script of every process of a job under test whose model has stages. Takes what to train as JSON.
 
 It prints `read N` when its data gives batch N, and `RESULT {...}` at the end. At a compute worker
-it prints `forward STAGE` and `backward STAGE`, and waits for a line before those that `holds` has.
+it prints `forward STAGE` and `backward STAGE`, and waits for a line after each, if `noted`.
 """
 
 from __future__ import annotations

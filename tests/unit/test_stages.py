@@ -194,11 +194,11 @@ def test_the_label_of_a_stage(name: str, labels: tuple[str, ...], label: str) ->
 
 
 def test_an_unknown_label_is_named(home: Cluster) -> None:
-    with pytest.raises(BadRequest, match=r"label of \('cpu', 'gpu'\), found 'npu'"):
+    with pytest.raises(BadRequest, match=r"label of cpu, gpu, .*TRIREME_DEVICE_NPU .* found 'npu'"):
         tr.Stages(npu=Call(output)).place(home)
 
 
-@pytest.mark.parametrize("name", ["GPU", "gpu_x", "cpu_", "_2", "a.b"])
+@pytest.mark.parametrize("name", ["GPU", "2", "_2", "a.b", "a" * 33])
 def test_a_name_that_is_not_a_label_is_refused(name: str) -> None:
     with pytest.raises(BadRequest, match=f"found {name!r}"):
         tr.Stages(**{name: Call(output)})

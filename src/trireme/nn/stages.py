@@ -11,7 +11,6 @@ difference whether two stages are in one process, and `loss.backward()` trains a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,9 +22,9 @@ from trireme.accelerator import HOST
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
+from trireme.label import is_label, without_number
 from trireme.nn.lookup import specs_of
 
-NAME = re.compile(r"([a-z][a-z0-9]*)(_[0-9]+)?")
 WITH_GRADIENT = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
@@ -50,11 +49,8 @@ class Stages(nn.Module):
         if not stages:
             raise BadRequest("Stages: expected at least one stage, as in cpu=Model(), found none")
         for name, stage in stages.items():
-            if not NAME.fullmatch(name):
-                raise BadRequest(
-                    f"Stages: expected a label, or a label and a number, as in gpu or gpu_2, found"
-                    f" {name!r}"
-                )
+            if not is_label(name):
+                raise BadRequest(f"Stages: expected a label, as in gpu or gpu_2, found {name!r}")
             if not isinstance(stage, nn.Module):
                 raise BadRequest(
                     f"Stages: expected a module as stage {name!r}, found {type(stage).__name__}"
@@ -220,7 +216,7 @@ def stage_label(name: str, cluster: Cluster) -> str:
 
 def label_of(name: str, labels: Sequence[str] = ()) -> str:
     """The label of a stage: its name if that is one of `labels`, else its name without number."""
-    return name if name in labels else name.partition("_")[0]
+    return name if name in labels else without_number(name)
 
 
 def check_boundary(stage: str, values: Any) -> None:

@@ -27,9 +27,9 @@ from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.load import Dense
 from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.checkpointing.savers import Saver, saving
-from trireme.train.compute.remote import remote_of
 from trireme.train.compute.remote_model import CREDITS
 from trireme.train.compute.service import serve_model
+from trireme.train.compute.trainer_remote import remote_of
 from trireme.train.dump import Dump, dumping
 from trireme.train.epochs import Epochs, stop_if_asked
 from trireme.train.leased_streams import StreamBatches, part_among

@@ -35,7 +35,7 @@ DROP_S = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class StageGroup:
     """Stages that follow one another and are computed in one place.
 
     workers: the compute workers of their label; None: this process.
@@ -45,7 +45,7 @@ class Part:
     workers: ComputeWorkers | None
 
 
-def parts_of(stages: Stages, cluster: Cluster) -> list[Part]:
+def stage_groups(stages: Stages, cluster: Cluster) -> list[StageGroup]:
     """Where the stages are computed, in order. Raises BadRequest: a label without compute workers,
     or compute workers without a stage.
     """
@@ -57,7 +57,7 @@ def parts_of(stages: Stages, cluster: Cluster) -> list[Part]:
             f" {', '.join(unused)} among {', '.join(stages.names)}"
         )
     grouped = itertools.groupby(stages.names, lambda name: workers.get(labels[name]))
-    return [Part(tuple(names), where) for where, names in grouped]
+    return [StageGroup(tuple(names), where) for where, names in grouped]
 
 
 class RemoteStages:
@@ -70,7 +70,7 @@ class RemoteStages:
     """
 
     def __init__(self, cluster: Cluster, stages: Stages, loss: Loss, label: str | None) -> None:
-        self.parts = parts_of(stages, cluster)
+        self.groups = stage_groups(stages, cluster)
         self.identity = ModelIdentity(stages, loss, label)
         self.loss, self.label = loss, label
         self.credits = max(2, math.ceil(2 * len(cluster.heter) / max(1, cluster.num_workers)))
@@ -83,7 +83,7 @@ class RemoteStages:
     @property
     def labels(self) -> tuple[str, ...]:
         """Of the compute workers."""
-        return tuple(dict.fromkeys(p.workers.label for p in self.parts if p.workers is not None))
+        return tuple(dict.fromkeys(p.workers.label for p in self.groups if p.workers is not None))
 
     def begin(self, stages: nn.Module, *, training: bool, threads: int) -> StagePass:
         """One pass over data; what is left of an earlier one that failed is dropped."""
@@ -127,7 +127,7 @@ class StagePass:
         self, remote: RemoteStages, stages: Stages, *, training: bool, threads: int
     ) -> None:
         self._remote, self._stages, self._training = remote, stages, training
-        num_remote = sum(part.workers is not None for part in remote.parts)
+        num_remote = sum(group.workers is not None for group in remote.groups)
         self._graphs_max = threads * num_remote
         self._seed: int | None = None
         if not training:
@@ -158,9 +158,9 @@ class StagePass:
 
     def _score(self, stages: Stages, batch: Batch, number: int, scorer: Scorer) -> Scored:
         values: Any = batch
-        *before, last = self._remote.parts
-        for i, part in enumerate(before):
-            values = self._computed(stages, part, values, self._seed_of(number, i))
+        *before, last = self._remote.groups
+        for i, group in enumerate(before):
+            values = self._computed(stages, group, values, self._seed_of(number, i))
         if last.workers is None:
             values = self._computed(stages, last, values, 0)
             return scorer(lambda _: stages.returned(values), batch)
@@ -169,19 +169,19 @@ class StagePass:
         loss, outputs = call_stages(call)
         return Scored(batch, outputs, loss)
 
-    def _computed(self, stages: Stages, part: Part, values: Any, seed: int) -> Any:
-        if part.workers is None:
-            first = part.names[0]
-            given = values if first == stages.names[0] else stages.carried(first, values)
-            return stages.run(part.names, given)
-        call = self._call(stages, part, values, seed)
+    def _computed(self, stages: Stages, group: StageGroup, values: Any, seed: int) -> Any:
+        if group.workers is None:
+            first = group.names[0]
+            inputs = values if first == stages.names[0] else stages.carried(first, values)
+            return stages.run(group.names, inputs)
+        call = self._call(stages, group, values, seed)
         _, outputs = call_stages(call)
         return outputs
 
-    def _call(self, stages: Stages, part: Part, values: Any, seed: int) -> StageCall:
+    def _call(self, stages: Stages, group: StageGroup, values: Any, seed: int) -> StageCall:
         """What compute workers are asked for a batch."""
-        assert part.workers is not None
-        parameters, buffers = part_state(stages, part.names)
+        assert group.workers is not None
+        parameters, buffers = part_state(stages, group.names)
         learned = list[str]()
         if isinstance(values, Batch):
             leaves = leaves_of(values) if self._training else []
@@ -190,7 +190,7 @@ class StagePass:
             leaves = [values[name] for name in learned]
         request = StageRequest(
             model=self._remote.identity.digest,
-            stages=list(part.names),
+            stages=list(group.names),
             owner=self._remote.owner,
             token="",
             graphs_max=self._graphs_max,
@@ -208,7 +208,7 @@ class StagePass:
             p for p in parameters.values() if p.requires_grad and self._training
         ]
         of_model = list(buffers.values())
-        return StageCall(self._remote, part.workers, request, leaves, learning, of_model)
+        return StageCall(self._remote, group.workers, request, leaves, learning, of_model)
 
     def _labels(self, batch: Batch) -> Batch:
         """What the loss reads of a batch."""
@@ -217,6 +217,6 @@ class StagePass:
         name = self._remote.label
         return Batch({name: column_of(batch, name, "Trainer(label=)")})
 
-    def _seed_of(self, number: int, part: int) -> int:
-        num_parts = len(self._remote.parts)
-        return 0 if self._seed is None else (self._seed + number * num_parts + part) % (1 << 62)
+    def _seed_of(self, number: int, group: int) -> int:
+        num_groups = len(self._remote.groups)
+        return 0 if self._seed is None else (self._seed + number * num_groups + group) % (1 << 62)

@@ -54,7 +54,7 @@ class StageRunner:
     ) -> None:
         self.graphs = graphs
         self.model, self.loss, self.label = stages, loss, label
-        self._part = _Part(stages)
+        self._by_name = _StagesByName(stages)
         self._with_loss, self._without = Scorer(loss, label), Scorer(None, None)
         self._device, self._pool = device, pool
 
@@ -91,7 +91,7 @@ class StageRunner:
         learned = [tensor for tensor in state.values() if tensor.requires_grad]
         self.model.train(request.training)
         with torch.set_grad_enabled(request.training):
-            outputs = torch.func.functional_call(self._part, state, (names, values))
+            outputs = torch.func.functional_call(self._by_name, state, (names, values))
             answer, roots = self._answer(request, outputs)
         graph = Graph(roots, leaves, learned)
         if request.training and request.labels is not None:
@@ -165,7 +165,7 @@ class StageRunner:
         return self._with_loss(lambda _: outputs, labels)
 
 
-class _Part(nn.Module):
+class _StagesByName(nn.Module):
     """Some of the stages, as a module."""
 
     def __init__(self, stages: Stages) -> None:
