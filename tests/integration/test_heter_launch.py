@@ -175,7 +175,7 @@ def test_each_machine_starts_its_own_compute_workers(launcher: Launcher) -> None
         ),
         ((*ONE, "--heter_worker_num=2", "--heter_devices=gpu;npu"), "the 1 kinds"),
         ((*ONE, "--heter_worker_num=1;0", "--heter_devices=gpu;npu"), "at least 1, found 1;0"),
-        ((*ONE, "--heter_worker_num=two"), "argument --heter_worker_num: invalid"),
+        ((*ONE, "--heter_worker_num=two"), "numbers such as 2 or 2;1, found 'two'"),
         ((*JOB, "--heter_devices=GPU"), "lower-case letters, digits and _, found 'GPU'"),
         ((*JOB, "--heter_workers=127.0.0.1:1,127.0.0.1:2"), "--heter_workers, 2, found 1"),
         ((*ONE, "--heter_workers=127.0.0.1:1,127.0.0.1:1"), "different addresses in --heter_work"),

@@ -9,7 +9,7 @@ from trireme.launch.local_job import launch
 from trireme.launch.machines import START_PORT
 from trireme.launch.placement import LaunchConfig
 
-SUMMARY = "start servers and workers"
+SUMMARY = "start the servers, workers and compute workers of a job"
 EXAMPLES = (
     """
 examples:
@@ -285,4 +285,6 @@ def _address_lists(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
+    if not all(part.isdecimal() for part in _kinds(text)):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 2 or 2;1, found {text!r}")
     return tuple(int(part) for part in _kinds(text))

@@ -60,13 +60,13 @@ class ModelRunner:
         threads: int = 1,
     ) -> None:
         self.model, self.loss, self.label, self.num_threads = model, loss, label, threads
-        self._idle: queue.SimpleQueue[_Replica] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[_ModelCopy] = queue.SimpleQueue()
         if threads > 1:
             torch.seed()  # another sequence than that of every other compute worker
         scorers = Scorer(loss, label), Scorer(None, None)
         for number in range(threads):
             own = copy.deepcopy(model, _shared(model)) if number else model
-            self._idle.put(_Replica(own, scorers, device, pool, seeds=threads == 1))
+            self._idle.put(_ModelCopy(own, scorers, device, pool, seeds=threads == 1))
 
     def methods(self) -> dict[str, Method]:
         return {METHOD: Method(host_tensors, self._answer)}
@@ -84,11 +84,11 @@ class ModelRunner:
         """Forward, and backward in training. Raises NotReady: the request names a state that the
         model does not have; what the model, the loss or the scorer raises.
         """
-        replica = self._idle.get()  # there is one for each thread
+        own = self._idle.get()  # there is one for each thread
         try:
-            return replica.run(request)
+            return own.run(request)
         finally:
-            self._idle.put(replica)
+            self._idle.put(own)
 
 
 def _shared(model: nn.Module) -> dict[int, Any]:
@@ -97,7 +97,7 @@ def _shared(model: nn.Module) -> dict[int, Any]:
     return {id(table): table for table in tables}
 
 
-class _Replica:
+class _ModelCopy:
     """The model, or a copy of it, for one request at a time.
 
     scorers: with the loss, and without. seeds: whether requests set torch's random numbers.
