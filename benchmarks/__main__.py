@@ -30,6 +30,7 @@ BENCHES = {
     "collective": ("benchmarks.macro.collective", "CTR-DNN without servers, beside torchrec"),
     "pass": ("benchmarks.macro.device_pass", "data in memory, in passes on a device"),
     "startup": ("benchmarks.macro.startup", "seconds to the first batch, beside torch's import"),
+    "heter": ("benchmarks.macro.heter", "compute workers beside a worker that computes itself"),
     "service": ("benchmarks.macro.service", "the parameter service alone: examples/s"),
     "fleet": ("benchmarks.macro.fleet_rows", "Fleet's rules beside Paddle's: distance of rows"),
     "zoo": ("benchmarks.macro.zoo", "each model, beside itself with torch's embeddings: scores"),

@@ -82,11 +82,13 @@ def cpu_s() -> dict[str, float]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
+            environment = path.with_name("environ").read_text()
         except OSError:
             continue  # it has ended meanwhile
         if int(fields[1]) == os.getppid() and path.parent.name != str(os.getpid()):
             ticks = int(fields[11]) + int(fields[12])
-            name = f"server_{len(seconds) - 1}"
+            stated = dict(line.partition("=")[::2] for line in environment.split("\0"))
+            name = f"{stated.get('TRIREME_ROLE')}_{stated.get('TRIREME_INDEX')}"
             seconds[name] = ticks / os.sysconf("SC_CLK_TCK")
     return seconds
 

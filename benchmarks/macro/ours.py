@@ -23,6 +23,7 @@ def run_job(
     *,
     is_embedded: bool,
     num_ranks: int = 0,
+    num_compute: int = 0,
     strategy: str = "async",
     rule: str = "adam",
     net: str,
@@ -44,7 +45,8 @@ def run_job(
     """Train over the warm-up files, then over the timed ones, in processes of their own.
 
     ends: network ends of the server and of the worker, if they are apart. num_ranks: workers of a
-    job without servers, instead of one server and one worker. strategy, rule, in_memory, in_pass:
+    job without servers, instead of one server and one worker. num_compute: compute workers, on the
+    CPU. strategy, rule, in_memory, in_pass:
     see job.py.
     """
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
@@ -72,6 +74,8 @@ def run_job(
                 _run_apart(launch, wrapped, Path(folder), ends)
                 return _result(out)
             place = ["--server_num", "0" if num_ranks else "1", "--worker_num", f"{num_ranks or 1}"]
+            if num_compute:
+                place += ["--heter_worker_num", str(num_compute), "--heter_devices", "cpu"]
             place += ["--log_dir", folder]
             command = [*launch, *place, *wrapped]
         run_process([sys.executable, *command], timeout_s=_TIMEOUT_S, env=environment())

@@ -97,8 +97,9 @@ class Chaos:
         if self._is_ending:
             return
         if event.kind in KILLS:
-            places = self._job.workers if event.kind == "kill worker" else self._job.servers
-            self._aim(places[event.target], event, time.monotonic() + AIM_S)
+            places = {"kill worker": self._job.workers, "kill compute": self._job.compute}
+            place = places.get(event.kind, self._job.servers)[event.target]
+            self._aim(place, event, time.monotonic() + AIM_S)
         elif event.kind in STOPS:
             places = self._job.workers if event.kind == "stop worker" else self._job.servers
             self._stop(places[event.target], event)

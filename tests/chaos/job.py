@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.chaos import script
 from tests.chaos.plan import Plan
 from tests.chaos.script import Options
+from tests.ports import free_ports
 from tests.programs import Program, Template
 from tests.proxy import Faults, Proxy
 from trireme.commands import cli
@@ -100,6 +101,11 @@ class Job:
         self.workers = [
             Place(f"worker {index}", self._worker(index)) for index in range(plan.num_workers)
         ]
+        self.compute = [
+            Place(f"heter {index}", self._compute_worker(index))
+            for index in range(plan.num_compute)
+        ]
+        self._compute_addresses: list[str] = []
 
     def __enter__(self) -> Job:
         with ExitStack() as stack:
@@ -118,8 +124,13 @@ class Job:
                     for number, address in enumerate(self.addresses)
                 ]
                 self.calm(True)
-            for worker in self.workers:
-                worker.launch()
+            if self.compute:
+                first = free_ports(("127.0.0.1",), len(self.compute))
+                self._compute_addresses = [
+                    f"127.0.0.1:{first + i}" for i in range(len(self.compute))
+                ]
+            for place in (*self.compute, *self.workers):
+                place.launch()
             self._exit = stack.pop_all()
         return self
 
@@ -128,20 +139,26 @@ class Job:
 
     @property
     def places(self) -> list[Place]:
-        return [*self.servers, *self.workers]
+        return [*self.servers, *self.workers, *self.compute]
 
     def calm(self, is_calm: bool) -> None:
         for proxy in self.proxies:
             proxy.is_calm = is_calm
 
     def progress(self) -> float:
-        """The share of all batches that workers have come to."""
+        """The share of all batches that workers have come to; compute workers, some of them again."""
+        total = sum(self.plan.lengths) * self.plan.num_epochs
+        if self.compute:
+            steps = sum(
+                len(re.findall(r"^step ", one.output, re.MULTILINE)) for one in self.compute
+            )
+            return min(steps / total, 1.0)
         done = 0
         for worker, length in zip(self.workers, self.plan.lengths, strict=True):
             steps = re.findall(r"^step (\d+)$", worker.output, re.MULTILINE)
             before = self._options.first_epoch * length
             done += max(max(map(int, steps), default=0) - before, 0)
-        return done / (sum(self.plan.lengths) * self.plan.num_epochs)
+        return done / total
 
     def state_dir(self, server: int) -> Path:
         return self.disk(server) / "state"
@@ -185,6 +202,8 @@ class Job:
 
     def _make_keys(self) -> None:
         arguments = ["keys", str(self.folder / "keys"), "--worker_num", str(self.plan.num_workers)]
+        if self.plan.num_compute:
+            arguments += ["--heter_worker_num", str(self.plan.num_compute)]
         with contextlib.redirect_stdout(io.StringIO()) as output:
             code = cli.main(arguments)
         if code != 0:
@@ -225,19 +244,33 @@ class Job:
 
     def _worker(self, index: int) -> Callable[[], Program]:
         def start() -> Program:
-            servers = [proxy.endpoint for proxy in self.proxies] or self.addresses
-            program = self._world.programs.start(
-                f"worker {index}",
-                [SCRIPT, self._options.to_json()],
-                {
-                    **self._environment(f"worker.{index}", len(self.servers) + index),
-                    "TRIREME_ROLE": "worker",
-                    "TRIREME_SERVERS": ",".join(servers),
-                    "TRIREME_INDEX": str(index),
-                    "TRIREME_NUM_WORKERS": str(self.plan.num_workers),
-                },
-                namespace=self._world.namespace,
-            )
-            return self._exit.enter_context(program)
+            return self._start_script("worker", index, len(self.servers) + index)
 
         return start
+
+    def _compute_worker(self, index: int) -> Callable[[], Program]:
+        def start() -> Program:
+            slot = len(self.servers) + len(self.workers) + index
+            return self._start_script("heter", index, slot)
+
+        return start
+
+    def _start_script(self, role: str, index: int, slot: int) -> Program:
+        servers = [proxy.endpoint for proxy in self.proxies] or self.addresses
+        env = {
+            **self._environment(f"{role}.{index}", slot),
+            "TRIREME_ROLE": role,
+            "TRIREME_SERVERS": ",".join(servers),
+            "TRIREME_INDEX": str(index),
+            "TRIREME_NUM_WORKERS": str(self.plan.num_workers),
+        }
+        if self.compute:
+            env["TRIREME_HETER"] = ",".join(f"gpu={a}" for a in self._compute_addresses)
+            env["TRIREME_DEVICE_GPU"] = "cpu"
+        program = self._world.programs.start(
+            f"{role} {index}",
+            [SCRIPT, self._options.to_json()],
+            env,
+            namespace=self._world.namespace,
+        )
+        return self._exit.enter_context(program)

@@ -13,10 +13,10 @@ from typing import Any
 
 MODES = ("sync", "async", "bounded", "geo", "hybrid")
 NETWORKS = ("direct", "proxy", "namespaces")
-KILLS = ("kill server", "kill coordinator", "kill worker")
+KILLS = ("kill server", "kill coordinator", "kill worker", "kill compute")
 STOPS = ("stop server", "stop worker")
-TIER_SHARE = 0.4
-"""Of the rounds, with rows on SSD."""
+TIER_SHARE, HETER_SHARE = 0.4, 0.3
+"""Of the rounds, with rows on SSD, and with compute workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Event:
         after_s: how much later it happens.
         kind: of KILLS, STOPS, or "network", "partition", "disk", "ssd", "clock"; the disk of the
             server's state, or of its rows, is full.
-        target: index of the server or worker.
+        target: index of the server, worker or compute worker.
         seconds: until the process is restarted, continues, or the network is well again; of
             "clock" by how much the clock jumps.
         again: how often the process is killed once more before it serves.
@@ -118,6 +118,7 @@ class Plan:
         every_steps: of the checkpoints written meanwhile; 0: none.
         before: mode of a job in peace whose checkpoint this one goes on from, with deltas on top of
             it; empty: there was none.
+        num_compute: compute workers, which run the model for the workers.
         tier: None: all rows are in memory. Tables are larger if not, several times the memory.
         events: in the order of their times.
     """
@@ -137,6 +138,7 @@ class Plan:
     pause_per_batch_s: float
     tier: Tier | None
     events: tuple[Event, ...]
+    num_compute: int = 0
 
     @property
     def num_workers(self) -> int:
@@ -153,9 +155,10 @@ class Plan:
         keys = ", keys" if self.has_keys else ""
         before = f"{self.before}, then " if self.before else ""
         tier = "" if self.tier is None else f", {self.tier}"
+        heter = f", {self.num_compute} compute workers" if self.num_compute else ""
         return (
             f"{before}{self.mode}, {self.num_servers} servers, {self.num_workers} workers,"
-            f" {self.durability}, {self.network}{keys}{tier}: "
+            f" {self.durability}, {self.network}{keys}{heter}{tier}: "
             + ", ".join(f"{event} at {event.at:.0%}" for event in self.events)
         )
 
@@ -164,9 +167,9 @@ class Plan:
         return replace(self.undisturbed(), mode=self.before, before="", num_servers=1, num_epochs=1)
 
     def undisturbed(self) -> Plan:
-        """The same job in quiet, with its rows in memory."""
+        """The same job in quiet, with its rows in memory, whose workers run the model."""
         calm = replace(self, network="direct", has_keys=False, durability="none", events=())
-        return replace(calm, pause_per_batch_s=0.0, tier=None)
+        return replace(calm, pause_per_batch_s=0.0, tier=None, num_compute=0)
 
 
 def draw(
@@ -176,9 +179,10 @@ def draw(
     mode: str | None = None,
     network: str | None = None,
     has_tier: bool = False,
+    num_compute: int = 0,
 ) -> Plan:
     """The plan of this seed. `mode` and `network` put one in the place of the one that is drawn;
-    has_tier: with rows on SSD in any case.
+    has_tier: with rows on SSD in any case; num_compute: with so many compute workers in any case.
     """
     random = Random(f"chaos {seed}")
     drawn_mode, drawn_network = random.choice(MODES), random.choice(NETWORKS)
@@ -208,8 +212,17 @@ def draw(
     others = Random(f"tier {seed}")
     if others.random() < TIER_SHARE or has_tier:
         plan = replace(plan, tier=_tier(others), every_steps=3 * plan.every_steps)
-    events = sorted(_events(plan, scale, random), key=lambda event: event.at)
-    return replace(plan, events=tuple(events))
+    others = Random(f"heter {seed}")
+    drawn_num = others.randint(1, scale.num_processes_max) if others.random() < HETER_SHARE else 0
+    plan = replace(plan, num_compute=num_compute or drawn_num)
+    events = [*_events(plan, scale, random), *_kills_of_compute_workers(plan, scale, others)]
+    return replace(plan, events=tuple(sorted(events, key=lambda event: event.at)))
+
+
+def _kills_of_compute_workers(plan: Plan, scale: Scale, random: Random) -> Iterator[Event]:
+    for _ in range(random.randint(*scale.num_kills) if plan.num_compute else 0):
+        again = 1 if random.random() < 0.25 else 0
+        yield _event(plan, random, "kill compute", random.uniform(0, scale.pause_s), again)
 
 
 def _tier(random: Random) -> Tier:
@@ -269,7 +282,8 @@ def _aimed(plan: Plan, random: Random, kind: str) -> dict[str, Any]:
 
 def _event(plan: Plan, random: Random, kind: str, seconds: float = 0.0, again: int = 0) -> Event:
     is_worker = kind in ("kill worker", "stop worker")
-    target = random.randrange(plan.num_workers if is_worker else plan.num_servers)
+    num = plan.num_workers if is_worker else plan.num_servers
+    target = random.randrange(plan.num_compute if kind == "kill compute" else num)
     if kind == "kill server":  # the first one is the coordinator
         target = random.randrange(1, plan.num_servers)
     elif kind == "kill coordinator":

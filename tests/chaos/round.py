@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import signal
 import threading
 import time
 from collections import Counter
@@ -186,6 +187,7 @@ class _Run:
             if all(done) or self._servers_are_done():
                 break
             self._look_after_workers()
+            self._look_after_compute_workers()
             self._look_after_servers()
             if self._is_fatal and self._workers_have_ended():
                 self._outcome.has_failed = True
@@ -200,10 +202,16 @@ class _Run:
         self._look_for_failures()
 
     def _wait_for_ends(self) -> None:
-        """All processes end by themselves, with code 0, and all workers are done."""
+        """All processes end by themselves, with code 0, and all workers are done. A compute worker
+        that was killed may come too late to hear of the end.
+        """
         places = self._job.places
+        late = [one for one in self._job.compute if one.is_down or len(one.programs) > 1]
         while not self._outcome.problem:
             self._chaos.advance(1.0)
+            if all(_has_ended(place) for place in places if place not in late):
+                for one in late:
+                    one.signal(signal.SIGTERM)
             running = [place for place in places if not _has_ended(place)]
             if not running:
                 break
@@ -211,7 +219,8 @@ class _Run:
         for place in places:
             if self._outcome.problem:
                 return
-            if code := self._code(place):
+            code = self._code(place)
+            if code and not (place in late and code == -signal.SIGTERM):
                 self._problem(f"{place.name} ended with {code}: {_last_line(place)}")
         for worker in self._job.workers:
             if not _is_done(worker):
@@ -260,6 +269,13 @@ class _Run:
                 worker.launch()
             else:
                 self._problem(f"{worker.name} ended with {code}: {line}")
+
+    def _look_after_compute_workers(self) -> None:
+        """None ends before the workers."""
+        are_done = all(_is_done(worker) for worker in self._job.workers)
+        for one in self._job.compute:
+            if _has_ended(one) and not are_done and not self._is_fatal:
+                self._problem(f"{one.name} ended with {self._code(one)}: {_last_line(one)}")
 
     def _look_after_servers(self) -> None:
         """Start those again that found their disk full, once there is room."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -10,23 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from tests.jobs import Job
-from tests.programs import Program, Template
+from tests.programs import Program, Template, clean_environment
 
 SCRIPT = str(Path(__file__).with_name("heter_script.py"))
+ROOT = str(Path(__file__).parents[2])  # of `tests`, for scripts that import from it
 
 
 class HeterJob:
     """A job whose processes the test starts, kills and starts again.
 
-    with HeterJob(programs, num_workers=2, num_compute=1, options={...}) as job:
+    with HeterJob(programs, {"strategy": {"mode": "sync"}}, num_workers=2) as job:
         results = job.finish()
+
+    options: of heter_script.py, and those of the compute workers if they differ. script: another,
+    with its arguments.
     """
 
     def __init__(
         self,
         programs: Template,
-        options: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
         *,
+        script: Sequence[str] = (),
         num_workers: int = 1,
         num_compute: int = 1,
         servers: Sequence[str] = (),
@@ -34,8 +40,11 @@ class HeterJob:
         label: str = "cpu",
         compute_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._programs, self._options = programs, dict(options)
-        self._compute_options = self._options if compute_options is None else dict(compute_options)
+        self._programs = programs
+        self._script = [*script] or [SCRIPT, json.dumps(options)]
+        self._compute_script = self._script
+        if compute_options is not None:
+            self._compute_script = [SCRIPT, json.dumps(compute_options)]
         self.num_workers, self.num_compute = num_workers, num_compute
         self._servers, self._timeout_s, self._label = list(servers), timeout_s, label
         self._exit = ExitStack()
@@ -62,19 +71,19 @@ class HeterJob:
         """Start compute worker `index`, again after it has ended."""
         return self._start(
             f"heter {index}",
-            self._compute_options,
+            self._compute_script,
             {"TRIREME_ROLE": "heter", "TRIREME_INDEX": str(index)},
             self._listeners[index],
         )
 
     def start_worker(self, index: int) -> Program:
         env = {"TRIREME_ROLE": "worker", "TRIREME_INDEX": str(index)}
-        return self._start(f"worker {index}", self._options, env)
+        return self._start(f"worker {index}", self._script, env)
 
     def _start(
         self,
         name: str,
-        options: Mapping[str, Any],
+        arguments: Sequence[str],
         env: Mapping[str, str],
         listener: socket.socket | None = None,
     ) -> Program:
@@ -83,11 +92,11 @@ class HeterJob:
             "TRIREME_SERVERS": ",".join(self._servers),
             "TRIREME_TIMEOUT_S": f"{self._timeout_s:g}",
             "TRIREME_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([ROOT, clean_environment()["PYTHONPATH"]]),
             **env,
         }
         if self.num_compute:
             env["TRIREME_HETER"] = ",".join(f"{self._label}={a}" for a in self.addresses)
-        arguments = [SCRIPT, json.dumps(options)]
         program = self._programs.start(name, arguments, env, listener=listener)
         return self._exit.enter_context(program)
 

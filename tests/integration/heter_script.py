@@ -127,7 +127,9 @@ def main() -> None:
         progress=False,
     )
     print("TRAINER", trainer.threads, flush=True)
-    checkpoints = tr.Checkpoints(OPTIONS["checkpoint"]) if OPTIONS["checkpoint"] else None
+    checkpoints = None
+    if OPTIONS["checkpoint"]:
+        checkpoints = tr.Checkpoints(OPTIONS["checkpoint"], every_steps=1000)
     trained = trainer.fit(Bags(), epochs=OPTIONS["epochs"], checkpoints=checkpoints)
     figures = trainer.evaluate(Bags())
     keys = np.arange(NUM_KEYS, dtype=np.uint64)

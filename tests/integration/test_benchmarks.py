@@ -32,6 +32,7 @@ REAL_CLAIMS = {
     ("pass", "ctr_b4096"): ("async",),
     ("pass", "begin_pass_rows_per_s"): ("memcpy",),
     ("pass", "end_pass_rows_per_s"): ("memcpy",),
+    ("heter", "level1_1x1"): ("async",),
     ("startup", "alone"): ("import_torch",),
     ("startup", "launch"): ("import_torch",),
     ("service", "sum_dim8"): ("paddle",),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.heter_jobs import HeterJob, alone
+from tests.integration.all_rules_model import assert_same_checkpoints
+from tests.integration.heter_jobs import HeterJob, alone, plain
 from tests.programs import Template
 
+RULES_SCRIPT = str(Path(__file__).with_name("heter_rules_script.py"))
 SYNC: dict[str, Any] = {"strategy": {"mode": "sync"}}
 CASES: dict[str, dict[str, Any]] = {
     "adagrad": SYNC,
@@ -33,3 +36,53 @@ def test_one_worker_with_two_compute_workers_equals_one_process(
     with HeterJob(programs, options, num_workers=1, num_compute=2) as job:
         [result] = job.finish()
     assert result == expected
+
+
+@pytest.mark.parametrize("case", ["dropout", "norm", "clip", "geo"])
+def test_two_uneven_workers_with_one_compute_worker_equal_two_that_compute(
+    case: str, programs: Template
+) -> None:
+    options = {**CASES[case], "lengths": [17, 9]}
+    expected = plain(programs, options, 2)
+    with HeterJob(programs, options, num_workers=2, num_compute=1) as job:
+        results = job.finish()
+    for result, same in zip(results, expected, strict=True):
+        del result["pushes"], same["pushes"]  # of a worker that has ended first
+        assert case == "geo" or result == same
+        assert result["trained"]["examples"] == same["trained"]["examples"]
+        assert result["steps"] == same["steps"]
+
+
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_two_workers_share_two_compute_workers_and_train_on_every_example_once(
+    mode: str, programs: Template
+) -> None:
+    strategy = {"mode": mode, "staleness": 3} if mode == "bounded" else {"mode": mode}
+    options = {"strategy": strategy, "lengths": [120, 80], "dropout": 0.1, "norm": True}
+    with HeterJob(programs, options, num_workers=2, num_compute=2) as job:
+        assert [worker.wait_line(r"TRAINER (\d)")[1] for worker in job.workers] == ["2", "2"]
+        results = job.finish()
+    num_batches = sum(options["lengths"])
+    for result in results:
+        assert result["trained"]["examples"] == sum(
+            8 + n % 3 for length in options["lengths"] for n in range(length)
+        )
+        assert result["figures"]["auc"] > 0.9
+    assert max(result["pushes"][0] for result in results) == num_batches
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize(("num_workers", "num_compute"), [(3, 1), (1, 2)])
+def test_every_rule_has_the_same_rows_and_figures(
+    num_workers: int, num_compute: int, clips: bool, programs: Template, tmp_path: Path
+) -> None:
+    results = []
+    for number in (0, num_compute):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        script = [RULES_SCRIPT, "sync", "clips" if clips else "-", str(folder)]
+        with HeterJob(programs, script=script, num_workers=num_workers, num_compute=number) as job:
+            results.append(job.finish())
+    assert results[0] == results[1]
+    for name in ("after 2", "after 3"):
+        assert_same_checkpoints(tmp_path / "0" / name, tmp_path / str(num_compute) / name)

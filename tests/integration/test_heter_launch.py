@@ -198,3 +198,18 @@ def test_launch_refuses_the_port_of_a_compute_worker_that_is_in_use(tmp_path: Pa
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         error = refused(tmp_path, *ONE, "--heter_workers", address, CONTROLLED_SCRIPT)
     assert f"expected to listen on {address}" in error
+
+
+@pytest.mark.parametrize("ending", ["stays", "fails"])
+def test_a_compute_worker_that_comes_too_late_to_hear_of_the_end_does_not_fail_the_job(
+    launcher: Launcher, ending: str
+) -> None:
+    launcher.start(*JOB, num=3)
+    for name in ("worker 0", "server 0"):
+        launcher.peers[name].end()
+    if ending == "fails":
+        launcher.peers["heter 0"].send("exit 1")
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert ("stopping compute worker 0" in err) == (ending == "stays")
+    assert "after the workers had ended: no loss" in err

@@ -23,7 +23,7 @@ examples:
       make keys for one more worker; servers that start from now on admit it
 
 Servers need server.key and clients.pub (the admitted public keys, one per line), workers need
-client.key and server.pub. The *.key files are secret: they have mode 600 and belong only on the
+client.key and server.pub, compute workers (--heter_worker_num) all four. The *.key files are secret: they have mode 600 and belong only on the
 machines that need them. To revoke a key, delete its line from clients.pub. Servers read these files
 when they start.
 """
@@ -33,6 +33,13 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("folder", type=Path, metavar="DIR", help="folder to write to; created if it does not exist")
     add("--worker_num", type=int, metavar="N", help="write a folder for servers and one per worker")
+    add(
+        "--heter_worker_num",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --worker_num, also a folder per compute worker",
+    )
     add("--add", metavar="NAME", help="add a worker to the keys in DIR; its folder is DIR/NAME")
     add("--force", action="store_true", help="replace existing keys")
     command.set_defaults(run=_keys)
@@ -46,16 +53,24 @@ def _keys(arguments: argparse.Namespace) -> int:
         raise BadRequest("keys: expected --worker_num or --add, found both")
     if num is not None and num < 1:
         raise BadRequest(f"keys: expected --worker_num of at least 1, found {num}")
+    if arguments.heter_worker_num < 0 or (arguments.heter_worker_num and num is None):
+        raise BadRequest(
+            "keys: expected --heter_worker_num of at least 0, with --worker_num, found"
+            f" {arguments.heter_worker_num}"
+        )
     if added is not None:
         files = key_folder.add_worker(folder, added, replace=arguments.force)
     elif num is not None:
         names = [f"worker.{index}" for index in range(num)]
-        files = key_folder.make_folders(folder, names, replace=arguments.force)
+        compute = [f"heter.{index}" for index in range(arguments.heter_worker_num)]
+        files = key_folder.make_folders(
+            folder, [*names, *compute], compute=compute, replace=arguments.force
+        )
     else:
         files = key_folder.make_shared_folder(folder, replace=arguments.force)
     purposes = {
-        key_folder.SERVER_KEY: "secret, for every server",
-        key_folder.ADMITTED: "for every server: the workers that it admits",
+        key_folder.SERVER_KEY: "secret, for every server and compute worker",
+        key_folder.ADMITTED: "for every server and compute worker: the workers that it admits",
         key_folder.CLIENT_KEY: "secret, for its worker",
         key_folder.SERVER_PUB: "for its worker: the servers that it trusts",
     }

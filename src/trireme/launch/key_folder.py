@@ -2,10 +2,10 @@
 
 | File | Holds | Needed by |
 |---|---|---|
-| server.key | the servers' pair, secret | servers |
-| clients.pub | the public keys that servers admit, one a line | servers |
-| client.key | a worker's pair, secret | that worker |
-| server.pub | the servers' public key | workers |
+| server.key | the servers' pair, secret | servers, compute workers |
+| clients.pub | the public keys that servers admit, one a line | servers, compute workers |
+| client.key | a worker's or compute worker's pair, secret | that process |
+| server.pub | the servers' public key | workers, compute workers |
 """
 
 from collections.abc import Sequence
@@ -39,20 +39,28 @@ def make_shared_folder(folder: Path, *, replace: bool = False) -> list[Path]:
     return _write(folder, {SERVER_KEY: servers, CLIENT_KEY: workers}, public, replace)
 
 
-def make_folders(folder: Path, names: Sequence[str], *, replace: bool = False) -> list[Path]:
+def make_folders(
+    folder: Path, names: Sequence[str], *, compute: Sequence[str] = (), replace: bool = False
+) -> list[Path]:
     """Write a folder for the servers, and one with a pair of its own for each worker. Returns the
     files. Raises BadRequest: an invalid or repeated name, or a file exists and `replace` is not
     set.
+
+    compute: those of `names` that are compute workers: they also serve, with the servers' keys.
     """
     if len(set(names)) != len(names):
         raise BadRequest(f"keys: expected different names, found {', '.join(names)}")
     servers, workers = new_keys(), {name: new_keys() for name in names}
     folders = {name: folder / _checked_name(name) for name in names}
     own = folder / SERVER_FOLDER
+    serving = [own, *(folders[name] for name in compute)]
     new = [f / name for f in folders.values() for name in (CLIENT_KEY, SERVER_PUB)]
-    _refuse_existing([own / SERVER_KEY, own / ADMITTED, *new], replace)
+    new += [f / name for f in serving for name in (SERVER_KEY, ADMITTED)]
+    _refuse_existing(new, replace)
     admitted = [(keys, name) for name, keys in workers.items()]
-    written = _write(own, {SERVER_KEY: servers}, {ADMITTED: admitted}, replace)
+    written = []
+    for one in serving:
+        written += _write(one, {SERVER_KEY: servers}, {ADMITTED: admitted}, replace)
     public = {SERVER_PUB: [(servers, "servers")]}
     for name, worker_folder in folders.items():
         written += _write(worker_folder, {CLIENT_KEY: workers[name]}, public, replace)

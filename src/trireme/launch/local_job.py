@@ -35,6 +35,7 @@ from trireme.launch.process_role import REFUSED
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have ended
+_COMPUTE_END_S = 5.0  # for compute workers to end by themselves once all servers have ended
 _POLL_S = 1.0
 _NOUNS = {"server": "server", "worker": "worker", "heter": "compute worker"}
 
@@ -96,6 +97,7 @@ class _LocalJob:
         self._num_restarts: Counter[str] = Counter()  # by name of the process
         self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
         self._failed: LaunchedProcess | None = None
+        self._compute_deadline = float("inf")  # for compute workers to end
         self._late: list[LaunchedProcess] = []  # others that did not end after the workers
         self._threads = ThreadShares(
             num_cores=len(os.sched_getaffinity(0)),
@@ -207,9 +209,22 @@ class _LocalJob:
             if not self._have_workers_ended():
                 continue
             deadline = min(deadline, time.monotonic() + _SERVERS_END_S)
+            self._stop_late_compute_workers()
             if time.monotonic() >= deadline:
                 self._late = unfinished
                 return
+
+    def _stop_late_compute_workers(self) -> None:
+        """Ask those to stop that outlive all servers: they were started again too late to hear of
+        the end.
+        """
+        if not self._have_servers_ended():
+            return
+        now = time.monotonic()
+        self._compute_deadline = min(self._compute_deadline, now + _COMPUTE_END_S)
+        if now >= self._compute_deadline:
+            self._compute_deadline = now + _COMPUTE_END_S
+            self._ask_to_stop(list(self._compute.values()))
 
     def _state(self, process: LaunchedProcess) -> int | None:
         """Its status; 0 if it was killed when it had nothing left to do."""
@@ -230,7 +245,8 @@ class _LocalJob:
     def _excuse_killed(self) -> None:
         """Note which processes were killed when they had nothing left to do: a server after all
         workers, unless it has left state; a compute worker after all workers; a worker after all
-        servers, which end when it has said goodbye. A successor would wait in vain.
+        servers, which end when it has said goodbye. A successor would wait in vain. So would a
+        compute worker that finds no server any more, which is an error there.
         """
         for processes, is_over, others in (
             (self._servers, self._have_workers_ended, "workers"),
@@ -239,7 +255,10 @@ class _LocalJob:
         ):
             for index, process in processes.items():
                 state = self._state(process)
-                if state is None or state >= 0 or not is_over():
+                if state in (None, 0) or not is_over():
+                    continue
+                is_idle = processes is self._compute and self._have_servers_ended()
+                if state > 0 and not is_idle:
                     continue
                 if process.name.startswith("server") and self._has_state(index):
                     continue

@@ -27,6 +27,7 @@ from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.load import Dense
 from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.checkpointing.savers import Saver, saving
+from trireme.train.compute.remote_model import CREDITS
 from trireme.train.compute.service import serve_model
 from trireme.train.compute.trainer_remote import remote_of
 from trireme.train.dump import Dump, dumping
@@ -102,13 +103,14 @@ class Trainer:
         strategy = Strategy() if strategy is None else strategy
         _check_threads(threads, strategy)
         self.cluster = default() if cluster is None else cluster
-        if self.cluster.place is not None:
-            serve_model(self.cluster, self.cluster.place, model, loss, label)
+        is_threaded = mode_class(strategy.mode).trains_in_threads
+        if (place := self.cluster.place) is not None:
+            in_flight = threads or (CREDITS if is_threaded else 1)
+            serve_model(self.cluster, place, model, loss, label, in_flight=in_flight)
         self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
         self.remote = remote_of(self.cluster, model, loss, label)
         if threads is None:
-            has_credits = self.remote and mode_class(strategy.mode).trains_in_threads
-            threads = self.remote.credits if self.remote and has_credits else 1
+            threads = self.remote.credits if self.remote and is_threaded else 1
         self.depth, self.threads = depth, threads
         self.cluster.metrics.num_credits = threads
         self.shows_progress = progress and self.cluster.worker == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import queue
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from trireme import _core, accelerator
 from trireme.errors import NotReady
+from trireme.nn.modules import TableModule
 from trireme.rpc import Handler
 from trireme.train.compute.compute_messages import (
     METHOD,
@@ -41,8 +44,9 @@ class ModelRunner:
         model: on `device`; each request brings its weights and buffers.
         loss, label: as Trainer has them.
         pool: threads for the lookups of a batch.
-
-    Threads: one.
+        threads: that may run requests at the same time, each with a replica of the model. With
+            more than one the seeds of requests have no effect, because torch's random numbers are
+            one sequence for all threads.
     """
 
     def __init__(
@@ -52,11 +56,17 @@ class ModelRunner:
         label: str | None,
         device: torch.device,
         pool: _core.Pool,
+        *,
+        threads: int = 1,
     ) -> None:
-        self.model, self.loss, self.label = model, loss, label
-        self._device, self._pool = device, pool
-        self._with_loss, self._without = Scorer(loss, label), Scorer(None, None)
-        self._state_id = ""  # of what the model has; "": it has no name
+        self.model, self.loss, self.label, self.num_threads = model, loss, label, threads
+        self._idle: queue.SimpleQueue[_Replica] = queue.SimpleQueue()
+        if threads > 1:
+            torch.seed()  # another sequence than that of every other compute worker
+        scorers = Scorer(loss, label), Scorer(None, None)
+        for number in range(threads):
+            own = copy.deepcopy(model, _shared(model)) if number else model
+            self._idle.put(_Replica(own, scorers, device, pool, seeds=threads == 1))
 
     def methods(self) -> dict[str, Method]:
         return {METHOD: Method(host_tensors, self._answer)}
@@ -74,8 +84,43 @@ class ModelRunner:
         """Forward, and backward in training. Raises NotReady: the request names a state that the
         model does not have; what the model, the loss or the scorer raises.
         """
+        replica = self._idle.get()  # there is one for each thread
+        try:
+            return replica.run(request)
+        finally:
+            self._idle.put(replica)
+
+
+def _shared(model: nn.Module) -> dict[int, Any]:
+    """What a copy of the model has in common with it, by identity: its tables."""
+    tables = [part.table for part in model.modules() if isinstance(part, TableModule)]
+    return {id(table): table for table in tables}
+
+
+class _Replica:
+    """The model, or a copy of it, for one request at a time.
+
+    scorers: with the loss, and without. seeds: whether requests set torch's random numbers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scorers: tuple[Scorer, Scorer],
+        device: torch.device,
+        pool: _core.Pool,
+        *,
+        seeds: bool,
+    ) -> None:
+        self.model = model
+        self._with_loss, self._without = scorers
+        self._device, self._pool, self._seeds = device, pool, seeds
+        self._state_id = ""  # of what the model has; "": it has no name
+
+    def run(self, request: ComputeRequest) -> ComputeAnswer:
         self._install(request)
-        set_random(request.random, request.seed, self._device)
+        if self._seeds or request.random is not None:
+            set_random(request.random, request.seed, self._device)
         request.batch.pool = self._pool
         leaves = leaves_of(request.batch)
         self.model.train(request.training)

@@ -31,6 +31,9 @@ from trireme.train.loop.scoring import Loss, Scored
 
 T = TypeVar("T")
 
+CREDITS = 2
+"""Batches in flight for each compute worker: one is on its way while one is computed."""
+
 
 def remote_model(cluster: Cluster, model: nn.Module, loss: Loss, label: str | None) -> RemoteModel:
     """The model on the compute workers of the job. Raises BadRequest: they have
@@ -64,7 +67,7 @@ class RemoteModel:
         num_workers: int,
     ) -> None:
         self.workers = workers
-        self.credits = max(2, math.ceil(2 * len(workers) / max(1, num_workers)))
+        self.credits = max(CREDITS, math.ceil(CREDITS * len(workers) / max(1, num_workers)))
         self.labels, self.identity = (workers.label,), ModelIdentity(model, loss, label)
 
     def begin(self, model: nn.Module, *, training: bool, threads: int) -> RemotePass:

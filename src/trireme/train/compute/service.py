@@ -1,7 +1,7 @@
 """A compute worker: it runs the model of its script on batches of workers, until they have left.
 
     rpc's threads: check a request, begin to copy its tensors to the device -- [accepted] --> the
-    main thread: forward, backward, answer
+    computing threads, of which the main thread is one: forward, backward, answer
 
 An answer is held until it is computed. A request that finds `QUEUE_MAX` others waiting is refused
 as full, and its worker asks another compute worker.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 
 from trireme import accelerator
@@ -38,7 +39,7 @@ from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, Reply, Request, Server
 from trireme.telemetry.instruments import Gauge
 from trireme.telemetry.registry import Registry
-from trireme.threads import frozen_objects
+from trireme.threads import frozen_objects, torch_threads
 from trireme.train.compute.compute_workers import COMPUTED_S, READY
 from trireme.train.compute.job_end import JobEnd
 from trireme.train.compute.kept_graphs import KeptGraphs
@@ -81,10 +82,11 @@ class _End:
 
 
 class Service:
-    """Computes requests for one model, in the thread that calls `run`.
+    """Computes requests for one model, in the thread that calls `run` and those that it starts.
 
     Attributes:
         num_batches: computed so far. busy_s: seconds that they took. idle_s: seconds without one.
+            Seconds are those of all threads.
 
     Threads: `handlers` and `end` may be used by any.
     """
@@ -104,6 +106,7 @@ class Service:
         self._accepted: queue.SimpleQueue[_Accepted | _End] = queue.SimpleQueue()
         self._queue_max = queue_max
         self._is_ending = False
+        self._lock = threading.Lock()  # of the numbers
         self.num_batches, self.busy_s, self.idle_s = 0, 0.0, 0.0
 
     @property
@@ -156,18 +159,34 @@ class Service:
 
     def run(self) -> str:
         """Compute until the end; returns its reason, or raises its error."""
+        num_threads = self._runner.num_threads
+        others = [
+            threading.Thread(target=self._compute_all, name=f"trireme-compute-{i}", daemon=True)
+            for i in range(1, num_threads)
+        ]
+        with torch_threads(max(1, torch.get_num_threads() // num_threads)):
+            for thread in others:
+                thread.start()
+            end = self._compute_all()
+            for thread in others:
+                thread.join()
+        if end.error is not None:
+            raise end.error
+        return end.reason
+
+    def _compute_all(self) -> _End:
         while not isinstance(item := self._next(), _End):
             if time.monotonic() < item.deadline:  # else nobody waits for it
                 self._compute(item)
             del item
-        if item.error is not None:
-            raise item.error
-        return item.reason
+        self._accepted.put(item)  # for the other threads
+        return item
 
     def _next(self) -> _Accepted | _End:
         start = time.monotonic()
         item = self._accepted.get()
-        self.idle_s += time.monotonic() - start
+        with self._lock:
+            self.idle_s += time.monotonic() - start
         return item
 
     def _compute(self, accepted: _Accepted) -> None:
@@ -182,8 +201,9 @@ class Service:
         else:
             seconds = time.monotonic() - start
             accepted.answer.reply(Reply({**reply.body, COMPUTED_S: seconds}, reply.arrays))
-            self.num_batches += 1
-            self.busy_s += seconds
+            with self._lock:
+                self.num_batches += 1
+                self.busy_s += seconds
 
     def _failure(self, error: Exception) -> TriremeError:
         kind = type(error) if isinstance(error, TriremeError) else BadRequest
@@ -221,24 +241,35 @@ def _unlabeled(read: Callable[[], float]) -> dict[tuple[str, ...], float]:
 
 
 def serve_model(
-    cluster: Cluster, place: ComputePlace, model: nn.Module, loss: Loss, label: str | None
+    cluster: Cluster,
+    place: ComputePlace,
+    model: nn.Module,
+    loss: Loss,
+    label: str | None,
+    *,
+    in_flight: int,
 ) -> NoReturn:
     """Run the model for the workers of the job, on the device of the label, until they have left;
     then end the process with code 0. Runs in the main thread, where SIGTERM ends it after the
     batches that it has accepted.
 
+    in_flight: batches that a worker sends at a time. On the CPU so many are computed at a time, as
+        far as torch has threads, since one thread for a batch wastes less than several do.
+
     Raises Unavailable: the coordinator has not answered for `timeout_s`. BadRequest: an address
     that cannot be bound; no such device.
     """
     device = cluster.device(place.label)
+    link = accelerator.link_to(device)
     runner: ModelRunner | StageRunner
     model.to(device)
     if isinstance(model, Stages):
         graphs = KeptGraphs(place.timeout_s)
         runner = StageRunner(model, loss, label, device, cluster.pool, graphs)
     else:
-        runner = ModelRunner(model, loss, label, device, cluster.pool)
-    service = Service(place.name, runner, accelerator.link_to(device))
+        threads = min(in_flight, torch.get_num_threads()) if link.is_host else 1
+        runner = ModelRunner(model, loss, label, device, cluster.pool, threads=threads)
+    service = Service(place.name, runner, link)
     watch_service(cluster.metrics.registry, service)
     server = Server(
         place.listen,

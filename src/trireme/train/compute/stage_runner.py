@@ -41,6 +41,8 @@ class StageRunner:
     Threads: one.
     """
 
+    num_threads = 1
+
     def __init__(
         self,
         stages: Stages,

@@ -1,0 +1,153 @@
+"""The compute workers of a label, as one worker sees them: credits, refusals, deadlines."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from trireme.errors import BadRequest, DeadlineExceeded, ResourceExhausted, TriremeError
+from trireme.rpc import Call, Deferred, Reply, Request, RpcClient, Server
+from trireme.train.compute.compute_workers import READY, ComputeWorkers
+
+
+class Peer:
+    """A compute worker of a test: it holds every call until it is told an answer."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[Deferred] = queue.SimpleQueue()
+        self.refusal: TriremeError | None = None
+        self.server = Server(
+            "127.0.0.1:0", {"run": self._on_run, READY: lambda _: Reply()}, name="peer"
+        ).start()
+
+    def _on_run(self, _: Request) -> Deferred:
+        if self.refusal is not None:
+            raise self.refusal
+        answer = Deferred()
+        self.calls.put(answer)
+        return answer
+
+
+@contextmanager
+def workers_of(
+    *addresses: str, timeout_s: float = 30.0, first: int = 0
+) -> Iterator[ComputeWorkers]:
+    workers = ComputeWorkers(
+        "gpu",
+        addresses,
+        first=first,
+        connect=lambda: RpcClient(name="worker 0"),
+        timeout_s=timeout_s,
+    )
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def peers() -> Iterator[list[Peer]]:
+    peers = [Peer(), Peer()]
+    yield peers
+    for peer in peers:
+        peer.server.stop()
+
+
+def refused() -> ResourceExhausted:
+    error = ResourceExhausted("full")
+    error.details = {"full": True}
+    return error
+
+
+def calling(workers: ComputeWorkers, num: int) -> list[threading.Thread]:
+    threads = [
+        threading.Thread(target=workers.call, args=("run", {}, []), daemon=True) for _ in range(num)
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_batches_go_to_the_one_with_the_least_in_flight(peers: list[Peer]) -> None:
+    addresses = [peer.server.endpoint for peer in peers]
+    with workers_of(*addresses, first=1) as workers:
+        threads = calling(workers, 1)
+        held = [peers[1].calls.get(timeout=30)]  # the one that it prefers
+        threads += calling(workers, 1)
+        held.append(peers[0].calls.get(timeout=30))
+        assert workers.in_flight() == dict.fromkeys(addresses, 1)
+        for answer in held:
+            answer.reply(Reply())
+        for thread in threads:
+            thread.join(30)
+        assert workers.in_flight() == dict.fromkeys(addresses, 0)
+
+
+def test_a_full_one_is_passed_over(peers: list[Peer]) -> None:
+    peers[0].refusal = refused()
+    with workers_of(*(peer.server.endpoint for peer in peers)) as workers:
+        [thread] = calling(workers, 1)
+        peers[1].calls.get(timeout=30).reply(Reply())
+        thread.join(30)
+
+
+def test_when_all_are_full_the_batch_waits_for_room(peers: list[Peer]) -> None:
+    peers[0].refusal = refused()
+    with workers_of(peers[0].server.endpoint) as workers:
+        [thread] = calling(workers, 1)
+        peers[0].refusal = None
+        peers[0].calls.get(timeout=30).reply(Reply())
+        thread.join(30)
+
+
+def test_an_answer_that_does_not_come_goes_to_another(peers: list[Peer]) -> None:
+    with workers_of(*(peer.server.endpoint for peer in peers), timeout_s=0.5) as workers:
+        [thread] = calling(workers, 1)
+        peers[0].calls.get(timeout=30)  # never answered
+        peers[1].calls.get(timeout=30).reply(Reply())
+        thread.join(30)
+
+
+def test_an_error_of_the_model_is_raised_at_once(peers: list[Peer]) -> None:
+    error = BadRequest("compute worker 0 (gpu): RuntimeError: no")
+    error.details = {"raised": "RuntimeError"}
+    peers[0].refusal = error
+    with (
+        workers_of(*(peer.server.endpoint for peer in peers)) as workers,
+        pytest.raises(BadRequest, match="RuntimeError: no"),
+    ):
+        workers.call("run", {}, [])
+    assert peers[1].calls.empty()
+
+
+def test_none_left_names_the_label_and_every_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with (
+        workers_of(address, timeout_s=0.5) as workers,
+        pytest.raises(DeadlineExceeded, match=f"label gpu: {address}: .*no process listens there"),
+    ):
+        workers.call("run", {}, [])
+
+
+def test_a_call_that_is_made_once_ends_with_its_connection() -> None:
+    peer = Peer()
+    errors: list[TriremeError] = []
+
+    def call() -> None:
+        with RpcClient(name="worker 0") as client:
+            once = Call(peer.server.endpoint, "run", once=True)
+            [error] = client.call_all([once], timeout_s=60, return_errors=True)
+            assert isinstance(error, TriremeError)
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    peer.calls.get(timeout=30)
+    peer.server.stop()
+    thread.join(30)
+    [error] = errors
+    assert error.name == "UNAVAILABLE"
