@@ -1,7 +1,8 @@
 """Script of every process of a job under test whose model has stages. Takes what to train as JSON.
 
-It prints `read N` when its data gives batch N, and `RESULT {...}` at the end. At a compute worker
-it prints `forward STAGE` and `backward STAGE`, and waits for a line after each, if `noted`.
+It prints `read N` when its data gives batch N, and `RESULT {...}` at the end. A stage among those
+that `waits` names for the role of the process prints `forward STAGE` and `backward STAGE` in
+training, and waits for a line after each.
 """
 
 from __future__ import annotations
@@ -35,11 +36,9 @@ OPTIONS: dict[str, Any] = {
     "wrong": "",
     "threads": None,
     "empty": 0,
-    "noted": False,
-    "skip_at": -1,
+    "waits": {"worker": [], "heter": []},
     **json.loads(sys.argv[1]),
 }
-IS_NOTED = False
 
 
 class Bags:
@@ -113,7 +112,10 @@ class Middle(nn.Module):
             raise RuntimeError("the tower fell")
         name = "y" if OPTIONS["wrong"] == "name" else "x"
         x = self.layers(values[name])
-        return {**values, "x": x.detach() if OPTIONS["wrong"] == "detach" else x}
+        outputs = {**values, "x": x}
+        if OPTIONS["wrong"] == "detach":
+            return {output: tensor.detach() for output, tensor in outputs.items()}
+        return outputs
 
 
 class Last(nn.Module):
@@ -130,12 +132,12 @@ class Last(nn.Module):
         return self.out(self.drop(torch.cat(x, 1))).squeeze(1)
 
 
-def noted(name: str, stage: nn.Module) -> nn.Module:
-    """The stage, which prints when it computes; at a compute worker it waits for a line."""
+def waiting(name: str, stage: nn.Module) -> None:
+    """Let a stage say what it has computed, and wait for a line."""
 
     def say(text: str) -> None:
         print(text, flush=True)
-        if IS_NOTED and sys.stdin.readline() == "":
+        if sys.stdin.readline() == "":
             raise EOFError
 
     def watch(_: nn.Module, __: Any, output: Any) -> None:
@@ -145,16 +147,14 @@ def noted(name: str, stage: nn.Module) -> nn.Module:
             say(f"forward {name}")
             learned[0].register_hook(lambda _: say(f"backward {name}"))
 
-    if OPTIONS["noted"]:
-        stage.register_forward_hook(watch)
-    return stage
+    stage.register_forward_hook(watch)
 
 
 def make_model() -> tr.Stages:
     """First, as many of Middle as there are stages between, Last."""
     names = OPTIONS["stages"]
     made = [First(), *(Middle() for _ in names[2:]), Last()]
-    return tr.Stages(**{n: noted(n, stage) for n, stage in zip(names, made, strict=True)})
+    return tr.Stages(**dict(zip(names, made, strict=True)))
 
 
 def mean_loss(logits: Tensor, labels: Any) -> Tensor:
@@ -172,11 +172,11 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def main() -> None:
-    global IS_NOTED
     torch.manual_seed(0)
     cluster = tr.init()
-    IS_NOTED = cluster.place is not None
     model = make_model()
+    for name in OPTIONS["waits"]["worker" if cluster.place is None else "heter"]:
+        waiting(name, model[name])
     if OPTIONS["wrong"] == "model" and cluster.place is not None:
         model["gpu"].layers.append(nn.Linear(10, 10))
     trainer = tr.Trainer(

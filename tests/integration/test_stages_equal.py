@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.stages_jobs import StagesJob, stages_alone
+from tests.long import pick, sampled
 from tests.programs import Template
 
 SYNC: dict[str, Any] = {"strategy": {"mode": "sync"}}
@@ -31,6 +32,13 @@ CASES: dict[str, dict[str, Any]] = {
     # Rows are pulled while a push is under way, which makes their age a matter of chance.
     "hybrid": {"strategy": {"mode": "hybrid"}, "dropout": 0.4, "norm": True, "rows_lr": 0.0},
 }
+RULES: tuple[str, ...] = pick(
+    short=("Adam", "FleetSharedAdam"),
+    long=(
+        *("SGD", "Adam", "FTRL", "FleetSGD", "FleetAdagrad", "FleetAdagradV2", "FleetAdam"),
+        "FleetSharedAdam",
+    ),
+)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -43,6 +51,7 @@ def test_stages_anywhere_equal_one_process(place: str, programs: Template) -> No
     assert result == expected
 
 
+@sampled(keep=8)
 @pytest.mark.parametrize("stages", [["cpu", "gpu", "cpu_2"], ["cpu", "gpu"]])
 @pytest.mark.parametrize("case", CASES)
 def test_one_worker_with_two_compute_workers_equals_one_process(
@@ -53,3 +62,37 @@ def test_one_worker_with_two_compute_workers_equals_one_process(
     with StagesJob(programs, options, ["gpu", "gpu"]) as job:
         [result] = job.finish()
     assert result == expected
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_finds_the_same_bits(rule: str, programs: Template) -> None:
+    options = {**SYNC, "rule": rule}
+    expected = stages_alone(programs, options)
+    with StagesJob(programs, options, ["gpu"]) as job:
+        [result] = job.finish()
+    assert result == expected
+
+
+def test_two_workers_with_one_compute_worker_equal_two_workers(programs: Template) -> None:
+    options = {**SYNC, "norm": True, "lengths": [14, 9], "stages": ["cpu", "gpu", "cpu_2", "gpu_2"]}
+    with StagesJob(programs, options, [], num_workers=2) as job:
+        expected = job.finish()
+    with StagesJob(programs, options, ["gpu"], num_workers=2) as job:
+        assert job.finish() == expected
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"mode": "async"}, {"mode": "bounded", "staleness": 2}], ids=["async", "bounded"]
+)
+def test_several_batches_in_flight_are_each_trained_on_once(
+    strategy: dict[str, Any], programs: Template
+) -> None:
+    options = {"strategy": strategy, "lengths": [30, 20], "dropout": 0.2, "norm": True}
+    with StagesJob(programs, options, ["gpu", "gpu", "gpu"], num_workers=2) as job:
+        for worker in job.workers:
+            assert worker.wait_line("TRAINER ([0-9]+)")[1] == "3"
+        results = job.finish()
+    assert [result["steps"] for result in results] == [30, 20]
+    assert results[0]["pushes"] == [50]
+    assert results[0]["trained"]["examples"] == sum(8 + n % 3 for k in (30, 20) for n in range(k))
+    assert results[0]["figures"]["auc"] > 0.6
