@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -341,6 +342,49 @@ def test_modes_whose_steps_are_not_of_all_workers_are_refused(mode: str) -> None
             one.begin_pass(Data(0))
 
     on_servers(3, work)
+
+
+class Dealt(Data):
+    """Twelve batches, for any number of streams."""
+
+    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
+        for number in range(index, 12, num_streams):
+            drawn = torch.Generator().manual_seed(100 * self.seed + number)
+            a, b = (torch.randint(0, 60, (5, 3), generator=drawn) for _ in range(2))
+            yield {"a": a, "b": b, "label": (a.sum(1) % 2).float()}
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 2)])
+def test_another_number_of_workers_goes_on_within_an_epoch_in_a_pass(
+    tmp_path: Path, before: int, now: int
+) -> None:
+    """A worker has none of the streams of that epoch, or two."""
+
+    def stop(cluster: Cluster) -> None:
+        one = make_trainer(cluster, RULES["adam"](), "collective")
+
+        def ask(*_: object) -> None:
+            cluster.stop_request.reason = "enough" if one.optimizer.num_steps == 2 else ""
+
+        one.optimizer.register_step_post_hook(ask)
+        with pytest.raises(Stopped):
+            one.fit(Dealt(0), checkpoints=tr.Checkpoints(tmp_path, every_steps=100))
+
+    def go_on(begin: Callable[[tr.Trainer], Any]) -> Work:
+        def work(cluster: Cluster) -> Any:
+            one = make_trainer(cluster, RULES["adam"](), "collective")
+            assert one.resume(tmp_path) is not None
+            with begin(one):
+                one.fit(Dealt(0))
+            one.fit(Dealt(1))
+            return [], one.optimizer.num_steps, {}
+
+        return work
+
+    on_ranks(before, stop)
+    expected = on_ranks(now, go_on(lambda _: nullcontext()))
+    assert_same(on_ranks(now, go_on(lambda one: one.on_device(Dealt(0)))), expected)
+    assert_same(on_ranks(now, go_on(lambda one: one.in_window(2, "1MiB"))), expected)
 
 
 def test_all_workers_stop_after_the_same_step() -> None:

@@ -129,8 +129,8 @@ class Pipeline:
             self._cluster.metrics.queues.pop(queue, None)
         if self._training:
             self._session.is_prefetching = False
-        if kind is None and self._mode is not None:
-            self._mode.end_run()
+        if kind is None and not self._training and self._mode is not None:
+            self._mode.end_run()  # where it trains, the pass ends, perhaps behind more pipelines
 
     def stop(self) -> None:
         """End both threads, each after what it works on, within a deadline."""

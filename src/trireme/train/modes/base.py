@@ -61,7 +61,7 @@ class Mode(Protocol):
         """Number the batches that come now from 0."""
 
     def end_run(self) -> None:
-        """There are no more batches to train on or evaluate now, and no error."""
+        """There are no more batches to evaluate now, and no error."""
         return
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
