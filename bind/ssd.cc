@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -55,13 +56,15 @@ std::optional<std::map<std::string, std::uint64_t>> tier(const Table& table) {
            {"pages_read", use.log.pages_read},
            {"pages_written", use.log.pages_written},
            {"segments", use.log.num_segments},
+           {"damaged_pages", use.log.num_damaged},
+           {"failed_writes", use.log.num_failed_writes},
            {"ssd_bytes", use.log.bytes},
            {"rows_written", use.log.num_rows_then}}};
 }
 
-void prepare(Table& table, Keys keys, Pool& pool) {
+std::unique_ptr<Tier::Claim> claim(Table& table, Keys keys, Pool& pool) {
   nb::gil_scoped_release release;
-  table.prepare(as_span(keys), pool);
+  return table.claim(as_span(keys), pool);
 }
 
 void fetch(Table& table, Keys keys, Pool& pool) {
@@ -102,6 +105,10 @@ void adopt_segment(Table& table, std::uint32_t number, std::size_t device, std::
 
 }  // namespace
 
+void register_claim(nb::module_& m) {
+  nb::class_<Tier::Claim>(m, "Claim", "Rows that stay in memory, and room for new ones.");
+}
+
 void register_tier(nb::module_& m, nb::class_<Table>& table) {
   nb::class_<SegmentHold>(m, "SegmentHold", "Keeps the segments of a table until it is released.")
       .def("release", [](SegmentHold& held) { held.hold.reset(); });
@@ -112,17 +119,25 @@ void register_tier(nb::module_& m, nb::class_<Table>& table) {
                    "on SSD. hits, misses: keys with a row, in memory or not, when needed. evicted, "
                    "cleaned: rows written because memory was needed, or segments. refused: rows "
                    "read that found no room in memory. fetched: rows brought into memory by "
-                   "fetch(). reads, pages_read, pages_written, segments, "
+                   "fetch(). damaged_pages: that cannot be read, nor the rows in them. "
+                   "failed_writes: of some pages each, which were kept and written again, or "
+                   "elsewhere. reads, pages_read, pages_written, segments, "
                    "ssd_bytes: of the device. rows_written: that the segments had when written.")
       .def(
           "fetch", &fetch, "keys"_a.noconvert(), "pool"_a,
           "Bring the rows of keys from SSD into memory, as far as there is room, for a later call. "
           "keys: (N,) uint64.")
-      .def(
-          "prepare", &prepare, "keys"_a.noconvert(), "pool"_a,
-          "Before an update of these keys: bring their rows into memory, with room for as many new "
-          "ones. keys: (K,) uint64. Raises ResourceExhausted: the budget is too small, or the "
-          "devices are full. Unavailable, DeadlineExceeded, Corruption: a device, a page.")
+      .def("claim", &claim, "keys"_a.noconvert(), "pool"_a, nb::keep_alive<0, 1>(),
+           nb::sig("def claim(self, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), "
+                   "order='C', device='cpu', writable=False)], pool: Pool) -> Claim | None"),
+           "Bring the rows of keys into memory, where they stay as long as the claim exists, and "
+           "take room for new ones: an update or settlement of these keys then neither fails nor "
+           "waits for a device. None if the claims would take more than half of the memory for "
+           "rows: "
+           "then room was there just now, for one stripe after the other. keys: (K,) uint64. "
+           "Raises BadRequest: all rows are in memory "
+           "anyway. ResourceExhausted: the budget is too small, or the devices are full. "
+           "Unavailable, DeadlineExceeded, Corruption: a device, a page.")
       .def("set_memory", &Table::set_memory, "num_bytes"_a,
            nb::call_guard<nb::gil_scoped_release>(),
            "Set the budget of a table with an SSD tier; rows leave memory at once if it is less. "

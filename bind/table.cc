@@ -144,7 +144,7 @@ std::size_t update(Table& table, Keys keys, const Grads& grads, const Ids& ids,
                    const std::optional<Array2<const float>>& show_click,
                    const std::optional<Array1<const std::uint32_t>>& features,
                    const std::optional<Array1<const std::uint32_t>>& counts,
-                   const std::string& change_name) {
+                   const std::string& change_name, const std::vector<Tier::Claim*>& claims) {
   const Change change = change_of(change_name);
   const std::vector<Table::Gradients> parts = gradients_of(table, keys, grads);
   PushColumns columns{.time = time, .version = version};
@@ -163,7 +163,7 @@ std::size_t update(Table& table, Keys keys, const Grads& grads, const Ids& ids,
   }
   const std::vector<PushId> pushes = push_ids(ids);
   nb::gil_scoped_release release;
-  return table.update(as_span(keys), parts, pushes, values, pool, columns, change);
+  return table.update(as_span(keys), parts, pushes, values, pool, columns, change, claims);
 }
 
 void advance(Table& table, const Ids& ids) {
@@ -198,10 +198,11 @@ void statistics(const Table& table, Keys keys, Array2<double> out, std::uint32_t
   table.statistics(as_span(keys), out.data(), {.time = time, .day_over = day_over}, pool);
 }
 
-std::size_t settle(Table& table, Keys keys, Array1<const float> delta_scores) {
+std::size_t settle(Table& table, Keys keys, Array1<const float> delta_scores,
+                   const std::vector<Tier::Claim*>& claims) {
   expect("settle", "one delta score per key:", delta_scores.size(), keys.size());
   nb::gil_scoped_release release;
-  return table.settle(as_span(keys), delta_scores.data());
+  return table.settle(as_span(keys), delta_scores.data(), claims);
 }
 
 std::size_t erase(Table& table, Keys keys, Pool& pool) {
@@ -227,6 +228,7 @@ void read_wide(const Table& table, Keys keys, Array1<std::uint8_t> row_classes,
 }  // namespace
 
 void register_table(nb::module_& m) {
+  register_claim(m);
   register_rule_values(m);
   register_policies(m);
   nb::class_<Table> table(
@@ -308,7 +310,7 @@ Raises BadRequest for another shape.)")
       .def("update", &update, "keys"_a.noconvert(), "grads"_a.noconvert(), "ids"_a, "values"_a,
            "pool"_a, nb::kw_only(), "time"_a = 0, "version"_a = 0,
            "show_click"_a.noconvert() = nb::none(), "features"_a.noconvert() = nb::none(),
-           "counts"_a.noconvert() = nb::none(), "change"_a = "rule",
+           "counts"_a.noconvert() = nb::none(), "change"_a = "rule", "claims"_a = nb::make_tuple(),
            R"(Apply one step of the rule to each key and raise the marks of all buckets to `ids`.
 
 Absent keys that are admitted get a row first. Keys that are not admitted are skipped, and so are
@@ -327,6 +329,7 @@ counts: (K,) uint32, occurrences of each key for a count_filter; None for 1.
 change: rule; or add: grads are added to the weights, then clipped to the bounds in values; or
 assign: grads replace the weights. add and assign leave the state unchanged; the state of a new row
 is the rule's initial state.
+claims: that together have all keys; with them nothing waits for a device, or fails for want of room.
 Raises BadRequest, and nothing has changed; or ResourceExhausted, and a repetition with the same ids
 finishes the update.)")
       .def("advance", &advance, "ids"_a,
@@ -349,9 +352,10 @@ Returns (number expired, number evicted).)")
 keys: (N,) uint64. out: (N, 2) float64. time, day_over: see `shrink`.
 Raises BadRequest if the table is not scored.)")
       .def("settle", &settle, "keys"_a.noconvert(), "delta_scores"_a.noconvert(),
+           "claims"_a = nb::make_tuple(),
            R"(Subtract the amounts that an export has consumed from the delta scores of rows.
 
-keys: (N,) uint64, fastest in the order of buckets. delta_scores: (N,) float32.
+keys: (N,) uint64, fastest in the order of buckets. delta_scores: (N,) float32. claims: see `update`.
 Returns for how many of the keys, the first, it has done so: fewer than N if a row on SSD cannot be
 brought into memory; a call with the others raises why. Raises, nothing done: BadRequest if the
 table is not scored; ResourceExhausted, Unavailable, DeadlineExceeded, Corruption: the first row.)")

@@ -15,6 +15,7 @@ void register_rule_values(nb::module_& m);
 void register_policies(nb::module_& m);
 void register_block(nb::module_& m, nb::class_<Table>& table);
 void register_buckets(nb::module_& m, nb::class_<Table>& table);
+void register_claim(nb::module_& m);
 void register_tier(nb::module_& m, nb::class_<Table>& table);
 
 }  // namespace trireme::bind

@@ -151,13 +151,26 @@ void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entr
   scratch.reserve(rows_max + num_rows);
 }
 
-std::size_t Index::growth(std::uint32_t stripe, std::size_t num_rows) const noexcept {
+Index::Size Index::size(std::uint32_t stripe) const noexcept {
+  Size size{.bytes = bytes(stripe)};
+  for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+    const Bucket& b = buckets_[stripe * kBucketsPerStripe + i];
+    const std::uint64_t num_lines = b.num_rows == 0 ? 0 : grown(lines_for(b.num_rows) - 1);
+    size.num_rows += b.num_rows;
+    size.num_lines_left += b.num_lines > num_lines ? b.num_lines - num_lines : 0;
+  }
+  return size;
+}
+
+// A bucket grows when its rows need one line more than it has. So it has at most
+// grown(lines_for(rows) - 1) lines, or those that it had before.
+std::size_t Index::growth(const Size& size, std::size_t num_rows) noexcept {
   if (num_rows == 0) return 0;
-  const std::size_t num_buckets = std::min<std::size_t>(num_rows, kBucketsPerStripe);
-  const std::uint64_t lines =
-      grown(num_lines_of_stripe(stripe) + lines_for(num_rows)) + (kGrowthMin + 2) * num_buckets;
-  const std::size_t now = bytes(stripe);
-  return std::max(round_up(lines * sizeof(IndexLine), kPageBytes), now) - now;
+  const std::size_t all = size.num_rows + num_rows;
+  const std::uint64_t num_lines = lines_for(all) + lines_for(all) / 8 + 1 + size.num_lines_left +
+                                  kGrowthMin * std::min<std::size_t>(all, kBucketsPerStripe);
+  const std::size_t then = round_up(num_lines * sizeof(IndexLine), kPageBytes);
+  return std::max(then, size.bytes) - size.bytes;
 }
 
 // Gives a bucket more lines, if necessary, and inserts its rows again.

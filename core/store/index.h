@@ -113,8 +113,16 @@ class Index {
   // Ensures that inserting `num_rows` rows into a stripe cannot fail: takes address space, and
   // scratch for reserve(). Errors: kResourceExhausted, std::bad_alloc.
   void prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entry>& scratch);
-  // How many bytes more a stripe takes at most when it has so many rows more.
-  std::size_t growth(std::uint32_t stripe, std::size_t num_rows) const noexcept;
+  // What the memory of a stripe depends on.
+  struct Size {
+    std::size_t num_rows = 0;
+    std::size_t num_lines_left = 0;  // that buckets have because they had more rows
+    std::size_t bytes = 0;           // taken from the system
+  };
+  Size size(std::uint32_t stripe) const noexcept;
+  // How many bytes more a stripe of this size takes at most when it has so many rows more. Rows
+  // that come meanwhile and were among them leave the sum of both as it is, or lower.
+  static std::size_t growth(const Size& size, std::size_t num_rows) noexcept;
   // Makes room for `num_rows` rows in a bucket. Requires: prepare(), and no more than that.
   void reserve(std::uint32_t bucket, std::size_t num_rows, std::uint32_t now,
                std::vector<Entry>& scratch) noexcept;

@@ -334,7 +334,7 @@ void Table::apply(std::uint32_t bucket, const BucketView& content,
   raise_version_to(content);
   std::vector<std::uint64_t> keys(content.keys.begin(), content.keys.end());
   keys.insert(keys.end(), removed.begin(), removed.end());
-  const Tier::Lock lock = lock_rows(bucket / kBucketsPerStripe, keys);
+  const Tier::Lock lock = lock_rows(bucket / kBucketsPerStripe, keys, keys.size());
   const std::size_t num_rows = content.keys.size();
   Arenas::Reservation reservation(arenas_, count_by_class(content));
   std::vector<Index::Entry> scratch;

@@ -82,9 +82,10 @@ Tier& Table::need_tier(const char* who) const {
 
 void Table::set_memory(std::size_t num_bytes) { need_tier("set_memory").set_memory(num_bytes); }
 
-Tier::Lock Table::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
+Tier::Lock Table::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys,
+                            std::size_t num_new, Tier::Claims claims) {
   Tier::Lock lock = tier_ != nullptr
-                        ? tier_->lock_rows(stripe, keys)
+                        ? tier_->lock_rows(stripe, keys, num_new, claims)
                         : Tier::Lock(nullptr, stripe, std::unique_lock(stripes_[stripe]));
   if (!keys.empty()) ++num_changes_;  // under the lock: rows read after this count have the change
   return lock;

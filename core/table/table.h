@@ -114,14 +114,16 @@ class Table {
   // grads: of each class; new rows get that class, or are heads that will grow to it. A row of
   // another class uses the gradients that fit. Returns the number of keys applied. Errors:
   // kBadRequest, nothing changed; kResourceExhausted, some stripes are applied and marked:
-  // repeating the call with the same ids finishes it.
+  // repeating the call with the same ids finishes it. claims: that have all keys, so that none of
+  // them waits for a device, or fails for want of room.
   struct Gradients {
     const float* rows;  // (num_keys, dim of the class)
     std::size_t num_keys;
   };
   std::size_t update(std::span<const std::uint64_t> keys, std::span<const Gradients> grads,
                      std::span<const PushId> ids, const RuleValues& values, Pool& pool,
-                     const PushColumns& columns = {}, Change change = Change::kRule);
+                     const PushColumns& columns = {}, Change change = Change::kRule,
+                     Tier::Claims claims = {});
   // All keys of class 0.   grads: (K, dim).
   std::size_t update(std::span<const std::uint64_t> keys, const float* grads,
                      std::span<const PushId> ids, const RuleValues& values, Pool& pool,
@@ -199,13 +201,12 @@ class Table {
   void fetch(std::span<const std::uint64_t> keys, Pool& pool) {
     if (tier_ != nullptr) tier_->fetch(keys, pool, Tier::For::kLater);
   }
-  // Before an update: brings the rows of its keys into memory, and sees to it that there is room
-  // for as many new ones. What the update then lacks is what other callers have taken meanwhile.
-  // Errors: those of Tier::make_room; a page that cannot be read.
-  void prepare(std::span<const std::uint64_t> keys, Pool& pool) {
-    if (tier_ == nullptr) return;
-    tier_->fetch(keys, pool, Tier::For::kUpdate);
-    tier_->make_room({.rows = keys.size()});
+  // Before an update or a settlement that must not fail then: brings the rows of its keys into
+  // memory, where they stay as long as the claim exists, and takes room for new ones; or null, see
+  // Tier::claim. The table outlives the claim. Errors: kBadRequest without a tier; those of
+  // Tier::make_room; a page that cannot be read.
+  std::unique_ptr<Tier::Claim> claim(std::span<const std::uint64_t> keys, Pool& pool) {
+    return need_tier("claim").claim(keys, pool);
   }
   // Sets the budget of a table with an SSD tier. Errors: kBadRequest without one; those of
   // Tier::make_room, nothing changed.
@@ -223,7 +224,9 @@ class Table {
   // keep their versions.   keys, delta_scores: (N), fastest in the order of buckets. Returns how
   // many of the keys, the first, it has settled: fewer if some row cannot be brought into memory,
   // and after an error none.
-  std::size_t settle(std::span<const std::uint64_t> keys, const float* delta_scores);
+  // claims: as for update.
+  std::size_t settle(std::span<const std::uint64_t> keys, const float* delta_scores,
+                     Tier::Claims claims = {});
 
   // Removes rows, and remembers that; returns how many were there.   keys: (N).
   std::size_t erase(std::span<const std::uint64_t> keys, Pool& pool);
@@ -266,8 +269,9 @@ class Table {
   std::size_t num_rows_of(std::uint32_t bucket) const noexcept {
     return index_.num_rows(bucket) + (tier_ == nullptr ? 0 : tier_->num_rows(bucket));
   }
-  // The stripe's exclusive lock, when the rows of the keys are in memory.
-  Tier::Lock lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys);
+  // The stripe's exclusive lock, when the rows of the keys are in memory, with room for more.
+  Tier::Lock lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys,
+                       std::size_t num_new, Tier::Claims claims = {});
   // The stripe's exclusive lock, with all the bucket's rows on SSD.
   struct LockedBucket {
     std::optional<Tier::Bucket> tiered;
@@ -308,9 +312,9 @@ class Table {
   void check_columns(const PushColumns& columns, std::size_t num_keys) const;
   std::size_t update_stripe(std::uint32_t stripe, const Group& group, const Step& step);
   std::size_t update_locked(std::uint32_t stripe, const Group& group, const Step& step,
-                            std::uint64_t applied);
+                            std::uint64_t applied, std::size_t num_new_max);
   std::uint64_t buckets_over_limit(std::uint32_t stripe) const noexcept;
-  std::size_t apply_group(const Group& group, const Step& step);
+  std::size_t apply_group(const Group& group, const Step& step, std::size_t num_new_max);
   bool admits(std::uint64_t key, std::size_t position, const Step& step) noexcept;
   void insert_rows(Selection& absent, std::span<Arena::Ref> rows, Arenas::Reservation& reservation,
                    const Step& step, const GroupUpdate& update,

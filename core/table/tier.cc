@@ -29,7 +29,6 @@ constexpr std::size_t kNumBuffers = 4, kBufferPagesMin = 16;
 constexpr std::size_t kNumReads = 64, kNumReadsMin = 2, kReadPagesMin = 16;
 constexpr std::size_t kCleaningReads = 1;  // more, which nobody promises: one thread cleans
 constexpr std::chrono::milliseconds kLookAgain{1};  // for room that other calls give up
-constexpr std::size_t kIndexBytesPerRow = 8;        // of the index of rows in memory
 
 ssd::PageLogConfig log_config(const TierConfig& config, std::size_t row_bytes) noexcept {
   const std::size_t page_bytes = ssd::page_bytes_for(row_bytes);
@@ -80,6 +79,7 @@ StripeMutex& Tier::mutex_of_stripe(std::uint32_t stripe) const noexcept {
 
 Tier::Room::Room(Tier& tier, const Need& need) noexcept : tier_(&tier), need_(need) {
   tier.promised_rows_ += need.rows;
+  tier.promised_in_stripe_[need.stripe] += need.rows;
   tier.promised_bytes_ += need.bytes;
   tier.promised_read_bytes_ += need.read_bytes;
 }
@@ -93,6 +93,7 @@ Tier::Room& Tier::Room::operator=(Room&& other) noexcept {
 Tier::Room::~Room() {
   if (tier_ == nullptr) return;
   tier_->promised_rows_ -= need_.rows;
+  tier_->promised_in_stripe_[need_.stripe] -= need_.rows;
   tier_->promised_bytes_ -= need_.bytes;
   tier_->promised_read_bytes_ -= need_.read_bytes;
 }
@@ -105,6 +106,10 @@ void Tier::note(std::uint32_t stripe) noexcept {
     cold += cold_.bytes(bucket);
     others += table_.removed_.bytes(bucket) + table_.admission_.bytes(bucket);
   }
+  const Index::Size size = table_.index_.size(stripe);
+  index_sizes_[stripe].num_rows = size.num_rows;
+  index_sizes_[stripe].num_lines_left = size.num_lines_left;
+  index_sizes_[stripe].bytes = size.bytes;
   cold_bytes_[stripe] = cold;
   stripe_bytes_[stripe] = cold + others;
 }
@@ -113,6 +118,20 @@ std::size_t Tier::bytes_beside_rows() const noexcept {
   std::size_t n =
       sizeof(Table) + sizeof(Tier) + ssd::ColdRows::kOwnBytes + log_.buffer_bytes() + marks_bytes_;
   for (const auto& bytes : stripe_bytes_) n += bytes.load(std::memory_order_relaxed);
+  return n;
+}
+
+// What the index of rows in memory takes when the promised ones are there.
+std::size_t Tier::index_growth() const noexcept {
+  std::size_t n = 0;
+  for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
+    const std::size_t promised = promised_in_stripe_[stripe];
+    if (promised == 0) continue;
+    const NotedSize& noted = index_sizes_[stripe];
+    n += Index::growth(
+        {.num_rows = noted.num_rows, .num_lines_left = noted.num_lines_left, .bytes = noted.bytes},
+        promised);
+  }
   return n;
 }
 
@@ -134,7 +153,7 @@ bool Tier::is_kept_for(const Need& need) const noexcept {
 
 Tier::Memory Tier::memory() const {
   const std::size_t promised = promised_rows_;
-  Memory memory{.taken = bytes_beside_rows() + promised_bytes_ + promised * kIndexBytesPerRow +
+  Memory memory{.taken = bytes_beside_rows() + promised_bytes_ + index_growth() +
                          read_bytes_beyond_spare()};
   std::size_t largest_bytes = 0;
   for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
@@ -164,7 +183,13 @@ bool Tier::fits() const {
   return found.taken + found.lacking <= memory_bytes_ - memory_bytes_ / 32;
 }
 
-Tier::Room Tier::make_room(const Need& need, Wait wait) {
+std::vector<Tier::Room> Tier::make_room(Needs needs, Wait wait) {
+  Need need;  // all of them
+  for (const Need& one : needs) {
+    need.rows += one.rows;
+    need.bytes += one.bytes;
+    need.read_bytes += one.read_bytes;
+  }
   const auto deadline = std::chrono::steady_clock::now() + log_.timeout();
   const auto promised_others = [&]() -> Need {
     return {.rows = promised_rows_ - need.rows,
@@ -173,18 +198,20 @@ Tier::Room Tier::make_room(const Need& need, Wait wait) {
   };
   const auto is_none = [](const Need& n) { return n.rows + n.bytes + n.read_bytes == 0; };
   for (;;) {
-    Room room(*this, need);
-    if (is_kept_for(need) && promised_read_bytes_ <= spare_bytes()) return room;
+    std::vector<Room> rooms;
+    rooms.reserve(needs.size());
+    for (const Need& one : needs) rooms.emplace_back(*this, one);
+    if (is_kept_for(need) && promised_read_bytes_ <= spare_bytes()) return rooms;
     const bool was_alone = is_none(promised_others());  // else others may have ended since
     const bool may_wait = wait == Wait::kYes && std::chrono::steady_clock::now() <= deadline;
     try {
-      if (find_room()) return room;
+      if (find_room()) return rooms;
     } catch (const Error&) {
       if (!is_kept_for(need) || !may_wait) throw;
     }
     const Need others = promised_others();
     if (!may_wait || (was_alone && is_none(others))) fail(need, others);
-    room = Room();
+    rooms.clear();
     std::this_thread::sleep_for(kLookAgain);
   }
 }
@@ -224,7 +251,7 @@ void Tier::fail(const Need& need, const Need& others) const {
 void Tier::set_memory(std::size_t num_bytes) {
   const std::size_t before = memory_bytes_.exchange(num_bytes);
   try {
-    make_room({}, Wait::kNo);
+    make_room(Need{}, Wait::kNo);
   } catch (...) {
     memory_bytes_ = before;
     throw;
@@ -300,6 +327,7 @@ std::size_t Tier::move_out(std::uint32_t bucket) {
     refs.clear();
     table_.index_.refs_of(bucket, refs);
   }
+  leave_out_claimed(bucket, refs);
   std::vector<Arena::Ref> coldest, of_class;
   for (int i = 0; i < num_classes; ++i) {
     // Rows that leave their memory go to other places in memory first.
@@ -401,10 +429,13 @@ void Tier::clean() {
   if (!lock.owns_lock()) return;
   if (clean_left_ > 0 && log_.generation(clean_next_) != clean_generation_) clean_left_ = 0;
   if (clean_left_ == 0) {
-    const ssd::PageLog::Use use = log_.use();
-    if (use.num_rows * 100 >= use.num_rows_then * kLeftPercentMin) return;
-    const std::optional<ssd::PageLog::Segment> victim = log_.emptiest();
-    if (!victim || victim->num_rows * 100 > victim->num_rows_then * kWorthPercentMax) return;
+    std::optional<ssd::PageLog::Segment> victim = log_.failed();
+    if (!victim) {
+      const ssd::PageLog::Use use = log_.use();
+      if (use.num_rows * 100 >= use.num_rows_then * kLeftPercentMin) return;
+      victim = log_.emptiest();
+      if (!victim || victim->num_rows * 100 > victim->num_rows_then * kWorthPercentMax) return;
+    }
     clean_next_ = victim->first;
     clean_left_ = victim->num_pages;
     clean_generation_ = log_.generation(clean_next_);
@@ -462,6 +493,7 @@ void Tier::clean_bucket(std::span<const ssd::Position> positions, const ssd::Pag
     const std::size_t rest = places.size() % per_page;
     if (rest > 0) {
       table_.index_.refs_of(bucket, refs);
+      leave_out_claimed(bucket, refs);
       keep_coldest(refs, per_page - rest);
     }
   }

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -63,10 +64,12 @@ class Tier {
   static std::size_t buffer_bytes(const TierConfig& config, std::size_t row_bytes) noexcept;
 
   struct Need {
-    std::size_t rows = 0;        // of any class
-    std::size_t bytes = 0;       // to find them
+    std::uint32_t stripe = 0;    // of the rows
+    std::size_t rows = 0;        // of any class, in memory, with what finds them there
+    std::size_t bytes = 0;       // of anything else
     std::size_t read_bytes = 0;  // of pages
   };
+  using Needs = std::span<const Need>;
   // The promise that what is needed fits into the budget.
   class Room {
    public:
@@ -75,6 +78,7 @@ class Tier {
     Room(Room&& other) noexcept { *this = std::move(other); }
     Room& operator=(Room&& other) noexcept;
     ~Room();
+    std::size_t num_rows() const noexcept { return need_.rows; }
 
    private:
     Tier* tier_ = nullptr;
@@ -87,7 +91,10 @@ class Tier {
   // Errors: kResourceExhausted: the budget is too small, or the devices are full; kUnavailable,
   // kDeadlineExceeded.
   enum class Wait { kNo, kYes };
-  Room make_room(const Need& need, Wait wait = Wait::kYes);
+  std::vector<Room> make_room(Needs needs, Wait wait = Wait::kYes);
+  Room make_room(const Need& need, Wait wait = Wait::kYes) {
+    return std::move(make_room({&need, 1}, wait).front());
+  }
 
   // Sets the budget, and keeps it when it returns. Errors: as above; the budget stays.
   void set_memory(std::size_t num_bytes);
@@ -101,16 +108,31 @@ class Tier {
     ~Lock() {
       if (tier_ != nullptr && lock_.owns_lock()) tier_->note(stripe_);
     }
+    // For how many new rows there is room; more than anybody needs without a tier.
+    std::size_t num_new() const noexcept { return num_new_; }
 
    private:
     friend class Tier;
     Tier* tier_;
     std::uint32_t stripe_;
+    std::size_t num_new_ = std::numeric_limits<std::size_t>::max();
     std::vector<Room> rooms_;  // given up after the lock
     std::unique_lock<StripeMutex> lock_;
   };
-  // Locks a stripe when all rows of these keys are in memory, with room for as many again.
-  Lock lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys);
+  // What a change needs that must not fail when it is made: the rows of its keys stay in memory as
+  // long as there is a claim of them, and there is room for those that have none.
+  class Claim;
+  using Claims = std::span<Claim* const>;
+  // Null if all claims together would take more than half of the memory for rows: then the change
+  // makes room for one stripe after the other, for the largest of which there is room now.
+  // Errors: those of make_room, for which it waits; a page that cannot be read.
+  std::unique_ptr<Claim> claim(std::span<const std::uint64_t> keys, Pool& pool);
+
+  // Locks a stripe when all rows of these keys are in memory, with room for `num_new` more. What
+  // the claims have for the stripe is used, once; with enough of it nothing is read, and nothing
+  // waits for a device.
+  Lock lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys, std::size_t num_new,
+                 Claims claims = {});
   // Locks the stripe of a bucket, with all that is in the bucket.
   struct Bucket;
   Bucket lock_bucket(std::uint32_t bucket);
@@ -125,7 +147,8 @@ class Tier {
     kUpdate,  // a use, but neither a hit nor a miss; no room is an error, as for make_room
     kLater,   // a use that is to come
   };
-  void fetch(std::span<const std::uint64_t> keys, Pool& pool, For what = For::kRead);
+  void fetch(std::span<const std::uint64_t> keys, Pool& pool, For what = For::kRead,
+             Wait wait = Wait::kYes);
   // Whether a key that has no row in memory may have one on SSD. Requires: the stripe's lock.
   bool may_have(std::uint64_t key) const { return cold_.may_have(key); }
   // Calls visit(i, row, row_class) under a lock for the row of each key, wherever it is; row is
@@ -192,6 +215,7 @@ class Tier {
   StripeMutex& mutex_of_stripe(std::uint32_t stripe) const noexcept;
   void note(std::uint32_t stripe) noexcept;
   std::size_t bytes_beside_rows() const noexcept;
+  std::size_t index_growth() const noexcept;
   std::size_t read_bytes_beyond_spare() const noexcept;
   // What is in memory, in bytes; and what the promised rows lack.
   struct Memory {
@@ -204,12 +228,22 @@ class Tier {
   Memory memory() const;
   bool fits() const;
   bool find_room();
-  Need need_of(std::uint32_t stripe, std::size_t num_rows) const;
   [[noreturn]] void fail(const Need& need, const Need& others) const;
   bool step();
   void begin_shrink();
   std::size_t move_out(std::uint32_t bucket);
   std::size_t relocate(std::span<const Arena::Ref> refs);
+  void leave_out_claimed(std::uint32_t bucket, std::vector<Arena::Ref>& refs) const;
+  void hold(Claim& claim, Pool& pool);
+  Need largest_need(const Claim& claim) const;
+  void fetch_rest(std::uint32_t stripe, std::span<const std::uint64_t> keys);
+  std::vector<std::uint64_t> absent_of(std::span<const std::uint64_t> keys) const;
+  std::size_t num_new_max(std::span<const std::uint64_t> keys) const;
+  bool are_claimed(std::span<const std::uint64_t> keys, std::uint32_t stripe, Claims claims) const;
+  bool use_claims(Lock& lock, std::span<const std::uint64_t> keys, std::size_t num_new,
+                  Claims claims);
+  Lock lock_unclaimed(std::uint32_t stripe, std::span<const std::uint64_t> keys,
+                      std::size_t num_new, Wait wait = Wait::kYes);
   void keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) const;
   void write_out(std::uint32_t bucket, std::span<const Arena::Ref> refs, const Places& moved,
                  ssd::PageLog::Room& room);
@@ -235,6 +269,13 @@ class Tier {
   mutable Uses uses_;
 
   std::atomic<std::size_t> promised_rows_{0}, promised_bytes_{0}, promised_read_bytes_{0};
+  std::array<std::atomic<std::size_t>, kNumStripes> promised_in_stripe_{};  // rows
+  std::array<std::vector<Claim*>, kNumStripes> claims_;  // guarded by the stripe's lock
+  std::atomic<std::size_t> num_claimed_{0};              // keys
+  struct NotedSize {
+    std::atomic<std::size_t> num_rows{0}, num_lines_left{0}, bytes{0};
+  };
+  std::array<NotedSize, kNumStripes> index_sizes_{};
   std::array<std::atomic<std::size_t>, kNumStripes> stripe_bytes_{};  // beside rows
   std::array<std::atomic<std::size_t>, kNumStripes> cold_bytes_{};    // of them: cold_
   std::atomic<std::size_t> marks_bytes_{0};
@@ -252,6 +293,31 @@ class Tier {
   mutable std::atomic<std::uint64_t> num_hits_{0}, num_misses_{0}, num_refused_{0};
   std::atomic<std::uint64_t> num_fetched_{0};
   std::atomic<std::uint64_t> num_evicted_{0}, num_cleaned_{0};
+};
+
+// Threads: one at a time, but for calls that use it; those of different stripes may run together.
+class Tier::Claim {
+ public:
+  Claim(Tier& tier, std::span<const std::uint64_t> keys);
+  ~Claim();
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+  void begin();
+
+ private:
+  friend class Tier;
+
+  // A part of its keys: those of a stripe, or of a bucket.
+  using Keys = std::span<const std::uint64_t>;
+  Keys keys_of(std::uint32_t first_bucket, std::uint32_t num_buckets) const noexcept;
+  Keys keys_of_stripe(std::uint32_t stripe) const noexcept {
+    return keys_of(stripe * kBucketsPerStripe, kBucketsPerStripe);
+  }
+
+  Tier& tier_;
+  std::vector<std::uint64_t> keys_;      // by hash
+  Room own_;                             // of the keys
+  std::array<Room, kNumStripes> rooms_;  // of new rows; guarded by the stripe's lock
 };
 
 struct Tier::Bucket {

@@ -24,17 +24,19 @@ constexpr std::size_t kFetchReads = 8;
 // has.
 class Tier::Gathering {
  public:
-  explicit Gathering(Tier& tier) : tier_(tier) {}
   // Waits until there is room.
-  Gathering(Tier& tier, const Need& need) : tier_(tier), total_(need) {
-    rooms.push_back(tier_.make_room(total_));
+  Gathering(Tier& tier, const Need& need, Wait wait = Wait::kYes)
+      : tier_(tier), base_(need), wait_(wait) {
+    if (base_.rows > 0) rooms.push_back(tier_.make_room(base_));
   }
 
   // Reads pages, with room for so many of their rows; or nothing: then all are wanted again.
   // Requires: no lock of the table is held.
   void read(std::vector<ssd::Position> positions, std::size_t num_rows) {
     ssd::sort_distinct(positions);
-    const Need more{.rows = num_rows, .read_bytes = tier_.log_.read_bytes(positions.size())};
+    const Need more{.stripe = base_.stripe,
+                    .rows = num_rows,
+                    .read_bytes = tier_.log_.read_bytes(positions.size())};
     if ((left_.rows < more.rows || left_.read_bytes < more.read_bytes) && !add(more)) return;
     left_.rows -= more.rows;
     left_.read_bytes -= more.read_bytes;
@@ -43,33 +45,29 @@ class Tier::Gathering {
 
   // Makes room. Returns false if that took all that was read.
   bool add(const Need& more) {
-    total_.rows += more.rows;
-    total_.bytes += more.bytes;
-    total_.read_bytes += more.read_bytes;
     try {
       rooms.push_back(tier_.make_room(more, Wait::kNo));
       left_.rows += more.rows;
       left_.read_bytes += more.read_bytes;
       return true;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kResourceExhausted) throw;
+      if (error.code() != ErrorCode::kResourceExhausted || wait_ == Wait::kNo) throw;
     }
     reads.clear();
     rooms.clear();
-    rooms.push_back(tier_.make_room(total_));
-    left_ = total_;
+    rooms = tier_.make_room(std::array{base_, more});
+    left_ = more;
     return false;
   }
-
-  std::size_t bytes() const noexcept { return total_.bytes; }
 
   std::vector<Room> rooms;
   std::vector<ssd::PagesRead> reads;
 
  private:
   Tier& tier_;
-  Need total_;  // all that is promised
-  Need left_;   // of it: for pages that are to be read
+  const Need base_;
+  Need left_;  // of it: for pages that are to be read
+  Wait wait_;
 };
 
 const std::byte* Tier::row_in_memory(std::uint64_t key) const noexcept {
@@ -172,41 +170,32 @@ std::size_t Tier::move_in(std::uint32_t stripe, const Places& places, std::optio
 }
 
 Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new, std::size_t num_bytes) {
-  Room room = make_room({.rows = num_new, .bytes = num_bytes});
+  Room room = make_room({.stripe = stripe, .rows = num_new, .bytes = num_bytes});
   Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
   result.rooms_.push_back(std::move(room));
   return result;
 }
 
-// For so many rows more in memory. Requires: no lock of the stripe is held.
-Tier::Need Tier::need_of(std::uint32_t stripe, std::size_t num_rows) const {
-  const std::shared_lock lock(mutex_of_stripe(stripe));
-  return {.rows = num_rows, .bytes = table_.index_.growth(stripe, num_rows)};
-}
-
-Tier::Lock Tier::lock_rows(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
-  Gathering gathering(*this, need_of(stripe, keys.size()));
+Tier::Lock Tier::lock_unclaimed(std::uint32_t stripe, std::span<const std::uint64_t> keys,
+                                std::size_t num_new, Wait wait) {
+  Gathering gathering(*this, {.stripe = stripe, .rows = num_new}, wait);
   for (;;) {
     Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
-    Search found = search(keys, gathering.reads, std::nullopt);  // prepare() counts uses
-    const std::size_t growth = table_.index_.growth(stripe, keys.size());
-    if (found.wanted.empty() && growth <= gathering.bytes()) {
+    Search found = search(keys, gathering.reads, std::nullopt);  // whoever fetched counted uses
+    if (found.wanted.empty()) {
       move_in(stripe, found.here, std::nullopt);
+      result.num_new_ = num_new;
       result.rooms_ = std::move(gathering.rooms);
       return result;
     }
     result.lock_.unlock();
-    if (growth > gathering.bytes()) {  // others have put rows into the stripe
-      gathering.add({.bytes = growth - gathering.bytes()});
-    } else {
-      gathering.read(std::move(found.wanted), found.unread.size());
-    }
+    gathering.read(std::move(found.wanted), found.unread.size());
   }
 }
 
 Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
-  Gathering gathering(*this);
+  Gathering gathering(*this, {.stripe = stripe});
   for (;;) {
     Lock lock(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
     std::vector<ssd::Position> wanted;
@@ -227,7 +216,7 @@ Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
 // devices read the next.
 class Tier::Fetcher {
  public:
-  Fetcher(Tier& tier, For what) : tier_(tier), what_(what) {}
+  Fetcher(Tier& tier, For what, Wait wait) : tier_(tier), what_(what), wait_(wait) {}
 
   void add(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
     std::shared_lock lock(tier_.mutex_of_stripe(stripe));
@@ -262,7 +251,7 @@ class Tier::Fetcher {
     std::vector<ssd::Position> first;  // of each key: the first page that may have its row
   };
   struct Read {
-    Room room;
+    std::vector<Room> rooms;
     std::vector<Missing> missing;
     ssd::PageLog::Reading pages;
   };
@@ -271,21 +260,22 @@ class Tier::Fetcher {
     ssd::sort_distinct(wanted_);
     std::vector<Missing> missing = std::exchange(missing_, {});
     std::vector<ssd::Position> wanted = std::exchange(wanted_, {});
-    Need need{.read_bytes = tier_.log_.read_bytes(wanted.size())};
+    const std::size_t read_bytes = tier_.log_.read_bytes(wanted.size());
+    std::vector<Need> needs{{.read_bytes = read_bytes}};
     for (const Missing& group : missing) {
-      const Need of_group = tier_.need_of(group.stripe, group.keys.size());
-      need.rows += of_group.rows;
-      need.bytes += of_group.bytes;
+      needs.push_back({.stripe = group.stripe, .rows = group.keys.size()});
     }
-    while (reads_.size() == kFetchReads || (!reads_.empty() && !is_spare(need.read_bytes))) {
+    while (reads_.size() == kFetchReads || (!reads_.empty() && !is_spare(read_bytes))) {
       end_read();
     }
-    if (std::optional<Room> room = make_room(need)) {
-      reads_.push_back({.room = std::move(*room),
+    if (std::vector<Room> rooms = make_room(needs); !rooms.empty()) {
+      reads_.push_back({.rooms = std::move(rooms),
                         .missing = std::move(missing),
                         .pages = tier_.log_.begin_read(std::move(wanted))});
     } else {
-      tier_.num_refused_ += need.rows;
+      for (const Missing& group : missing) {
+        if (what_ != For::kUpdate) tier_.num_refused_ += group.keys.size();
+      }
     }
   }
 
@@ -296,17 +286,17 @@ class Tier::Fetcher {
   }
 
   // None: the rows stay where they are, and can be read there. Whoever wants to change them waits.
-  std::optional<Room> make_room(const Need& need) {
+  std::vector<Room> make_room(Needs needs) {
     for (;; end_read()) {  // which gives up its room
-      const bool waits = what_ == For::kUpdate && reads_.empty();
+      const bool waits = what_ == For::kUpdate && wait_ == Wait::kYes && reads_.empty();
       try {
-        return tier_.make_room(need, waits ? Wait::kYes : Wait::kNo);
+        return tier_.make_room(needs, waits ? Wait::kYes : Wait::kNo);
       } catch (const Error& error) {
         const bool lacks_room = error.code() == ErrorCode::kResourceExhausted ||
                                 error.code() == ErrorCode::kUnavailable ||
                                 error.code() == ErrorCode::kDeadlineExceeded;
         if (!lacks_room || waits) throw;
-        if (reads_.empty()) return std::nullopt;
+        if (reads_.empty()) return {};
       }
     }
   }
@@ -341,16 +331,17 @@ class Tier::Fetcher {
 
   Tier& tier_;
   const For what_;
+  const Wait wait_;  // of an update
   std::vector<Missing> missing_;
   std::vector<ssd::Position> wanted_;
   std::deque<Read> reads_;
 };
 
-void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what) {
+void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what, Wait wait) {
   const KeysByStripe groups(keys, pool);
   std::atomic<std::uint32_t> next{0};
   pool.run(static_cast<std::size_t>(pool.threads()), [&](std::size_t) {
-    Fetcher fetcher(*this, what);
+    Fetcher fetcher(*this, what, wait);
     for (std::uint32_t stripe; (stripe = next++) < kNumStripes;) {
       const std::span<const std::uint64_t> all = groups[stripe].keys;
       for (std::size_t begin = 0; begin < all.size(); begin += kFetchKeys) {

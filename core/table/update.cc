@@ -71,6 +71,7 @@ struct Table::Step {
   const Advance& advance;
   const RuleStep& rule;
   const PushColumns& columns;
+  Tier::Claims claims;
 };
 
 // Calls function(stripe, group) for every stripe, also for those without keys.
@@ -89,7 +90,7 @@ void Table::for_stripes(std::span<const std::uint64_t> keys, Pool& pool,
 
 std::size_t Table::update(std::span<const std::uint64_t> keys, std::span<const Gradients> grads,
                           std::span<const PushId> ids, const RuleValues& values, Pool& pool,
-                          const PushColumns& columns, Change change) {
+                          const PushColumns& columns, Change change, Tier::Claims claims) {
   values.check();
   const std::vector<GradientPart> parts = parts_of(grads, keys.size());
   check_columns(columns, keys.size());
@@ -101,7 +102,8 @@ std::size_t Table::update(std::span<const std::uint64_t> keys, std::span<const G
                   .parts = parts,
                   .advance = advance,
                   .rule = *rule_step,
-                  .columns = columns};
+                  .columns = columns,
+                  .claims = claims};
   std::atomic<std::size_t> applied{0};
   for_stripes(keys, pool, [&](std::uint32_t stripe, const Group& group) {
     applied += update_stripe(stripe, group, step);
@@ -163,10 +165,10 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
   std::uint64_t over = 0;  // buckets over their limit, bit by bit
   std::size_t num_keys = 0;
   {
-    const Tier::Lock lock = lock_rows(stripe, group.keys);
+    const Tier::Lock lock = lock_rows(stripe, group.keys, group.keys.size(), step.claims);
     const std::uint64_t applied = step.advance.applied(stripe);
     if (~applied != 0) {
-      num_keys = update_locked(stripe, group, step, applied);
+      num_keys = update_locked(stripe, group, step, applied, lock.num_new());
       due_evictions_[stripe] |= buckets_over_limit(stripe) & ~applied;
     }
     over = due_evictions_[stripe];
@@ -185,11 +187,12 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
 
 // Applies and marks what the buckets of a stripe lack. Requires: its lock.   applied: the buckets
 // that lack nothing, bit by bit.
+// num_new_max: rows that it may make.
 std::size_t Table::update_locked(std::uint32_t stripe, const Group& group, const Step& step,
-                                 std::uint64_t applied) {
+                                 std::uint64_t applied, std::size_t num_new_max) {
   std::size_t num_keys = 0;
   if (applied == 0) {
-    num_keys = apply_group(group, step);
+    num_keys = apply_group(group, step, num_new_max);
   } else {
     step.advance.part(stripe);
     Selection remaining(group);
@@ -197,7 +200,7 @@ std::size_t Table::update_locked(std::uint32_t stripe, const Group& group, const
       const std::uint32_t bucket = bucket_of(group.keys[i]) % kBucketsPerStripe;
       if ((applied >> bucket & 1) == 0) remaining.add(i);
     }
-    num_keys = apply_group(remaining.group(), step);
+    num_keys = apply_group(remaining.group(), step, num_new_max);
   }
   step.advance.raise(stripe, applied);
   return num_keys;
@@ -215,17 +218,18 @@ std::uint64_t Table::buckets_over_limit(std::uint32_t stripe) const noexcept {
 
 // Applies all or nothing: every operation that can fail runs before the first row changes.
 // Requires: the lock of the group's stripe. Returns the number of keys without those not admitted.
-std::size_t Table::apply_group(const Group& group, const Step& step) {
+std::size_t Table::apply_group(const Group& group, const Step& step, std::size_t num_new_max) {
   const std::size_t n = group.keys.size();
   if (n == 0) return 0;
+  const std::size_t num_new = std::min(n, num_new_max);
   std::array<std::size_t, Arenas::kClassesMax> num_rows_max{};
   for (const GradientPart& part : step.parts) {
-    num_rows_max[static_cast<std::size_t>(part.row_class)] = n;
+    num_rows_max[static_cast<std::size_t>(part.row_class)] = num_new;
   }
-  if (classes_.head() >= 0) num_rows_max[static_cast<std::size_t>(classes_.head())] = n;
+  if (classes_.head() >= 0) num_rows_max[static_cast<std::size_t>(classes_.head())] = num_new;
   Arenas::Reservation reservation(arenas_, num_rows_max);
   std::vector<Index::Entry> scratch;
-  index_.prepare(bucket_of(group.keys[0]) / kBucketsPerStripe, n, scratch);
+  index_.prepare(bucket_of(group.keys[0]) / kBucketsPerStripe, num_new, scratch);
   admission_.prepare(group.keys);
   Selection fresh(group);
   Array<std::uint32_t> absent(n);
@@ -379,7 +383,7 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
     if (group.keys.empty()) return;
     std::vector<Arena::Ref> refs;
     refs.reserve(group.keys.size());
-    const Tier::Lock lock = lock_rows(stripe, group.keys);
+    const Tier::Lock lock = lock_rows(stripe, group.keys, 0);
     const auto num_keys = count_by_bucket(group.keys);
     for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
       removed_.prepare(stripe * kBucketsPerStripe + i, num_keys[i]);
@@ -397,7 +401,8 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
   return erased;
 }
 
-std::size_t Table::settle(std::span<const std::uint64_t> keys, const float* delta_scores) {
+std::size_t Table::settle(std::span<const std::uint64_t> keys, const float* delta_scores,
+                          Tier::Claims claims) {
   check_scored("settle");
   std::size_t num_settled = 0;
   while (num_settled < keys.size()) {
@@ -409,7 +414,7 @@ std::size_t Table::settle(std::span<const std::uint64_t> keys, const float* delt
       ++end;
     }
     try {
-      const Tier::Lock lock = lock_rows(stripe, keys.subspan(begin, end - begin));
+      const Tier::Lock lock = lock_rows(stripe, keys.subspan(begin, end - begin), 0, claims);
       for (; num_settled < end; ++num_settled) {
         if (std::byte* row = index_.find(keys[num_settled]); row != nullptr) {
           layout_of(row).score(row).delta_score -= delta_scores[num_settled];

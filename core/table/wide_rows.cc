@@ -125,7 +125,7 @@ struct Table::Reserved {
 void Table::write_group(const Group& group, const WideRows& wide) {
   const std::size_t n = group.keys.size();
   const std::uint32_t stripe = stripe_of_hash(mix64(group.keys[0]));
-  const Tier::Lock lock = lock_rows(stripe, group.keys);
+  const Tier::Lock lock = lock_rows(stripe, group.keys, group.keys.size());
   std::array<std::size_t, Arenas::kClassesMax> counts{};
   for (std::size_t i = 0; i < n; ++i) ++counts[wide.classes[group.position(i)]];
   Arenas::Reservation reservation(arenas_, counts);

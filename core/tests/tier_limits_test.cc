@@ -139,7 +139,7 @@ void test_a_settle_that_fails_tells_how_many_rows_are_settled(std::uint64_t seed
   const RowsByKey before = rows_of(table);
   std::size_t num_settled = 0, num_partial = 0, num_refused = 0;
   while (num_settled < keys.size()) {
-    device->set_faults({.read_error = random.below(4) == 0 ? 1.0 : 0.01});
+    device->set_faults({.num_reads = random.below(4) == 0 ? 0 : random.below(100)});
     const std::size_t n = std::min<std::size_t>(2000, keys.size() - num_settled);
     try {
       const std::size_t done = table.settle(std::span(keys).subspan(num_settled, n), scores.data());

@@ -17,6 +17,7 @@ from tests.jobs import Job
 from tests.tables import T_ROWS
 from trireme.errors import DeadlineExceeded
 from trireme.job.cluster import Cluster
+from trireme.server.server_stats import stats_of
 
 
 class Model(nn.Module):
@@ -69,7 +70,7 @@ def fit(cluster: Cluster, strategy: tr.Strategy, data: Delayed, threads: int = 1
 def histograms(job: Job, name: str) -> Counter[int]:
     total: Counter[int] = Counter()
     for server in job.servers:
-        for steps, count in server.state.stats()[name].items():
+        for steps, count in stats_of(server.state)[name].items():
             total[int(steps)] += count
     return total
 

@@ -190,5 +190,6 @@ def test_a_step_that_is_left_out_is_over(tmp_path: Path) -> None:
         server.ask(*push(stream, 2, GROUPS))
     for stream in (0, 1):
         server.state.staging.declare(stream, 2)
+    server.state.apply_steps()
     assert server.state.staging.applied == 2
     server.close()

@@ -15,6 +15,7 @@ import pytest
 from tests.conditions import WAIT_S, wait_until
 from tests.integration.pushed_server import PushedServer
 from trireme.server.row_tier import RowTier
+from trireme.server.server_stats import stats_of
 
 MEMORY = 14 << 20
 
@@ -82,7 +83,7 @@ def test_a_disk_that_hangs_while_memory_is_divided_holds_no_request_up(server: S
     in_time(train)
     assert server.disk.waits.wait(WAIT_S)
     assert server.parts() == before
-    in_time(lambda: server.state.stats() and None)
+    in_time(lambda: stats_of(server.state) and None)
     server.disk.may_go.set()
     wait_until(lambda: server.disk.moves == 0)
     assert server.disk.most == 1
@@ -96,7 +97,7 @@ def test_a_disk_that_hangs_while_a_table_is_made_holds_no_request_up(server: Ser
     maker.start()
     assert server.disk.waits.wait(WAIT_S)
     in_time(lambda: server.push("small", np.arange(10, dtype=np.uint64)))
-    in_time(lambda: server.state.stats() and None)
+    in_time(lambda: stats_of(server.state) and None)
     assert set(server.parts()) == {"large", "small"}
     server.disk.may_go.set()
     maker.join(WAIT_S)

@@ -141,8 +141,9 @@ def table_of(tier: RowTier, name: str, dim: int) -> _core.Table:
 def push(tier: RowTier, rows: _core.Table, keys: np.ndarray, number: int) -> None:
     grads = np.ones((len(keys), rows.dim), np.float32)
     values, pool = _core.RuleValues(lr=1.0), _core.Pool(1)
-    tier.with_room(partial(rows.prepare, keys, pool))
-    tier.with_room(partial(rows.update, keys, grads, [(0, number)], values, pool))
+    claim = tier.with_room(partial(rows.claim, keys, pool))
+    claims = [] if claim is None else [claim]
+    rows.update(keys, grads, [(0, number)], values, pool, claims=claims)
     tier.note_push()
     if (divider := tier._divider) is not None:
         divider.join(WAIT_S)

@@ -27,6 +27,7 @@ from trireme.server.log.replay import state_records
 from trireme.server.log.segment import Record
 from trireme.server.log.state_folder import StateFolder
 from trireme.server.prepared_import import PreparedImport, filled_buckets
+from trireme.server.server_stats import sync_waits
 from trireme.server.state import ServerState
 from trireme.storage.local import LocalStorage
 
@@ -131,14 +132,15 @@ def test_a_server_killed_while_it_begins_a_segment_keeps_what_it_holds(
         server.ask(*request)
     for stream in (0, 1):
         server.state.staging.declare(stream, 1)
+    server.state.apply_steps()
     server.ask(*requests.push(0, 2))
     prepare_import(server.state)
-    expected = server.content(), prepared_content(server.state), server.state.sync_waits()
+    expected = server.content(), prepared_content(server.state), sync_waits(server.state)
     assert expected[1] is not None
     assert expected[1][1]["plain"]
     successor = killed_beginning_a_segment(server, tmp_path / "copy", num_records)
     state = successor.state
-    assert (successor.content(), prepared_content(state), state.sync_waits()) == expected
+    assert (successor.content(), prepared_content(state), sync_waits(state)) == expected
     server.close()
     successor.close()
 

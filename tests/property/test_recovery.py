@@ -210,6 +210,7 @@ def test_a_restarted_server_holds_the_same_bytes(tmp_path: Path, mode: str) -> N
                     if method == "declare":  # with their next pull, which is repeated if need be
                         for stream in (1, 0):
                             server.state.staging.declare(stream, body["step"])
+                        server.state.apply_steps()
                     else:
                         server.ask(method, body, arrays)
             for server in servers:

@@ -85,6 +85,7 @@ class Uneven:
         with self.state.lock:
             for stream in range(NUM_STREAMS):
                 self.state.staging.declare(stream, sequence - SEQUENCE + 1)
+        self.state.apply_steps()
 
     def expected(self, last: int) -> np.ndarray:
         """(buckets and blocks,) their weights, when all pushes up to `last` have been applied."""

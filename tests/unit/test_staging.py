@@ -39,6 +39,10 @@ class Applied:
         self.norms: list[float | None] = []
         self.staging = Staging(self._apply, lambda pushes: len(pushes))
 
+    def declare(self, stream: int, step: int) -> None:
+        self.staging.declare(stream, step)
+        self.staging.apply_complete()
+
     def _apply(self, pushes: list[Push], norm: float | None) -> None:
         self.steps.append([push.id for push in pushes])
         self.norms.append(norm)
@@ -55,9 +59,9 @@ def test_step_is_applied_when_the_last_member_declares_it_in_stream_order(applie
     staging = applied.staging
     staging.stage(push(1, 1))
     staging.stage(push(0, 1))
-    staging.declare(1, 1)
+    applied.declare(1, 1)
     assert applied.steps == []
-    staging.declare(0, 1)
+    applied.declare(0, 1)
     assert applied.steps == [[(0, 1), (1, 1)]]
 
 
@@ -66,8 +70,8 @@ def test_staging_again_changes_nothing_before_and_after_the_step(applied: Applie
     for _ in range(2):
         staging.stage(push(0, 1))
         staging.stage(push(1, 1))
-    staging.declare(0, 1)
-    staging.declare(1, 1)
+    applied.declare(0, 1)
+    applied.declare(1, 1)
     staging.stage(push(0, 1))
     assert applied.steps == [[(0, 1), (1, 1)]]
 
@@ -81,7 +85,7 @@ def test_a_stream_that_leaves_is_not_waited_for_and_its_staged_push_counts(
         if step == 1:
             staging.stage(push(1, 1))
             staging.set_members(2, {0: Member(1, None), 1: Member(1, 2)})
-        staging.declare(0, step)
+        applied.declare(0, step)
     assert applied.steps == [[(0, 1), (1, 1)], [(0, 2)]]
 
 
@@ -91,9 +95,9 @@ def test_waiters_run_when_their_step_has_been_applied(applied: Applied) -> None:
     staging.stage(push(0, 1))
     staging.stage(push(1, 1))
     assert not staging.when_applied(0, 1, lambda: woken.append(1))
-    staging.declare(0, 1)
+    applied.declare(0, 1)
     assert staging.waiting_for() == "step 1 waits for streams [1]"
-    staging.declare(1, 1)
+    applied.declare(1, 1)
     assert woken == [1]
     assert staging.when_applied(0, 1, lambda: woken.append(2))
 
@@ -102,9 +106,9 @@ def test_all_streams_stop_after_the_step_that_one_names_the_last(applied: Applie
     staging = applied.staging
     staging.stage(push(0, 1))
     staging.stage(replace(push(1, 1), stops="told"))
-    staging.declare(1, 1)
+    applied.declare(1, 1)
     assert staging.stop is None  # not reported before all have declared the step
-    staging.declare(0, 1)
+    applied.declare(0, 1)
     assert staging.stop == Stop(1, "told")
     again = Applied().staging
     again.install(staging.state())
@@ -128,7 +132,7 @@ def test_an_older_group_is_ignored(applied: Applied) -> None:
     staging.set_members(3, {0: Member(1, None)})
     staging.set_members(2, {0: Member(1, None), 1: Member(1, None)})
     staging.stage(push(0, 1))
-    staging.declare(0, 1)
+    applied.declare(0, 1)
     assert applied.steps == [[(0, 1)]]
 
 
@@ -138,7 +142,7 @@ def test_a_step_that_is_not_next_or_not_a_members_is_refused(applied: Applied) -
     with pytest.raises(BadRequest, match="stream 7 is None"):
         applied.staging.stage(push(7, 1))
     with pytest.raises(BadRequest, match="stream 0 says that step 1 is staged"):
-        applied.staging.declare(0, 1)
+        applied.declare(0, 1)
 
 
 NORM = Clip("norm", 1.0)
@@ -149,9 +153,9 @@ def test_a_step_that_is_clipped_by_its_norm_waits_for_that(applied: Applied) -> 
     for stream in (0, 1):
         staging.stage(replace(push(stream, 1), clip=NORM))
     assert not staging.when_complete(0, 1, lambda: reported.append("complete"))
-    staging.declare(0, 1)
+    applied.declare(0, 1)
     assert reported == []
-    staging.declare(1, 1)
+    applied.declare(1, 1)
     assert (reported, applied.steps) == (["complete"], [])
     assert staging.when_complete(0, 1, reported.clear)
     assert staging.norm_of(1) == NormReply(2, None, False)
@@ -160,7 +164,7 @@ def test_a_step_that_is_clipped_by_its_norm_waits_for_that(applied: Applied) -> 
         staging.when_complete(7, 1, reported.clear)
     assert not staging.when_applied(0, 1, lambda: reported.append("applied"))
     staging.set_norm(1, 0.5)
-    staging.declare(0, 1)
+    applied.declare(0, 1)
     assert reported == ["complete", "applied"]
     assert (applied.steps, applied.norms) == ([[(0, 1), (1, 1)]], [0.5])
     # A late request gets the same norm; a late other norm changes nothing.
@@ -183,7 +187,7 @@ def test_streams_that_leave_are_no_reason_to_apply_a_step_without_its_norm(
     staging.set_members(2, {0: Member(1, 2), 1: Member(1, 2)})
     assert applied.steps == []
     staging.set_norm(1, 3.0)
-    staging.declare(1, 1)
+    applied.declare(1, 1)
     assert applied.norms == [3.0]
 
 
@@ -211,7 +215,7 @@ def test_an_answer_that_fails_does_not_take_the_others_with_it(applied: Applied)
         applied.staging.when_applied(stream, 1, waiter)
     for stream in range(3):
         applied.staging.stage(push(stream, 1))
-        applied.staging.declare(stream, 1)
+        applied.declare(stream, 1)
     assert [type(answer) for answer in answers] == [ResourceExhausted, Internal, Reply]
 
 
@@ -224,5 +228,5 @@ def test_a_stream_waits_once_and_a_stranger_not_at_all(applied: Applied) -> None
         staging.when_applied(7, 1, lambda: None)
     for stream in (0, 1):
         staging.stage(push(stream, 1))
-        staging.declare(stream, 1)
+        applied.declare(stream, 1)
     assert woken == [2]

@@ -25,6 +25,7 @@ struct FakeDevice::File {
   // What was on the disk before, of the blocks that were written since the last sync, and of those
   // that a failed sync has lost.
   Blocks before, lost;
+  std::set<std::uint64_t> spoiled;  // blocks
 
   std::span<std::byte> block(std::uint64_t number) {
     return std::span(bytes).subspan(number * kBlockBytes, kBlockBytes);
@@ -156,6 +157,11 @@ void FakeDevice::flip_bit(const std::string& name, std::uint64_t bit) {
   named(name)->bytes.at(bit / 8) ^= std::byte{1} << (bit % 8);
 }
 
+void FakeDevice::spoil(const std::string& name, std::uint64_t block) {
+  std::lock_guard lock(mutex_);
+  named(name)->spoiled.insert(block);
+}
+
 FakeDevice::Counts FakeDevice::counts() const {
   std::lock_guard lock(mutex_);
   return counts_;
@@ -281,7 +287,12 @@ int FakeDevice::carry_out(const Transfer& transfer) {
   File& file = opened(transfer.file);
   const bool is_read = transfer.kind == Transfer::Kind::kRead;
   ++(is_read ? counts_.reads : counts_.writes);
-  const bool fails = happens(is_read ? faults_.read_error : faults_.write_error);
+  const auto spoiled = file.spoiled.lower_bound(transfer.offset / kBlockBytes);
+  const bool is_spoiled = spoiled != file.spoiled.end() &&
+                          *spoiled * kBlockBytes < transfer.offset + transfer.bytes.size();
+  const bool is_gone = is_read && (faults_.num_reads == 0 || faults_.num_reads-- == 0);
+  const bool fails =
+      is_spoiled || is_gone || happens(is_read ? faults_.read_error : faults_.write_error);
   for (std::size_t done = 0; done < transfer.bytes.size(); done += kBlockBytes) {
     if (fails && happens(0.5)) continue;
     const std::uint64_t number = (transfer.offset + done) / kBlockBytes;

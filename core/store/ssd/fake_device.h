@@ -29,6 +29,7 @@ class FakeDevice : public Device {
     double late = 0;         // of a transfer at each reap that can do without it
     double stuck = 0;        // of a transfer: it does not end while this is above 0, and neither
                              // does the destructor of its queue
+    std::uint64_t num_reads = std::numeric_limits<std::uint64_t>::max();  // then all fail
     std::uint64_t capacity_bytes = std::numeric_limits<std::uint64_t>::max();
   };
 
@@ -40,6 +41,8 @@ class FakeDevice : public Device {
   void crash();
   // Inverts a bit of a file, as a disk does that does not notice.
   void flip_bit(const std::string& name, std::uint64_t bit);
+  // From here on no transfer of this block of a file succeeds: EIO.
+  void spoil(const std::string& name, std::uint64_t block);
 
   // Calls that reached the disk since the start.
   struct Counts {

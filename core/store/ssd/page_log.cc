@@ -46,6 +46,8 @@ PageLog::PageLog(std::vector<std::shared_ptr<Device>> devices, const PageLogConf
     writers_.push_back(device->make_queue(config.num_buffers));
   }
   is_late_.resize(devices_.size());
+  fails_.resize(devices_.size());
+  readable_.resize(devices_.size());
   const std::size_t buffer_bytes = config.buffer_pages * config.page_bytes;
   for (std::size_t i = 0; i < config.num_buffers; ++i) {
     free_buffers_.push_back(memory_.data() + i * buffer_bytes);
@@ -142,6 +144,7 @@ PageLog::Room PageLog::reserve(std::size_t num_pages) {
     bool lacks_segment;
     {
       std::unique_lock lock(mutex_);
+      leave_failed();
       const auto has_room = [&] { return buffer_room() >= num_reserved_ + num_pages; };
       const auto can_go_on = [&] {
         return has_room() || pages_left() < num_reserved_ + num_pages ||
@@ -170,7 +173,28 @@ PageLog::Room PageLog::reserve(std::size_t num_pages) {
   return room;
 }
 
+// Appends no more to segments that cannot be written, as far as that takes no room that was
+// promised. Requires: mutex_.
+void PageLog::leave_failed() noexcept {
+  const std::deque<std::uint32_t> open = open_;
+  const auto can_write = [&](std::uint32_t number) { return files_[number]->num_failed == 0; };
+  if (std::ranges::all_of(open, can_write)) return;
+  const bool ends_buffer = !can_write(open.front()) && !buffers_.empty() &&
+                           buffers_.back().state == Buffer::State::kFilling;
+  if (ends_buffer) buffers_.back().state = Buffer::State::kFull;
+  std::erase_if(open_, [&](std::uint32_t number) { return !can_write(number); });
+  if (buffer_room() < num_reserved_) {  // not yet
+    open_ = open;
+    if (ends_buffer) buffers_.back().state = Buffer::State::kFilling;
+    return;
+  }
+  for (const std::uint32_t number : open) {
+    if (!can_write(number)) files_[number]->capacity = files_[number]->num_pages;
+  }
+}
+
 // Makes a segment on the next device that has space for it, for whoever reserves so many pages.
+// Those that cannot be written to come last.
 void PageLog::add_segment(std::size_t num_pages) {
   const auto write = lock_writers();
   std::uint64_t generation;
@@ -184,8 +208,12 @@ void PageLog::add_segment(std::size_t num_pages) {
   }
   const std::string name = segment_name(generation);
   const std::uint64_t num_bytes = std::uint64_t{config_.segment_pages} * config_.page_bytes;
+  std::vector<std::size_t> order(devices_.size());
+  for (std::size_t& at : order) at = next_device_++ % devices_.size();
+  ++next_device_;
+  std::ranges::stable_partition(order, [&](std::size_t at) { return fails_[at] == 0; });
   for (std::size_t tried = 1;; ++tried) {
-    const std::size_t at = next_device_++ % devices_.size();
+    const std::size_t at = order[tried - 1];
     try {
       auto file = std::make_shared<File>(devices_[at], devices_[at]->create(name, num_bytes), name,
                                          generation);
@@ -291,6 +319,7 @@ bool PageLog::write_some(bool must_wait) {
   }
   std::string failed;
   int error = 0;
+  bool has_written = false;
   for (std::size_t device = 0; device < devices_.size(); ++device) {
     const std::size_t in_flight = writers_[device]->num_in_flight();
     if (in_flight == 0) continue;
@@ -303,13 +332,19 @@ bool PageLog::write_some(bool must_wait) {
         set_state(one.tag, Buffer::State::kFull);  // the next call writes it again
         error = one.error;
         failed = place_of(static_cast<Position>(one.tag));
-        continue;
       }
+      fails_[device] = one.error != 0;
       std::lock_guard lock(mutex_);
+      counts_.num_failed_writes += one.error != 0;
       const auto buffer = std::ranges::find_if(buffers_, [&](const Buffer& b) {
         return b.file->number * config_.segment_pages + b.first == one.tag;
       });
       File& file = *buffer->file;
+      file.num_failed += (one.error != 0) - buffer->has_failed;
+      buffer->has_failed = one.error != 0;
+      if (one.error != 0 && file.num_rows > 0) continue;  // else nobody needs it
+      has_written = true;
+      file.num_failed -= buffer->has_failed;
       file.num_written += buffer->num_pages;
       if (is_empty(file)) empty_.push_back(std::move(files_[file.number]));
       free_buffers_.push_back(buffer->data);
@@ -317,7 +352,7 @@ bool PageLog::write_some(bool must_wait) {
       changed_.notify_all();
     }
   }
-  if (error != 0) {
+  if (error != 0 && must_wait && !has_written) {
     throw Error(error == ENOSPC ? ErrorCode::kResourceExhausted : ErrorCode::kUnavailable,
                 "PageLog: expected to write " + failed + ", found: " + text_of(error));
   }
@@ -381,7 +416,25 @@ void PageLog::fail(Position position, const PagesRead::Page& page, std::uint32_t
   if (page.error == EBADMSG) {
     throw Error(ErrorCode::kCorruption, what + "one with a wrong checksum");
   }
+  if (page.is_damaged) {
+    throw Error(
+        ErrorCode::kCorruption,
+        what + "that it cannot be read, while others of its disk can: " + text_of(page.error));
+  }
   throw Error(ErrorCode::kUnavailable, what + "that it cannot be read: " + text_of(page.error));
+}
+
+std::optional<PageLog::Segment> PageLog::failed() const {
+  std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<File>& file : files_) {
+    if (file == nullptr || file->num_failed == 0 || file->num_pages < file->capacity) continue;
+    if (file->is_aside || file->num_rows == 0) continue;
+    return Segment{.first = static_cast<Position>(file->number * config_.segment_pages),
+                   .num_pages = file->capacity,
+                   .num_rows = file->num_rows,
+                   .num_rows_then = file->num_rows_then};
+  }
+  return {};
 }
 
 std::optional<PageLog::Segment> PageLog::emptiest() const {
@@ -469,6 +522,7 @@ PageLog::Use PageLog::use() const {
     use.num_pages += file->num_pages;
     use.num_rows += file->num_rows;
     use.num_rows_then += file->num_rows_then;
+    use.num_damaged += file->damaged.size();
   }
   return use;
 }

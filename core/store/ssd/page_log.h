@@ -59,6 +59,7 @@ class PagesRead {
     const std::byte* bytes;    // null: it could not be read
     std::uint64_t generation;  // of its segment; 0: the page was gone
     int error;                 // an errno, EBADMSG if the checksum is wrong; 0: it is whole
+    bool is_damaged = false;   // it, and not its device
   };
 
   // Null if the position was not read.
@@ -123,7 +124,8 @@ class PageLog {
   void forget(Position position, std::size_t num_rows) noexcept;
 
   // Reads pages.   positions: ascending, distinct. An error of the device, or a wrong checksum, is
-  // noted with the page. Errors: kDeadlineExceeded, kUnavailable; std::bad_alloc.
+  // noted with the page. A page that fails again and again, while another one of its device can be
+  // read, is damaged. Errors: kDeadlineExceeded, kUnavailable; std::bad_alloc.
   PagesRead read(std::vector<Position> positions);
   // The same in two parts, between which a thread can do other work. The destructor waits for the
   // devices as long as end() would have. The log outlives it.
@@ -145,6 +147,9 @@ class PageLog {
   std::optional<Segment> emptiest() const;
   // Never again names the segment of a position, some page of which cannot be read.
   void set_aside(Position position) noexcept;
+  // A segment to which nothing is appended any more, since writing to it has failed. Its pages can
+  // be read; what is not written stays in a buffer until all its rows are gone.
+  std::optional<Segment> failed() const;
   // Writes and syncs all that was appended.
   void flush();
 
@@ -186,6 +191,8 @@ class PageLog {
     std::uint64_t num_rows = 0;                                  // left in them
     std::uint64_t num_rows_then = 0;                             // written to them
     std::uint64_t pages_read = 0, reads = 0, pages_written = 0;  // since the start
+    std::uint64_t num_failed_writes = 0;
+    std::size_t num_damaged = 0;  // pages
   };
   Use use() const;
   // What it takes at all times, and for reads that a device has not ended in time.
@@ -220,6 +227,8 @@ class PageLog {
   std::size_t reap_write(std::size_t device, std::span<Finished> finished);
   void end_transfers() noexcept;
   bool is_empty(const File& file) const noexcept;
+  void leave_failed() noexcept;
+  void note_read(Transfers& read);
   void append_to(File& file);
   void remove_empty();
   std::string place_of(Position position) const;
@@ -247,11 +256,17 @@ class PageLog {
   std::size_t num_holds_ = 0;
   std::uint64_t generation_ = 0;
   std::vector<std::unique_ptr<Reader>> readers_;  // that no thread uses
+  struct Readable {
+    std::shared_ptr<File> file;  // null: none is known
+    std::size_t page = 0;
+  };
+  std::vector<Readable> readable_;  // of each device: the page that was read last
   Use counts_;
 
   TimedMutex write_mutex_;                       // guards what follows; taken before mutex_
   std::vector<std::unique_ptr<Queue>> writers_;  // one for each device
   std::vector<char> is_late_;                    // whether a write has not ended in time
+  std::vector<char> fails_;                      // whether the last write has failed
   std::size_t next_device_ = 0;
 
   mutable std::mutex late_mutex_;  // guards late_; taken after mutex_
@@ -277,6 +292,7 @@ class PageLog::Reading {
   Reading(PageLog& log, std::vector<Position> positions);
   std::chrono::steady_clock::time_point deadline() const noexcept { return begin_ + patience_; }
   void add(std::size_t i, std::size_t num_pages);
+  bool add_probe(std::size_t i);
   void add_all();
 
   PageLog& log_;

@@ -22,6 +22,9 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kRunPagesMax = 64;  // neighbours that one transfer reads
 constexpr std::size_t kLateReadsMax = 6;  // of a device
+constexpr std::uint8_t kTriesMax = 4;     // of a page that cannot be read, before and after another
+constexpr std::size_t kProbe = 0xFF;      // in a tag, for the number of pages
+static_assert(kRunPagesMax < kProbe);
 
 milliseconds until(Clock::time_point deadline) {
   const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
@@ -198,6 +201,25 @@ void PageLog::Reading::add(std::size_t i, std::size_t num_pages) {
   ++own.num_transfers;
 }
 
+// Reads another page of the device, in the place of one that cannot be read: if that works, it is
+// not the device. Returns false if no other is known to be readable.
+bool PageLog::Reading::add_probe(std::size_t i) {
+  Transfers& own = transfers_.front();
+  const std::size_t page_bytes = log_.config_.page_bytes, segment = log_.config_.segment_pages;
+  std::lock_guard lock(log_.mutex_);
+  const auto& [file, page] = log_.readable_[own.files[i]->device_number];
+  if (file == nullptr) return false;
+  if (file == own.files[i] && page == own.result.positions_[i] % segment) return false;
+  own.probed.push_back(file);
+  own.reader->add(file->device_number,
+                  {.kind = Transfer::Kind::kRead,
+                   .file = file->id,
+                   .offset = page * page_bytes,
+                   .bytes = {own.result.memory_.data() + i * page_bytes, page_bytes},
+                   .tag = i << 8 | kProbe});
+  return true;
+}
+
 void PageLog::Reading::add_all() {
   const std::vector<Position>& positions = transfers_.front().result.positions_;
   const std::vector<std::shared_ptr<File>>& files = transfers_.front().files;
@@ -221,13 +243,20 @@ PagesRead PageLog::Reading::end() {
     const std::size_t page_bytes = log_.config_.page_bytes;
     const auto late = own.reader->run(patience_, [&](const Finished& finished) {
       const std::size_t first = finished.tag >> 8, n = finished.tag & 0xFF;
+      if (n == kProbe) {
+        finished.error == 0 ? add(first, 1) : void(result.pages_[first].error = finished.error);
+        return;
+      }
+      if (finished.error != 0) own.num_tries.resize(own.files.size());
       for (std::size_t i = first; i < first + n; ++i) {
-        if (finished.error != 0 && n > 1) {
-          add(i, 1);  // the others may be readable
-        } else if (finished.error != 0) {
-          result.pages_[i].error = finished.error;
-        } else if (!is_whole({result.memory_.data() + i * page_bytes, page_bytes})) {
-          result.pages_[i].error = EBADMSG;
+        PagesRead::Page& page = result.pages_[i];
+        if (finished.error == 0) {
+          page.error = is_whole({page.bytes, page_bytes}) ? 0 : EBADMSG;
+        } else if (n > 1 || ++own.num_tries[i] % kTriesMax != 0) {
+          add(i, 1);  // the others may be readable, or it too
+        } else if (own.num_tries[i] > kTriesMax || !add_probe(i)) {
+          page.error = finished.error;
+          page.is_damaged = own.num_tries[i] > kTriesMax;
         }
       }
     });
@@ -240,12 +269,29 @@ PagesRead PageLog::Reading::end() {
     }
     std::lock_guard lock(log_.mutex_);
     log_.counts_.reads += own.num_transfers;
+    log_.note_read(own);
     log_.readers_.push_back(std::move(own.reader));
   }
   for (PagesRead::Page& page : result.pages_) {
     if (page.error != 0 || page.generation == 0) page.bytes = nullptr;
   }
   return std::move(result);
+}
+
+// Requires: mutex_.
+void PageLog::note_read(Transfers& read) {
+  for (std::size_t i = 0; i < read.files.size(); ++i) {
+    if (read.files[i] == nullptr) continue;
+    File& file = *read.files[i];
+    const PagesRead::Page& page = read.result.pages_[i];
+    const std::size_t number = read.result.positions_[i] % config_.segment_pages;
+    if (page.error == 0) {
+      readable_[file.device_number] = {.file = read.files[i], .page = number};
+      if (!file.damaged.empty()) file.damaged.erase(number);
+    } else if (page.is_damaged || page.error == EBADMSG) {
+      file.damaged.insert(number);
+    }
+  }
 }
 
 // How long to wait for the devices of these files. Errors: kDeadlineExceeded: not at all.

@@ -60,6 +60,8 @@ struct PageLog::Transfers {
   std::vector<std::shared_ptr<File>> files;  // of the pages to be read; null for the others
   std::unique_ptr<Reader> reader;            // null: no page is to be read
   std::uint64_t num_transfers = 0;
+  std::vector<std::uint8_t> num_tries;  // of each page, alone; empty: none has failed
+  std::vector<std::shared_ptr<File>> probed;
 };
 
 }  // namespace trireme::ssd

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,6 +48,8 @@ struct PageLog::File {
   std::size_t num_rows_then = 0;
   bool is_synced = true;
   bool is_aside = false;
+  std::size_t num_failed = 0;     // buffers that could not be written
+  std::set<std::size_t> damaged;  // pages, until they can be read
 };
 
 // Pages that are appended to a file together.
@@ -60,6 +63,7 @@ struct PageLog::Buffer {
   std::uint64_t number;  // they are begun in this order
   std::size_t num_pages = 0;
   State state = State::kFilling;
+  bool has_failed = false;  // the last write of it
 
   bool has(std::uint32_t segment, std::size_t page) const noexcept {
     return file->number == segment && first <= page && page < first + num_pages;

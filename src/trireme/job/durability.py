@@ -2,7 +2,6 @@
 the process is killed or the machine goes down.
 """
 
-import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trireme.coordinator.coordinator import Coordinator
-from trireme.errors import BadRequest, Corruption, TriremeError
+from trireme.errors import BadRequest, Corruption
 from trireme.server.attendance import Attendance
 from trireme.server.log.durable_journal import DurableJournal
 from trireme.server.log.kept_segments import sweep_segments
@@ -20,8 +19,6 @@ from trireme.server.log.recovery import RecordName, Recovery
 from trireme.server.log.state_folder import COORDINATOR, StateFolder
 from trireme.server.state import ServerState
 from trireme.storage.document import Document
-
-log = logging.getLogger("trireme.job")
 
 DURABILITIES = ("none", "process", "machine")
 LOG_BYTES = 2 << 30
@@ -154,8 +151,6 @@ def _recover_coordinator(coordinator: Coordinator, document: Document, server: S
 
 def _finish_steps(server: ServerState) -> None:
     """Apply the steps that are complete: the server may have been killed before it applied them."""
-    try:
-        with server.journal.pushing():
-            server.staging.apply_complete()
-    except TriremeError as error:  # the next pull that waits for the step raises it again
-        log.warning("log: a step cannot be applied: %s", error)
+    server.row_claims.keep_anew(server.staging.staged())
+    with server.journal.pushing():
+        server.apply_steps()  # the next pull that waits for one that cannot be applied tries again

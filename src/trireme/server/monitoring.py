@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 
 from trireme.rpc import Handler, Reply, Server
 from trireme.server.attendance import Attendance
+from trireme.server.server_stats import sync_waits
 from trireme.server.state import ServerState
 from trireme.server.streams import STALENESS_MAX
 from trireme.telemetry.instruments import SECONDS, Counter, Gauge, Histogram, histogram_family
@@ -64,6 +65,15 @@ TIER = {
     "trireme_table_ssd_fetched_rows_total": (
         "fetched",
         "Rows brought into memory because workers announced that they will pull them.",
+    ),
+    "trireme_table_ssd_damaged_pages": (
+        "damaged_pages",
+        "Pages on SSD that cannot be read, while others of their disk can. Rows in them are errors"
+        " of whoever needs them.",
+    ),
+    "trireme_table_ssd_failed_writes_total": (
+        "failed_writes",
+        "Writes to SSD that failed. Their pages stayed in memory, to be written elsewhere.",
     ),
 }
 """Gauges of a table with rows on SSD: the field of `_core.Table.tier`, and the documentation."""
@@ -145,7 +155,7 @@ def watch_state(registry: Registry, state: ServerState) -> None:
     gauges["what"] = {
         "trireme_sync_held": (
             "Sync: pushes staged and not applied (staged), pulls that wait for a step (waiting).",
-            state.sync_waits,
+            lambda: sync_waits(state),
         )
     }
     gauges["mode"] = {

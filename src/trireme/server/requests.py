@@ -1,6 +1,7 @@
 """The requests that read and change a server's state: decode, have it done, answer."""
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_tim
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.served_tables import ServedTable
+from trireme.server.server_stats import stats_of
 from trireme.server.staging import Waiter
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
@@ -44,7 +46,7 @@ class RequestHandlers:
             "ps.norm": self._on_norm,
             "ps.push": self._on_push,
             "ps.streams": lambda _: self._streams(),
-            "ps.stats": lambda _: Reply(self._state.stats()),
+            "ps.stats": lambda _: Reply(stats_of(self._state)),
             "policy.shrink": self._on_shrink,
             "policy.counters": lambda _: self._counters(),
         }
@@ -171,27 +173,41 @@ class RequestHandlers:
         error that it calls it with. waits: names the wait; another one of this name replaces it.
         num_bytes: what it holds, even if its client has gone.
         """
-        journal, held = self._state.journal, self._state.held
+        state, journal, held = self._state, self._state.journal, self._state.held
         deferred = Deferred(describe=describe)
 
-        def wake(error: Exception | None = None) -> None:
+        def finish(error: Exception | None = None) -> None:
             def make_reply() -> Reply:
                 if error is not None:
                     raise error
                 return answer()
 
-            held.free(waits)
             journal.answer_when_kept(deferred, make_reply)
 
-        with journal.pushing(), self._state.lock:
-            if not is_ready(wake):
+        def wake(error: Exception | None = None) -> None:
+            held.free(waits)
+            state.woken.append(partial(finish, error))
+
+        def is_ready_now() -> bool:
+            with state.lock:
+                if is_ready(wake):
+                    return True
                 try:
                     held.hold(waits, num_bytes)
                 except ResourceExhausted:
                     is_ready(_nobody)  # it holds nothing
                     raise
-                return deferred
-        return journal.answered(answer())
+                return False
+
+        try:
+            with journal.pushing():
+                try:
+                    is_now = is_ready_now()
+                finally:
+                    state.apply_steps()
+        finally:
+            state.answer_woken()
+        return journal.answered(answer()) if is_now else deferred
 
     def _rows_wanted(self, request: Request) -> RowsWanted:
         tables = [self._state.table(name) for name in need(request.body, "tables", list)]

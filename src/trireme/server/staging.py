@@ -10,11 +10,13 @@ request, so all stop after the same one. If a step's gradient is clipped by its 
 waits for the norm: workers ask all servers for their shares (`norm_of`) and send the norm with the
 pull.
 
-Not thread-safe: the server locks around it.
+Threads: whoever calls holds the server's lock, except for `apply_complete`, which takes it, but not
+while it applies a step: that may wait for a disk, and requests of all workers need the lock.
 """
 
-import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from threading import RLock
 from typing import Any
 
 from trireme.errors import BadRequest
@@ -22,8 +24,6 @@ from trireme.protocol.clipping import NormReply
 from trireme.protocol.membership import Member, Members, Stop, members_from_wire, members_to_wire
 from trireme.protocol.wire import STREAMS_MAX, Push
 from trireme.rpc import HeldBytes
-
-log = logging.getLogger("trireme.server")
 
 Waiter = Callable[..., None]
 """Is called with the error of a step that cannot be applied, or with nothing."""
@@ -37,6 +37,7 @@ class Staging:
     apply: applies the pushes of a step, given its norm if it is clipped by norm.
     square_sum: the exact sum of squares of a step's gradient here; None: not finite.
     held: counts the staged pushes.
+    lock: the server's.
     """
 
     def __init__(
@@ -44,11 +45,14 @@ class Staging:
         apply: Callable[[list[Push], float | None], None],
         square_sum: Callable[[list[Push]], int | None],
         held: HeldBytes | None = None,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.applied = 0
         self.stop: Stop | None = None
         self._apply, self._square_sum = apply, square_sum
         self._held = held or HeldBytes()
+        self._lock = lock or RLock()
+        self._is_applying = False  # then that thread goes on with what becomes complete
         self._norm: float | None = None  # of the last step applied
         self._norms: dict[int, float] = {}  # of later steps
         self._sums: dict[int, int | None] = {}
@@ -64,9 +68,9 @@ class Staging:
         self._staged: dict[int, dict[int, Push]] = {}
         self._waiters: dict[int, tuple[int, Waiter]] = {}  # by stream
 
-    def set_members(self, version: int, members: Members, *, applies: bool = True) -> None:
+    def set_members(self, version: int, members: Members) -> None:
         """Adopt the coordinator's members if they are newer. A stream that has left has staged all
-        its pushes. `applies`: apply the steps that waited for them.
+        its pushes.
         """
         if version <= self._version:
             return
@@ -78,11 +82,7 @@ class Staging:
         if firsts and not self._staged:
             self.applied = max(self.applied, min(firsts) - 1)
         self._expect()
-        if applies:
-            try:
-                self._apply_and_wake()
-            except Exception:  # who leaves a pass, or begins one, has not asked for it
-                log.exception("sync: step %d cannot be applied", self.applied + 1)
+        self._wake()
 
     def _expect(self) -> None:
         """Note whom the next step waits for."""
@@ -117,14 +117,17 @@ class Staging:
         if self._is_new(push):
             self._held.hold(("push", push.stream), push.num_bytes)
 
-    def stage(self, push: Push) -> None:
-        """Hold a push. Staging it again, or after its step has been applied, changes nothing."""
+    def stage(self, push: Push) -> bool:
+        """Hold a push. Staging it again, or after its step has been applied, changes nothing, and
+        returns False.
+        """
         self.check(push)
-        if self._is_new(push):
+        if is_new := self._is_new(push):
             self._staged.setdefault(push.step, {})[push.stream] = push
             self._held.note(("push", push.stream), push.num_bytes)
             for what in _agreed(push):
                 self._first.setdefault(what, push)
+        return is_new
 
     def _is_new(self, push: Push) -> bool:
         """Whether it is to be held: not applied and not staged, or re-sent after buckets moved."""
@@ -145,20 +148,6 @@ class Staging:
         self._declared[stream] = max(self._declared.get(stream, 0), step)
         if step > self.applied:
             self._undeclared.discard(stream)
-        # Otherwise nothing has changed: one declaration must not cost as much as there are streams.
-        if not self._undeclared:
-            self._apply_and_wake()
-
-    def _apply_and_wake(self) -> None:
-        try:
-            self.apply_complete()
-        except Exception as error:
-            self._wake()
-            waiting, self._waiters = self._waiters, {}  # else until their deadline
-            for _, waiter in waiting.values():
-                waiter(error)
-            raise
-        self._wake()
 
     def when_applied(self, stream: int, step: int, waiter: Waiter) -> bool:
         """True if `step` has been applied. Otherwise `waiter` is called once when it has, instead
@@ -207,17 +196,41 @@ class Staging:
         return f"step {step} waits for {f'streams {missing}' if missing else 'its norm'}"
 
     def apply_complete(self) -> None:
-        """Apply the steps that have all they need."""
-        while self._is_complete():
+        """Apply the steps that have all they need, and wake who waits for them, also with an error:
+        else they wait until their deadline. Raises what applying a step raises; a later call
+        applies it again.
+        """
+        try:
+            while step := self._begin_step():
+                try:
+                    self.apply_step(step, self._norms.get(step))
+                finally:
+                    self._is_applying = False
+                with self._lock:
+                    self._wake()
+        except Exception as error:
+            with self._lock:
+                waiting, self._waiters = self._waiters, {}
+                for _, waiter in waiting.values():
+                    waiter(error)
+            raise
+
+    def _begin_step(self) -> int:
+        """The next step, if this thread is to apply it; else 0."""
+        with self._lock:
             step = self.applied + 1
+            if self._is_applying or not self._is_complete():
+                return 0
             missing = self._expected - self._staged.get(step, {}).keys()
             if missing:
                 raise BadRequest(f"step {step}: streams {sorted(missing)} left without staging it")
             clips = (push.clip for push in self._staged[step].values())
             needs_norm = any(clip is not None and clip.kind == "norm" for clip in clips)
             if needs_norm and step not in self._norms:
-                break
-            self.apply_step(step, self._norms.get(step))
+                self._wake()
+                return 0
+            self._is_applying = True
+            return step
 
     def _is_complete(self) -> bool:
         """Whether all members of the next step have declared it staged everywhere."""
@@ -246,10 +259,11 @@ class Staging:
         self._expect()
 
     def apply_step(self, step: int, norm: float | None) -> None:
-        """Apply the staged pushes of the next step."""
+        """Apply the staged pushes of the next step, without the lock."""
         # Marks make this safe to repeat if it fails halfway (for example, in a full bucket).
         self._apply(self.pushes_of(step), norm)
-        self.finish_step(step, norm)
+        with self._lock:
+            self.finish_step(step, norm)
 
     def finish_step(self, step: int, norm: float | None) -> None:
         """Note that the next step is over."""

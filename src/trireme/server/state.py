@@ -8,11 +8,13 @@ checked, then recorded in the journal, then made, so it does not fail halfway. N
 changes of tables, blocks and streams.
 
 Threads: any. `lock` guards the parts, `blocks_lock` the blocks; tables lock by stripe inside the
-core. `creating`, before all others, lets one table be made at a time.
+core. `creating`, before all others, lets one table be made at a time. All requests need `lock`: who
+holds it applies no push and reads no row, for rows on SSD wait for a disk.
 """
 
+import logging
 import uuid
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -21,7 +23,7 @@ from typing import Any, TypeVar
 
 from trireme import _core
 from trireme.dense.optimizers import GroupValues
-from trireme.errors import BadRequest, NotReady, UnknownTable
+from trireme.errors import BadRequest, NotReady, TriremeError, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
 from trireme.protocol.pass_lease import PassLease
@@ -38,6 +40,7 @@ from trireme.server.pacing import Pacing
 from trireme.server.pass_leases import PassLeases
 from trireme.server.prepared_import import PreparedImport
 from trireme.server.prepared_load import PreparedLoad
+from trireme.server.row_claims import NO_CLAIMS, Claims, RowClaims
 from trireme.server.row_tier import RowTier
 from trireme.server.served_tables import ServedTable, ServedTables
 from trireme.server.server_limits import CapacityLimits, HasBytes
@@ -46,6 +49,8 @@ from trireme.server.step_gradient import StepGradient
 from trireme.server.store_hosts import StoreHosts
 from trireme.server.streams import Streams
 from trireme.table import TableSchema
+
+log = logging.getLogger("trireme.server")
 
 _T = TypeVar("_T")
 _MERGED_BUCKETS = 64  # at a time: a call that finds no room is repeated
@@ -62,6 +67,7 @@ class ServerState:
     store_hosts: hosts of stores that peers may name.
     tier: where the rows of tables lie; None: in memory.
     held: the budget of what peers make it hold.
+    woken: answers that can be given since others have made a step; see `answer_woken`.
     state_id: random name of the contents; a server that started without them has another one.
     """
 
@@ -83,7 +89,6 @@ class ServerState:
         self.tables = ServedTables()
         self.blocks = BlockStore()
         self.streams = Streams()
-        self.staging = Staging(self._apply_step, self._square_sum, self.held)
         self.pacing = Pacing()
         self.counts = Counts()
         self.leases = PassLeases()
@@ -91,6 +96,9 @@ class ServerState:
         self.creating = Lock()
         self.lock = RLock()
         self.blocks_lock = Lock()
+        self.staging = Staging(self._apply_step, self._square_sum, self.held, self.lock)
+        self.woken: deque[Callable[[], None]] = deque()
+        self.row_claims = RowClaims(self.table, self.with_room, pool)
 
     def table(self, name: Any) -> ServedTable:
         table = self.tables.get(name) if isinstance(name, str) else None
@@ -121,16 +129,20 @@ class ServerState:
 
     def adopt_members(self, members: PassMembers, request: Request) -> None:
         """Adopt the members of a pass if they are newer; apply the steps that waited for them."""
-        with self.journal.changing(), self.lock:
-            if self.pacing.is_newer(members.version):
+        with self.journal.changing():
+            with self.lock:
+                if not self.pacing.is_newer(members.version):
+                    return
                 self.journal.record(request.method, request.body)
-                self.set_members(members, applies=True)
+                self.set_members(members)
+            self.apply_steps()
+        self.answer_woken()
 
-    def set_members(self, members: PassMembers, *, applies: bool) -> None:
-        """Adopt members without recording them. `applies`: as in `Staging`."""
+    def set_members(self, members: PassMembers) -> None:
+        """Adopt members without recording them, and apply no step."""
         self.pacing.set_members(members.version, members.members)
         if members.staged:
-            self.staging.set_members(members.version, members.members, applies=applies)
+            self.staging.set_members(members.version, members.members)
 
     # ---- passes on a device ----
 
@@ -325,7 +337,7 @@ class ServerState:
         with self.journal.pushing(), self.journal.in_order():
             self._check_lease(push)
             self.check_settled()
-            self._check_push(push)
+            claims = self._check_push(push)
             with self.lock:
                 stream = self.streams[push.stream]
             with stream.lock:
@@ -338,8 +350,9 @@ class ServerState:
                 with self.lock:
                     self._end_lease()
                 self.journal.record(request.method, request.body, request.arrays)
-                self.stage_or_apply(push)
-            return self.streams.num_pushes
+                self.stage_or_apply(push, claims)
+        self.answer_woken()
+        return self.streams.num_pushes
 
     def _check_lease(self, push: Push) -> None:
         """Raises Leased."""
@@ -348,15 +361,14 @@ class ServerState:
             if not self.leases.is_over_by(push, last):
                 self.leases.check()
 
-    def _check_push(self, push: Push) -> None:
-        """Check everything that could fail, so that applying the push cannot stop halfway."""
+    def _check_push(self, push: Push) -> Claims:
+        """Check everything that could fail, and take the room that rows need, so that applying the
+        push cannot stop halfway.
+        """
         bucket_map = self.assignment.map_of_version(push.map_version)
         self.check_rows()
         for part in push.tables:
-            table = self.table(part.table)
-            table.check_push(part)
-            if self.tier is not None:  # what finds no room is refused before it is recorded
-                self.tier.with_room(partial(table.rows.prepare, part.keys, self.pool))
+            self.table(part.table).check_push(part)
         if push.blocks is not None:
             block_ids = bucket_map.blocks_of(self.assignment.index)
             expected = self.blocks.size_of(block_ids)
@@ -368,6 +380,7 @@ class ServerState:
             self.blocks.check_finite(block_ids, push.blocks.gradients)
             with self.blocks_lock:
                 self.blocks.check_groups(push.blocks.groups)
+        return self.row_claims.claim(push)
 
     def check_rows(self, num_marks: int = 0, staged: Iterable[HasBytes] = ()) -> None:
         """Raises ResourceExhausted as `CapacityLimits.check_rows`. staged: rows of an import or
@@ -376,27 +389,42 @@ class ServerState:
         served = (table.rows for table in list(self.tables.values()))
         self.limits.check_rows(chain(served, staged), num_marks)
 
-    def fetch_rows(self, push: Push) -> None:
-        """Bring the rows of a push that will be applied from SSD into memory, as far as there is
-        room: many at a time, where applying it reads those of a few buckets after the other.
-        """
-        if self.tier is not None:
-            for part in push.tables:
-                self.table(part.table).rows.fetch(part.keys, self.pool)
-
-    def stage_or_apply(self, push: Push) -> None:
-        """Stage or apply a push that has been checked and recorded."""
+    def stage_or_apply(self, push: Push, claims: Claims = NO_CLAIMS) -> None:
+        """Stage or apply a push that has been checked and recorded. claims: of its rows."""
         if push.staged:
             with self.lock:
-                self.staging.stage(push)
+                if self.staging.stage(push):
+                    self.row_claims.keep(push, claims)
         else:
-            self._apply([push])
+            self._apply([push], claims=claims)
+
+    def apply_steps(self) -> None:
+        """Apply complete steps of sync, within `Journal.pushing` or `changing`. Who waits gets the
+        error of one that cannot be applied.
+        """
+        try:
+            self.staging.apply_complete()
+        except TriremeError as error:
+            log.warning("sync: step %d cannot be applied: %s", self.staging.applied + 1, error)
+        except Exception:
+            log.exception("sync: step %d cannot be applied", self.staging.applied + 1)
+
+    def answer_woken(self) -> None:
+        """Answer the requests that waited, without a lock, by whoever may have woken some."""
+        while True:
+            try:
+                answer = self.woken.popleft()
+            except IndexError:
+                return
+            answer()
 
     def _apply_step(self, pushes: list[Push], norm: float | None) -> None:
         self.journal.record("log.step", {"step": pushes[0].step, "norm": norm})
-        self._apply(pushes, norm)
+        self._apply(pushes, norm, self.row_claims.of(pushes))
 
-    def _apply(self, pushes: list[Push], norm: float | None = None) -> None:
+    def _apply(
+        self, pushes: list[Push], norm: float | None = None, claims: Claims = NO_CLAIMS
+    ) -> None:
         """Apply one push, or the pushes of one sync step as one update. What has some of them
         already, in a checkpoint saved between two pushes, gets the others.
         """
@@ -404,13 +432,13 @@ class ServerState:
             self.pass_over(pushes)  # with many servers, a worker's batch has keys of few
             return
         ahead = {push.stream for push in pushes if len(pushes) > 1 and self._is_ahead(push)}
-        self._update(StepGradient(pushes, self.pool, norm))
+        self._update(StepGradient(pushes, self.pool, norm), claims)
         if ahead:
             parts = [[push] for push in pushes if push.stream in ahead]
             if level := [push for push in pushes if push.stream not in ahead]:
                 parts.insert(0, level)
             for part in parts:
-                self._update(StepGradient(part, self.pool, norm, step=pushes))
+                self._update(StepGradient(part, self.pool, norm, step=pushes), claims)
         self._record(pushes)
 
     def pass_over(self, pushes: list[Push]) -> None:
@@ -424,6 +452,7 @@ class ServerState:
 
     def _record(self, pushes: list[Push]) -> None:
         with self.lock:
+            self.row_claims.drop(pushes)
             for push in self.streams.record(pushes):
                 self.counts.add_push(push)
                 if self.tier is not None:
@@ -443,17 +472,19 @@ class ServerState:
             stream.is_level = max(newest) < push.sequence
         return not stream.is_level
 
-    def _update(self, gradient: StepGradient) -> None:
+    def _update(self, gradient: StepGradient, claims: Claims) -> None:
         """Update what has seen none of the pushes, and raise its marks."""
         names = gradient.table_names()
         for name in names:
-            self._update_table(self.tables[name], gradient)
+            self._update_table(self.tables[name], gradient, claims.get(name, ()))
         for name, table in list(self.tables.items()):
             if name not in names:
                 table.rows.advance(gradient.ids)
         self._update_blocks(gradient)
 
-    def _update_table(self, table: ServedTable, gradient: StepGradient) -> None:
+    def _update_table(
+        self, table: ServedTable, gradient: StepGradient, claims: Sequence[_core.Claim]
+    ) -> None:
         keys_K, gradients, columns = gradient.of_table(table.schema)
         update = partial(
             table.rows.update,
@@ -467,6 +498,7 @@ class ServerState:
             features=columns.get("feature"),
             counts=columns.get("count"),
             change="add" if gradient.kind == DIFFERENCE else "rule",
+            claims=claims,
         )
         self.with_room(update)
 
@@ -498,6 +530,7 @@ class ServerState:
         with self.journal.changing():  # within `replacing`
             self._raise_version(version)
         with self.lock:
+            self.row_claims.drop(self.staging.staged())
             self.staging.forget()
             self.streams.reset(streams)
             self.streams.note_contents(are_loaded=True)
@@ -541,8 +574,7 @@ class ServerState:
         end = first + len(keys)
         if end <= self.tables.num_settled(id, part):  # by an earlier call of the same job
             return
-        if self.tier is not None:  # what finds no room is refused before it is recorded
-            self.tier.with_room(partial(table.rows.prepare, keys, self.pool))
+        claims = self.row_claims.claim_keys(table, keys)  # refused before it is recorded
         with self.journal.changing_once():
             done = max(self.tables.num_settled(id, part), first)
             if done >= end:  # meanwhile
@@ -551,7 +583,8 @@ class ServerState:
             body = {"table": table.schema.name, "id": id, "part": part, "first": first}
             self.journal.record("log.settle", body, [keys, gained])
             while done < end:
-                done += table.rows.settle(keys[done - first :], gained[done - first :])
+                rest = slice(done - first, None)
+                done += table.rows.settle(keys[rest], gained[rest], claims)
                 with self.lock:
                     self.tables.note_settled(id, part, done)
 
@@ -564,32 +597,3 @@ class ServerState:
         self.journal.record("policy.shrink", body)
         buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]]
         return self.tables.shrink(buckets.tolist(), time, day_over=day_over)
-
-    # ---- statistics ----
-
-    def sync_waits(self) -> dict[str, int]:
-        """Sync: how many pushes are staged and not applied, and how many pulls wait for a step."""
-        with self.lock:
-            return self.staging.num_held()
-
-    def stats(self) -> dict[str, Any]:
-        """Counts since the start; `staleness` and `ahead` are histograms of pushes, `tier` is None
-        for a table in memory.
-        """
-        with self.lock:
-            return {
-                "tables": {
-                    name: {"rows": t.rows.rows, "bytes": t.rows.bytes, "tier": t.rows.tier}
-                    for name, t in self.tables.items()
-                },
-                "blocks": len(self.blocks),
-                "block_bytes": self.blocks.num_bytes,
-                "pushes": self.streams.num_pushes,
-                "missing": sum(self.counts.read("missing").values()),
-                "staleness": _histogram(self.streams.staleness),
-                "ahead": _histogram(self.pacing.ahead),
-            }
-
-
-def _histogram(counts: Counter[int]) -> dict[str, int]:
-    return {str(steps): count for steps, count in sorted(counts.items())}

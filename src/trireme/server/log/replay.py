@@ -84,7 +84,7 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         push = Push.from_wire(body, arrays)
         stream = server.streams[push.stream]
         stream.incarnation = max(stream.incarnation, push.incarnation)
-        server.fetch_rows(push)
+        server.row_claims.fetch(push)
         server.stage_or_apply(push)
     elif method == "log.step":
         if body["step"] > server.staging.applied:
@@ -92,7 +92,7 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
     elif method == "ps.group":
         members = PassMembers.from_wire(body)
         if server.pacing.is_newer(members.version):
-            server.set_members(members, applies=False)  # steps have records of their own
+            server.set_members(members)  # steps have records of their own
     elif method == "server.goodbye":
         worker, num_workers = body["worker"], body["num_workers"]
         attendance.install([(worker, num_workers, body["incarnation"], body.get("members"))])

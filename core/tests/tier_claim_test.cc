@@ -1,0 +1,162 @@
+// A claim: what an update or settlement needs stays there until it is made, whatever others do.
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "store/ssd/fake_device.h"
+#include "table/table.h"
+#include "tiered.h"
+
+using namespace trireme;
+
+namespace {
+
+using test::Counted;
+using test::Keys;
+
+using Claimed = std::unique_ptr<Tier::Claim>;
+
+void push_claimed(Counted& counted, std::span<const std::uint64_t> some,
+                  std::span<const Claimed> claims) {
+  std::vector<Tier::Claim*> all;
+  for (const Claimed& claim : claims) {
+    if (claim != nullptr) all.push_back(claim.get());
+  }
+  const std::vector<float> grads(some.size() * 8, -1.0F);
+  counted.table->update(some, std::array{Table::Gradients{grads.data(), some.size()}},
+                        std::array{PushId{0, ++counted.sequence}}, RuleValues{.lr = 1.0},
+                        counted.pool, {}, Change::kRule, all);
+}
+
+void fill(Counted& counted, std::size_t num_keys) {
+  for (std::size_t i = 0; i + 1000 <= num_keys; i += 1000) {
+    counted.push(std::span(counted.keys).subspan(i, 1000));
+  }
+}
+
+// Looks up so many rows that those which nobody claims leave memory.
+void use_others(Counted& counted, std::size_t begin, std::size_t end) {
+  std::vector<float> weights(1000 * 8);
+  for (int round = 0; round < 3; ++round) {
+    for (std::size_t i = begin; i + 1000 <= end; i += 1000) {
+      counted.table->lookup(std::span(counted.keys).subspan(i, 1000), weights.data(), counted.pool);
+      counted.table->fetch(std::span(counted.keys).subspan(i, 1000), counted.pool);
+    }
+  }
+}
+
+void test_claimed_keys_need_no_device(std::uint64_t seed) {
+  Counted counted(seed, 42000, std::size_t{1} << 20);
+  fill(counted, 40000);
+  // Some that have been in memory, some that have not, and some that have no row; by two callers.
+  const std::span<const std::uint64_t> all = counted.keys;
+  std::vector<Claimed> claims;
+  claims.push_back(counted.table->claim(all.first(500), counted.pool));
+  claims.push_back(counted.table->claim(all.subspan(40000, 500), counted.pool));
+  CHECK(claims[0] != nullptr && claims[1] != nullptr);
+  use_others(counted, 1000, 40000);
+  CHECK(counted.table->tier()->use().num_evicted > 40000);
+  Keys keys(all.begin(), all.begin() + 500);
+  keys.insert(keys.end(), all.begin() + 40000, all.begin() + 40500);
+  counted.device->set_faults({.read_error = 1, .write_error = 1, .stuck = 1});
+  const auto before = counted.device->counts();
+  push_claimed(counted, keys, claims);
+  CHECK_EQUAL(counted.device->counts().reads, before.reads);
+  CHECK_EQUAL(counted.device->counts().writes, before.writes);
+  CHECK(counted.table->bytes() <= counted.config.tier.memory_bytes);
+  counted.device->set_faults({});
+  claims.clear();
+  use_others(counted, 1000, 40000);
+  for (std::size_t i = 0; i < 500; ++i) CHECK_EQUAL(counted.count_of(all[i]), 2);
+  for (std::size_t i = 40000; i < 40500; ++i) CHECK_EQUAL(counted.count_of(all[i]), 1);
+}
+
+void test_rows_that_nobody_claims_any_more_leave(std::uint64_t seed) {
+  Counted counted(seed, 40000, std::size_t{1} << 20);
+  fill(counted, 40000);
+  Claimed claim = counted.table->claim(std::span(counted.keys).first(3000), counted.pool);
+  claim.reset();
+  const std::uint64_t misses = counted.table->tier()->use().num_misses;
+  use_others(counted, 3000, 40000);
+  for (std::size_t i = 0; i < 3000; ++i) CHECK_EQUAL(counted.count_of(counted.keys[i]), 1);
+  CHECK(counted.table->tier()->use().num_misses > misses + 3000);
+}
+
+// What a claim was granted for is applied, however small the budget and whatever others bring to
+// memory between; and the budget holds.
+void test_what_was_claimed_is_applied_at_any_budget(std::uint64_t seed) {
+  test::Random random(seed);
+  std::size_t num_granted = 0, num_passed = 0, num_refused = 0;
+  for (const std::size_t more : {0, 4096, 20000, 100000, 300000}) {
+    Counted counted(seed + more, 20000, std::size_t{1} << 20);
+    const std::size_t own = test::own_bytes(counted.config);
+    const std::size_t budget = own + own / 8 + 1 + more;  // from the least that a table takes on
+    counted.config.tier.memory_bytes = budget;
+    counted.config.tier.timeout = std::chrono::milliseconds(50);
+    counted.table.emplace(counted.config);
+    std::vector<int> counts(counted.keys.size());
+    std::atomic<bool> may_end = false;
+    std::thread other([&] {
+      test::Random drawn(seed + 1);
+      Pool pool(1);
+      while (!may_end) {
+        Keys some(1 + drawn.below(600));
+        for (std::uint64_t& key : some) key = counted.keys[drawn.below(counted.keys.size())];
+        counted.table->fetch(some, pool);
+      }
+    });
+    for (int i = 0; i < 60 && !may_end; ++i) {
+      const std::size_t n = 1 + random.below(random.below(4) == 0 ? 3000 : 300);
+      const std::size_t begin = random.below(counted.keys.size() - n);
+      const auto some = std::span(counted.keys).subspan(begin, n);
+      std::array<Claimed, 1> claim;
+      try {
+        claim[0] = counted.table->claim(some, counted.pool);
+      } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::kResourceExhausted);
+        ++num_refused;
+        continue;
+      }
+      ++(claim[0] == nullptr ? num_passed : num_granted);
+      if (random.below(2) == 0) std::this_thread::yield();
+      try {
+        push_claimed(counted, some, claim);
+      } catch (const Error& error) {  // not claimed: ended by its repetition, with more memory
+        CHECK(claim[0] == nullptr && error.code() == ErrorCode::kResourceExhausted);
+        counted.table->set_memory(budget + (std::size_t{4} << 20));
+        --counted.sequence;
+        push_claimed(counted, some, claim);
+        may_end = true;  // of this budget
+      }
+      for (std::size_t j = begin; j < begin + n; ++j) ++counts[j];
+      if (!may_end && counted.table->bytes() > budget) {
+        CHECK_EQUAL(counted.table->bytes(), budget);
+      }
+    }
+    may_end = true;
+    other.join();
+    for (std::size_t i = 0; i < counts.size(); i += 5) {
+      CHECK_EQUAL(counted.count_of(counted.keys[i]), static_cast<float>(counts[i]));
+    }
+  }
+  std::cout << num_granted << " claims were granted, " << num_passed << " passed, " << num_refused
+            << " refused" << std::endl;
+  CHECK(num_granted > 50);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::uint64_t seed = test::seed_of(argc, argv);
+  test_claimed_keys_need_no_device(seed);
+  test_rows_that_nobody_claims_any_more_leave(seed);
+  test_what_was_claimed_is_applied_at_any_budget(seed);
+}
