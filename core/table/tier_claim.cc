@@ -72,7 +72,8 @@ std::unique_ptr<Tier::Claim> Tier::claim(std::span<const std::uint64_t> keys, Po
 }
 
 // What the stripe with most keys needs if all their rows have left memory again, and are replaced;
-// and what finds the rows of the other stripes on SSD then.
+// and what finds the rows of the other stripes on SSD then. Of its pages no more than is kept for
+// reads at any time: there is room for the others if few rows leave at the same time.
 Tier::Need Tier::largest_need(const Claim& claim) const {
   Need need{.bytes = claim.keys_.size() * kColdBytes};
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
@@ -80,7 +81,7 @@ Tier::Need Tier::largest_need(const Claim& claim) const {
     if (2 * n > need.rows) {
       need.stripe = stripe;
       need.rows = 2 * n;
-      need.read_bytes = log_.read_bytes(n);
+      need.read_bytes = std::min(log_.read_bytes(n), spare_bytes());
     }
   }
   return need;

@@ -26,15 +26,15 @@ class Tier::Gathering {
  public:
   // Waits until there is room.
   Gathering(Tier& tier, const Need& need, Wait wait = Wait::kYes)
-      : tier_(tier), total_(need), wait_(wait) {
-    if (total_.rows > 0) rooms.push_back(tier_.make_room(total_));
+      : tier_(tier), base_(need), wait_(wait) {
+    if (base_.rows > 0) rooms.push_back(tier_.make_room(base_));
   }
 
   // Reads pages, with room for so many of their rows; or nothing: then all are wanted again.
   // Requires: no lock of the table is held.
   void read(std::vector<ssd::Position> positions, std::size_t num_rows) {
     ssd::sort_distinct(positions);
-    const Need more{.stripe = total_.stripe,
+    const Need more{.stripe = base_.stripe,
                     .rows = num_rows,
                     .read_bytes = tier_.log_.read_bytes(positions.size())};
     if ((left_.rows < more.rows || left_.read_bytes < more.read_bytes) && !add(more)) return;
@@ -45,8 +45,6 @@ class Tier::Gathering {
 
   // Makes room. Returns false if that took all that was read.
   bool add(const Need& more) {
-    total_.rows += more.rows;
-    total_.read_bytes += more.read_bytes;
     try {
       rooms.push_back(tier_.make_room(more, Wait::kNo));
       left_.rows += more.rows;
@@ -57,8 +55,8 @@ class Tier::Gathering {
     }
     reads.clear();
     rooms.clear();
-    rooms.push_back(tier_.make_room(total_));
-    left_ = total_;
+    rooms = tier_.make_room(std::array{base_, more});
+    left_ = more;
     return false;
   }
 
@@ -67,8 +65,8 @@ class Tier::Gathering {
 
  private:
   Tier& tier_;
-  Need total_;  // all that is promised
-  Need left_;   // of it: for pages that are to be read
+  const Need base_;
+  Need left_;  // of it: for pages that are to be read
   Wait wait_;
 };
 

@@ -113,7 +113,7 @@ void test_what_was_claimed_is_applied_at_any_budget(std::uint64_t seed) {
         counted.table->fetch(some, pool);
       }
     });
-    for (int i = 0; i < 60; ++i) {
+    for (int i = 0; i < 60 && !may_end; ++i) {
       const std::size_t n = 1 + random.below(random.below(4) == 0 ? 3000 : 300);
       const std::size_t begin = random.below(counted.keys.size() - n);
       const auto some = std::span(counted.keys).subspan(begin, n);
@@ -127,9 +127,20 @@ void test_what_was_claimed_is_applied_at_any_budget(std::uint64_t seed) {
       }
       ++(claim[0] == nullptr ? num_passed : num_granted);
       if (random.below(2) == 0) std::this_thread::yield();
-      push_claimed(counted, some, claim);
+      try {
+        push_claimed(counted, some, claim);
+      } catch (const Error& error) {  // not claimed: ended by its repetition, with more memory
+        CHECK(claim[0] == nullptr && error.code() == ErrorCode::kResourceExhausted);
+        counted.table->set_memory(budget + (std::size_t{4} << 20));
+        --counted.sequence;
+        push_claimed(counted, some, claim);
+        may_end = true;  // of this budget
+      }
       for (std::size_t j = begin; j < begin + n; ++j) ++counts[j];
-      if (counted.table->bytes() > budget) CHECK_EQUAL(counted.table->bytes(), budget);
+      // With less than that, rows that leave memory may take more beside it than is left.
+      if (more >= 100000 && !may_end && counted.table->bytes() > budget) {
+        CHECK_EQUAL(counted.table->bytes(), budget);
+      }
     }
     may_end = true;
     other.join();

@@ -130,7 +130,7 @@ void test_a_push_that_failed_on_its_way_is_ended_by_its_repetition(std::uint64_t
   for (int i = 0; i < 150; ++i) {
     Keys some(700);
     for (std::uint64_t& key : some) key = counted.keys[counted.random.below(60000)];
-    counted.device->set_faults({.num_reads = counted.random.below(2000)});
+    counted.device->set_faults({.num_reads = counted.random.below(300)});
     try {
       counted.push(some);
     } catch (const Error& error) {

@@ -291,7 +291,8 @@ int FakeDevice::carry_out(const Transfer& transfer) {
   const bool is_spoiled = spoiled != file.spoiled.end() &&
                           *spoiled * kBlockBytes < transfer.offset + transfer.bytes.size();
   const bool is_gone = is_read && (faults_.num_reads == 0 || faults_.num_reads-- == 0);
-  const bool fails = is_spoiled || is_gone || happens(is_read ? faults_.read_error : faults_.write_error);
+  const bool fails =
+      is_spoiled || is_gone || happens(is_read ? faults_.read_error : faults_.write_error);
   for (std::size_t done = 0; done < transfer.bytes.size(); done += kBlockBytes) {
     if (fails && happens(0.5)) continue;
     const std::uint64_t number = (transfer.offset + done) / kBlockBytes;

@@ -257,8 +257,8 @@ class PageLog {
   std::uint64_t generation_ = 0;
   std::vector<std::unique_ptr<Reader>> readers_;  // that no thread uses
   struct Readable {
-    std::uint64_t generation = 0;  // 0: none is known
-    Position position = 0;
+    std::shared_ptr<File> file;  // null: none is known
+    std::size_t page = 0;
   };
   std::vector<Readable> readable_;  // of each device: the page that was read last
   Use counts_;

@@ -207,15 +207,14 @@ bool PageLog::Reading::add_probe(std::size_t i) {
   Transfers& own = transfers_.front();
   const std::size_t page_bytes = log_.config_.page_bytes, segment = log_.config_.segment_pages;
   std::lock_guard lock(log_.mutex_);
-  const auto [generation, position] = log_.readable_[own.files[i]->device_number];
-  const std::shared_ptr<File>& file = log_.files_[position / segment];
-  if (file == nullptr || file->generation != generation) return false;
-  if (position == own.result.positions_[i]) return false;
+  const auto& [file, page] = log_.readable_[own.files[i]->device_number];
+  if (file == nullptr) return false;
+  if (file == own.files[i] && page == own.result.positions_[i] % segment) return false;
   own.probed.push_back(file);
   own.reader->add(file->device_number,
                   {.kind = Transfer::Kind::kRead,
                    .file = file->id,
-                   .offset = position % segment * page_bytes,
+                   .offset = page * page_bytes,
                    .bytes = {own.result.memory_.data() + i * page_bytes, page_bytes},
                    .tag = i << 8 | kProbe});
   return true;
@@ -285,12 +284,12 @@ void PageLog::note_read(Transfers& read) {
     if (read.files[i] == nullptr) continue;
     File& file = *read.files[i];
     const PagesRead::Page& page = read.result.pages_[i];
-    const Position position = read.result.positions_[i];
+    const std::size_t number = read.result.positions_[i] % config_.segment_pages;
     if (page.error == 0) {
-      readable_[file.device_number] = {.generation = file.generation, .position = position};
-      if (!file.damaged.empty()) file.damaged.erase(position % config_.segment_pages);
+      readable_[file.device_number] = {.file = read.files[i], .page = number};
+      if (!file.damaged.empty()) file.damaged.erase(number);
     } else if (page.is_damaged || page.error == EBADMSG) {
-      file.damaged.insert(position % config_.segment_pages);
+      file.damaged.insert(number);
     }
   }
 }

@@ -73,7 +73,7 @@ TIER = {
     ),
     "trireme_table_ssd_failed_writes_total": (
         "failed_writes",
-        "Writes to SSD that failed. Their pages stayed in memory, to be written again.",
+        "Writes to SSD that failed. Their pages stayed in memory, to be written elsewhere.",
     ),
 }
 """Gauges of a table with rows on SSD: the field of `_core.Table.tier`, and the documentation."""

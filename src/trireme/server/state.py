@@ -12,7 +12,6 @@ core. `creating`, before all others, lets one table be made at a time. All reque
 holds it applies no push and reads no row, for rows on SSD wait for a disk.
 """
 
-import contextlib
 import logging
 import uuid
 from collections import deque
@@ -380,8 +379,8 @@ class ServerState:
             self._apply([push], claims=claims)
 
     def apply_steps(self) -> None:
-        """Apply the steps of sync that are complete, within `Journal.pushing` or `changing`. Who
-        waits for one that cannot be applied gets its error.
+        """Apply complete steps of sync, within `Journal.pushing` or `changing`. Who waits gets the
+        error of one that cannot be applied.
         """
         try:
             self.staging.apply_complete()
@@ -391,12 +390,13 @@ class ServerState:
             log.exception("sync: step %d cannot be applied", self.staging.applied + 1)
 
     def answer_woken(self) -> None:
-        """Answer the requests that waited. Whoever may have woken some calls it, without a lock:
-        their rows may be read from SSD.
-        """
-        while self.woken:
-            with contextlib.suppress(IndexError):  # another thread took it
-                self.woken.popleft()()
+        """Answer the requests that waited, without a lock, by whoever may have woken some."""
+        while True:
+            try:
+                answer = self.woken.popleft()
+            except IndexError:
+                return
+            answer()
 
     def _apply_step(self, pushes: list[Push], norm: float | None) -> None:
         self.journal.record("log.step", {"step": pushes[0].step, "norm": norm})
