@@ -293,6 +293,7 @@ def _attend(client: WorkerClient) -> None:
     client.servers.everywhere("server.alive", {**me, "report": {"retries": 1}}, timeout_s=JOB_S)
     client.coordinator.silent_workers()
     client.coordinator.say_goodbye(me)
+    client.servers.everywhere("server.end", {}, timeout_s=JOB_S)  # as compute workers ask
 
 
 def _recording(handler: Handler, recorded: list[Message], root: str) -> Handler:
