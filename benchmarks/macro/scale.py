@@ -202,6 +202,7 @@ def _bookkeeping(num_workers: int) -> dict[str, float]:
         for stream in members:
             staging.declare(stream, step)
             staging.when_applied(stream, step, _ignore)
+        staging.apply_complete()
         spent["sync"].append(time.perf_counter() - start)
         start = time.perf_counter()
         for stream in members:
