@@ -20,13 +20,17 @@ class StagesJob(HeterJob):
     def __init__(
         self, programs: Template, options: Mapping[str, Any], labels: Sequence[str], **rest: Any
     ) -> None:
-        super().__init__(programs, options, num_compute=len(labels), **rest)
+        script = [SCRIPT, json.dumps(options)]
+        compute_options = rest.pop("compute_options", None)
+        super().__init__(programs, script=script, num_compute=len(labels), **rest)
+        if compute_options is not None:
+            self._compute_script = [SCRIPT, json.dumps(compute_options)]
         self.labels = list(labels)
 
     def _start(
         self,
         name: str,
-        options: Mapping[str, Any],
+        arguments: Sequence[str],
         env: Mapping[str, str],
         listener: socket.socket | None = None,
     ) -> Program:
@@ -41,7 +45,6 @@ class StagesJob(HeterJob):
         if self.labels:
             pairs = zip(self.labels, self.addresses, strict=True)
             env["TRIREME_HETER"] = ",".join(f"{label}={a}" for label, a in pairs)
-        arguments = [SCRIPT, json.dumps(options)]
         program = self._programs.start(name, arguments, env, listener=listener)
         return self._exit.enter_context(program)
 
