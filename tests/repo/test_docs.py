@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks import draw
+from benchmarks import draw, draw_heterogeneous
 from tests.repo import tree
 from trireme import errors
 
@@ -40,6 +40,10 @@ def test_readme_shows_examples_train_py() -> None:
 def test_pictures_are_drawn_from_the_results() -> None:
     assert draw.PICTURE.read_text() == draw.draw()
     assert draw.TIER_PICTURE.read_text() == draw.draw_tiers()
+
+
+def test_the_picture_of_heterogeneous_jobs_is_that_of_its_script() -> None:
+    assert draw_heterogeneous.PICTURE.read_text() == draw_heterogeneous.draw()
 
 
 def test_every_link_of_a_page_leads_somewhere() -> None:
