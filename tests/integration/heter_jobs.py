@@ -14,6 +14,7 @@ from tests.jobs import Job
 from tests.programs import Program, Template, clean_environment
 
 SCRIPT = str(Path(__file__).with_name("heter_script.py"))
+STAGES_SCRIPT = str(Path(__file__).with_name("stages_script.py"))  # of a model with stages
 ROOT = str(Path(__file__).parents[2])  # of `tests`, for scripts that import from it
 
 
@@ -23,8 +24,9 @@ class HeterJob:
     with HeterJob(programs, {"strategy": {"mode": "sync"}}, num_workers=2) as job:
         results = job.finish()
 
-    options: of heter_script.py, and those of the compute workers if they differ. script: another,
-    with its arguments.
+    options: of heter_script.py, and those of the compute workers if they differ. path: of another
+    script with options. script: one with other arguments. labels: of the compute workers, in order;
+    default `num_compute` times cpu.
     """
 
     def __init__(
@@ -32,21 +34,23 @@ class HeterJob:
         programs: Template,
         options: Mapping[str, Any] | None = None,
         *,
+        path: str = SCRIPT,
         script: Sequence[str] = (),
         num_workers: int = 1,
         num_compute: int = 1,
         servers: Sequence[str] = (),
         timeout_s: float = 60.0,
-        label: str = "cpu",
+        labels: Sequence[str] | None = None,
         compute_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._programs = programs
-        self._script = [*script] or [SCRIPT, json.dumps(options)]
+        self._script = [*script] or [path, json.dumps(options)]
         self._compute_script = self._script
         if compute_options is not None:
-            self._compute_script = [SCRIPT, json.dumps(compute_options)]
-        self.num_workers, self.num_compute = num_workers, num_compute
-        self._servers, self._timeout_s, self._label = list(servers), timeout_s, label
+            self._compute_script = [path, json.dumps(compute_options)]
+        self._labels = ["cpu"] * num_compute if labels is None else list(labels)
+        self.num_workers, self.num_compute = num_workers, len(self._labels)
+        self._servers, self._timeout_s = list(servers), timeout_s
         self._exit = ExitStack()
         self.workers: list[Program] = []
         self.compute: list[Program] = []
@@ -91,12 +95,12 @@ class HeterJob:
             "TRIREME_NUM_WORKERS": str(self.num_workers),
             "TRIREME_SERVERS": ",".join(self._servers),
             "TRIREME_TIMEOUT_S": f"{self._timeout_s:g}",
-            "TRIREME_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([ROOT, clean_environment()["PYTHONPATH"]]),
+            **_environment(),
             **env,
         }
-        if self.num_compute:
-            env["TRIREME_HETER"] = ",".join(f"{self._label}={a}" for a in self.addresses)
+        if self._labels:
+            pairs = zip(self._labels, self.addresses, strict=True)
+            env["TRIREME_HETER"] = ",".join(f"{label}={a}" for label, a in pairs)
         program = self._programs.start(name, arguments, env, listener=listener)
         return self._exit.enter_context(program)
 
@@ -112,9 +116,18 @@ class HeterJob:
         return results
 
 
-def alone(programs: Template, options: Mapping[str, Any]) -> dict[str, Any]:
+def _environment() -> dict[str, str]:
+    """Of a process of such a job, and of one that is alone."""
+    return {
+        "TRIREME_THREADS": "1",
+        "TRIREME_DEVICE_GPU": "cpu",
+        "PYTHONPATH": os.pathsep.join([ROOT, clean_environment()["PYTHONPATH"]]),
+    }
+
+
+def alone(programs: Template, options: Mapping[str, Any], *, path: str = SCRIPT) -> dict[str, Any]:
     """The result of the script in one process, which has the tables too."""
-    with programs.start("alone", [SCRIPT, json.dumps(options)], {"TRIREME_THREADS": "1"}) as one:
+    with programs.start("alone", [path, json.dumps(options)], _environment()) as one:
         result: dict[str, Any] = json.loads(one.wait_line("RESULT (.*)")[1])
         assert one.finish() == 0
     return result

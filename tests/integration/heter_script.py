@@ -5,20 +5,16 @@ It prints `read N` when its data gives batch N, and `RESULT {...}` at the end.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 import trireme as tr
-from trireme.data.batch import Batch, Ragged, Strings
+from tests.integration.heter_data import Bags, mean_loss, train_and_tell
 
-NUM_KEYS = 64
 OPTIONS: dict[str, Any] = {
     "strategy": {"mode": "sync"},
     "lengths": [20],
@@ -36,37 +32,6 @@ OPTIONS: dict[str, Any] = {
     "empty": 0,
     **json.loads(sys.argv[1]),
 }
-
-
-class Bags:
-    """Bags with weights of one feature, single ids of another; the label is whether the single one
-    is odd.
-    """
-
-    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Iterator[Batch]:
-        del num_streams
-        generator = torch.Generator().manual_seed(100 * epoch + index)
-        for number in range(OPTIONS["lengths"][index]):
-            print(f"read {number}", flush=True)
-            size = 0 if number < OPTIONS["empty"] else 8 + number % 3
-            yield self._batch(size, generator)
-
-    def _batch(self, size: int, generator: torch.Generator) -> Batch:
-        lengths = torch.randint(0, 4, (size,), generator=generator)
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        num = int(lengths.sum())
-        values = torch.randint(0, NUM_KEYS, (num,), generator=generator)
-        weights = torch.rand(num, generator=generator)
-        one = torch.randint(0, NUM_KEYS, (size,), generator=generator)
-        return Batch(
-            {
-                "bag": Ragged(values, offsets, weights),
-                "one": one,
-                "dense": torch.rand(size, 3, generator=generator).to(torch.bfloat16),
-                "name": Strings.encode([f"e{i}" for i in range(size)]),
-                "label": (one % 2).float(),
-            }
-        )
 
 
 class Model(nn.Module):
@@ -94,19 +59,6 @@ class Model(nn.Module):
         return self.top(torch.cat([*rows, batch["dense"].float()], 1)).squeeze(1)
 
 
-def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """0 for no examples."""
-    losses = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-    return losses / max(len(labels), 1)
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        total.update(tensors[name].detach().numpy().tobytes())
-    return total.hexdigest()
-
-
 def main() -> None:
     torch.manual_seed(0)
     cluster = tr.init()
@@ -126,28 +78,12 @@ def main() -> None:
         threads=OPTIONS["threads"],
         progress=False,
     )
-    print("TRAINER", trainer.threads, flush=True)
     checkpoints = None
     if OPTIONS["checkpoint"]:
         checkpoints = tr.Checkpoints(OPTIONS["checkpoint"], every_steps=1000)
-    trained = trainer.fit(Bags(), epochs=OPTIONS["epochs"], checkpoints=checkpoints)
-    figures = trainer.evaluate(Bags())
-    keys = np.arange(NUM_KEYS, dtype=np.uint64)
-    pulled = cluster.client.pull({t.class_id: keys for t in (model.table, model.other)})
-    pushes = [stats["pushes"] for stats in cluster.client.stats()]
-    for figures_of in (trained, figures):
-        del figures_of["examples_per_s"]
-    result = {
-        "trained": trained,
-        "figures": figures,
-        "weights": digest(dict(model.named_parameters())),
-        "buffers": digest(dict(model.named_buffers())),
-        "rows": digest({str(name): rows for name, rows in pulled.rows.items()}),
-        "random": float(torch.rand(())),
-        "pushes": pushes,
-        "steps": trainer.optimizer.num_steps,
-    }
-    print("RESULT", json.dumps(result), flush=True)
+    data = Bags(OPTIONS["lengths"], OPTIONS["empty"], torch.bfloat16)
+    tables = (model.table, model.other)
+    train_and_tell(trainer, data, tables, epochs=OPTIONS["epochs"], checkpoints=checkpoints)
 
 
 main()

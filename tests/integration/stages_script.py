@@ -7,20 +7,16 @@ training, and waits for a line after each.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 import trireme as tr
-from trireme.data.batch import Batch, Ragged, Strings
+from tests.integration.heter_data import Bags, mean_loss, train_and_tell
 
-NUM_KEYS = 64
 OPTIONS: dict[str, Any] = {
     "strategy": {"mode": "sync"},
     "stages": ["cpu", "gpu", "cpu_2"],
@@ -39,36 +35,6 @@ OPTIONS: dict[str, Any] = {
     "waits": {"worker": [], "heter": []},
     **json.loads(sys.argv[1]),
 }
-
-
-class Bags:
-    """Bags with weights of one feature, single ids of another; the label is whether the single one
-    is odd.
-    """
-
-    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Iterator[Batch]:
-        del num_streams
-        generator = torch.Generator().manual_seed(100 * epoch + index)
-        for number in range(OPTIONS["lengths"][index]):
-            print(f"read {number}", flush=True)
-            yield self._batch(0 if number < OPTIONS["empty"] else 8 + number % 3, generator)
-
-    def _batch(self, size: int, generator: torch.Generator) -> Batch:
-        lengths = torch.randint(0, 4, (size,), generator=generator)
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        num = int(lengths.sum())
-        values = torch.randint(0, NUM_KEYS, (num,), generator=generator)
-        weights = torch.rand(num, generator=generator)
-        one = torch.randint(0, NUM_KEYS, (size,), generator=generator)
-        return Batch(
-            {
-                "bag": Ragged(values, offsets, weights),
-                "one": one,
-                "dense": torch.rand(size, 3, generator=generator),
-                "name": Strings.encode([f"e{i}" for i in range(size)]),
-                "label": (one % 2).float(),
-            }
-        )
 
 
 class First(nn.Module):
@@ -157,18 +123,8 @@ def make_model() -> tr.Stages:
     return tr.Stages(**dict(zip(names, made, strict=True)))
 
 
-def mean_loss(logits: Tensor, labels: Any) -> Tensor:
-    """0 for no examples."""
-    labels = labels["label"] if OPTIONS["label"] is None else labels
-    losses = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-    return losses / max(len(labels), 1)
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        total.update(tensors[name].detach().numpy().tobytes())
-    return total.hexdigest()
+def loss_of_batch(logits: Tensor, batch: Any) -> Tensor:
+    return mean_loss(logits, batch["label"])
 
 
 def main() -> None:
@@ -182,7 +138,7 @@ def main() -> None:
     trainer = tr.Trainer(
         model,
         torch.optim.Adam(model.parameters(), lr=0.01),
-        loss=mean_loss,
+        loss=loss_of_batch if OPTIONS["label"] is None else mean_loss,
         strategy=tr.Strategy(**OPTIONS["strategy"]),
         metrics=[tr.metrics.AUC(label="label")],
         clip_norm=OPTIONS["clip_norm"],
@@ -190,26 +146,9 @@ def main() -> None:
         threads=OPTIONS["threads"],
         progress=False,
     )
-    print("TRAINER", trainer.threads, flush=True)
-    trained = trainer.fit(Bags(), epochs=OPTIONS["epochs"])
-    figures = trainer.evaluate(Bags())
-    keys = np.arange(NUM_KEYS, dtype=np.uint64)
     first: Any = model[model.names[0]]
-    pulled = cluster.client.pull({t.class_id: keys for t in (first.table, first.other)})
-    pushes = [stats["pushes"] for stats in cluster.client.stats()]
-    for figures_of in (trained, figures):
-        del figures_of["examples_per_s"]
-    result = {
-        "trained": trained,
-        "figures": figures,
-        "weights": digest(dict(model.named_parameters())),
-        "buffers": digest(dict(model.named_buffers())),
-        "rows": digest({str(name): rows for name, rows in pulled.rows.items()}),
-        "random": float(torch.rand(())),
-        "pushes": pushes,
-        "steps": trainer.optimizer.num_steps,
-    }
-    print("RESULT", json.dumps(result), flush=True)
+    data = Bags(OPTIONS["lengths"], OPTIONS["empty"])
+    train_and_tell(trainer, data, (first.table, first.other), epochs=OPTIONS["epochs"])
 
 
 main()

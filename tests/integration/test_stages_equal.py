@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.stages_jobs import StagesJob, stages_alone
+from tests.integration.heter_jobs import STAGES_SCRIPT, HeterJob, alone
 from tests.long import pick, sampled
 from tests.programs import Template
 
@@ -45,8 +45,8 @@ RULES: tuple[str, ...] = pick(
 def test_stages_anywhere_equal_one_process(place: str, programs: Template) -> None:
     stages, labels = PLACES[place]
     options = {**SYNC, "stages": stages, "dropout": 0.3, "norm": True}
-    expected = stages_alone(programs, options)
-    with StagesJob(programs, options, labels) as job:
+    expected = alone(programs, options, path=STAGES_SCRIPT)
+    with HeterJob(programs, options, path=STAGES_SCRIPT, labels=labels) as job:
         [result] = job.finish()
     assert result == expected
 
@@ -58,8 +58,8 @@ def test_one_worker_with_two_compute_workers_equals_one_process(
     case: str, stages: list[str], programs: Template
 ) -> None:
     options = {**CASES[case], "stages": stages}
-    expected = stages_alone(programs, options)
-    with StagesJob(programs, options, ["gpu", "gpu"]) as job:
+    expected = alone(programs, options, path=STAGES_SCRIPT)
+    with HeterJob(programs, options, path=STAGES_SCRIPT, labels=["gpu", "gpu"]) as job:
         [result] = job.finish()
     assert result == expected
 
@@ -67,17 +67,17 @@ def test_one_worker_with_two_compute_workers_equals_one_process(
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_finds_the_same_bits(rule: str, programs: Template) -> None:
     options = {**SYNC, "rule": rule}
-    expected = stages_alone(programs, options)
-    with StagesJob(programs, options, ["gpu"]) as job:
+    expected = alone(programs, options, path=STAGES_SCRIPT)
+    with HeterJob(programs, options, path=STAGES_SCRIPT, labels=["gpu"]) as job:
         [result] = job.finish()
     assert result == expected
 
 
 def test_two_workers_with_one_compute_worker_equal_two_workers(programs: Template) -> None:
     options = {**SYNC, "norm": True, "lengths": [14, 9], "stages": ["cpu", "gpu", "cpu_2", "gpu_2"]}
-    with StagesJob(programs, options, [], num_workers=2) as job:
+    with HeterJob(programs, options, path=STAGES_SCRIPT, labels=[], num_workers=2) as job:
         expected = job.finish()
-    with StagesJob(programs, options, ["gpu"], num_workers=2) as job:
+    with HeterJob(programs, options, path=STAGES_SCRIPT, labels=["gpu"], num_workers=2) as job:
         assert job.finish() == expected
 
 
@@ -88,7 +88,9 @@ def test_several_batches_in_flight_are_each_trained_on_once(
     strategy: dict[str, Any], programs: Template
 ) -> None:
     options = {"strategy": strategy, "lengths": [30, 20], "dropout": 0.2, "norm": True}
-    with StagesJob(programs, options, ["gpu", "gpu", "gpu"], num_workers=2) as job:
+    with HeterJob(
+        programs, options, path=STAGES_SCRIPT, labels=["gpu", "gpu", "gpu"], num_workers=2
+    ) as job:
         for worker in job.workers:
             assert worker.wait_line("TRAINER ([0-9]+)")[1] == "3"
         results = job.finish()

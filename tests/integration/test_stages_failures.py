@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.stages_jobs import StagesJob, stages_alone
+from tests.integration.heter_jobs import STAGES_SCRIPT, HeterJob, alone
 from tests.programs import Template
 from tests.seeds import SEED
 
@@ -16,9 +16,11 @@ MIDDLE = ["cpu", "gpu", "cpu_2"]
 
 
 def test_a_compute_worker_that_dies_in_backward_is_replaced(programs: Template) -> None:
-    expected = stages_alone(programs, OPTIONS)
+    expected = alone(programs, OPTIONS, path=STAGES_SCRIPT)
     options = {**OPTIONS, "waits": {"worker": [], "heter": ["gpu"]}}
-    with StagesJob(programs, OPTIONS, ["gpu", "gpu"], compute_options=options) as job:
+    with HeterJob(
+        programs, OPTIONS, path=STAGES_SCRIPT, labels=["gpu", "gpu"], compute_options=options
+    ) as job:
         first, second = job.compute
         for _ in range(3):  # forward, backward and again forward
             first.wait_line("(for|back)ward gpu")
@@ -33,9 +35,9 @@ def test_a_compute_worker_that_dies_in_backward_is_replaced(programs: Template) 
 
 
 def test_a_compute_worker_that_has_lost_the_graph_computes_it_again(programs: Template) -> None:
-    expected = stages_alone(programs, OPTIONS)
+    expected = alone(programs, OPTIONS, path=STAGES_SCRIPT)
     options = {**OPTIONS, "waits": {"worker": ["cpu_2"], "heter": []}}
-    with StagesJob(programs, options, ["gpu"]) as job:
+    with HeterJob(programs, options, path=STAGES_SCRIPT, labels=["gpu"]) as job:
         [worker] = job.workers
         for number in range(6):
             worker.wait_line("forward cpu_2")
@@ -56,8 +58,8 @@ def test_random_kills_lose_nothing_and_apply_nothing_twice(
 ) -> None:
     generator = random.Random(f"{SEED} {stages}")
     options = {**OPTIONS, "stages": stages, "lengths": [30]}
-    expected = stages_alone(programs, options)
-    with StagesJob(programs, options, ["gpu", "gpu"]) as job:
+    expected = alone(programs, options, path=STAGES_SCRIPT)
+    with HeterJob(programs, options, path=STAGES_SCRIPT, labels=["gpu", "gpu"]) as job:
         for number in sorted(generator.sample(range(3, 28), 6)):
             job.workers[0].wait_line(f"read {number}")
             index = generator.randrange(2)
@@ -70,7 +72,9 @@ def test_random_kills_lose_nothing_and_apply_nothing_twice(
 def test_random_kills_in_async_push_each_batch_once(programs: Template) -> None:
     generator = random.Random(SEED)
     options = {**OPTIONS, "lengths": [30, 30], "strategy": {"mode": "async"}}
-    with StagesJob(programs, options, ["gpu", "gpu"], num_workers=2) as job:
+    with HeterJob(
+        programs, options, path=STAGES_SCRIPT, labels=["gpu", "gpu"], num_workers=2
+    ) as job:
         for number in sorted(generator.sample(range(3, 28), 6)):
             job.workers[generator.randrange(2)].wait_line(f"read {number}")
             index = generator.randrange(2)
@@ -86,7 +90,9 @@ def test_while_a_stage_is_slow_no_more_batches_are_read_than_are_in_flight(
 ) -> None:
     options = {**OPTIONS, "lengths": [40], "threads": 3, "strategy": {"mode": "async"}}
     slow = {**options, "waits": {"worker": [], "heter": ["gpu"]}}
-    with StagesJob(programs, options, ["gpu"], compute_options=slow) as job:
+    with HeterJob(
+        programs, options, path=STAGES_SCRIPT, labels=["gpu"], compute_options=slow
+    ) as job:
         [worker], [compute] = job.workers, job.compute
         reads_max = 0
         for number in range(80):
@@ -114,7 +120,7 @@ def test_while_a_stage_is_slow_no_more_batches_are_read_than_are_in_flight(
 def test_what_is_wrong_at_a_compute_worker_is_an_error_with_names(
     wrong: str, message: str, programs: Template
 ) -> None:
-    with StagesJob(programs, {"wrong": wrong}, ["gpu"]) as job:
+    with HeterJob(programs, {"wrong": wrong}, path=STAGES_SCRIPT, labels=["gpu"]) as job:
         job.workers[0].wait_line(message)
         assert job.workers[0].finish() == 1
 
@@ -129,6 +135,6 @@ def test_what_is_wrong_at_a_compute_worker_is_an_error_with_names(
 def test_labels_of_stages_and_of_compute_workers_that_do_not_fit_are_named(
     stages: list[str], labels: list[str], message: str, programs: Template
 ) -> None:
-    with StagesJob(programs, {"stages": stages}, labels) as job:
+    with HeterJob(programs, {"stages": stages}, path=STAGES_SCRIPT, labels=labels) as job:
         job.workers[0].wait_line(message)
         assert job.workers[0].finish() == 1

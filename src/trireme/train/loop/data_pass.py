@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from trireme.train.leased_streams import StreamBatches
 from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.replica import BatchOrder, Replica, train_replicas
 from trireme.train.loop.reporting import Report, Reporter
-from trireme.train.loop.scoring import Compute, ExampleIds, Scored, Scorer, check_finite
+from trireme.train.loop.scoring import ExampleIds, Scored, Scorer, check_finite
 from trireme.train.loop.staleness import described, staleness
 from trireme.train.loop.tally import Tally
 from trireme.train.loop.timing import TimeReport
@@ -156,7 +155,7 @@ class DataPass:
             shown.show(progress.fraction_read(), self.tally.figures())
 
     def _train(self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
-        optimizer, loop, compute_on = self.optimizer, self.optimizer.timing.loop, self._compute_on()
+        optimizer, loop, compute = self.optimizer, self.optimizer.timing.loop, self._computing()
         first = optimizer.replica
         first.pending.take()  # lookups of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
@@ -168,10 +167,9 @@ class DataPass:
 
         def work(replica: Replica) -> None:
             session_of(optimizer.cluster).use_pending(replica.pending)
-            compute = compute_on(replica)
             for batch in pipeline.batches(replica):
                 replica.model.zero_grad()
-                scored = optimizer.mode.compute(replica.model, batch, compute)
+                scored = compute(replica, batch)
                 with order.turn(replica):
                     # First, because a metric refuses outputs that are not numbers, before they
                     # reach the tables.
@@ -198,21 +196,23 @@ class DataPass:
 
         train_replicas(replicas, work, fail)
 
-    def _compute_on(self) -> Callable[[Replica], Compute]:
-        """Forward and backward of a batch with a replica of the model: here or elsewhere."""
+    def _computing(self) -> Callable[[Replica, Batch], Scored]:
+        """What makes forward and backward of a batch with a replica of the model: here or at
+        compute workers.
+        """
         if self.remote is None:
-            return lambda _: self._compute
+            return self._compute
         run = self.remote.begin(self.model, training=True, threads=self.threads)
 
-        def compute(replica: Replica, _: nn.Module, batch: Batch) -> Scored:
+        def compute(replica: Replica, batch: Batch) -> Scored:
             with self.optimizer.timing.loop.measure("compute"):
                 return self._checked(run.train(replica, batch))
 
-        return lambda replica: partial(compute, replica)
+        return compute
 
-    def _compute(self, model: nn.Module, batch: Batch) -> Scored:
+    def _compute(self, replica: Replica, batch: Batch) -> Scored:
         with self.optimizer.timing.loop.measure("forward"):
-            scored = self._score(model, batch)
+            scored = self._score(replica.model, batch)
         assert scored.loss is not None
         with self.optimizer.timing.loop.measure("backward"):
             scored.loss.backward()  # type: ignore[no-untyped-call]
