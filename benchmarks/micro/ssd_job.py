@@ -3,9 +3,9 @@
     python -m benchmarks.micro.ssd_job KIND FOLDER --rows N --memory BYTES --seconds S
 
 `ours`: a table with rows on SSD. `rocksdict`: RocksDB from Python, 16 threads. Each step takes
-DRAWN keys by Zipf's law, and reads and updates the rows of the distinct ones. After as long again,
-the steps of S seconds count. `recovery`: N rows of ours; how long a start with their snapshot
-takes. Prints one JSON object.
+DRAWN keys by Zipf's law, with --even all alike, and reads and updates the rows of the distinct
+ones. After as long again, the steps of S seconds count. `recovery`: N rows of ours; how long a
+start with their snapshot takes. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Step = Callable[[np.ndarray], None]
 
 class Ours:
     def __init__(self, folder: Path, num_rows: int, memory: int) -> None:
-        self._tier = RowTier(memory, [folder])
+        self._tier, self._folder = RowTier(memory, [folder]), folder
         self.rows = self._tier.make_rows(TABLE.schema)
         self._pool, self._number = _core.Pool(2), 0
         self._out = np.empty((DRAWN, DIM), np.float32)
@@ -59,6 +59,10 @@ class Ours:
 
     def counts(self) -> dict[str, int]:
         return dict(self.rows.tier or {})
+
+    def file_bytes(self) -> int:
+        """Disk space below the folder."""
+        return sum(file.stat().st_blocks * 512 for file in self._folder.rglob("*"))
 
 
 class RocksDict:
@@ -123,13 +127,18 @@ def fill(rows: _core.Table, num_rows: int) -> None:
         rows.update(keys, grads, [(0, number)], _VALUES, pool)
 
 
-def measure(made: Ours | RocksDict, num_rows: int, seconds: float) -> dict[str, Any]:
+def measure(
+    made: Ours | RocksDict, num_rows: int, seconds: float, *, is_even: bool
+) -> dict[str, Any]:
     rng, pool, ranks = np.random.default_rng(3), _core.Pool(1), zipf_ranks(num_rows)
 
     def run(for_s: float) -> tuple[list[float], int]:
         end, times, num_keys = time.monotonic() + for_s, [], 0
         while time.monotonic() < end:
-            drawn = ranks(rng, DRAWN) * np.uint64(_SPREAD) % np.uint64(num_rows)
+            if is_even:
+                drawn = rng.integers(0, num_rows, DRAWN).astype(np.uint64)
+            else:
+                drawn = ranks(rng, DRAWN) * np.uint64(_SPREAD) % np.uint64(num_rows)
             keys = _core.unique(drawn, pool)[0]
             start = time.monotonic()
             made.step(keys)
@@ -148,7 +157,7 @@ def measure(made: Ours | RocksDict, num_rows: int, seconds: float) -> dict[str, 
         "step_p99_ms": 1e3 * float(np.percentile(times, 99)),
         "steps": len(times),
     }
-    if after:
+    if isinstance(made, Ours):
         more = {name: after[name] - before[name] for name in after}
         written = more["evicted"] + more["cleaned"]
         result |= {
@@ -158,6 +167,8 @@ def measure(made: Ours | RocksDict, num_rows: int, seconds: float) -> dict[str, 
             "hit_rate": more["hits"] / max(more["hits"] + more["misses"], 1),
             "rows_on_ssd": after["rows"],
             "bytes_over_budget": after["bytes"] - after["memory_bytes"],
+            "file_bytes_per_row_byte": made.file_bytes()
+            / max(after["rows"] * made.rows.row_bytes, 1),
         }
     return result
 
@@ -231,12 +242,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--memory", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--even", action="store_true")
     args = parser.parse_args(argv)
     if args.kind == "recovery":
         result = recovery(args.folder, args.rows, args.memory)
     else:
         kind = Ours if args.kind == "ours" else RocksDict
-        result = measure(kind(args.folder, args.rows, args.memory), args.rows, args.seconds)
+        made = kind(args.folder, args.rows, args.memory)
+        result = measure(made, args.rows, args.seconds, is_even=args.even)
     sys.stdout.write(json.dumps(result) + "\n")
 
 
