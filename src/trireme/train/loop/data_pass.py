@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from trireme.train.leased_streams import StreamBatches
 from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.replica import BatchOrder, Replica, train_replicas
 from trireme.train.loop.reporting import Report, Reporter
-from trireme.train.loop.scoring import ExampleIds, Scored, Scorer, check_finite
+from trireme.train.loop.scoring import Compute, ExampleIds, Scored, Scorer, check_finite
 from trireme.train.loop.staleness import described, staleness
 from trireme.train.loop.tally import Tally
 from trireme.train.loop.timing import TimeReport
@@ -155,7 +156,7 @@ class DataPass:
             shown.show(progress.fraction_read(), self.tally.figures())
 
     def _train(self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
-        optimizer, loop, compute = self.optimizer, self.optimizer.timing.loop, self._computing()
+        optimizer, loop, compute_on = self.optimizer, self.optimizer.timing.loop, self._compute_on()
         first = optimizer.replica
         first.pending.take()  # lookups of a batch that failed
         replicas = [first, *(first.copy(optimizer.tables) for _ in range(self.threads - 1))]
@@ -167,9 +168,10 @@ class DataPass:
 
         def work(replica: Replica) -> None:
             session_of(optimizer.cluster).use_pending(replica.pending)
+            compute = compute_on(replica)
             for batch in pipeline.batches(replica):
                 replica.model.zero_grad()
-                scored = compute(replica, batch)
+                scored = optimizer.mode.compute(replica.model, batch, compute)
                 with order.turn(replica):
                     # First, because a metric refuses outputs that are not numbers, before they
                     # reach the tables.
@@ -196,23 +198,21 @@ class DataPass:
 
         train_replicas(replicas, work, fail)
 
-    def _computing(self) -> Callable[[Replica, Batch], Scored]:
-        """What makes forward and backward of a batch with a replica of the model: here or at
-        compute workers.
-        """
+    def _compute_on(self) -> Callable[[Replica], Compute]:
+        """Forward and backward of a batch with a replica of the model: here or elsewhere."""
         if self.remote is None:
-            return self._compute
+            return lambda _: self._compute
         run = self.remote.begin(self.model, training=True, threads=self.threads)
 
-        def compute(replica: Replica, batch: Batch) -> Scored:
+        def compute(replica: Replica, _: nn.Module, batch: Batch) -> Scored:
             with self.optimizer.timing.loop.measure("compute"):
                 return self._checked(run.train(replica, batch))
 
-        return compute
+        return lambda replica: partial(compute, replica)
 
-    def _compute(self, replica: Replica, batch: Batch) -> Scored:
+    def _compute(self, model: nn.Module, batch: Batch) -> Scored:
         with self.optimizer.timing.loop.measure("forward"):
-            scored = self._score(replica.model, batch)
+            scored = self._score(model, batch)
         assert scored.loss is not None
         with self.optimizer.timing.loop.measure("backward"):
             scored.loss.backward()  # type: ignore[no-untyped-call]

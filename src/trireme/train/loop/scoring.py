@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Column, Strings
 from trireme.data.schema import InsId, Schema
@@ -18,6 +18,7 @@ SHOWN_MAX = 5
 """How many examples an error names."""
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
+Compute: TypeAlias = "Callable[[nn.Module, Batch], Scored]"
 
 
 @dataclass(frozen=True, eq=False)

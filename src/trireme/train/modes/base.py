@@ -4,8 +4,11 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 import torch
+from torch import nn
 
+from trireme.data.batch import Batch
 from trireme.errors import BadRequest
+from trireme.train.loop.scoring import Compute, Scored
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import PredecessorProgress
@@ -68,6 +71,10 @@ class Mode(Protocol):
         """Rows as they are now, for a forward pass without gradients."""
 
     # ---- the step ----
+
+    def compute(self, model: nn.Module, batch: Batch, locally: Compute) -> Scored:
+        """Forward and backward of a Trainer's batch. locally: computes them in this process."""
+        return locally(model, batch)
 
     def begin_step(self) -> int:
         """The value of `num_steps` after this step. Raises BadRequest: it must not be made."""
