@@ -114,17 +114,21 @@ def test_the_page_lists_the_metrics_of_servers_and_workers(
         training.wait_line(r"^batch 9$")
         wait_for_text(f"{server_url}/metrics", "trireme_worker_reported{")
         pages = documented()
-        # Labels of events that have not happened are absent: no checkpoint was made.
-        without_age = dict(pages["S"])
-        kind, labels = without_age.pop("trireme_checkpoint_age_seconds")
-        actual = scraped(server_url)
-        assert actual.pop("trireme_checkpoint_age_seconds") == (kind, set())
-        assert labels == {"mode"}
-        kind, labels = without_age.pop("trireme_worker_label")  # there are no compute workers
-        assert actual.pop("trireme_worker_label") == (kind, set())
-        assert labels == {"worker", "label", "what"}
-        assert actual == without_age
-        assert scraped(worker_url) == pages["W"]
+        # Labels are absent where nothing has happened: no checkpoint was made, there are no compute
+        # workers, and a loop without a Trainer shows no figures.
+        unlabeled = {
+            "trireme_checkpoint_age_seconds": {"mode"},
+            "trireme_worker_label": {"worker", "label", "what"},
+            "trireme_worker_reported_figure": {"worker", "figure"},
+            "trireme_worker_figure": {"figure"},
+        }
+        for page, url in (("S", server_url), ("W", worker_url)):
+            expected, actual = dict(pages[page]), scraped(url)
+            for name in unlabeled.keys() & expected.keys():
+                kind, labels = expected.pop(name)
+                assert labels == unlabeled[name]
+                assert actual.pop(name) == (kind, set())
+            assert actual == expected
         assert get(f"{server_url}/healthz") == (200, "ok\n")
         assert get(f"{worker_url}/healthz") == (200, "ok\n")
         _check_numbers(families(server_url), families(worker_url))

@@ -158,6 +158,28 @@ def test_a_worker_is_described_by_its_last_call_until_it_leaves() -> None:
     assert (attendance.reports(), attendance.silences_s()) == ({1: {}}, {1: 2})
 
 
+def test_the_figures_of_a_worker_are_those_of_its_last_call_until_it_leaves() -> None:
+    attendance = Attendance()
+    tell(attendance, "alive", 0, figures={"loss": 0.5, "auc": 0.7})
+    tell(attendance, "alive", 1)
+    assert attendance.figures() == {0: {"loss": 0.5, "auc": 0.7}, 1: {}}
+    tell(attendance, "alive", 0, figures={"loss": 0.25})
+    assert attendance.figures()[0] == {"loss": 0.25}
+    tell(attendance, "goodbye", 0)
+    assert attendance.figures() == {1: {}}
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{"loss": "0.5"}, {3: 0.5}, [0.5], {"n" * 65: 0.5}, {f"m{i}": 0.5 for i in range(33)}],
+)
+def test_a_worker_can_only_report_few_numbers_with_short_names(figures: Any) -> None:
+    attendance = Attendance()
+    with pytest.raises(BadRequest, match="expected"):
+        tell(attendance, "alive", 0, figures=figures)
+    assert attendance.figures() == {}
+
+
 @pytest.mark.parametrize("report", [{"other": 1}, {"retries": "3"}, {3: 3}, [1]])
 def test_a_worker_can_only_say_numbers_of_known_names(report: Any) -> None:
     attendance = Attendance()

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from trireme.errors import BadRequest
-from trireme.telemetry import endpoint as endpoints
+from trireme.telemetry import http_server
 from trireme.telemetry.address import join_address, nth_address, split_address
-from trireme.telemetry.endpoint import Endpoint
+from trireme.telemetry.endpoint import THREADS_MAX, Endpoint
 from trireme.telemetry.health import Health
 from trireme.telemetry.instruments import Counter, Gauge, Histogram, histogram_family
 from trireme.telemetry.registry import Registry, new_registry, text_of
@@ -148,20 +148,20 @@ def test_the_endpoint_answers_metrics_and_health(endpoint: Endpoint, health: Hea
 def test_a_peer_that_asks_too_slowly_is_closed(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "REQUEST_S", 0.2)
+    monkeypatch.setattr(http_server, "REQUEST_S", 0.2)
     with connect(endpoint) as silent, connect(endpoint) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
         assert silent.recv(1) == b""
         assert slow.recv(1) == b""
-    monkeypatch.setattr(endpoints, "REQUEST_S", 60)
+    monkeypatch.setattr(http_server, "REQUEST_S", 60)
     assert get(endpoint, "/metrics")[0] == 200
 
 
 def test_slow_peers_leave_room_for_others(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "REQUEST_S", 60)
-    held = [connect(endpoint) for _ in range(endpoints.THREADS_MAX - 1)]
+    monkeypatch.setattr(http_server, "REQUEST_S", 60)
+    held = [connect(endpoint) for _ in range(THREADS_MAX - 1)]
     try:
         assert get(endpoint, "/metrics")[0] == 200
     finally:
@@ -172,8 +172,8 @@ def test_slow_peers_leave_room_for_others(
 def test_more_connections_than_threads_are_closed(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "REQUEST_S", 60)
-    held = [connect(endpoint) for _ in range(endpoints.THREADS_MAX)]
+    monkeypatch.setattr(http_server, "REQUEST_S", 60)
+    held = [connect(endpoint) for _ in range(THREADS_MAX)]
     try:
         with connect(endpoint) as one_more:
             assert one_more.recv(1) == b""

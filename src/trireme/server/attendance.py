@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from trireme.errors import BadRequest, Unavailable
+from trireme.protocol.figures import figures_from_wire
 from trireme.protocol.label_use import LabelUse, uses_from_wire
 from trireme.protocol.membership import WORKERS_MAX
 from trireme.protocol.wire import need, need_list, need_reason
@@ -30,6 +31,7 @@ class Attendance:
         self._gone: dict[int, int] = {}  # worker -> the incarnation that said goodbye
         self._newest: dict[int, int] = {}  # worker -> the newest incarnation heard
         self._reports: dict[int, dict[str, int]] = {}
+        self._figures: dict[int, dict[str, float]] = {}
         self._label_uses: dict[int, dict[str, LabelUse]] = {}
         self._stopped: str | None = None
         self._stop_reason = ""  # of a worker that asks all to stop
@@ -57,6 +59,7 @@ class Attendance:
         with self._changed:
             worker, incarnation = self._note_heartbeat(request)
             self._reports[worker] = _report(request)
+            self._figures[worker] = figures_from_wire(request.body)
             self._label_uses[worker] = uses_from_wire(request.body)
             self._stop_reason = self._stop_reason or need_reason(request.body, "stops")
             # By a successor; an older incarnation is a delayed message.
@@ -170,6 +173,12 @@ class Attendance:
         with self._changed:
             known = sorted(self._reports.items())
             return {worker: dict(report) for worker, report in known if worker not in self._gone}
+
+    def figures(self) -> dict[int, dict[str, float]]:
+        """The last figures of each worker that has not said goodbye."""
+        with self._changed:
+            known = sorted(self._figures.items())
+            return {worker: figures for worker, figures in known if worker not in self._gone}
 
     def label_uses(self) -> dict[int, dict[str, LabelUse]]:
         """What each worker that has not said goodbye has last reported of compute workers."""

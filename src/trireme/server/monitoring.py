@@ -277,6 +277,18 @@ def watch_workers(registry: Registry, attendance: Attendance) -> None:
     )
     registry.register(
         Gauge(
+            "trireme_worker_reported_figure",
+            "Loss and metrics of a worker's running pass so far, as its last heartbeat reported.",
+            lambda: {
+                (str(worker), name): value
+                for worker, figures in attendance.figures().items()
+                for name, value in figures.items()
+            },
+            ["worker", "figure"],
+        )
+    )
+    registry.register(
+        Gauge(
             "trireme_worker_label",
             "What a worker reported of the compute workers of a label, for trireme top.",
             lambda: {

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from trireme.top.job_snapshot import ServerSamples, Snapshot
-from trireme.top.job_state import (
-    JobState,
-    LabelState,
-    ServerState,
-    StalenessState,
-    TableState,
-    TierState,
-    WorkerState,
+from trireme.top.job_status import (
+    JobStatus,
+    LabelStatus,
+    ServerStatus,
+    StalenessStatus,
+    TableStatus,
+    TierStatus,
+    WorkerStatus,
 )
 
 _REQUESTS = "trireme_server_request_seconds"
@@ -20,11 +20,11 @@ BUSY_SHARE = 0.8
 """Compute workers that are busy for more of the time are what workers wait for."""
 
 
-def state_of(before: Snapshot, now: Snapshot) -> JobState:
+def status_of(before: Snapshot, now: Snapshot) -> JobStatus:
     """The job at `now`; rates and latencies are those since `before`."""
     interval = _Interval(before, now)
     workers = _workers(interval)
-    return JobState(
+    return JobStatus(
         servers=[_server(interval, server) for server in now.servers],
         tables=_tables(interval),
         workers=workers,
@@ -58,14 +58,14 @@ class _Interval:
         return self._growth(server, f"{_REQUESTS}_sum", method=method) / count if count else None
 
 
-def _server(interval: _Interval, server: ServerSamples) -> ServerState:
+def _server(interval: _Interval, server: ServerSamples) -> ServerStatus:
     if server.error:
-        return ServerState(endpoint=server.endpoint, error=server.error)
+        return ServerStatus(endpoint=server.endpoint, error=server.error)
 
     def queue(state: str) -> float:
         return server.total("trireme_server_queue_requests", state=state)
 
-    return ServerState(
+    return ServerStatus(
         endpoint=server.endpoint,
         up_s=server.total("trireme_uptime_seconds"),
         num_rows=server.total("trireme_table_rows"),
@@ -93,13 +93,13 @@ def _least(server: ServerSamples, name: str) -> float | None:
     return min((value for _, value in server.matching(name)), default=None)
 
 
-def _tables(interval: _Interval) -> list[TableState]:
+def _tables(interval: _Interval) -> list[TableStatus]:
     now, states = interval.now, []
     for name in now.values_of("trireme_table_rows", "table"):
         pulled = interval.rate("trireme_table_pulled_keys_total", table=name)
         missing = interval.rate("trireme_table_missing_keys_total", table=name)
         states.append(
-            TableState(
+            TableStatus(
                 name=name,
                 num_rows=now.total("trireme_table_rows", table=name),
                 num_bytes=now.total("trireme_table_bytes", table=name),
@@ -112,7 +112,7 @@ def _tables(interval: _Interval) -> list[TableState]:
     return states
 
 
-def _tier(interval: _Interval, name: str) -> TierState | None:
+def _tier(interval: _Interval, name: str) -> TierStatus | None:
     now = interval.now
     if name not in now.values_of("trireme_table_ssd_rows", "table"):
         return None
@@ -125,7 +125,7 @@ def _tier(interval: _Interval, name: str) -> TierState | None:
 
     hits, evicted = rate("hits"), rate("ssd_evicted_rows")
     pulls = interval.rate("trireme_pulls_total")
-    return TierState(
+    return TierStatus(
         num_in_memory=total("rows") - total("ssd_rows"),
         num_on_ssd=total("ssd_rows"),
         memory_bytes=total("memory_limit_bytes"),
@@ -144,7 +144,7 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _workers(interval: _Interval) -> list[WorkerState]:
+def _workers(interval: _Interval) -> list[WorkerStatus]:
     now, states = interval.now, []
     for worker in now.values_of("trireme_worker_silence_seconds", "worker"):
         first = now.answering[0]
@@ -153,14 +153,14 @@ def _workers(interval: _Interval) -> list[WorkerState]:
             for _, age in server.matching("trireme_worker_silence_seconds", worker=worker)
         ]  # fmt: skip
         states.append(
-            WorkerState(
+            WorkerStatus(
                 worker=worker,
                 silence_s=min(silences),
                 num_steps=first.total("trireme_pushes_total", stream=worker),
                 num_examples=first.total("trireme_examples_total", stream=worker),
                 examples_per_s=interval.rate("trireme_examples_total", first, stream=worker),
                 reported=_by_label(first, "trireme_worker_reported", "what", worker),
-                figures=_by_label(first, "trireme_worker_figure", "figure", worker),
+                figures=_by_label(first, "trireme_worker_reported_figure", "figure", worker),
             )
         )
     return states
@@ -170,12 +170,12 @@ def _by_label(server: ServerSamples, name: str, label: str, worker: str) -> dict
     return {labels[label]: value for labels, value in server.matching(name, worker=worker)}
 
 
-def _labels(interval: _Interval) -> list[LabelState]:
+def _labels(interval: _Interval) -> list[LabelStatus]:
     now = interval.now
     return [_label(interval, label) for label in now.values_of("trireme_worker_label", "label")]
 
 
-def _label(interval: _Interval, label: str) -> LabelState:
+def _label(interval: _Interval, label: str) -> LabelStatus:
     first = interval.now.answering[0]
 
     def total(what: str) -> float:
@@ -193,7 +193,7 @@ def _label(interval: _Interval, label: str) -> LabelState:
         total("in_flight"),
     )
     busy = computed / max(num, 1)
-    return LabelState(
+    return LabelStatus(
         label=label,
         num_compute_workers=num,
         num_reachable=min(numbers("reachable")),
@@ -214,7 +214,7 @@ def _who_waits(label: str, busy: float, in_flight: float) -> str:
     return label if in_flight or busy else ""
 
 
-def _staleness(now: Snapshot) -> StalenessState | None:
+def _staleness(now: Snapshot) -> StalenessStatus | None:
     name = "trireme_push_staleness"
     bounds = sorted(float(le) for le in now.values_of(f"{name}_bucket", "le"))
     count = now.total(f"{name}_count")
@@ -232,7 +232,7 @@ def _staleness(now: Snapshot) -> StalenessState | None:
     def quantile(share: float) -> float:
         return next(bound for bound in bounds if below(bound) >= share * count)
 
-    return StalenessState(
+    return StalenessStatus(
         mean=now.total(f"{name}_sum") / count,
         median=quantile(0.5),
         quantile_99=quantile(0.99),

@@ -7,15 +7,15 @@ from rich.table import Table
 from rich.text import Text
 
 from trireme import drawing
-from trireme.top.interval import state_of
+from trireme.top.interval import status_of
 from trireme.top.job_snapshot import Snapshot
-from trireme.top.job_state import (
-    JobState,
-    LabelState,
-    ServerState,
-    StalenessState,
-    TableState,
-    WorkerState,
+from trireme.top.job_status import (
+    JobStatus,
+    LabelStatus,
+    ServerStatus,
+    StalenessStatus,
+    TableStatus,
+    WorkerStatus,
 )
 
 _NONE = "-"
@@ -23,7 +23,7 @@ _NONE = "-"
 
 def view(before: Snapshot, now: Snapshot) -> RenderableType:
     """The job at `now`; rates and latencies are those since `before`."""
-    job = state_of(before, now)
+    job = status_of(before, now)
     return Group(
         _summary(job),
         _servers(job),
@@ -36,7 +36,7 @@ def view(before: Snapshot, now: Snapshot) -> RenderableType:
     )
 
 
-def _summary(job: JobState) -> Text:
+def _summary(job: JobStatus) -> Text:
     silent = sum(bool(server.error) for server in job.servers)
     parts = [
         f"{len(job.servers)} servers" + (f" ({silent} without an answer)" if silent else ""),
@@ -48,7 +48,7 @@ def _summary(job: JobState) -> Text:
     return Text("trireme top: " + ", ".join(parts))
 
 
-def _servers(job: JobState) -> Table:
+def _servers(job: JobStatus) -> Table:
     table = _table(
         "server", "up", "rows", "tables", "memory", "pull/s", "push/s", "pull ms", "push ms",
         "in/s", "out/s", "queued", "running", "deferred", "full/s", "saved ago",
@@ -58,7 +58,7 @@ def _servers(job: JobState) -> Table:
     return table
 
 
-def _server(server: ServerState) -> tuple[str, ...]:
+def _server(server: ServerStatus) -> tuple[str, ...]:
     return (
         server.endpoint,
         _seconds(server.up_s),
@@ -79,7 +79,7 @@ def _server(server: ServerState) -> tuple[str, ...]:
     )
 
 
-def _tables(job: JobState) -> Table:
+def _tables(job: JobStatus) -> Table:
     table = _table("table", "rows", "bytes", "pulled keys/s", "missing", "pushed keys/s")
     for state in job.tables:
         table.add_row(
@@ -93,7 +93,7 @@ def _tables(job: JobState) -> Table:
     return table
 
 
-def _tiers(job: JobState) -> Table:
+def _tiers(job: JobStatus) -> Table:
     """Tables with rows on SSD. Written: rows written by rows that left memory."""
     table = _table(
         "on SSD", "in memory", "on SSD", "budget", "files", "in use", "hits", "reads/s",
@@ -105,7 +105,7 @@ def _tiers(job: JobState) -> Table:
     return table
 
 
-def _tier(table: TableState) -> tuple[str, ...]:
+def _tier(table: TableStatus) -> tuple[str, ...]:
     tier = table.tier
     assert tier is not None
     in_use = tier.num_on_ssd / tier.num_kept if tier.num_kept else None
@@ -125,7 +125,7 @@ def _tier(table: TableState) -> tuple[str, ...]:
     )
 
 
-def _workers(job: JobState) -> Table:
+def _workers(job: JobStatus) -> Table:
     table = _table(
         "worker", "heard ago", "steps", "examples", "examples/s", "retries",
         "planned", "pulled", "pushes",
@@ -135,7 +135,7 @@ def _workers(job: JobState) -> Table:
     return table
 
 
-def _worker(worker: WorkerState) -> tuple[str, ...]:
+def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     reported = worker.reported
     return (
         worker.worker,
@@ -150,7 +150,7 @@ def _worker(worker: WorkerState) -> tuple[str, ...]:
     )
 
 
-def _labels(job: JobState) -> Table:
+def _labels(job: JobStatus) -> Table:
     table = _table(
         "label", "compute", "credits", "in flight", "batches/s", "ms", "busy", "failovers",
         "waiting",
@@ -160,7 +160,7 @@ def _labels(job: JobState) -> Table:
     return table
 
 
-def _label(label: LabelState) -> tuple[str, ...]:
+def _label(label: LabelStatus) -> tuple[str, ...]:
     num, reachable = label.num_compute_workers, label.num_reachable
     return (
         label.label,
@@ -175,7 +175,7 @@ def _label(label: LabelState) -> tuple[str, ...]:
     )
 
 
-def _staleness(staleness: StalenessState | None) -> Text:
+def _staleness(staleness: StalenessStatus | None) -> Text:
     if staleness is None:
         return Text("staleness: no push yet")
 

@@ -3,9 +3,10 @@
 docs/metrics.md lists the metrics; a test compares the two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from trireme.protocol.figures import FIGURE_NAME_MAX, FIGURES_MAX
 from trireme.protocol.label_use import LabelUse
 from trireme.rpc import Ended
 from trireme.telemetry.endpoint import Endpoint
@@ -48,6 +49,8 @@ class WorkerMetrics:
     num_examples: of the pushes so far; written by one thread at a time. num_skipped: how many
     steps had no gradients, because they were not finite. queues: name of a queue of the training
     loop -> its length. num_credits: batches that it may have in flight at compute workers.
+    figures: loss and metrics of the running pass so far, by name, when it showed them last;
+    replaced as a whole.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class WorkerMetrics:
         self.calls = CallMetrics(own)
         self.num_steps = self.num_examples = self.num_skipped = 0
         self.queues: dict[str, Callable[[], int]] = {}
+        self.figures: Mapping[str, float] = {}
         self._labels: dict[str, Callable[[int], LabelUse]] = {}
         self.num_credits = 1
         for gauge in (
@@ -83,6 +87,12 @@ class WorkerMetrics:
                 " behind the training loop (pushes).",
                 lambda: {(name,): depth for name, depth in self._depths().items()},
                 ["queue"],
+            ),
+            Gauge(
+                "trireme_worker_figure",
+                "Loss and metrics of the running pass so far, of this worker, as it shows them.",
+                lambda: {(name,): value for name, value in self.figures.items()},
+                ["figure"],
             ),
         ):
             own.register(gauge)
@@ -113,6 +123,8 @@ class WorkerMetrics:
     def report(self) -> dict[str, Any]:
         """What heartbeats carry, for `trireme top`."""
         body: dict[str, Any] = {"report": {"retries": self.calls.num_retries(), **self._depths()}}
+        if figures := list(self.figures.items())[:FIGURES_MAX]:
+            body["figures"] = {name[:FIGURE_NAME_MAX]: value for name, value in figures}
         if uses := self._label_uses():
             body["labels"] = {label: use.to_wire() for label, use in uses.items()}
         return body

@@ -153,7 +153,9 @@ class DataPass:
     def _show(self, shown: Display, progress: _Progress) -> None:
         shown.num_examples = self.tally.num_examples * self.optimizer.cluster.num_workers
         if shown.is_due():
-            shown.show(progress.fraction_read(), self.tally.figures())
+            figures = self.tally.figures()
+            shown.show(progress.fraction_read(), figures)
+            self.optimizer.cluster.metrics.figures = figures
 
     def _train(self, stream: StreamBatches, pipeline: Pipeline, observers: list[Observer]) -> None:
         optimizer, loop, compute_on = self.optimizer, self.optimizer.timing.loop, self._compute_on()

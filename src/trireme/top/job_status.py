@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerState:
+class ServerStatus:
     """One server. `_s` are seconds, `_per_s` rates in the interval; None: unknown or none.
 
     Attributes:
@@ -42,7 +42,7 @@ class ServerState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TierState:
+class TierStatus:
     """The rows of a table that lie on SSD, over all servers.
 
     Attributes:
@@ -67,7 +67,7 @@ class TierState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableState:
+class TableStatus:
     """One table, over all servers. missing_share: of the keys pulled, those without a row."""
 
     name: str
@@ -76,11 +76,11 @@ class TableState:
     pulled_per_s: float
     missing_share: float | None
     pushed_per_s: float
-    tier: TierState | None
+    tier: TierStatus | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerState:
+class WorkerStatus:
     """One worker, as the first server that answers counts it: every push goes to every server.
 
     Attributes:
@@ -98,7 +98,7 @@ class WorkerState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelState:
+class LabelStatus:
     """The compute workers of a label, as all workers together report them to the first server that
     answers.
 
@@ -121,7 +121,7 @@ class LabelState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StalenessState:
+class StalenessStatus:
     """The staleness of all pushes since the start, over all servers, in pushes. A quantile is the
     upper bound of its bucket, infinite beyond the last; `largest` is the last finite bound.
     """
@@ -133,13 +133,13 @@ class StalenessState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobState:
+class JobStatus:
     """A job at one time. num_examples: trained on since the servers started."""
 
-    servers: Sequence[ServerState]
-    tables: Sequence[TableState]
-    workers: Sequence[WorkerState]
-    labels: Sequence[LabelState]
-    staleness: StalenessState | None
+    servers: Sequence[ServerStatus]
+    tables: Sequence[TableStatus]
+    workers: Sequence[WorkerStatus]
+    labels: Sequence[LabelStatus]
+    staleness: StalenessStatus | None
     num_examples: float
     examples_per_s: float
