@@ -46,6 +46,7 @@ LAYERS = (
     ("fleet",),
     ("run",),
     ("place", "size", "top"),
+    ("console",),
     ("commands",),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}

@@ -15,6 +15,16 @@ from trireme.launch import environment
 
 # Changing this list changes what users type: add to it, and say so in CHANGELOG.md.
 FLAGS = {
+    "console": [
+        "--help",
+        "--interval_s",
+        "--keys",
+        "--listen",
+        "--servers",
+        "--timeout_s",
+        "--token_file",
+        "-h",
+    ],
     "convert": [
         "--accessor",
         "--config_yaml",
@@ -39,6 +49,7 @@ FLAGS = {
     "keys": ["--add", "--force", "--help", "--heter_worker_num", "--worker_num", "-h", "DIR"],
     "launch": [
         "--config_yaml",
+        "--console",
         "--devices",
         "--durability",
         "--gpus",

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from trireme.commands import (
+    console,
     convert,
     inspect,
     keys,
@@ -29,7 +30,21 @@ from trireme.commands import (
 from trireme.errors import BadRequest, TriremeError
 
 # Each module has SUMMARY, EXAMPLES and add_to(parser).
-_MODULES = (launch, run, stream, server, top, keys, convert, predict, inspect, size, place, verify)
+_MODULES = (
+    launch,
+    run,
+    stream,
+    server,
+    top,
+    console,
+    keys,
+    convert,
+    predict,
+    inspect,
+    size,
+    place,
+    verify,
+)
 COMMANDS: Mapping[str, ModuleType] = {m.__name__.rpartition(".")[2]: m for m in _MODULES}
 
 _EXAMPLES = """

@@ -136,6 +136,12 @@ def add_to(command: argparse.ArgumentParser) -> None:
         help="start workers (--worker_num, default 1) that join the running job of these servers;"
         " it must have been started with --streams",
     )
+    add(
+        "--console",
+        metavar="[HOST:]PORT",
+        help="show the job in a browser, see trireme console; port 0 chooses a free one; default:"
+        " off",
+    )
     add_common(command)
     add_config(command)
     add_infer(command)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from trireme.errors import BadRequest
 from trireme.launch.environment import inherited
+from trireme.launch.job_console import start_console
 from trireme.launch.launched_process import LaunchedProcess
 from trireme.launch.machines import spread
 from trireme.launch.placement import LaunchConfig, Placement, choose_placement
@@ -94,6 +95,7 @@ class _LocalJob:
         self._servers: dict[int, LaunchedProcess] = {}
         self._workers: dict[int, LaunchedProcess] = {}
         self._compute: dict[int, LaunchedProcess] = {}
+        self._console: LaunchedProcess | None = None
         self._num_restarts: Counter[str] = Counter()  # by name of the process
         self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
         self._failed: LaunchedProcess | None = None
@@ -121,6 +123,8 @@ class _LocalJob:
             finally:
                 for process in self._processes:
                     self._end(process)
+                if self._console is not None:
+                    self._end(self._console)
         return self._conclude(failure, time.monotonic() - start)
 
     @property
@@ -146,6 +150,22 @@ class _LocalJob:
             self._start_compute_worker(index)
         for index in placement.workers:
             self._start_worker(index)
+        if config.console is not None:
+            self._start_console(config.console)
+
+    def _start_console(self, address: str) -> None:
+        if 0 not in self._placement.sockets:
+            say("the console is on the machine of server 0")
+            return
+        self._console = self._follow_output(start_console(self._config, self._placement, address))
+
+    def _check_console(self) -> None:
+        """A job goes on without its console."""
+        if self._console is None or not (state := self._console.status()):
+            return
+        say(f"the console {_describe_exit(state)}; the job goes on; see {self._console.log_path}")
+        self._end(self._console)
+        self._console = None
 
     def _start_server(self, index: int) -> None:
         variables = durability_variables(self._config, index)
@@ -185,8 +205,11 @@ class _LocalJob:
             console=sys.stdout.fileno() if is_first_worker else None,
             appends=self._num_restarts[name] > 0,
         )
-        if process.mirror:
-            mirror = process.mirror
+        return self._follow_output(process)
+
+    def _follow_output(self, process: LaunchedProcess) -> LaunchedProcess:
+        """Copy to the terminal what a process with a mirror prints."""
+        if mirror := process.mirror:
             self._selector.register(mirror.output_fd, selectors.EVENT_READ, mirror)
         return process
 
@@ -201,6 +224,7 @@ class _LocalJob:
             self._poll()
             self._excuse_killed()
             self._restart_dead()
+            self._check_console()
             states = {process: self._state(process) for process in self._processes}
             self._failed = next((p for p, state in states.items() if self._is_lost(p, state)), None)
             unfinished = [process for process, state in states.items() if state != 0]

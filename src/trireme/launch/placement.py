@@ -9,6 +9,7 @@ from pathlib import Path
 from trireme.errors import BadRequest
 from trireme.launch.addresses import bind_free, bind_local, is_local, listen_at
 from trireme.launch.compute_placement import GPU, ComputePlacement, place_compute_workers
+from trireme.telemetry.address import split_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class LaunchConfig:
         host: of this machine in the lists, where several of their hosts are its own.
         heter_worker_num, heter_devices, heter_workers: number, label and addresses of the compute
             workers of each kind.
+        console: where the web console of the job listens, on the machine of server 0.
         interface: network device whose address is this machine's; default: the way to the others.
     """
 
@@ -45,6 +47,7 @@ class LaunchConfig:
     keys: str | None = None
     root: str | None = None
     metrics: str | None = None
+    console: str | None = None
     durability: str | None = None
     state_dir: Path | None = None
     log_bytes: int | None = None
@@ -144,6 +147,8 @@ def _choose(config: LaunchConfig) -> Placement:
             f"launch: expected a Python script to run, found no file {config.command[0]!r}"
         )
     _check_folders(config)
+    if config.console is not None:
+        split_address(config.console, "launch: --console")
     if config.limits is not None:
         from trireme.server.server_limits import parse_limits  # loads NumPy
 
@@ -264,6 +269,7 @@ def _plan_to_join(config: LaunchConfig) -> Placement:
         "--heter_worker_num": config.heter_worker_num,
         "--heter_devices": config.heter_devices,
         "--heter_workers": config.heter_workers,
+        "--console": config.console,
     }
     if options := [option for option, value in others.items() if value not in (None, ())]:
         raise BadRequest(

@@ -3,13 +3,13 @@
 from trireme.errors import BadRequest
 
 
-def split_address(text: str) -> tuple[str, int]:
+def split_address(text: str, name: str = "metrics") -> tuple[str, int]:
     """Host and port of "host:port", ":port" or "port"; without a host it is loopback. Raises
-    BadRequest.
+    BadRequest, which begins with `name`.
     """
     host, _, port = text.strip().rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise BadRequest(f"metrics: expected [HOST:]PORT with a port up to 65535, found {text!r}")
+        raise BadRequest(f"{name}: expected [HOST:]PORT with a port up to 65535, found {text!r}")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

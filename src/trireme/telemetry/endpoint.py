@@ -31,7 +31,7 @@ class Endpoint:
     """
 
     def __init__(self, address: str, registry: Registry, health: Health) -> None:
-        self._server = _Server(address, registry, health)
+        self._server = _EndpointServer(address, registry, health)
 
     @property
     def url(self) -> str:
@@ -56,14 +56,14 @@ class Endpoint:
         self.stop()
 
 
-class _Server(HttpServer):
+class _EndpointServer(HttpServer):
     def __init__(self, address: str, registry: Registry, health: Health) -> None:
         self.registry, self.health = registry, health
-        super().__init__("metrics", address, _Handler, threads_max=THREADS_MAX)
+        super().__init__("metrics", address, _EndpointHandler, threads_max=THREADS_MAX)
 
 
-class _Handler(RequestHandler, MetricsHandler):
-    server: _Server
+class _EndpointHandler(RequestHandler, MetricsHandler):
+    server: _EndpointServer
 
     def setup(self) -> None:
         super().setup()

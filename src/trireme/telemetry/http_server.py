@@ -49,7 +49,7 @@ class HttpServer(ThreadingHTTPServer):
     ) -> None:
         self.name, self.log = name, logging.getLogger(f"trireme.{name}")
         self._threads_max, self._free = threads_max, threading.Semaphore(threads_max)
-        host, port = split_address(address)
+        host, port = split_address(address, name)
         try:
             family, *_, bound = sockets.getaddrinfo(host, port, type=sockets.SOCK_STREAM)[0]
             self.address_family = family

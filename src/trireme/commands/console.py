@@ -1,0 +1,120 @@
+"""The command `trireme console`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import secrets
+import signal
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from trireme.commands.options import KEYS, seconds
+from trireme.errors import BadRequest
+from trireme.launch import process_role
+
+SUMMARY = "show a running job in a browser"
+EXAMPLES = (
+    """
+examples:
+  trireme launch --server_num 2 --worker_num 2 --console 8080 train.py
+      a job with its console; the launcher prints the link to open
+  trireme console --servers 127.0.0.1:6000
+      the same for a job that runs already; one address is enough. Runs until Ctrl-C
+  trireme console --servers 10.0.0.1:6000 --keys keys/worker --listen 127.0.0.1:8080
+  ssh -L 8080:127.0.0.1:8080 10.0.0.9
+      a job with keys, seen from elsewhere: the second command forwards the port of the machine
+      where the first one runs
+
+The page shows rates, loss and metrics over time, servers, tables, workers and compute workers. It
+only reads, through the servers' own port. Who opens it has to know the token in the link. Beyond
+loopback (--listen 0.0.0.0:8080) the page is not encrypted: put it behind a proxy that is, or use
+ssh as above.
+
+Environment:
+  TRIREME_SERVERS, TRIREME_KEYS
+      the same as the options, which override them
+"""
+    + KEYS
+)
+_TOKEN_LENGTH = 16
+_TOKEN = re.compile(rf"[A-Za-z0-9_-]{{{_TOKEN_LENGTH},}}")
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--servers", metavar="HOST:PORT,...", help="servers of the job, the first one first")
+    add("--keys", metavar="DIR", help="folder with the keys of an admitted client")
+    add(
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="[HOST:]PORT",
+        help="where the page is; a port alone is one of loopback; default: a free port of loopback",
+    )
+    add(
+        "--token_file",
+        type=Path,
+        metavar="FILE",
+        help="file with the token, of at least 16 letters, digits, - and _; default: a new token at"
+        " each start",
+    )
+    add("--interval_s", type=seconds, default=2.0, metavar="S", help="seconds per view; default: 2")
+    add(
+        "--timeout_s", type=seconds, default=10.0, metavar="S", help="seconds per call; default: 10"
+    )
+    command.set_defaults(run=_console)
+
+
+def _console(arguments: argparse.Namespace) -> int:
+    import contextlib
+    import ipaddress
+
+    from trireme.console.feed import Feed
+    from trireme.console.web import Console
+    from trireme.launch.init import log_to_stderr
+    from trireme.launch.key_folder import client_keys
+    from trireme.rpc import RpcClient
+
+    log_to_stderr()
+    role = process_role.read_role(
+        role="worker", servers=arguments.servers, index=0, num=1, keys=arguments.keys
+    )
+    token = _token(arguments.token_file)
+    keys = None if role.keys is None else client_keys(Path(role.keys))
+    log = logging.getLogger("trireme.console")
+    client = RpcClient(name="console", keys=keys, on_wait=log.debug)
+    feed = Feed(
+        client, role.servers, interval_s=arguments.interval_s, timeout_s=arguments.timeout_s
+    )
+    console = Console(arguments.listen, feed, token)
+    signal.signal(signal.SIGTERM, lambda *_: feed.over.set())
+    feed.start()
+    console.start()
+    try:
+        if not ipaddress.ip_address(urlsplit(console.url).hostname or "").is_loopback:
+            log.warning("the console is not encrypted: its token can be read on the way")
+        sys.stdout.write(f"trireme console: {console.link}\n")
+        sys.stdout.flush()
+        with contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
+            feed.over.wait()
+    finally:
+        feed.stop()
+        console.stop()
+    return 0
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return secrets.token_urlsafe(_TOKEN_LENGTH)
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"console: expected a token in --token_file, found {error}") from error
+    if not _TOKEN.fullmatch(token):
+        raise BadRequest(
+            f"console: expected --token_file with at least {_TOKEN_LENGTH} letters, digits, - and"
+            f" _ alone, found other content in {file}"
+        )
+    return token

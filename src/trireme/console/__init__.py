@@ -1,0 +1,1 @@
+"""The page of `trireme console`: a running job in a browser."""

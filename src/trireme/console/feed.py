@@ -1,0 +1,121 @@
+"""What the console knows of the job, kept fresh by a thread and followed by browsers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trireme.console.history import History, Point, point_of
+from trireme.errors import TriremeError
+from trireme.rpc import RpcClient
+from trireme.top.interval import status_of
+from trireme.top.job_snapshot import Snapshot, take_snapshot
+
+_log = logging.getLogger("trireme.console")
+
+
+class Feed:
+    """Asks the servers of a job every `interval_s`, and tells browsers.
+
+    An event is a name and JSON. "job": the status of the job (`JobStatus`), and the point of its
+    history; "silent": no server answers, when and why. The last event stays until the next.
+    `over` is set when the feed has ended, and ends it when it is set.
+
+    Args:
+        client: used by the feed's thread alone, which closes it.
+        servers: of the job, the first one first.
+        timeout_s: for the servers to answer.
+    """
+
+    def __init__(
+        self, client: RpcClient, servers: Sequence[str], *, interval_s: float, timeout_s: float
+    ) -> None:
+        self._client, self._servers = client, servers
+        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._history, self._started = History(), time.monotonic()
+        self._changed = threading.Condition()
+        self._number, self._event = 0, ("", "")
+        self.over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trireme-console-feed", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and all followers."""
+        self.over.set()
+        self._thread.join()
+
+    def history(self) -> str:
+        """All points so far, as JSON."""
+        with self._changed:
+            points = self._history.points
+        return _json([point.to_json() for point in points])
+
+    def after(self, number: int, timeout_s: float) -> tuple[int, str, str] | None:
+        """The number, name and JSON of the newest event if it is newer than event `number`; waits
+        for one. None: there was none in time, or the feed has ended.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.over.is_set() or self._number > number, timeout_s)
+            return None if self._number <= number else (self._number, *self._event)
+
+    def _run(self) -> None:
+        try:
+            with self._client:
+                self._ask()
+        finally:  # also if it fails: nobody waits for it then
+            self.over.set()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _ask(self) -> None:
+        before: Snapshot | None = None
+        while not self.over.is_set():
+            try:
+                now = take_snapshot(self._client, self._servers, self._timeout_s)
+            except TriremeError as error:
+                _log.debug("no server answers: %s", error)
+                self._tell("silent", {"at": self._now(), "error": str(error)})
+            else:
+                if before is not None:
+                    self._tell_status(before, now)
+                before = now
+            self.over.wait(self._interval_s)
+
+    def _tell_status(self, before: Snapshot, now: Snapshot) -> None:
+        job = status_of(before, now)
+        point = point_of(self._now(), job)
+        self._tell("job", {"job": asdict(job), "point": point.to_json()}, point)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._started
+
+    def _tell(self, name: str, body: dict[str, Any], point: Point | None = None) -> None:
+        text = _json(body)
+        with self._changed:
+            if point is not None:
+                self._history.add(point)
+            self._number, self._event = self._number + 1, (name, text)
+            self._changed.notify_all()
+
+
+def _json(value: Any) -> str:
+    """JSON has no NaN and no infinity; a browser gets null for them."""
+    return json.dumps(_finite(value), separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

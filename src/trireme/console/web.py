@@ -1,0 +1,111 @@
+"""The web server of the console: one page, and events for it. It only reads.
+
+Whoever asks for the page or the events has to know the token, in the link (?token=...) or in the
+cookie that the link leaves. The page loads nothing from elsewhere, and its security policy forbids
+it to.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from http.cookies import CookieError, SimpleCookie
+from importlib import resources
+from urllib.parse import parse_qs, urlsplit
+
+from trireme.console.feed import Feed
+from trireme.telemetry.http_server import HttpServer, RequestHandler
+
+THREADS_MAX = 32
+VIEWERS_MAX = 16
+"""Browsers that follow the events; each has a thread."""
+_SILENCE_S = 10.0  # after which a browser is told that the console lives
+_COOKIE = "trireme_console"
+_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/console.css": ("console.css", "text/css; charset=utf-8"),
+    "/console.js": ("console.js", "text/javascript; charset=utf-8"),
+}
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Console(HttpServer):
+    """Serves the page of a feed at `address`. Raises BadRequest: it cannot be bound."""
+
+    def __init__(self, address: str, feed: Feed, token: str) -> None:
+        self.feed, self.token = feed, token
+        self.viewers = threading.Semaphore(VIEWERS_MAX)
+        super().__init__("console", address, _ConsoleHandler, threads_max=THREADS_MAX)
+
+    @property
+    def link(self) -> str:
+        """The link that opens the page."""
+        return f"{self.url}/?token={self.token}"
+
+
+class _ConsoleHandler(RequestHandler):
+    server: Console
+
+    def do_GET(self) -> None:
+        self.limit_answer()
+        url = urlsplit(self.path)
+        token = parse_qs(url.query).get("token", [""])[0]
+        if url.path not in (*_FILES, "/events"):
+            self._say(404, "there are / and /events")
+        elif not self._knows(token or self._cookie()):
+            self._say(403, "open the link that trireme console has printed: it has the token")
+        elif token:  # the token leaves the address bar
+            cookie = f"{_COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
+            self.answer(303, b"", "text/plain", {"Location": url.path, "Set-Cookie": cookie})
+        elif url.path == "/events":
+            self._follow()
+        else:
+            name, kind = _FILES[url.path]
+            body = resources.files("trireme.console").joinpath("page").joinpath(name).read_bytes()
+            self.answer(200, body, kind, _HEADERS)
+
+    def _knows(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self.server.token.encode())
+
+    def _cookie(self) -> str:
+        try:
+            cookies = SimpleCookie(self.headers.get("Cookie", ""))
+        except CookieError:
+            return ""
+        return cookies[_COOKIE].value if _COOKIE in cookies else ""
+
+    def _follow(self) -> None:
+        """Send the history, then events until the browser leaves."""
+        server = self.server
+        if not server.viewers.acquire(blocking=False):
+            self._say(503, f"{VIEWERS_MAX} browsers follow already")
+            return
+        try:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self._send("history", server.feed.history())
+            number = 0
+            while not server.feed.over.is_set():
+                event = server.feed.after(number, _SILENCE_S)
+                if event is None:
+                    self.wfile.write(b": still here\n\n")
+                else:
+                    number, name, text = event
+                    self._send(name, text)
+        finally:
+            server.viewers.release()
+
+    def _send(self, name: str, text: str) -> None:
+        self.wfile.write(f"event: {name}\ndata: {text}\n\n".encode())
+
+    def _say(self, status: int, text: str) -> None:
+        self.answer(status, f"{text}\n".encode(), "text/plain; charset=utf-8", _HEADERS)
