@@ -1,8 +1,8 @@
 """A training script for jobs with leased streams.
 
-It prints `step N of S` after the N-th batch of its process, which is of stream S, and at the end
-its metrics and `done`. At the steps of --hold it prints `held` and waits for a line on its standard
-input.
+It prints `reads stream S` when it opens one, `step N of S` after the N-th batch of its process,
+which is of stream S, and at the end its metrics and `done`. At the steps of --hold it prints `held`
+and waits for a line on its standard input.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Data:
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> Iterator[Any]:
         assert num_streams == NUM_STREAMS
+        print(f"reads stream {index}", flush=True)
         dataset = tr.data.ArrayDataset(
             examples(index), schema=SCHEMA, batch_size=BATCH, shuffle=True, seed=index
         )

@@ -119,8 +119,8 @@ def test_launch_stops_the_workers_before_compute_workers_and_servers(launcher: L
     assert code == 143
 
 
-def test_gpus_go_to_compute_workers_of_label_gpu(launcher: Launcher) -> None:
-    kinds = ("--heter_worker_num", "1;2", "--heter_devices", "npu;gpu", "--gpus", "4,6")
+def test_gpus_go_to_compute_workers_of_labels_gpu_and_gpu_2(launcher: Launcher) -> None:
+    kinds = ("--heter_worker_num", "1;1;1", "--heter_devices", "npu;gpu;gpu_2", "--gpus", "4,6")
     launcher.start(*ONE, *kinds, num=5, TRIREME_DEVICE_GPU="cpu", CUDA_VISIBLE_DEVICES="4,5,6")
     seen = {n: p.ask("env CUDA_VISIBLE_DEVICES") for n, p in sorted(launcher.peers.items())}
     all_gpus = "4,5,6"
@@ -135,7 +135,8 @@ def test_gpus_go_to_compute_workers_of_label_gpu(launcher: Launcher) -> None:
 def test_compute_workers_without_gpus_of_their_own_share_those_of_the_machine(
     launcher: Launcher,
 ) -> None:
-    launcher.start(*ONE, "--heter_worker_num", "1;2", "--heter_devices", "npu;gpu", num=5)
+    kinds = ("--heter_worker_num", "1;1;1", "--heter_devices", "npu;gpu;gpu_2")
+    launcher.start(*ONE, *kinds, num=5)
     places = [launcher.peers[f"heter {index}"].ask("env LOCAL_RANK") for index in range(3)]
     assert places == ["", "0", "1"]
     assert launcher.peers["heter 1"].ask("env LOCAL_WORLD_SIZE") == "2"
@@ -180,7 +181,10 @@ def test_each_machine_starts_its_own_compute_workers(launcher: Launcher) -> None
         ((*JOB, "--heter_workers=127.0.0.1:1,127.0.0.1:2"), "--heter_workers, 2, found 1"),
         ((*ONE, "--heter_workers=127.0.0.1:1,127.0.0.1:1"), "different addresses in --heter_work"),
         ((*ONE, f"--heter_workers={ELSEWHERE}"), "--servers and --workers to list all others"),
-        ((*JOB, "--gpus=0,1"), "for each of the 1 compute workers of label gpu of this machine"),
+        (
+            (*JOB, "--gpus=0,1"),
+            "for each of the 1 compute workers of labels such as gpu and gpu_2 of this",
+        ),
         (
             (f"--servers={ELSEWHERE}", "--workers=127.0.0.1:0", "--heter_worker_num=1"),
             "--heter_workers to list all compute workers",

@@ -5,6 +5,7 @@ batch counts once.
 from __future__ import annotations
 
 import signal
+import socket
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +30,7 @@ class LeasedJob:
     def __init__(self, programs: Template, folder: Path, num_workers: int) -> None:
         self.folder, self._num_workers = folder, num_workers
         self._programs, self._exit = programs, ExitStack()
+        self._heter: dict[str, str] = {}
         self.servers = DurableServers(programs, 1, folder)
 
     def __enter__(self) -> LeasedJob:
@@ -44,15 +46,34 @@ class LeasedJob:
             "TRIREME_INDEX": str(worker),
             "TRIREME_NUM_WORKERS": str(self._num_workers),
             "TRIREME_STREAMS": str(script.NUM_STREAMS),
+            **self._heter,
         }
         return self._start(f"worker {worker}", options, place, timeout_s)
+
+    def start_compute(self, *options: str) -> Program:
+        """A compute worker, which workers that are there from the beginning know."""
+        listener = self._exit.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self._heter = {"TRIREME_HETER": f"gpu=127.0.0.1:{listener.getsockname()[1]}"}
+        place = {
+            "TRIREME_ROLE": "heter",
+            "TRIREME_INDEX": "0",
+            "TRIREME_NUM_WORKERS": str(self._num_workers),
+            "TRIREME_DEVICE_GPU": "cpu",
+            **self._heter,
+        }
+        return self._start("heter 0", options, place, 60.0, listener)
 
     def start_late(self, *options: str) -> Program:
         """One that joins."""
         return self._start("late worker", options, {"TRIREME_JOIN": "1"}, 60.0)
 
     def _start(
-        self, name: str, options: tuple[str, ...], place: dict[str, str], timeout_s: float
+        self,
+        name: str,
+        options: tuple[str, ...],
+        place: dict[str, str],
+        timeout_s: float,
+        listener: socket.socket | None = None,
     ) -> Program:
         env = {
             "TRIREME_ROLE": "worker",
@@ -62,7 +83,8 @@ class LeasedJob:
             "TRIREME_ROOT": str(self.folder),
             **place,
         }
-        program = self._programs.start(name, [SCRIPT, str(self.folder), *options], env)
+        arguments = [SCRIPT, str(self.folder), *options]
+        program = self._programs.start(name, arguments, env, listener=listener)
         return self._exit.enter_context(program)
 
     def finish(self, *workers: Program) -> list[list[str]]:
@@ -110,6 +132,24 @@ def test_a_late_worker_takes_the_unleased_streams(programs: Template, tmp_path: 
     assert [line.split()[-1] for line in actual[0]] == [str(EXAMPLES)] * 3
     assert_each_batch_counted_once(tmp_path / "last")
     assert (streams_of(first) + streams_of(late)).total() == script.EPOCHS * STEPS
+
+
+def test_a_late_worker_has_its_batches_computed_by_the_compute_workers_of_the_job(
+    programs: Template, tmp_path: Path
+) -> None:
+    with LeasedJob(programs, tmp_path, 1) as job:
+        compute = job.start_compute("--hold", "2")
+        first = job.start(0)
+        compute.wait_line("^held$")
+        late = job.start_late()
+        late.wait_line("^reads stream [1-3]$")
+        compute.send("")
+        actual = job.finish(first, late)
+        assert compute.finish() == 0
+    assert actual[0] == actual[1]
+    assert_each_batch_counted_once(tmp_path / "last")
+    assert not streams_of(first) + streams_of(late)
+    assert streams_of(compute).total() == script.EPOCHS * STEPS
 
 
 def test_a_late_worker_with_another_model_is_refused_and_the_job_continues(

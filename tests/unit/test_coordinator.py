@@ -108,6 +108,23 @@ def test_a_successor_gets_the_next_incarnation_and_fences_its_predecessor(asker:
     asker.begin(0, 1, 2)
 
 
+def test_a_late_worker_is_told_the_compute_workers_that_the_last_start_named() -> None:
+    asker = Asker(1)
+    asker.join(0, streams=2, compute_workers=[["gpu", "b:1"]])
+    asker.join(0, streams=2, compute_workers=[["gpu", "c:1"], ["npu", "d:1"]])
+    late = {"servers": ["a:1"], "token": "late", "late": True}
+    expected = [["gpu", "c:1"], ["npu", "d:1"]]
+    assert asker.ask("coord.join", late).body["compute_workers"] == expected
+
+
+@pytest.mark.parametrize(
+    "wrong", [[["gpu"]], [["gpu", 1]], [["GPU", "b:1"]], [["gpu", ""]], [["gpu", "b:1"]] * 4097]
+)
+def test_compute_workers_are_pairs_of_a_label_and_an_address(wrong: object) -> None:
+    with pytest.raises(BadRequest, match=r"as at most 4096 pairs of a label .*, found \d"):
+        Asker(1).join(0, compute_workers=wrong)
+
+
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [

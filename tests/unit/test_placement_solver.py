@@ -14,6 +14,7 @@ from tests.seeds import SEED
 from trireme.errors import ResourceExhausted
 from trireme.place import group_search
 from trireme.place.choice import Choice, StageChain, exact
+from trireme.place.group_search import GroupSearch
 from trireme.place.machine_types import MachineType
 from trireme.place.solver import Solver
 
@@ -82,8 +83,12 @@ def tried(chain: StageChain, rate: Fraction, *, exceeds: bool = False) -> Iterat
     for cuts in all_cuts(chain):
         cost, workers, paces = Fraction(), 0, []
         used = dict.fromkeys((kind.name for kind in chain.types), 0)
+        relayed = 2 * sum(exact(chain.bytes_before[begin]) for begin, _, _ in cuts[2:])
         for begin, end, kind in cuts:
             seconds = seconds_of(chain, begin, end, kind)
+            if begin == 0:
+                by_worker = exact(chain.seconds_per_byte[kind.name])
+                seconds += relayed * (1 / exact(kind.network) + by_worker)
             num = math.floor(rate * seconds) + 1 if exceeds else max(1, math.ceil(rate * seconds))
             used[kind.name] += num
             workers += num
@@ -100,9 +105,13 @@ def key_of(choice: Choice) -> tuple[Fraction, int, int, tuple[str, ...]]:
     return choice.cost, choice.workers, len(choice.groups), names
 
 
-def random_case(rng: random.Random) -> tuple[StageChain, Fraction]:
-    """Few distinct numbers, so that ties are common."""
-    num_stages, num_types = rng.randint(1, 5), rng.randint(1, 3)
+def random_case(
+    rng: random.Random, *, slow: float = 1.0, least: int = 1
+) -> tuple[StageChain, Fraction]:
+    """Few distinct numbers, so that ties are common. slow: how much slower each stage is on all
+    types but one. least: stages and types at least.
+    """
+    num_stages, num_types = rng.randint(least, 5), rng.randint(least, 3)
     coarse = rng.random() < 0.5
 
     def number(high: float) -> float:
@@ -119,16 +128,30 @@ def random_case(rng: random.Random) -> tuple[StageChain, Fraction]:
         for i in range(num_types)
     ]
     rng.shuffle(types)
+    best = [rng.randrange(num_types) for _ in range(num_stages)]
     made = StageChain(
         stages=[f"s{i}" for i in range(num_stages)],
         types=types,
-        seconds={kind.name: [number(1e-3) for _ in range(num_stages)] for kind in types},
+        seconds={
+            kind.name: [number(1e-3) * (1.0 if best[i] == k else slow) for i in range(num_stages)]
+            for k, kind in enumerate(types)
+        },
         bytes_before=[number(500.0) for _ in range(num_stages)],
         bytes_sent_to=[number(100.0) for _ in range(num_stages)],
         num_first=rng.randint(1, num_stages),
         seconds_per_byte={kind.name: number(1e-6) for kind in types},
     )
     return made, exact(rng.choice([1.0, 500.0, 1000.0, 3000.0]))
+
+
+def key_without_relaying(
+    chain: StageChain, rate: Fraction, *, exceeds: bool
+) -> tuple[Fraction, int, int, tuple[str, ...]] | None:
+    """The key of what would be best if the first group passed nothing on."""
+    solver = Solver(chain)
+    search = GroupSearch(chain, solver._loads, solver._prices, rate, exceeds=exceeds)
+    cuts = search.best()
+    return None if cuts is None else key_of(solver.choice_of(cuts))
 
 
 def test_the_solver_equals_all_placements_in_1000_random_cases() -> None:
@@ -150,6 +173,26 @@ def test_the_solver_equals_all_placements_in_1000_random_cases() -> None:
     print(f"{num_limited} cases changed by limits, {num_impossible} impossible within them")
     assert num_limited > 50
     assert num_impossible > 20
+
+
+def test_what_the_first_group_passes_on_counts_as_in_all_placements() -> None:
+    print(f"TRIREME_TEST_SEED={SEED}")
+    rng = random.Random(SEED + 2)
+    num_changed = 0
+    for number in range(80):
+        made, rate = random_case(rng, slow=1000.0, least=3)
+        types = [  # the one that reads has a slow network
+            dataclasses.replace(kind, reads=k == 0, network=1e6 if k == 0 else 1e9)
+            for k, kind in enumerate(made.types)
+        ]
+        free = dict.fromkeys((kind.name for kind in types), 0.0)
+        made = dataclasses.replace(made, types=types, num_first=1, seconds_per_byte=free)
+        expected = min((one.key for one in tried(made, rate)), default=None)
+        choice = Solver(made).cheapest(rate)
+        assert (None if choice is None else key_of(choice)) == expected, f"case {number}"
+        num_changed += key_without_relaying(made, rate, exceeds=False) != expected
+    print(f"{num_changed} cases changed by what the first group passes on")
+    assert num_changed > 2
 
 
 def test_the_rate_of_a_choice_is_that_of_its_slowest_group() -> None:

@@ -60,10 +60,10 @@ Environment, for every process of the job; options override it:
       threads of Trireme and of torch; default: a share of the cores
   TRIREME_DEVICE_GPU
       the device that stands in for a GPU where a script asks for one, or where a compute worker of
-      label gpu computes, such as cpu
+      label gpu or gpu_2 computes, such as cpu
   CUDA_VISIBLE_DEVICES, FLAGS_selected_gpus
-      the GPUs of this machine; launch gives each worker its own, or each compute worker of label
-      gpu if the job has some
+      the GPUs of this machine; launch gives each worker its own, or each compute worker of a
+      label such as gpu or gpu_2 if the job has some
 """
     + KEYS
 )
@@ -175,8 +175,8 @@ def _add_machines(command: argparse.ArgumentParser) -> None:
         default=(),
         metavar="N,...",
         help="GPUs of this machine, as CUDA numbers or names them; each worker sees one of them, or"
-        " each compute worker of label gpu; default: FLAGS_selected_gpus. Without"
-        " --server_num or --servers workers hold the rows",
+        " each compute worker of a label such as gpu or gpu_2; default: FLAGS_selected_gpus."
+        " Without --server_num or --servers workers hold the rows",
     )
     add(
         "--nproc_per_node",

@@ -13,6 +13,11 @@ import xxhash
 
 from trireme.errors import BadRequest, Corruption, NotReady, SchemaMismatch
 from trireme.protocol.block_messages import ids_from_wire, map_from_kept, map_to_kept, map_to_wire
+from trireme.protocol.compute_addresses import (
+    ComputeAddresses,
+    addresses_from_wire,
+    addresses_to_wire,
+)
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Arrays, need, need_list
 from trireme.rpc import HeldBytes, Reply, Request
@@ -28,6 +33,7 @@ _RECOVERED = (
 class Facts:
     """Facts of one job. job: its id, drawn at random. bucket_map: None until the first worker has
     joined. server_states: per server a name that changes when it loses its state; empty at first.
+    compute_workers: as the last worker that was started with them has told.
     """
 
     def __init__(self, held: HeldBytes) -> None:
@@ -36,6 +42,7 @@ class Facts:
         self.bucket_map: BucketMap | None = None
         self._facts: dict[str, Any] = {}
         self.server_states: list[str] = []
+        self.compute_workers: ComputeAddresses = ()
         self._kept_map: Part | None = None
         self._added = b""  # digest of the last request whose blocks the map has
         self._hint = ""  # appended to errors
@@ -141,11 +148,13 @@ class Facts:
             "job": self.job,
             "states": self.server_states,
             "facts": self._facts,
+            "compute_workers": addresses_to_wire(self.compute_workers),
             "map": self._kept_map,
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
         self.job, self.server_states, self._facts = state["job"], state["states"], state["facts"]
+        self.compute_workers = addresses_from_wire(state)
         if state["map"] is not None:
             self._use(map_from_kept(state["map"]))
         self._hint = _RECOVERED

@@ -9,6 +9,7 @@ from trireme.coordinator.meetings import Meetings
 from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, NotReady, ResourceExhausted
 from trireme.protocol.block_messages import map_to_wire
+from trireme.protocol.compute_addresses import addresses_from_wire, addresses_to_wire
 from trireme.protocol.membership import WORKERS_MAX
 from trireme.protocol.wire import STREAMS_MAX, need, need_name
 from trireme.rpc import Reply, Request
@@ -50,6 +51,7 @@ class Joining:
                 "worker": worker,
                 "num_workers": self._facts.num_workers,
                 "streams": self._facts.num_streams,
+                "compute_workers": addresses_to_wire(self._facts.compute_workers),
                 "incarnation": record.tokens[token],
                 "map": head,
                 "job": self._facts.job,
@@ -82,10 +84,13 @@ class Joining:
                 f"coord.join: expected 0 <= streams <= {STREAMS_MAX} and silence_s >= 0,"
                 f" found {num_streams} and {silence_s}"
             )
+        compute_workers = addresses_from_wire(body)
         is_first = self._facts.bucket_map is None
         self._facts.agree("servers", [str(server) for server in body["servers"]], worker)
         self._facts.agree("num_workers", num_workers, worker)
         self._facts.agree("streams", num_streams, worker)
+        # Not agreed on: a job that is started again may have them elsewhere.
+        self._facts.compute_workers = compute_workers
         if is_first:
             self._workers.begin_job(num_workers, silence_s)
             self._leases.begin(num_streams)

@@ -50,7 +50,8 @@ def connect(
         late: join a running job whose workers share streams, from its next streams on.
         insecure: this worker, too, may listen beyond loopback without keys (global_shuffle).
         metrics: "[host:]port" that answers /metrics and /healthz.
-        devices, interface, heter: see Cluster.
+        devices, interface: see Cluster.
+        heter: compute workers of the job, by label and address; a late worker is told them.
         host: the server among them that this process hosts.
 
     Raises:
@@ -80,6 +81,7 @@ def connect(
             num_workers=num_workers,
             streams=streams,
             late=late,
+            heter=heter,
             silence_s=timeout_s / SILENCES,
             pool=pool,
             timeout_s=timeout_s,
@@ -99,7 +101,7 @@ def connect(
         metrics=own_metrics,
         devices=devices,
         interface=interface,
-        heter=heter,
+        heter=client.heter,
         call_client=lambda purpose: base.clone(f"{name} ({purpose})"),
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trireme.errors import BadRequest
-from trireme.label import is_label
+from trireme.label import is_label, without_number
 from trireme.launch.addresses import bind_free, bind_local
 
 GPU = "gpu"
@@ -24,6 +24,16 @@ class ComputePlacement:
 
     workers: tuple[tuple[str, str], ...] = ()
     sockets: Mapping[int, socket.socket] = field(default_factory=dict)
+
+    @property
+    def on_gpus(self) -> list[int]:
+        """The places of those that compute on GPUs: of label gpu, or of one such as gpu_2."""
+        labels = [without_number(label) for label, _ in self.workers]
+        return [i for i, label in enumerate(labels) if label == GPU]
+
+    @property
+    def on_gpus_here(self) -> list[int]:
+        return [i for i in self.on_gpus if i in self.sockets]
 
     def __str__(self) -> str:
         """As TRIREME_HETER has it."""

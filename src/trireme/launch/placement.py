@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trireme.errors import BadRequest
 from trireme.launch.addresses import bind_free, bind_local, is_local, listen_at
-from trireme.launch.compute_placement import GPU, ComputePlacement, place_compute_workers
+from trireme.launch.compute_placement import ComputePlacement, place_compute_workers
 from trireme.telemetry.address import split_address
 
 
@@ -81,8 +81,8 @@ class Placement:
     num_workers: at the start of the job; 0: the workers here join a running job.
     workers_host: the workers host the servers, each the one of its index.
     heter: the compute workers of the job.
-    gpus: of each worker here, or of each compute worker of label gpu if the job has some, by its
-        index; empty: none is chosen.
+    gpus: of each worker here, or of each compute worker of a label such as gpu or gpu_2 if the job
+        has some, by its index; empty: none is chosen.
     """
 
     servers: tuple[str, ...]
@@ -96,7 +96,7 @@ class Placement:
     @property
     def gpus_go_to(self) -> str:
         """The role of the processes that have GPUs."""
-        return "heter" if any(label == GPU for label, _ in self.heter.workers) else "worker"
+        return "heter" if self.heter.on_gpus else "worker"
 
     def address(self, role: str, index: int) -> str:
         """Where a server, a worker that hosts one, or a compute worker listens."""
@@ -131,8 +131,10 @@ def _gpus(config: LaunchConfig, placement: Placement) -> dict[int, str]:
     """The GPU of each process here that is to have one, by its index."""
     noun, indices = "workers", list(placement.workers)
     if placement.gpus_go_to == "heter":
-        noun = f"compute workers of label {GPU}"
-        indices = [i for i in placement.heter.sockets if placement.heter.workers[i][0] == GPU]
+        noun, indices = (
+            "compute workers of labels such as gpu and gpu_2",
+            placement.heter.on_gpus_here,
+        )
     if config.gpus and len(config.gpus) != len(indices):
         raise BadRequest(
             f"launch: expected a GPU for each of the {len(indices)} {noun} of this machine, found"

@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-from trireme.launch.compute_placement import GPU
 from trireme.launch.environment import PLACE_VARIABLES
 from trireme.launch.fleet_stages import VARIABLES as STAGE_VARIABLES
 from trireme.launch.machines import gpu_variables
@@ -93,13 +92,16 @@ def process_environment(
 
 
 def _compute_variables(placement: Placement, index: int) -> dict[str, str]:
-    """The label of a compute worker, and its place among those of its label here, which share the
-    GPUs if the user has not dealt them out.
+    """The label of a compute worker, and its place among those here that share the GPUs, if the
+    user has not dealt them out.
     """
     label, _ = placement.heter.workers[index]
-    alike = [i for i in placement.heter.sockets if placement.heter.workers[i][0] == label]
-    share = {"LOCAL_RANK": str(alike.index(index)), "LOCAL_WORLD_SIZE": str(len(alike))}
-    return {"TRIREME_LABEL": label} | ({} if placement.gpus or label != GPU else share)
+    on_gpus = placement.heter.on_gpus_here
+    own = {"TRIREME_LABEL": label}
+    if placement.gpus or index not in on_gpus:
+        return own
+    share = {"LOCAL_RANK": str(on_gpus.index(index)), "LOCAL_WORLD_SIZE": str(len(on_gpus))}
+    return own | share
 
 
 def _fleet_variables(placement: Placement, index: int) -> dict[str, str]:

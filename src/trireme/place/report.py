@@ -112,17 +112,13 @@ def _groups(chain: StageChain, choice: Choice) -> Iterator[str]:
 
 
 def _relayed(chain: StageChain, choice: Choice) -> Iterator[str]:
-    """What the workers of the first group also do, which the choice does not count."""
-    first, *others = choice.groups
-    relayed = 2 * sum(chain.bytes_before[group.begin] for group in others[1:])
-    if not relayed:
-        return
-    wire, own = 1 / first.type.network, chain.seconds_per_byte[first.type.name]
-    rate = first.workers / (float(first.seconds) + relayed * (wire + own))
-    yield (
-        f"not counted: group 1 passes on {_bytes(relayed)} bytes per example between the others;"
-        f" with these it makes {_rate(rate)} examples/s"
-    )
+    """What the workers of the first group also do."""
+    relayed = sum(chain.bytes_before[group.begin] for group in choice.groups[2:])
+    if relayed:
+        yield (
+            f"group 1 passes on {_bytes(relayed)} bytes per example between the others, there and"
+            " back"
+        )
 
 
 def _next(chain: StageChain, choice: Choice | None, none: str) -> str:

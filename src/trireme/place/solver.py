@@ -4,7 +4,8 @@ A job is a chain of stages; the first one reads. It is cut into groups of consec
 group is computed by workers of one type, which do nothing else. The first group is the workers that
 read, and its workers also send what the other groups need.
 
-    seconds of a group per example = those of its stages on the type, and of moving its bytes
+    seconds of a group per example = those of its stages on the type, and of moving its bytes; of
+                                     the first group, also of passing on the bytes between others
     workers of a group             = ceil(throughput * seconds)
     cost                           = workers * price, summed over the groups
 
@@ -21,7 +22,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from trireme.place.choice import Choice, Group, StageChain, exact
-from trireme.place.group_search import Cut, GroupSearch, TypeLoads
+from trireme.place.group_search import Cut, GroupSearch, load_of_first
+from trireme.place.relay_search import RelaySearch
+from trireme.place.type_loads import TypeLoads
 
 _HALVINGS = 30
 _SLOW = Fraction(1, 10**15)  # examples per second, for which one worker in each group is enough
@@ -47,6 +50,8 @@ class Solver:
         """
         search = GroupSearch(self._chain, self._loads, self._prices, rate, exceeds=exceeds)
         cuts = search.best()
+        if cuts is not None and not search.has_room(cuts):
+            cuts = RelaySearch(search).best()
         return None if cuts is None else self.choice_of(cuts)
 
     def fastest(self, rate: Fraction, *, below: Fraction | None = None) -> Choice | None:
@@ -79,16 +84,16 @@ class Solver:
 
     def choice_of(self, cuts: Sequence[Cut]) -> Choice:
         """The placement of these groups, with so many workers."""
+        loads = [self._loads[number].of_groups(begin, end)[0] for begin, end, number, _ in cuts]
+        loads[0] = load_of_first(self._loads, cuts)
         groups = (
             Group(
                 begin,
                 end,
                 self._types[number],
                 workers,
-                Fraction(
-                    self._loads[number].of_groups(begin, end)[0], self._loads[number].per_second
-                ),
+                Fraction(load, self._loads[number].per_second),
             )
-            for begin, end, number, workers in cuts
+            for (begin, end, number, workers), load in zip(cuts, loads, strict=True)
         )
         return Choice(tuple(groups))

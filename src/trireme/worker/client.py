@@ -20,6 +20,7 @@ from trireme.dense.optimizers import GroupValues
 from trireme.errors import TriremeError
 from trireme.protocol.block_messages import ids_to_wire, specs_to_wire
 from trireme.protocol.clipping import NormReply, norm_of_step
+from trireme.protocol.compute_addresses import addresses_from_wire, addresses_to_wire
 from trireme.protocol.membership import Pace
 from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.wire import GRADIENT, Push
@@ -55,7 +56,8 @@ class WorkerClient:
         num_workers: workers that the job begins with.
         streams: leased streams of each pass; 0: each worker has a stream of its own.
         late: join a running job with leased streams, which determines the index of this worker and
-            the numbers of workers and streams.
+            the numbers of workers and streams, and the compute workers.
+        heter: (label, address) of each compute worker of the job.
         silence_s: other workers take the streams of one that is silent for so long.
         pool: threads for the core's batch work.
         timeout_s: seconds that any call may take, the wait for other workers included.
@@ -79,6 +81,7 @@ class WorkerClient:
         num_workers: int,
         streams: int = 0,
         late: bool = False,
+        heter: Sequence[tuple[str, str]] = (),
         silence_s: float = 0.0,
         pool: _core.Pool,
         timeout_s: float,
@@ -86,6 +89,7 @@ class WorkerClient:
     ) -> None:
         self.worker, self.num_workers, self.num_streams = worker, num_workers, streams
         self.is_late, self.timeout_s = late, timeout_s
+        self.heter = tuple(heter)
         self.servers = Servers(endpoints, connect, timeout_s, {} if states is None else states)
         self._pool = pool
         self._dense: DenseParameters | None = None
@@ -104,10 +108,13 @@ class WorkerClient:
         else:
             body |= {"worker": self.worker, "num_workers": self.num_workers}
             body |= {"streams": self.num_streams, "silence_s": silence_s}
+            body["compute_workers"] = addresses_to_wire(self.heter)
         answer = self.servers.coordinator("coord.join", body)
         joined = answer.body
         self.worker, self.num_workers = int(joined["worker"]), int(joined["num_workers"])
         self.num_streams, self.incarnation = int(joined["streams"]), int(joined["incarnation"])
+        if self.is_late:
+            self.heter = addresses_from_wire(joined)
         self.use_stream(self.worker, self.incarnation)
         self.script = Script.from_wire(joined["script"])
         self.coordinator = CoordinatorCalls(

@@ -179,7 +179,8 @@ def _versions(model: nn.Module) -> list[tuple[int, int]]:
 def set_random(random: Tensor | None, seed: int, device: torch.device) -> None:
     """Let torch's random numbers depend on a request alone."""
     if random is None:
-        torch.manual_seed(seed)
+        # torch.manual_seed also formats the stack, for devices that are not initialized: 0.2 ms.
+        torch.default_generator.manual_seed(seed)
     else:
         torch.set_rng_state(random)
-        accelerator.seed_from_host(device)
+    accelerator.seed_from_host(device)
