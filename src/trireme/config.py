@@ -12,6 +12,8 @@ import yaml
 from trireme.errors import BadRequest
 
 _REQUIRED: Any = object()
+_ENTRIES_MAX = 10_000
+"""Keys of a file, those of aliases wherever they stand; an alias may also hold itself."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -40,7 +42,7 @@ class Config:
         self, values: Mapping[str, Any], *, path: Path | None = None, overrides: Sequence[str] = ()
     ) -> None:
         self.path, self.overrides = path, tuple(overrides)
-        self._values = dict(_flatten("", values))
+        self._values = _flatten(values, path)
         self._read: set[str] = set()
 
     @classmethod
@@ -108,19 +110,31 @@ class Config:
         return sorted(set(self._values) - self._read)
 
 
+# Also what the constructors of yaml raise: for 2001-99-99, "!!bool x", or brackets in brackets.
+_WRONG_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+
+
 def _parse(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except _WRONG_YAML as error:
         raise BadRequest(f"Config: expected YAML {where}: {error}") from error
 
 
-def _flatten(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        key = f"{prefix}{name}"
+def _flatten(values: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
+    """Values by key with dots, in their order. Raises BadRequest: too many."""
+    flat: dict[str, Any] = {}
+    ahead = [*values.items()][::-1]
+    num_entries = 0
+    while ahead:
+        key, value = ahead.pop()
         if isinstance(value, Mapping):
-            flat += _flatten(f"{key}.", value)
+            ahead += [(f"{key}.{name}", inner) for name, inner in value.items()][::-1]
         else:
-            flat.append((key, value))
+            flat[str(key)] = value
+        if (num_entries := num_entries + 1) > _ENTRIES_MAX:
+            raise BadRequest(
+                f"Config: expected at most {_ENTRIES_MAX:,} keys in {path}, found more, as"
+                f" {str(key)[:80]!r}"
+            )
     return flat

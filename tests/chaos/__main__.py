@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--network", choices=NETWORKS, help="in all rounds")
     parser.add_argument("--ssd", action="store_true", help="rows on SSD in all rounds")
     parser.add_argument("--heter", type=int, default=0, metavar="N", help="compute workers in all")
+    parser.add_argument("--stages", action="store_true", help="where there are compute workers")
     parser.add_argument("--small", action="store_true", help="rounds as in `make test`")
     arguments = parser.parse_args()
     scale = SMALL if arguments.small else LONG
@@ -94,7 +95,7 @@ def _of_tiers(outcomes: list[Outcome]) -> dict[str, object]:
 
 def _one(seed: str, made: Lab, scale: Scale, arguments: argparse.Namespace) -> Outcome:
     options = {"mode": arguments.mode, "network": arguments.network, "has_tier": arguments.ssd}
-    options["num_compute"] = arguments.heter
+    options |= {"num_compute": arguments.heter, "has_stages": arguments.stages}
     plan = draw(seed, scale, **options)
     folder = (FOLDER / seed).resolve()
     shutil.rmtree(folder, ignore_errors=True)
@@ -117,7 +118,7 @@ def again(seed: str, arguments: argparse.Namespace) -> str:
     options = [f"--{name} {getattr(arguments, name)}" for name in ("mode", "network")]
     options = [text for text in options if not text.endswith(" None")]
     options += [f"--heter {arguments.heter}"] if arguments.heter else []
-    options += [f"--{name}" for name in ("ssd", "small") if getattr(arguments, name)]
+    options += [f"--{name}" for name in ("ssd", "stages", "small") if getattr(arguments, name)]
     if not options:
         return f"make chaos ROUND={seed}"
     return " ".join([".venv/bin/python -m tests.chaos --round", seed, *options])

@@ -97,12 +97,10 @@ class Chaos:
         if self._is_ending:
             return
         if event.kind in KILLS:
-            places = {"kill worker": self._job.workers, "kill compute": self._job.compute}
-            place = places.get(event.kind, self._job.servers)[event.target]
+            place = self._places(event.kind)[event.target]
             self._aim(place, event, time.monotonic() + AIM_S)
         elif event.kind in STOPS:
-            places = self._job.workers if event.kind == "stop worker" else self._job.servers
-            self._stop(places[event.target], event)
+            self._stop(self._places(event.kind)[event.target], event)
         elif event.kind == "network":
             self._job.calm(False)
             self._later(event.seconds, lambda: self._job.calm(True))
@@ -118,6 +116,11 @@ class Chaos:
         elif event.kind == "clock" and self._clock is not None:
             self._clock.jump(self._random.randrange(len(self._job.places)), event.seconds)
             self.counts[event.kind] += 1
+
+    def _places(self, kind: str) -> list[Place]:
+        """Those that an event of this kind is for."""
+        own = {"worker": self._job.workers, "compute": self._job.compute}
+        return own.get(kind.split()[1], self._job.servers)
 
     def _kill_again(self, place: Place, event: Event, again: int) -> None:
         self._kill(place, event.kind)

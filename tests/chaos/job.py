@@ -265,10 +265,10 @@ class Job:
             "TRIREME_SERVERS": ",".join(servers),
             "TRIREME_INDEX": str(index),
             "TRIREME_NUM_WORKERS": str(self.plan.num_workers),
+            "TRIREME_DEVICE_GPU": "cpu",
         }
         if self.compute:
             env["TRIREME_HETER"] = ",".join(f"gpu={a}" for a in self._compute_addresses)
-            env["TRIREME_DEVICE_GPU"] = "cpu"
         program = self._world.programs.start(
             f"{role} {index}",
             [SCRIPT, self._options.to_json()],

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tests.chaos.script import Model, Options, examples, make_trainer
+from tests.chaos.script import Options, examples, make_model, make_trainer
 from tests.integration.resumed_jobs import contents
 from trireme import _core
 from trireme.job.embedded import embedded
@@ -99,8 +99,8 @@ def saved(paths: Sequence[Path], options: Options) -> Counts:
     """What a checkpoint of the script counts, with deltas on top of it. Raises ValueError for what
     is no count.
     """
-    with embedded(threads=1) as cluster:
-        model = Model(options.dim)
+    with embedded(threads=1, devices={"gpu": "cpu"}) as cluster:
+        model = make_model(options)
         trainer = make_trainer("async", model, cluster)
         for path in paths:
             trainer.load(path)
@@ -110,7 +110,8 @@ def saved(paths: Sequence[Path], options: Options) -> Counts:
             .rows[RowClassId("counted")]
             .numpy()[:, 0]
         )
-        pushes = model.pushes.item()
+        *_, parameter = model.parameters()
+        pushes = parameter.item()
     if not (np.array_equal(rows, rows.round()) and abs(pushes - round(pushes)) < 0.01):
         raise ValueError(f"judge: expected whole numbers, found {pushes} and {rows}")
     by_key = dict(zip(keys.tolist(), rows.astype(int).tolist(), strict=True))

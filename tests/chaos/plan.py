@@ -14,7 +14,9 @@ from typing import Any
 MODES = ("sync", "async", "bounded", "geo", "hybrid")
 NETWORKS = ("direct", "proxy", "namespaces")
 KILLS = ("kill server", "kill coordinator", "kill worker", "kill compute")
-STOPS = ("stop server", "stop worker")
+STOPS = ("stop server", "stop worker", "stop compute")
+STAGES = ((), ("cpu", "gpu", "cpu_2"), ("cpu", "gpu", "gpu_2"), ("gpu", "gpu_2", "cpu"))
+"""Of models: none, or where the rows, the head and the count of pushes are."""
 TIER_SHARE, HETER_SHARE = 0.4, 0.3
 """Of the rounds, with rows on SSD, and with compute workers."""
 
@@ -119,6 +121,7 @@ class Plan:
         before: mode of a job in peace whose checkpoint this one goes on from, with deltas on top of
             it; empty: there was none.
         num_compute: compute workers, which run the model for the workers.
+        stages: names of the model's stages; empty: it has none.
         tier: None: all rows are in memory. Tables are larger if not, several times the memory.
         events: in the order of their times.
     """
@@ -139,6 +142,7 @@ class Plan:
     tier: Tier | None
     events: tuple[Event, ...]
     num_compute: int = 0
+    stages: tuple[str, ...] = ()
 
     @property
     def num_workers(self) -> int:
@@ -156,6 +160,7 @@ class Plan:
         before = f"{self.before}, then " if self.before else ""
         tier = "" if self.tier is None else f", {self.tier}"
         heter = f", {self.num_compute} compute workers" if self.num_compute else ""
+        heter += f" of {'+'.join(self.stages)}" if self.stages else ""
         return (
             f"{before}{self.mode}, {self.num_servers} servers, {self.num_workers} workers,"
             f" {self.durability}, {self.network}{keys}{heter}{tier}: "
@@ -180,9 +185,11 @@ def draw(
     network: str | None = None,
     has_tier: bool = False,
     num_compute: int = 0,
+    has_stages: bool = False,
 ) -> Plan:
     """The plan of this seed. `mode` and `network` put one in the place of the one that is drawn;
-    has_tier: with rows on SSD in any case; num_compute: with so many compute workers in any case.
+    has_tier: with rows on SSD in any case; num_compute: with so many compute workers in any case;
+    has_stages: whose model has stages, if there are compute workers.
     """
     random = Random(f"chaos {seed}")
     drawn_mode, drawn_network = random.choice(MODES), random.choice(NETWORKS)
@@ -215,6 +222,8 @@ def draw(
     others = Random(f"heter {seed}")
     drawn_num = others.randint(1, scale.num_processes_max) if others.random() < HETER_SHARE else 0
     plan = replace(plan, num_compute=num_compute or drawn_num)
+    if plan.num_compute:
+        plan = replace(plan, stages=others.choice(STAGES[1 if has_stages else 0 :]))
     events = [*_events(plan, scale, random), *_kills_of_compute_workers(plan, scale, others)]
     return replace(plan, events=tuple(sorted(events, key=lambda event: event.at)))
 
@@ -223,6 +232,8 @@ def _kills_of_compute_workers(plan: Plan, scale: Scale, random: Random) -> Itera
     for _ in range(random.randint(*scale.num_kills) if plan.num_compute else 0):
         again = 1 if random.random() < 0.25 else 0
         yield _event(plan, random, "kill compute", random.uniform(0, scale.pause_s), again)
+    if plan.num_compute and random.random() < 0.4:
+        yield _event(plan, random, "stop compute", scale.stop_s)
 
 
 def _tier(random: Random) -> Tier:
@@ -247,7 +258,7 @@ def _events(plan: Plan, scale: Scale, random: Random) -> Iterator[Event]:
         event = _event(plan, random, kind, random.uniform(0, scale.pause_s), again)
         yield replace(event, **_aimed(plan, random, kind))
     if random.random() < 0.4:
-        yield _event(plan, random, random.choice(STOPS), scale.stop_s)
+        yield _event(plan, random, random.choice(STOPS[:2]), scale.stop_s)
     if random.random() < 0.4:
         jump_s = random.choice((-1, 1)) * random.choice((5.0, 3600.0, 86400.0 * 400))
         yield _event(plan, random, "clock", jump_s)
@@ -281,9 +292,8 @@ def _aimed(plan: Plan, random: Random, kind: str) -> dict[str, Any]:
 
 
 def _event(plan: Plan, random: Random, kind: str, seconds: float = 0.0, again: int = 0) -> Event:
-    is_worker = kind in ("kill worker", "stop worker")
-    num = plan.num_workers if is_worker else plan.num_servers
-    target = random.randrange(plan.num_compute if kind == "kill compute" else num)
+    nums = {"worker": plan.num_workers, "compute": plan.num_compute}
+    target = random.randrange(nums.get(kind.split()[-1], plan.num_servers))
     if kind == "kill server":  # the first one is the coordinator
         target = random.randrange(1, plan.num_servers)
     elif kind == "kill coordinator":

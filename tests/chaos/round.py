@@ -121,6 +121,7 @@ def _options(
         loads="" if earlier is None else f"{earlier.folder}/last",
         first_epoch=0 if earlier is None else earlier.num_epochs,
         pause_per_batch_s=plan.pause_per_batch_s,
+        stages=plan.stages,
         flaw=flaw,
         **sizes,
     )

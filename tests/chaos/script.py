@@ -51,6 +51,7 @@ class Options:
         first_epoch: the number of epochs that this checkpoint has.
         batch, num_keys, dim: examples of a batch, keys of each feature, and weights of a row that
             learns.
+        stages: names of the model's stages; empty: it has none.
         flaw: a mistake to make on purpose, so that tests can see it found: "lost", "twice",
             "hung", "bit"; "error": a worker fails; "code" and "stays": it ends with another code
             than 0, and not at all, after it was done.
@@ -68,14 +69,15 @@ class Options:
     batch: int = 8
     num_keys: int = 150
     dim: int = 3
+    stages: tuple[str, ...] = ()
     flaw: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
 
-class Model(nn.Module):
-    """Gives two numbers per example: a prediction, and one whose gradient for `pushes` is 1."""
+class Rows(nn.Module):
+    """Gets the batch: the rows, and of each example the sum of what is counted."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -86,18 +88,49 @@ class Model(nn.Module):
         )
         self.counted = tr.nn.EmbeddingBag(counted, features=["a", "b"])
         self.learned = tr.nn.EmbeddingBag(learned, features=["a", "b"])
-        self.head = nn.Linear(2 * dim, 1)
-        for parameter in self.head.parameters():
-            nn.init.constant_(parameter, 0.1)
-        self.pushes = nn.Parameter(torch.zeros(1))
-        self.pause_s = 0.0
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def forward(self, batch: Any) -> dict[str, torch.Tensor]:
+        counted = self.counted(batch).sum((1, 2))
+        return {
+            "rows": self.learned(batch).flatten(1),
+            "counted": counted,
+            "number": batch["number"],
+        }
+
+
+class Head(nn.Module):
+    """A prediction of each example. It says which batch it computes in training."""
+
+    def __init__(self, dim: int, pause_s: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2 * dim, 1)
+        for parameter in self.layer.parameters():
+            nn.init.constant_(parameter, 0.1)
+        self._pause_s = pause_s
+
+    def forward(self, values: Any) -> dict[str, torch.Tensor]:
         if self.training:
-            print(f"step {int(batch['number'][0])}", flush=True)
-            threading.Event().wait(self.pause_s)
-        predicted = self.head(self.learned(batch).flatten(1)).squeeze(1)
-        return torch.stack((predicted, self.counted(batch).sum((1, 2)) - self.pushes), 1)
+            print(f"step {int(values['number'][0])}", flush=True)
+            threading.Event().wait(self._pause_s)
+        return {"predicted": self.layer(values["rows"]).squeeze(1), "counted": values["counted"]}
+
+
+class Pushes(nn.Module):
+    """Two numbers per example: the prediction, and one whose gradient for `pushes` is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushes = nn.Parameter(torch.zeros(1))
+
+    def forward(self, values: Any) -> torch.Tensor:
+        return torch.stack((values["predicted"], values["counted"] - self.pushes), 1)
+
+
+def make_model(options: Options) -> tr.Stages | nn.Sequential:
+    made = Rows(options.dim), Head(options.dim, options.pause_per_batch_s), Pushes()
+    if options.stages:
+        return tr.Stages(**dict(zip(options.stages, made, strict=True)))
+    return nn.Sequential(*made)
 
 
 def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
@@ -105,10 +138,11 @@ def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return learning + output[:, 1].mean()
 
 
-def make_trainer(mode: str, model: Model, cluster: Cluster) -> tr.Trainer:
+def make_trainer(mode: str, model: nn.Module, cluster: Cluster) -> tr.Trainer:
+    _, head, pushes = model.children()
     groups = [
-        {"params": [model.pushes], "lr": 1.0},
-        {"params": list(model.head.parameters()), "lr": 0.05, "momentum": 0.9},
+        {"params": list(pushes.parameters()), "lr": 1.0},
+        {"params": list(head.parameters()), "lr": 0.05, "momentum": 0.9},
     ]
     return tr.Trainer(
         model,
@@ -161,10 +195,10 @@ def _nudge(method: Any) -> Any:
     num_calls = 0
 
     @functools.wraps(method)
-    def nudged(self: Model, batch: Any) -> torch.Tensor:
+    def nudged(self: Pushes, values: Any) -> torch.Tensor:
         nonlocal num_calls
         num_calls += 1
-        output: torch.Tensor = method(self, batch)
+        output: torch.Tensor = method(self, values)
         return output * (1 + 2**-23) if num_calls == 2 else output
 
     return nudged
@@ -194,14 +228,14 @@ def _print_tiers(cluster: Cluster) -> None:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    options = Options(**{**settings, "lengths": tuple(settings["lengths"])})
+    lists = {name: tuple(settings[name]) for name in ("lengths", "stages")}
+    options = Options(**{**settings, **lists})
     with tr.init() as cluster:
         for seed in (torch.manual_seed, np.random.seed, random.seed):  # a save has their states
             seed(cluster.worker)
         if options.flaw == "bit" and cluster.worker == 0:
-            Model.forward = _nudge(Model.forward)  # type: ignore[method-assign]
-        model = Model(options.dim)
-        model.pause_s = options.pause_per_batch_s
+            Pushes.forward = _nudge(Pushes.forward)  # type: ignore[method-assign]
+        model = make_model(options)
         if options.flaw == "error":
             raise BadRequest("script: expected no error, found one that was asked for")
         trainer = make_trainer(options.mode, model, cluster)

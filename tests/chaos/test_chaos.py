@@ -20,7 +20,7 @@ from tests.chaos.clock import NUM_SLOTS
 from tests.chaos.job import TIMEOUT_S
 from tests.chaos.judge import Verdict
 from tests.chaos.lab import Lab
-from tests.chaos.plan import LONG, SMALL, Event, Plan, Tier, draw
+from tests.chaos.plan import LONG, SMALL, STAGES, Event, Plan, Tier, draw
 from tests.chaos.round import Outcome, run_round
 from tests.seeds import SEED
 
@@ -35,6 +35,7 @@ def plan_of(mode: str, *events: Event, network: str = "direct") -> Plan:
     """Two servers and two workers, who suffer this and no more."""
     plan = draw(f"{SEED} {mode}", SMALL, mode=mode, network=network)
     plan = replace(plan, num_servers=2, lengths=(20, 16), before="", tier=None, num_compute=0)
+    plan = replace(plan, stages=())
     return replace(plan, events=events)
 
 
@@ -72,13 +73,13 @@ def test_a_kill_during_a_partition_changes_nothing(tmp_path: Path, lab: Lab, kil
     suffer(plan_of("async", *events, network="namespaces"), tmp_path, lab)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("mode", "stages"), [("sync", 0), ("async", 2), ("geo", 1)])
 def test_kills_of_every_kind_of_a_heterogeneous_job_change_nothing(
-    tmp_path: Path, lab: Lab, mode: str
+    tmp_path: Path, lab: Lab, mode: str, stages: int
 ) -> None:
     kills = [event(0.1, "kill compute"), event(0.3, "kill worker", 1), event(0.5, "kill compute")]
     plan = plan_of(mode, *kills, event(0.6, "kill server", 1))
-    suffer(replace(plan, num_compute=1), tmp_path, lab)
+    suffer(replace(plan, num_compute=1, stages=STAGES[stages]), tmp_path, lab)
 
 
 def assert_server_found_disk_full(folder: Path) -> None:
@@ -209,9 +210,10 @@ def test_the_same_seed_draws_the_same_plan() -> None:
     kinds = {e.kind for plan in plans for e in plan.events}
     assert kinds == {
         *("kill server", "kill coordinator", "kill worker", "kill compute"),
-        *("stop server", "stop worker"),
+        *("stop server", "stop worker", "stop compute"),
         *("network", "partition", "disk", "ssd", "clock"),
     }
+    assert {plan.stages for plan in plans if plan.num_compute} == set(STAGES)
     assert 0.2 < sum(plan.num_compute > 0 for plan in plans) / len(plans) < 0.4
     assert 0.3 < sum(plan.tier is not None for plan in plans) / len(plans) < 0.5
 
@@ -254,12 +256,13 @@ def test_a_process_that_does_not_end_is_detected(tmp_path: Path, lab: Lab) -> No
 
 def test_the_command_to_repeat_a_round_has_its_options() -> None:
     def hint(**chosen: object) -> str:
-        rest = {"mode": None, "network": None, "heter": 0, "ssd": False, "small": False}
+        rest = {"mode": None, "network": None, "heter": 0, "ssd": False}
+        rest |= {"stages": False, "small": False}
         return again("7.3", Namespace(**(rest | chosen)))
 
     assert hint() == "make chaos ROUND=7.3"
     assert hint(mode="geo", small=True).endswith("-m tests.chaos --round 7.3 --mode geo --small")
-    assert hint(heter=2).endswith("--round 7.3 --heter 2")
+    assert hint(heter=2, stages=True).endswith("--round 7.3 --heter 2 --stages")
     assert hint(network="proxy").endswith("--round 7.3 --network proxy")
 
 

@@ -73,6 +73,8 @@ SMALL = np.zeros(1, np.int64)
         ([["float32"]], [SMALL]),
         ([[["float32"], [1]]], [SMALL]),
         ([["float32", [1 << 40, 1 << 40]]], [SMALL]),
+        ([["float32", [1 << 40, 1 << 40, 0]]], [np.zeros(0, np.int64)]),
+        ([["float32", [1 << 63, 0]]], [np.zeros(0, np.int64)]),
         ([["float32", [1] * 9]], [SMALL]),
         ([["float32", [4096]]], [np.zeros(0, np.int64), np.zeros(4096, np.float64)]),
         ([["float32", [4096]]], [np.zeros(0, np.int64), np.zeros((2, 2048), np.float32)]),

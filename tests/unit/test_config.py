@@ -60,6 +60,10 @@ def test_keys_that_nothing_reads_are_listed(tmp_path):
     [
         ("a: [1", "", r"expected YAML in .*config\.yaml"),
         ("- a", "", "expected keys and values"),
+        ("a: 2001-99-99", "", r"expected YAML in .*config\.yaml: month"),
+        ("a: !!bool x", "", r"expected YAML in .*config\.yaml"),
+        ("a: " + 1000 * "[", "", r"expected YAML in .*config\.yaml: maximum recursion"),
+        ("a: &a\n  b: *a", "", r"expected at most 10,000 keys in .*, found more, as 'a.b"),
         ("a: 1", "b", "expected an override key=value, found 'b'"),
         ("a: 1", "b=[", "expected YAML as the value of b"),
     ],

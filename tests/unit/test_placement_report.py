@@ -9,9 +9,10 @@ from fractions import Fraction
 import pytest
 
 from tests.unit.test_placement_files import CPU, GPU, measured
+from trireme.commands.place import RATE_MAX
 from trireme.errors import BadRequest
 from trireme.place.choice import Choice, Group
-from trireme.place.machine_types import MachineType
+from trireme.place.machine_types import NUMBER_MAX, MachineType
 from trireme.place.measurements import Measurements, StageTimes
 from trireme.place.report import labels_of, of_measurements, of_plan
 
@@ -142,3 +143,14 @@ def test_labels_are_numbered_when_they_are_used_again() -> None:
     kinds = (GPU, big, GPU, big, GPU)
     groups = tuple(Group(i, i + 1, kind, 1, Fraction(1)) for i, kind in enumerate(kinds))
     assert labels_of(Choice(groups)) == ["cpu", "cpu_2", "gpu", "cpu_3", "gpu_2"]
+
+
+@pytest.mark.parametrize("number", [0.0, 5e-324, NUMBER_MAX])
+def test_the_least_and_the_most_that_files_may_say_can_be_printed(number: float) -> None:
+    read, model = measured().stages
+    read = replace(read, seconds=dict.fromkeys(read.seconds, number), bytes_before=number)
+    model = replace(model, seconds=dict.fromkeys(model.seconds, number), bytes_before=number)
+    slow = replace(CPU, price=number, network=1.0, limit=None)
+    one = measured(stages=(read, model), seconds_per_byte=number)
+    for throughput in (5e-324, RATE_MAX):
+        assert any("examples/s take" in line for line in plan([slow], one, throughput=throughput))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import sys
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "choose which kind of machine computes which part of a model, and how many of each"
 TIMEOUT_S = 900.0
+RATE_MAX = 1e15
 EXAMPLES = """
 examples:
   trireme place train.py --throughput 1e6 --types types.yaml
@@ -143,6 +143,8 @@ def _write(lines: Iterable[str]) -> None:
 def rate(text: str) -> float:
     """A number > 0, of examples per second."""
     value = number(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected examples per second > 0, found {text!r}")
+    if not 0 < value <= RATE_MAX:
+        raise argparse.ArgumentTypeError(
+            f"expected examples per second in (0, {RATE_MAX:g}], found {text!r}"
+        )
     return value

@@ -60,8 +60,11 @@ class Group:
 
     @property
     def rate(self) -> float:
-        """Examples per second; infinite if they take no time."""
-        return float(self.workers / self.seconds) if self.seconds else math.inf
+        """Examples per second; infinite if they take hardly any time."""
+        try:
+            return float(self.workers / self.seconds)
+        except (ZeroDivisionError, OverflowError):
+            return math.inf
 
 
 @dataclass(frozen=True)

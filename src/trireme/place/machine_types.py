@@ -49,6 +49,10 @@ class MachineType:
     label: str = ""  # the name
 
 
+CORES_MAX = 1 << 20
+NUMBER_MAX = 1e15
+"""Of what is measured and paid, so that no product is infinite."""
+_NETWORK_MAX = 1e18
 _OPTIONAL = ("device", "reads", "limit", "label")
 
 
@@ -72,11 +76,13 @@ def read_types(path: Path) -> tuple[MachineType, ...]:
 
 def _check_keys_once(path: Path) -> None:
     """YAML takes the last of several equal keys without a word."""
+    seen: set[int] = set()  # an alias is its node again
     pending = [yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)]
     while pending:
         node = pending.pop()
-        if not isinstance(node, yaml.MappingNode):
+        if not isinstance(node, yaml.MappingNode) or id(node) in seen:
             continue
+        seen.add(id(node))
         keys: set[str] = set()
         for key, value in node.value:
             if key.value in keys:
@@ -102,9 +108,18 @@ def _read_type(path: Path, name: str, values: Mapping[str, Any]) -> MachineType:
 
 # Key -> what is expected, and whether a value is that.
 _CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "cores": ("an integer >= 1", lambda value: type(value) is int and value >= 1),
-    "price": ("a number >= 0, per hour", lambda value: _is_number(value) and value >= 0),
-    "network": ("a number > 0, bytes per second", lambda value: _is_number(value) and value > 0),
+    "cores": (
+        f"an integer in [1, {CORES_MAX}]",
+        lambda value: type(value) is int and 1 <= value <= CORES_MAX,
+    ),
+    "price": (
+        f"a number in [0, {NUMBER_MAX:g}], per hour",
+        lambda value: _is_number(value) and 0 <= value <= NUMBER_MAX,
+    ),
+    "network": (
+        f"a number in [1, {_NETWORK_MAX:g}], bytes per second",
+        lambda value: _is_number(value) and 1 <= value <= _NETWORK_MAX,
+    ),
     "device": (f"one of {', '.join(DEVICES)}", lambda value: value in DEVICES),
     "reads": ("true or false", lambda value: isinstance(value, bool)),
     "limit": ("an integer >= 1", lambda value: type(value) is int and value >= 1),

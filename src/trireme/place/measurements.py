@@ -11,7 +11,7 @@ from typing import Any
 from trireme.checkpoint.format.json_object import JsonObject
 from trireme.errors import BadRequest, Corruption, SchemaMismatch, writing
 from trireme.place.choice import StageChain
-from trireme.place.machine_types import MachineType
+from trireme.place.machine_types import CORES_MAX, NUMBER_MAX, MachineType
 from trireme.storage.atomic_file import replace_file
 
 FORMAT = "trireme place"
@@ -68,7 +68,7 @@ class Measurements:
             document = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise BadRequest(f"place: cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Corruption(f"{path}: expected what --measure writes, found {error}") from error
         return cls._from_json(JsonObject(document, str(path)))
 
@@ -82,13 +82,13 @@ class Measurements:
             raise values.wrong(f"2 to {_STAGES_MAX} stages", len(stages), "stages")
         return cls(
             type=values.text("type"),
-            cores=values.whole("cores", 1, 1 << 20),
+            cores=values.whole("cores", 1, CORES_MAX),
             device=values.text("device"),
             script=values.text("script"),
-            examples=values.number("examples", 0.0),
+            examples=values.number("examples", 0.0, NUMBER_MAX),
             batches=values.whole("batches", 1, 1 << 40),
             num_first=values.whole("num_first", 1, len(stages)),
-            seconds_per_byte=values.number("seconds_per_byte", 0.0),
+            seconds_per_byte=values.number("seconds_per_byte", 0.0, NUMBER_MAX),
             stages=stages,
         )
 
@@ -105,9 +105,9 @@ def _stage(number: int, values: JsonObject) -> StageTimes:
         raise seconds.wrong(f"seconds of {', '.join(activities)}", list(seconds.values))
     return StageTimes(
         name=values.text("name"),
-        seconds={name: seconds.number(name, 0.0) for name in activities},
-        bytes_before=values.number("bytes_before", 0.0),
-        bytes_sent_to=values.number("bytes_sent_to", 0.0),
+        seconds={name: seconds.number(name, 0.0, NUMBER_MAX) for name in activities},
+        bytes_before=values.number("bytes_before", 0.0, NUMBER_MAX),
+        bytes_sent_to=values.number("bytes_sent_to", 0.0, NUMBER_MAX),
     )
 
 

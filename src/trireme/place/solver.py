@@ -26,7 +26,8 @@ from trireme.place.group_search import Cut, GroupSearch, load_of_first
 from trireme.place.relay_search import RelaySearch
 from trireme.place.type_loads import TypeLoads
 
-_HALVINGS = 30
+_HALVINGS = 20
+"""Beside one for each bit of the number of workers: then hardly a placement is left between."""
 _SLOW = Fraction(1, 10**15)  # examples per second, for which one worker in each group is enough
 
 
@@ -38,6 +39,9 @@ class Solver:
         self._types = tuple(chain.types)
         self._loads = [TypeLoads(chain, kind) for kind in self._types]
         prices = [exact(kind.price) for kind in self._types]
+        end = len(chain.stages)
+        all_in_one = (Fraction(load.of_groups(0, end)[0], load.per_second) for load in self._loads)
+        self._longest = max(all_in_one)  # seconds per example of one group
         unit = math.lcm(*(price.denominator for price in prices))
         self._prices = [int(price * unit) for price in prices]
 
@@ -62,14 +66,14 @@ class Solver:
         best = self._affordable(_SLOW, below)
         if best is None:
             return None
-        low, high = float(1 / best.pace), float(rate)
-        for _ in range(_HALVINGS):
+        low, high = 1 / best.pace, rate
+        for _ in range(_HALVINGS + int(rate * self._longest).bit_length()):
             middle = (low + high) / 2
-            faster = self._affordable(Fraction(middle), below)
+            faster = self._affordable(middle, below)
             if faster is None:
                 high = middle
             else:
-                best, low = faster, float(1 / faster.pace)
+                best, low = faster, 1 / faster.pace
         while (faster := self._affordable(1 / best.pace, below, exceeds=True)) is not None:
             best = faster
         return best

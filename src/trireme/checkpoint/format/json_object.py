@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -57,11 +56,11 @@ class JsonObject:
             raise self.wrong(f"a whole number in [{low}, {high}]", value, field)
         return value
 
-    def number(self, field: str, low: float) -> float:
-        """A finite number of at least `low`."""
+    def number(self, field: str, low: float, high: float) -> float:
+        """A number in [low, high]."""
         value = self.any(field)
-        if type(value) not in (int, float) or not low <= value < math.inf:
-            raise self.wrong(f"a finite number >= {low:g}", value, field)
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise self.wrong(f"a number in [{low:g}, {high:g}]", value, field)
         return float(value)
 
     def path(self, field: str) -> str:

@@ -240,6 +240,8 @@ def _column(entry: list[Any]) -> tuple[str, str, list[Any]]:
 def _named(entry: list[Any], kind: type, num: int) -> tuple[Any, list[Any]]:
     """(name or names, numbers). Raises BadRequest."""
     is_named = len(entry) == 2 and type(entry[0]) is kind and type(entry[1]) is list
-    if not is_named or len(entry[1]) != num:
-        raise BadRequest(f"compute workers: expected a name and {num} tensors, found {entry!r}")
+    if not is_named or list(map(type, entry[1])) != [int] * num:
+        raise BadRequest(
+            f"compute workers: expected a name and the numbers of {num} tensors, found {entry!r}"
+        )
     return entry[0], entry[1]

@@ -212,7 +212,7 @@ class BackwardRequest:
 def stage_host_tensors(body: Mapping[str, Any]) -> set[int]:
     """The numbers of the tensors of a request that stay on the CPU. Raises BadRequest."""
     stay = {need(body, "random", int)} if "random" in body else set()
-    for part in (body.get("batch"), body.get("labels")):
-        if part is not None:
-            stay |= host_tensors({**part, "random": -1})
+    for name in ("batch", "labels"):
+        if body.get(name) is not None:
+            stay |= host_tensors({**need(body, name, dict), "random": -1})
     return stay

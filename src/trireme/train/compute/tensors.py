@@ -122,9 +122,9 @@ def _form(spec: list[Any]) -> tuple[torch.dtype, tuple[int, ...], int]:
     is_shape = type(shape) is list and len(shape) <= _NDIM_MAX
     if dtype is None or not is_shape or not all(type(n) is int and n >= 0 for n in shape):
         raise BadRequest(f"compute workers: expected [dtype, shape] of a tensor, found {spec!r}")
-    if (numel := math.prod(shape)) > _NUMEL_MAX:
+    if math.prod(n or 1 for n in shape) > _NUMEL_MAX:  # NumPy's limit is one of empty ones too
         raise BadRequest(f"compute workers: expected <= {_NUMEL_MAX} elements, found {shape}")
-    return dtype, tuple(shape), numel * dtype.itemsize
+    return dtype, tuple(shape), math.prod(shape) * dtype.itemsize
 
 
 def _num_words(num_bytes: int) -> int:
