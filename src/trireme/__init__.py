@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from trireme.blocks import Blocks
     from trireme.config import Config
     from trireme.job.cluster import Cluster
-    from trireme.launch.init import init
+    from trireme.job.embedded import embedded
+    from trireme.launch.init import init, reset
     from trireme.nn.stages import Stages
     from trireme.strategy import Strategy
     from trireme.table import Table
@@ -44,6 +45,7 @@ __all__ = [
     "Table",
     "Trainer",
     "data",
+    "embedded",
     "errors",
     "init",
     "initializer",
@@ -54,6 +56,7 @@ __all__ = [
     "optim",
     "policy",
     "prefetch",
+    "reset",
     "train_passes",
 ]
 
@@ -63,7 +66,8 @@ _HOMES = {
     "blocks": ("Blocks",),
     "config": ("Config",),
     "job.cluster": ("Cluster",),
-    "launch.init": ("init",),
+    "job.embedded": ("embedded",),
+    "launch.init": ("init", "reset"),
     "nn.stages": ("Stages",),
     "strategy": ("Strategy",),
     "table": ("Table",),

@@ -3,7 +3,8 @@
     TriremeError
     |-- BadRequest (ValueError)             the call is wrong: fix it
     |   |-- DataError                       a line or file of the data is wrong: fix it or skip it
-    |   `-- NotFinite (ArithmeticError)     outputs, loss or gradients are NaN or infinite
+    |   |-- NotFinite (ArithmeticError)     outputs, loss or gradients are NaN or infinite
+    |   `-- Superseded                      another model took the rows: rename its tables
     |-- WrongMap                            the bucket map changed: refresh it, send again
     |-- UnknownTable (LookupError)          no such table or block: create it first
     |-- SchemaMismatch (ValueError)         another schema of this name: rename one or equal them
@@ -59,6 +60,12 @@ class NotFinite(BadRequest, ArithmeticError):
     """
 
 
+class Superseded(BadRequest):
+    """Another model of this process has begun anew with the names of this one, whose rows are gone.
+    The message says which, and how to have both.
+    """
+
+
 class WrongMap(TriremeError):
     """Planned with another version of the bucket map; nothing was applied. Refresh, send again."""
 
@@ -72,7 +79,7 @@ class UnknownTable(TriremeError, LookupError):
 
 
 class SchemaMismatch(TriremeError, ValueError):
-    """The name has another schema; the message shows both. Rename one or make them equal."""
+    """The name has another schema; the message shows what differs. Rename one or equal them."""
 
     code, name = 4, "SCHEMA_MISMATCH"
 

@@ -82,6 +82,11 @@ class Cluster:
         return None if self.host is None else self.host.state
 
     @property
+    def is_embedded(self) -> bool:
+        """Whether worker, tables and coordinator are in this process, and none is elsewhere."""
+        return self.host is not None and not self.host.endpoint
+
+    @property
     def streams_per_pass(self) -> int:
         """The number of streams that the data of a pass is cut into."""
         return self.num_streams or self.num_workers

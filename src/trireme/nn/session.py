@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from torch import Tensor
+from torch.nn import Module
 
+from trireme.errors import Superseded
 from trireme.job.cluster import Cluster
+from trireme.job.default import default
 from trireme.nn.planner import BatchPlan
 from trireme.table import RowClassId
 from trireme.worker.client import WorkerClient
@@ -64,6 +67,42 @@ def session_of(cluster: Cluster) -> Session:
     """The session of a cluster. Threads may call it."""
     with _lock:
         return _sessions.setdefault(cluster, Session(cluster.client))
+
+
+_homes: weakref.WeakKeyDictionary[Module, weakref.ref[Cluster]] = weakref.WeakKeyDictionary()
+_losses: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+
+
+def give_home(module: Module, cluster: Cluster) -> None:
+    """The rows of this embedding module are trained on this cluster."""
+    _homes[module] = weakref.ref(cluster)
+    _losses.pop(module, None)
+
+
+def home_of(module: Module) -> Cluster:
+    """Where the rows of an embedding module are: at the cluster of its optimizer, else the default.
+    Raises Superseded: they are gone.
+    """
+    home = _homes[module]() if module in _homes else default()
+    if home is None or (home.is_closed and module in _homes):
+        lose_rows(
+            module, "its rows, found their cluster closed; make the model and its Trainer again"
+        )
+    if why := why_lost([module]):
+        raise Superseded(why)
+    assert home is not None
+    return home
+
+
+def lose_rows(module: Module, why: str) -> None:
+    """Another model has taken the rows of this embedding module."""
+    _losses[module] = why
+
+
+def why_lost(modules: Iterable[Module]) -> str:
+    """Why the rows of one of these modules are gone; empty: they are not."""
+    lost = (m for m in modules if m in _losses)
+    return next((f"{type(m).__name__}: expected {_losses[m]}" for m in lost), "")
 
 
 def collect(

@@ -112,7 +112,7 @@ class Epochs:
             raise BadRequest(
                 f"Trainer.fit: expected checkpoints with resume=True, found {checkpoints}"
             )
-        if self.num_epochs or self._optimizer.num_steps:
+        if self.num_epochs or self._optimizer.num_steps > self._optimizer.steps_before:
             raise BadRequest(
                 "Trainer.fit: expected resume=True at the first fit of a trainer, found one that"
                 f" has made {self._optimizer.num_steps} steps; use Trainer.resume() once and then"

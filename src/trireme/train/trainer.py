@@ -61,6 +61,8 @@ class Trainer:
         strategy: the consistency mode, default async.
         blocks: how dense parameters are cut into blocks and placed on servers.
         clip_norm, clip_value: how gradients are clipped, see DistributedOptimizer.
+        fresh: whether to begin without rows and optimizer state of an earlier model whose tables
+            have the same names, see DistributedOptimizer.
         skip_not_finite: skip steps whose gradients are not finite, see DistributedOptimizer.
         loss: (outputs, labels) -> scalar tensor, the mean over the batch's examples. With
             `label=None` it gets the batch in place of the labels.
@@ -92,6 +94,7 @@ class Trainer:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         skip_not_finite: bool = False,
+        fresh: bool | None = None,
         metrics: Sequence[Metric] = (),
         label: str | None = "label",
         depth: int = 2,
@@ -122,6 +125,7 @@ class Trainer:
             clip_norm=clip_norm,
             clip_value=clip_value,
             skip_not_finite=skip_not_finite,
+            fresh=fresh,
             cluster=self.cluster,
         )
         self._epochs = Epochs(self.optimizer)
