@@ -97,9 +97,9 @@ def init(
         from trireme.table import differing_fields
 
         if process != default_settings():
+            fields = differing_fields(asdict(default_settings()), asdict(process))
             raise BadRequest(
-                "init: a process has one place at a time:"
-                f" {differing_fields(asdict(default_settings()), asdict(process))}; end the first with"
+                f"init: a process has one place at a time: {fields}; end the first with"
                 " `cluster.close()`"
             )
         return default()

@@ -90,7 +90,7 @@ class ServedTables(dict[str, ServedTable]):
         if existing is not None and existing.schema != schema:
             raise SchemaMismatch(
                 f"table {schema.name!r} exists with another schema:"
-                f" {existing.schema.difference(schema)}"
+                f" {existing.schema.differing_fields(schema)}"
             )
 
     def add(self, schema: TableSchema, rows: _core.Table, applied: Ids) -> None:
