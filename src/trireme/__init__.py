@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from trireme.train.online.publishing import Publishing
     from trireme.train.online.train_passes import train_passes
 
+    __version__: str
+
 __all__ = [
     "Blocks",
     "Checkpoints",
@@ -79,6 +81,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        globals()[name] = number = version("trireme-ps")
+        return number
     if name not in __all__:
         raise AttributeError(f"module 'trireme' has no attribute {name!r}")
     home = next((home for home, names in _HOMES.items() if name in names), None)
@@ -89,4 +96,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -18,7 +18,8 @@
     |-- Internal (RuntimeError)             a bug of Trireme: report it
     `-- Leased                              a pass on a device has the rows: wait for its end
 
-Stopped is not an error: a process that was asked to stop, and has, exits with 0.
+Stopped is not an error: a process that was asked to stop, and has, exits with 0; after Ctrl-C with
+130.
 """
 
 import errno
@@ -141,14 +142,14 @@ class Leased(TriremeError):
 
 
 class Stopped(SystemExit):
-    """Training has stopped after a step because it was asked to; the process exits with 0.
+    """Training has stopped after a step because it was asked to; the process exits with `code`.
 
     Attributes:
         reason: who asked.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(0)
+    def __init__(self, reason: str, code: int = 0) -> None:
+        super().__init__(code)
         self.reason = reason
 
 

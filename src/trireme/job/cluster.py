@@ -76,6 +76,13 @@ class Cluster:
         self.metrics.health.opened()
         _open.add(self)
 
+    def __repr__(self) -> str:
+        state = ", closed" if self.is_closed else ""
+        if self.is_embedded:
+            return f"Cluster(embedded{state})"
+        servers = ", ".join(self.client.servers.endpoints)
+        return f"Cluster(worker {self.worker} of {self.num_workers}, servers {servers}{state})"
+
     @property
     def server(self) -> ServerState | None:
         """The state of the server that this process hosts."""

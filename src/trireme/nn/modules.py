@@ -47,6 +47,11 @@ class TableModule(nn.Module):
         self, table: Table, features: str | Sequence[str], padding_key: int | None
     ) -> None:
         super().__init__()
+        if not isinstance(table, Table):
+            raise BadRequest(
+                f"{type(self).__name__}: expected a table, found {table!r}; make one:"
+                f" {type(self).__name__}(tr.Table({str(table)[:40]!r}, dim=8), features=...)"
+            )
         self.table = table
         self.features = (features,) if isinstance(features, str) else tuple(features)
         if not self.features or len(set(self.features)) != len(self.features):
@@ -99,6 +104,7 @@ class TableModule(nn.Module):
         _, plan, rows = SentBatch(link, Batch({}), plan, pulled.rows).receive()
         leaves = plan.leaves(rows, train=training)
         if training:
+            session.note_untrained(session.pending, [self.table])
             collect(session.pending, plan, leaves, pulled)
         return plan.num_examples, plan.lookups(leaves), plan.pool
 
@@ -149,7 +155,7 @@ class Embedding(TableModule):
     """
 
     def __init__(
-        self, table: Table, *, features: str | Sequence[str], padding_key: int | None = None
+        self, table: Table, features: str | Sequence[str], *, padding_key: int | None = None
     ) -> None:
         super().__init__(table, features, padding_key)
         self.returns_tuple = not isinstance(features, str)
@@ -209,8 +215,8 @@ class EmbeddingBag(TableModule):
     def __init__(
         self,
         table: Table,
-        *,
         features: str | Sequence[str],
+        *,
         mode: str = "sum",
         padding_key: int | None = None,
     ) -> None:

@@ -14,7 +14,7 @@ from trireme.errors import Superseded
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn.planner import BatchPlan
-from trireme.table import RowClassId
+from trireme.table import RowClassId, Table
 from trireme.worker.client import WorkerClient
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.lookups import PendingLookups, RowLookup
@@ -23,6 +23,9 @@ from trireme.worker.pull import Pulled
 
 class RowSource(Protocol):
     """What has the rows of a model in training: its optimizer, which asks the mode."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]: ...
 
     def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled: ...
 
@@ -40,6 +43,18 @@ class Session:
     def train_with(self, source: RowSource) -> None:
         """Forward passes get their rows from this optimizer from now on."""
         self.row_source = weakref.ref(source)
+
+    def note_step_of_others(self) -> None:
+        """An optimizer that does not push has stepped: it has left the gradients of rows."""
+        self.pending.left |= self.pending.tables_with_gradients()
+
+    def note_untrained(self, pending: PendingLookups, tables: Iterable[Table]) -> None:
+        """A forward pass looks up rows for training: nobody pushes those of tables that are not of
+        the newest optimizer.
+        """
+        source = self.row_source()
+        trained = () if source is None else source.tables
+        pending.left |= {t.name for t in tables} - {t.name for t in trained}
 
     @property
     def pending(self) -> PendingLookups:
@@ -109,6 +124,8 @@ def collect(
     pending: PendingLookups, plan: BatchPlan, leaves: Mapping[RowClassId, Tensor], pulled: Pulled
 ) -> None:
     """Let the next step push the gradients of the leaves that `plan` made of pulled rows."""
+    if pending.left:
+        pending.report_left()
     for part in plan.tables:
         leaf = leaves[part.table.class_id]
         looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)

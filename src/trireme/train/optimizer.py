@@ -42,6 +42,7 @@ from trireme.train.param_groups import (
     values_to_save,
 )
 from trireme.train.predecessor import PredecessorProgress
+from trireme.train.stopping import first_reason
 from trireme.train.stream_checks import check_own_stream
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
@@ -149,6 +150,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 before.mode.publish()
         self.steps_before = self._begin(setup, before, fresh)
         self._session.train_with(self)
+        if optimizer is not None:
+            session = self._session
+            optimizer.register_step_post_hook(lambda *_: session.note_step_of_others())
         self.cluster.on_close(self.finish)
 
     def _begin(
@@ -211,6 +215,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def end_pass(self) -> None:
         """Leave the pass: this worker has no more batches. Then the parameters are current."""
         self.mode.end_pass()
+
+    def agree_to_stop(self, wants: bool) -> bool:
+        """Whether any worker wants to stop: all get the same answer, so that all leave a loop of
+        their own together. Every worker calls it equally often, best between two passes.
+
+        Before it is True, `end_pass` is called: a worker that left a pass of sync or bounded alone
+        without it would keep the others waiting.
+        """
+        reason = "a loop stops" if wants else self.cluster.stop_request.reason
+        replies = self.cluster.client.coordinator.gather(
+            {"stops": reason}, [], purpose="agree_to_stop", patient=True
+        )
+        stops = bool(first_reason(reply for reply, _ in replies))
+        if stops:
+            self.end_pass()
+        return stops
 
     # ---- the step ----
 
