@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from trireme.dense.optimizers import optimizer_spec
 from trireme.job.cluster import Cluster
 from trireme.nn.modules import TableModule
-from trireme.nn.session import give_home, lose_rows
+from trireme.nn.session import give_home, lose_rows, session_of
 from trireme.train.first_worker import let_first_worker
 from trireme.train.modes.setup import TrainingSetup
 from trireme.worker.client import WorkerClient
@@ -84,6 +84,8 @@ class EarlierModels:
         for name in drops:
             self._lose(name, model, modules[name])
         cluster.client.forget_tables(drops)
+        if drops or drops_blocks:
+            session_of(cluster).pending.take()  # what a cell that failed has left
         self._adopt(setup, modules, drops)
         return max(kept, default=0)
 

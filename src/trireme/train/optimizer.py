@@ -162,6 +162,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         earlier, steps = earlier_models(self.cluster), 0 if before is None else before.num_steps
         if before is not None:
             before.retire(self)
+            if self.cluster.is_embedded:  # who stopped the training before does not stop this
+                self.cluster.stop_request.reason = ""
         steps = earlier.begin(setup, self.model, fresh, steps)
         self.mode.open()
         if steps:
