@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from trireme.blocks import Blocks
     from trireme.config import Config
     from trireme.job.cluster import Cluster
-    from trireme.launch.init import init
+    from trireme.job.embedded import embedded
+    from trireme.launch.init import init, reset
     from trireme.nn.stages import Stages
     from trireme.strategy import Strategy
     from trireme.table import Table
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from trireme.train.online.passes import Pass
     from trireme.train.online.publishing import Publishing
     from trireme.train.online.train_passes import train_passes
+
+    __version__: str
 
 __all__ = [
     "Blocks",
@@ -44,6 +47,7 @@ __all__ = [
     "Table",
     "Trainer",
     "data",
+    "embedded",
     "errors",
     "init",
     "initializer",
@@ -54,6 +58,7 @@ __all__ = [
     "optim",
     "policy",
     "prefetch",
+    "reset",
     "train_passes",
 ]
 
@@ -63,7 +68,8 @@ _HOMES = {
     "blocks": ("Blocks",),
     "config": ("Config",),
     "job.cluster": ("Cluster",),
-    "launch.init": ("init",),
+    "job.embedded": ("embedded",),
+    "launch.init": ("init", "reset"),
     "nn.stages": ("Stages",),
     "strategy": ("Strategy",),
     "table": ("Table",),
@@ -75,6 +81,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        globals()[name] = number = version("trireme-ps")
+        return number
     if name not in __all__:
         raise AttributeError(f"module 'trireme' has no attribute {name!r}")
     home = next((home for home, names in _HOMES.items() if name in names), None)
@@ -85,4 +96,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

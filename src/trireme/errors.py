@@ -3,7 +3,8 @@
     TriremeError
     |-- BadRequest (ValueError)             the call is wrong: fix it
     |   |-- DataError                       a line or file of the data is wrong: fix it or skip it
-    |   `-- NotFinite (ArithmeticError)     outputs, loss or gradients are NaN or infinite
+    |   |-- NotFinite (ArithmeticError)     outputs, loss or gradients are NaN or infinite
+    |   `-- Superseded                      another model took the rows: rename its tables
     |-- WrongMap                            the bucket map changed: refresh it, send again
     |-- UnknownTable (LookupError)          no such table or block: create it first
     |-- SchemaMismatch (ValueError)         another schema of this name: rename one or equal them
@@ -17,7 +18,8 @@
     |-- Internal (RuntimeError)             a bug of Trireme: report it
     `-- Leased                              a pass on a device has the rows: wait for its end
 
-Stopped is not an error: a process that was asked to stop, and has, exits with 0.
+Stopped is not an error: a process that was asked to stop, and has, exits with 0; after Ctrl-C with
+130.
 """
 
 import errno
@@ -59,6 +61,12 @@ class NotFinite(BadRequest, ArithmeticError):
     """
 
 
+class Superseded(BadRequest):
+    """Another model of this process has begun anew with the names of this one, whose rows are gone.
+    The message says which, and how to have both.
+    """
+
+
 class WrongMap(TriremeError):
     """Planned with another version of the bucket map; nothing was applied. Refresh, send again."""
 
@@ -72,7 +80,7 @@ class UnknownTable(TriremeError, LookupError):
 
 
 class SchemaMismatch(TriremeError, ValueError):
-    """The name has another schema; the message shows both. Rename one or make them equal."""
+    """The name has another schema; the message shows what differs. Rename one or equal them."""
 
     code, name = 4, "SCHEMA_MISMATCH"
 
@@ -134,14 +142,14 @@ class Leased(TriremeError):
 
 
 class Stopped(SystemExit):
-    """Training has stopped after a step because it was asked to; the process exits with 0.
+    """Training has stopped after a step because it was asked to; the process exits with `code`.
 
     Attributes:
         reason: who asked.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(0)
+    def __init__(self, reason: str, code: int = 0) -> None:
+        super().__init__(code)
         self.reason = reason
 
 

@@ -133,6 +133,10 @@ class TableSchema:
             "admission": None if self.admission is None else dict(self.admission),
         }
 
+    def differing_fields(self, other: TableSchema) -> str:
+        """What differs, as "expected NAME VALUE, found VALUE", by the names of `to_wire`."""
+        return differing_fields(self.to_wire(), other.to_wire())
+
     def declaration(self) -> dict[str, Any]:
         """`to_wire`, and where rows may lie."""
         tier = {} if self.tier is None else {"tier": {"memory_bytes": self.tier.memory_bytes}}
@@ -166,6 +170,13 @@ class TableSchema:
                 f" admission have them, found {columns}"
             )
         return schema
+
+
+def differing_fields(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """The fields of two mappings that differ, as "expected {...}, found {...}"."""
+    names = [n for n in {**expected, **found} if expected.get(n) != found.get(n)]
+    left, right = ({n: one.get(n) for n in names} for one in (expected, found))
+    return f"expected {left}, found {right}"
 
 
 def _check_schema(schema: TableSchema) -> None:

@@ -61,6 +61,7 @@ class Coordinator:
         for_workers = {
             "coord.states": self.facts.on_states,
             "coord.add_blocks": self.facts.on_add_blocks,
+            "coord.begin_anew": self.facts.on_begin_anew,
             "coord.agree": self._joining.on_agree,
             "coord.begin_pass": self._passes.on_begin_pass,
             "coord.meet_in_pass": self._joint.on_meet,

@@ -24,6 +24,7 @@ from trireme.rpc import HeldBytes, Reply, Request
 from trireme.storage.document import Part
 
 FACTS_MAX = 64
+_OPTION = "job "  # before the names of facts that are options of the job
 _RECOVERED = (
     "; this server continues from its --state_dir: start the job as it was (--servers), or another"
     " one with another folder"
@@ -68,7 +69,7 @@ class Facts:
 
     def agree_on_option(self, name: str, value: str, worker: int, *, takes_part: bool) -> None:
         """Fix an option of the job, such as its strategy. Only workers that take part fix one."""
-        fact = f"job {name}"
+        fact = f"{_OPTION}{name}"
         if fact not in self._facts:
             if not takes_part:
                 raise NotReady(f"coordinator: no worker that takes part has set its {name} yet")
@@ -137,6 +138,20 @@ class Facts:
         grown = bucket_map.with_blocks(ids, owners)
         self._held.hold("coordinator's map", grown.num_bytes)
         self._use(grown)
+
+    def on_begin_anew(self, worker: int, request: Request) -> Reply:
+        """Forget the options of the job, so that another model may have others, and if asked the
+        blocks.
+        """
+        del worker
+        drops_blocks = need(request.body, "blocks", bool)
+        for fact in [fact for fact in self._facts if fact.startswith(_OPTION)]:
+            del self._facts[fact]
+            self._held.free(("fact", fact))
+        if drops_blocks:
+            self._use(self._existing_map().without_blocks())
+            self._added = b""
+        return self.on_map(request)
 
     def _existing_map(self) -> BucketMap:
         if self.bucket_map is None:

@@ -63,3 +63,7 @@ def __getattr__(name: str) -> Any:
     home = importlib.import_module(f"trireme.data.{_LAZY[name]}")
     globals()[name] = value = getattr(home, name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

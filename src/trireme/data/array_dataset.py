@@ -97,6 +97,12 @@ class ArrayDataset:
                 self._numbers[field.name] = torch.from_numpy(numbers)
         self._bags = _RaggedColumns(torch.cat(keys_F), torch.stack(sizes_F)) if keys_F else None
 
+    def __repr__(self) -> str:
+        return (
+            f"ArrayDataset({self.num_examples} examples, batch_size={self.batch_size},"
+            f" columns {', '.join(self.schema.names)})"
+        )
+
     def __len__(self) -> int:
         """Number of batches of one pass over all examples."""
         full, rest = divmod(self.num_examples, self.batch_size)

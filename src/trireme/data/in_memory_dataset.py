@@ -88,6 +88,12 @@ class InMemoryDataset:
         self._store: _core.ColumnStore | None = None
         self._forget()
 
+    def __repr__(self) -> str:
+        return (
+            f"InMemoryDataset({self._num_loaded} examples in memory, batch_size={self.batch_size},"
+            f" columns {', '.join(self.schema.names)})"
+        )
+
     def load_into_memory(self, is_shuffle: bool = False) -> None:
         """Load this worker's part; with `is_shuffle`, then shuffle it (local_shuffle).
 

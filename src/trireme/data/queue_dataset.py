@@ -97,6 +97,12 @@ class QueueDataset:
         self._batches_ahead = batches_ahead
         self._pipe_command = None if pipe_command is None else checked_command(pipe_command)
 
+    def __repr__(self) -> str:
+        return (
+            f"QueueDataset({len(self.files)} file{'s' if len(self.files) != 1 else ''},"
+            f" batch_size={self.batch_size}, columns {', '.join(self.schema.names)})"
+        )
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all files."""

@@ -24,3 +24,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'trireme.interchange' has no attribute {name!r}")
     module = "fleet_models" if name.endswith("_fleet") else "plain_rows"
     return getattr(importlib.import_module(f"trireme.interchange.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

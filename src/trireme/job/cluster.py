@@ -76,10 +76,22 @@ class Cluster:
         self.metrics.health.opened()
         _open.add(self)
 
+    def __repr__(self) -> str:
+        state = ", closed" if self.is_closed else ""
+        if self.is_embedded:
+            return f"Cluster(embedded{state})"
+        servers = ", ".join(self.client.servers.endpoints)
+        return f"Cluster(worker {self.worker} of {self.num_workers}, servers {servers}{state})"
+
     @property
     def server(self) -> ServerState | None:
         """The state of the server that this process hosts."""
         return None if self.host is None else self.host.state
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether worker, tables and coordinator are in this process, and none is elsewhere."""
+        return self.host is not None and not self.host.endpoint
 
     @property
     def streams_per_pass(self) -> int:

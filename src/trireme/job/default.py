@@ -1,11 +1,13 @@
 """The default cluster, which `trireme.init()` made: the only module state that users see."""
 
 from functools import partial
+from typing import Any
 
 from trireme.errors import NotReady
 from trireme.job.cluster import Cluster
 
 _default: Cluster | None = None
+_settings: Any = None  # that it was made with
 
 
 def default() -> Cluster:
@@ -20,10 +22,15 @@ def is_default_set() -> bool:
     return _default is not None
 
 
-def set_default(cluster: Cluster) -> None:
+def default_settings() -> Any:
+    """What `trireme.init()` made the default cluster with."""
+    return _settings
+
+
+def set_default(cluster: Cluster, settings: Any = None) -> None:
     """Make this the default until it is closed."""
-    global _default
-    _default = cluster
+    global _default, _settings
+    _default, _settings = cluster, settings
     cluster.add_running(partial(_forget, cluster))
 
 

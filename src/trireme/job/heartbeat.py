@@ -25,6 +25,7 @@ class StopRequest:
     """Whether training is to stop after a step, at the request of any worker."""
 
     reason: str = ""  # empty: there is no request
+    code: int = 0  # that this process ends with
     is_alone: bool = False  # only this worker leaves the job, and others continue with its stream
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ def init(
     Without arguments the environment states the role of this process (docs: `trireme launch`,
     Fleet's variables, torchrun). Workers of torchrun without TRIREME_SERVERS hold the rows
     themselves (docs/collective.md). If it states nothing, the tables are embedded in this process.
-    One line reports the role.
+    One line reports the role. A second call with the same arguments returns the same cluster.
 
     Args:
         servers: "host:port,host:port" or a sequence; the first hosts the coordinator.
@@ -87,14 +88,51 @@ def init(
         memory=memory,
         ssd_dir=ssd_dir,
     )
-    log.info("%s", process.describe())
     if process.role == "server":
+        log.info("%s", process.describe())
         sys.exit(serve_role(process))
+    from trireme.job.default import default, default_settings, is_default_set
+
+    if is_default_set() and default_settings() is not None:
+        from trireme.table import differing_fields
+
+        if process != default_settings():
+            fields = differing_fields(asdict(default_settings()), asdict(process))
+            raise BadRequest(
+                f"init: a process has one place at a time: {fields}; end the first with"
+                " `cluster.close()`"
+            )
+        return default()
+    return _start(process)
+
+
+def _start(process: ProcessRole) -> Cluster:
     from trireme.job.default import set_default
 
+    log.info("%s", process.describe())
     cluster = connect(process)
-    set_default(cluster)
+    set_default(cluster, process)
     return cluster
+
+
+def reset() -> Cluster:
+    """Empty this process: close the embedded cluster that `trireme.init()` made, with its tables
+    and dense parameters, and make an empty one in its place, which it returns. Models made before
+    must be made again.
+
+    Raises BadRequest: the rows are on servers, or there was no `init()`.
+    """
+    from trireme.job.default import default, default_settings, is_default_set
+
+    process = default_settings() if is_default_set() else None
+    if not isinstance(process, ProcessRole) or process.role != "embedded":
+        raise BadRequest(
+            "reset: expected an embedded process after `tr.init()`, found"
+            f" {'none' if process is None else 'one whose rows are on servers'};"
+            " Trainer(fresh=True) begins anew there"
+        )
+    default().abandon()
+    return _start(process)
 
 
 def connect(process: ProcessRole) -> Cluster:

@@ -47,3 +47,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'trireme.nn' has no attribute {name!r}")
     globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

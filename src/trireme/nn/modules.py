@@ -21,14 +21,13 @@ from trireme.accelerator import HOST
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, SchemaMismatch
-from trireme.job.default import default
 from trireme.nn.ids import Columns
 from trireme.nn.lookup import Lookup, LookupSpec
 from trireme.nn.on_device import SentBatch
 from trireme.nn.op import gather_rows
 from trireme.nn.planner import Planner
-from trireme.nn.session import collect, session_of
-from trireme.table import Table
+from trireme.nn.session import collect, home_of, session_of
+from trireme.table import Table, differing_fields
 from trireme.torch_compiler import not_compiled
 
 POOLINGS = ("sum", "mean", "sqrt")
@@ -48,6 +47,11 @@ class TableModule(nn.Module):
         self, table: Table, features: str | Sequence[str], padding_key: int | None
     ) -> None:
         super().__init__()
+        if not isinstance(table, Table):
+            raise BadRequest(
+                f"{type(self).__name__}: expected a table, found {table!r}; make one:"
+                f" {type(self).__name__}(tr.Table({str(table)[:40]!r}, dim=8), features=...)"
+            )
         self.table = table
         self.features = (features,) if isinstance(features, str) else tuple(features)
         if not self.features or len(set(self.features)) != len(self.features):
@@ -91,7 +95,7 @@ class TableModule(nn.Module):
 
     @not_compiled
     def _pull(self, batch: Columns) -> tuple[int, dict[str, Lookup], _core.Pool]:
-        home, training = default(), self._is_learning()
+        home, training = home_of(self), self._is_learning()
         session = session_of(home)
         plan = Planner(self, pool=home.pool).plan(as_batch(batch), train=training)
         home.client.create_table(self.table.schema)
@@ -100,6 +104,7 @@ class TableModule(nn.Module):
         _, plan, rows = SentBatch(link, Batch({}), plan, pulled.rows).receive()
         leaves = plan.leaves(rows, train=training)
         if training:
+            session.note_untrained(session.pending, [self.table])
             collect(session.pending, plan, leaves, pulled)
         return plan.num_examples, plan.lookups(leaves), plan.pool
 
@@ -116,8 +121,8 @@ class TableModule(nn.Module):
         saved = json.loads(bytes(state.tolist()))
         if saved != self._identity():
             raise SchemaMismatch(
-                f"{type(self).__name__}.load_state_dict: expected table {self._identity()}, "
-                f"found {saved}"
+                f"{type(self).__name__}.load_state_dict: table {self.table.name!r}:"
+                f" {differing_fields(self._identity(), saved)}"
             )
 
     def _identity(self) -> dict[str, Any]:
@@ -150,7 +155,7 @@ class Embedding(TableModule):
     """
 
     def __init__(
-        self, table: Table, *, features: str | Sequence[str], padding_key: int | None = None
+        self, table: Table, features: str | Sequence[str], *, padding_key: int | None = None
     ) -> None:
         super().__init__(table, features, padding_key)
         self.returns_tuple = not isinstance(features, str)
@@ -210,8 +215,8 @@ class EmbeddingBag(TableModule):
     def __init__(
         self,
         table: Table,
-        *,
         features: str | Sequence[str],
+        *,
         mode: str = "sum",
         padding_key: int | None = None,
     ) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from torch import Tensor
+from torch.nn import Module
 
+from trireme.errors import Superseded
 from trireme.job.cluster import Cluster
+from trireme.job.default import default
 from trireme.nn.planner import BatchPlan
-from trireme.table import RowClassId
+from trireme.table import RowClassId, Table
 from trireme.worker.client import WorkerClient
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.lookups import PendingLookups, RowLookup
@@ -20,6 +23,9 @@ from trireme.worker.pull import Pulled
 
 class RowSource(Protocol):
     """What has the rows of a model in training: its optimizer, which asks the mode."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]: ...
 
     def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled: ...
 
@@ -37,6 +43,18 @@ class Session:
     def train_with(self, source: RowSource) -> None:
         """Forward passes get their rows from this optimizer from now on."""
         self.row_source = weakref.ref(source)
+
+    def note_step_of_others(self) -> None:
+        """An optimizer that does not push has stepped: it has left the gradients of rows."""
+        self.pending.left |= self.pending.tables_with_gradients()
+
+    def note_untrained(self, pending: PendingLookups, tables: Iterable[Table]) -> None:
+        """A forward pass looks up rows for training: nobody pushes those of tables that are not of
+        the newest optimizer.
+        """
+        source = self.row_source()
+        trained = () if source is None else source.tables
+        pending.left |= {t.name for t in tables} - {t.name for t in trained}
 
     @property
     def pending(self) -> PendingLookups:
@@ -66,10 +84,48 @@ def session_of(cluster: Cluster) -> Session:
         return _sessions.setdefault(cluster, Session(cluster.client))
 
 
+_homes: weakref.WeakKeyDictionary[Module, weakref.ref[Cluster]] = weakref.WeakKeyDictionary()
+_losses: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+
+
+def give_home(module: Module, cluster: Cluster) -> None:
+    """The rows of this embedding module are trained on this cluster."""
+    _homes[module] = weakref.ref(cluster)
+    _losses.pop(module, None)
+
+
+def home_of(module: Module) -> Cluster:
+    """Where the rows of an embedding module are: at the cluster of its optimizer, else the default.
+    Raises Superseded: they are gone.
+    """
+    home = _homes[module]() if module in _homes else default()
+    if home is None or (home.is_closed and module in _homes):
+        lose_rows(
+            module, "its rows, found their cluster closed; make the model and its Trainer again"
+        )
+    if why := why_lost([module]):
+        raise Superseded(why)
+    assert home is not None
+    return home
+
+
+def lose_rows(module: Module, why: str) -> None:
+    """Another model has taken the rows of this embedding module."""
+    _losses[module] = why
+
+
+def why_lost(modules: Iterable[Module]) -> str:
+    """Why the rows of one of these modules are gone; empty: they are not."""
+    lost = (m for m in modules if m in _losses)
+    return next((f"{type(m).__name__}: expected {_losses[m]}" for m in lost), "")
+
+
 def collect(
     pending: PendingLookups, plan: BatchPlan, leaves: Mapping[RowClassId, Tensor], pulled: Pulled
 ) -> None:
     """Let the next step push the gradients of the leaves that `plan` made of pulled rows."""
+    if pending.left:
+        pending.report_left()
     for part in plan.tables:
         leaf = leaves[part.table.class_id]
         looked_up = RowLookup(part.table, part.keys, leaf, part.scale, part.columns)

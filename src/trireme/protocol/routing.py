@@ -48,6 +48,12 @@ class BucketMap:
             return self
         return BucketMap(self.version + 1, self.servers, self.buckets, blocks)
 
+    def without_blocks(self) -> BucketMap:
+        """This map without blocks; itself if it has none."""
+        if not self.blocks:
+            return self
+        return BucketMap(self.version + 1, self.servers, self.buckets)
+
     @property
     def num_bytes(self) -> int:
         """About what a process needs to hold it."""

@@ -5,7 +5,7 @@ servers, so every number of servers computes the same bits.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from trireme.errors import BadRequest, NotFinite, SchemaMismatch, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import Floats
 from trireme.server.block_slice import BlockSlice, Tensors, join, merge_alike
+from trireme.table import differing_fields
 from trireme.torch_compiler import step
 
 Marks = Mapping[int, int]
@@ -139,7 +140,11 @@ class BlockStore:
                 raise BadRequest(f"blocks: expected a group below {len(groups)}, found {spec}")
             existing = self._specs.get(spec.id)
             if existing not in (None, spec):
-                raise SchemaMismatch(f"block {spec.id}: it exists as {existing}, found {spec}")
+                assert existing is not None
+                raise SchemaMismatch(
+                    f"block {spec.id} exists with another size or group:"
+                    f" {differing_fields(asdict(existing), asdict(spec))}"
+                )
             if class_name in WHOLE and not spec.shape:
                 raise BadRequest(f"blocks: {class_name} needs whole parameters, found {spec}")
             if class_name == "Muon" and len(spec.shape) != 2:

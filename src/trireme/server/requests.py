@@ -38,6 +38,7 @@ class RequestHandlers:
             "ps.group": self._on_members,
             "ps.create_table": self._on_create_table,
             "ps.create_blocks": self._on_create_blocks,
+            "ps.begin_anew": self._on_begin_anew,
             "ps.pull": self._on_pull,
             "ps.lease": self._on_lease,
             "ps.release": self._on_release,
@@ -90,6 +91,17 @@ class RequestHandlers:
         optimizer, groups = need(body, "optimizer", str), need_list(body, "groups", dict)
         state.create_blocks(optimizer, groups, specs, values, request)
         return state.journal.answered(Reply())
+
+    def _on_begin_anew(self, request: Request) -> Reply | Deferred:
+        """Another model begins, with nothing of an earlier one."""
+        state, body = self._state, request.body
+        need_list(body, "tables", str), need(body, "blocks", bool)
+
+        def change() -> Reply:
+            state.begin_anew(body)
+            return Reply()
+
+        return state.journal.change_once(change)
 
     def _on_lease(self, request: Request) -> Reply | Deferred:
         """A pass on a device begins."""

@@ -85,12 +85,12 @@ class ServedTables(dict[str, ServedTable]):
         self.settled: tuple[str, dict[str, int]] = ("", {})
 
     def check_schema(self, schema: TableSchema) -> None:
-        """Raises SchemaMismatch if the table exists with another schema; shows both."""
+        """Raises SchemaMismatch if the table exists with another schema; shows what differs."""
         existing = self.get(schema.name)
         if existing is not None and existing.schema != schema:
             raise SchemaMismatch(
-                f"table {schema.name!r}: it exists as {existing.schema.to_wire()},"
-                f" found {schema.to_wire()}"
+                f"table {schema.name!r} exists with another schema:"
+                f" {existing.schema.differing_fields(schema)}"
             )
 
     def add(self, schema: TableSchema, rows: _core.Table, applied: Ids) -> None:
@@ -112,6 +112,17 @@ class ServedTables(dict[str, ServedTable]):
         """Replace the rows of a table without rows by loaded ones, which have their own marks."""
         rows.raise_version(self.version)
         self[name].replace(rows)
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Remove tables with all their rows; those that do not exist are none to remove."""
+        for name in names:
+            self.pop(name, None)
+
+    def forget_marks(self, streams: Sequence[int]) -> None:
+        """Remove the marks of these streams: they start again at sequence 1."""
+        for table in self.values():
+            for stream in streams:
+                table.rows.set_marks(stream, np.zeros_like(table.rows.marks(stream)))
 
     # ---- versions and age ----
 

@@ -28,7 +28,7 @@ from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
 from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import NUM_BUCKETS, BucketMap, Floats, Keys
-from trireme.protocol.wire import DIFFERENCE, Push, need, need_time
+from trireme.protocol.wire import DIFFERENCE, Push, need, need_list, need_time
 from trireme.rows.core_table import make_core_table
 from trireme.rpc import HeldBytes, Request
 from trireme.server.assignment import Assignment, lost
@@ -514,6 +514,25 @@ class ServerState:
             self.staging.forget()
             self.streams.reset(streams)
             self.streams.note_contents(are_loaded=True)
+
+    def begin_anew(self, body: dict[str, Any]) -> None:
+        """Drop `tables` by name and, if asked, all `blocks`; streams start over. No push is on its
+        way, and nobody is in a pass. Within `Journal.change_once`.
+        """
+        names, drops_blocks = need_list(body, "tables", str), need(body, "blocks", bool)
+        self.check_settled()
+        self.claim()
+        with self.lock, self.blocks_lock:
+            self.journal.record("ps.begin_anew", body)
+            self.tables.drop(names)
+            self.tables.forget_marks(list(self.streams))
+            if drops_blocks:
+                self.blocks = BlockStore()
+            self.blocks.forget_marks()
+            self.row_claims.drop(self.staging.staged())
+            self.staging.forget()
+            self.streams.reset({})
+            self.streams.note_contents(are_loaded=False)
 
     # ---- versions and age ----
 

@@ -81,6 +81,11 @@ class Epochs:
             )
         self._resumed = loaded
         self.num_epochs = FitProgress.from_json(loaded.extra).num_epochs
+        if self._cluster.worker == 0:
+            log.info(
+                "resumed from %s at epoch %d, step %d",
+                *(loaded.path, self.num_epochs + 1, self._optimizer.num_steps),
+            )
         return loaded.path
 
     def _deal(self, loaded: LoadedCheckpoint) -> DealtStreams | None:
@@ -112,7 +117,7 @@ class Epochs:
             raise BadRequest(
                 f"Trainer.fit: expected checkpoints with resume=True, found {checkpoints}"
             )
-        if self.num_epochs or self._optimizer.num_steps:
+        if self.num_epochs or self._optimizer.num_steps > self._optimizer.steps_before:
             raise BadRequest(
                 "Trainer.fit: expected resume=True at the first fit of a trainer, found one that"
                 f" has made {self._optimizer.num_steps} steps; use Trainer.resume() once and then"
@@ -221,4 +226,4 @@ def stop_if_asked(cluster: Cluster, saver: Saver | None) -> None:
     else:
         hint = "nothing was saved: fit takes checkpoints="
         log.warning("%s: training has stopped after a step; %s", reason, hint)
-    raise Stopped(reason)
+    raise Stopped(reason, cluster.stop_request.code)

@@ -6,6 +6,8 @@ drives both, and all group values travel with each push. Where servers have the 
 they run the class of the wrapped optimizer, which itself never steps.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,15 +17,16 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.dense.optimizers import needs_whole
-from trireme.errors import BadRequest, NotFinite
+from trireme.errors import BadRequest, NotFinite, Superseded
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
-from trireme.nn.session import session_of
+from trireme.nn.session import session_of, why_lost
 from trireme.nn.stages import place_stages
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
 from trireme.train.data_time import DataTime
+from trireme.train.earlier_models import TWO_MODELS, earlier_models
 from trireme.train.finite import check_finite_step, drop_step
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
@@ -39,6 +42,7 @@ from trireme.train.param_groups import (
     values_to_save,
 )
 from trireme.train.predecessor import PredecessorProgress
+from trireme.train.stopping import first_reason
 from trireme.train.stream_checks import check_own_stream
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
@@ -64,6 +68,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         skip_not_finite: a step whose gradients have NaN or infinity is skipped, logged and counted
             (trireme_worker_skipped_steps_total), as one that a GradScaler skips. Otherwise it
             raises NotFinite.
+        fresh: whether to begin anew: without rows and optimizer state of tables and parameters of
+            these names, which are dropped. Dense weights are the modules'. None: in an embedded
+            process over new modules whose names another model has trained (docs/notebooks.md). All
+            workers must say the same.
         cluster: default the one that `trireme.init()` made.
 
     Attributes:
@@ -87,6 +95,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         clip_norm: float | None = None,
         clip_value: float | None = None,
         skip_not_finite: bool = False,
+        fresh: bool | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         self.cluster = default() if cluster is None else cluster
@@ -96,7 +105,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " the workers' Trainers, found a loop of the script's own"
             )
         before = _predecessor(self.cluster)
-        self._session = session_of(self.cluster)
+        self._session, self._is_retired = session_of(self.cluster), False
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
         place_stages(model, self.cluster)
@@ -134,13 +143,45 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.mode = mode_class(self.strategy.mode)(setup)
         check_blocks(blocks, optimizer)
         if before is not None:
+            before.refresh_before_end()
             before.finish()  # its pushes come before those of this one, in the same stream
             self.cluster.take_back(before.finish)
             if self.cluster.worker == 0:
                 before.mode.publish()
-        self.mode.open()
+        self.steps_before = self._begin(setup, before, fresh)
         self._session.train_with(self)
+        if optimizer is not None:
+            session = self._session
+            optimizer.register_step_post_hook(lambda *_: session.note_step_of_others())
         self.cluster.on_close(self.finish)
+
+    def _begin(
+        self, setup: TrainingSetup, before: DistributedOptimizer | None, fresh: bool | None
+    ) -> int:
+        """Open the mode, after what must not be found was dropped; returns the steps before."""
+        earlier, steps = earlier_models(self.cluster), 0 if before is None else before.num_steps
+        if before is not None:
+            before.retire(self)
+            if self.cluster.is_embedded:  # who stopped the training before does not stop this
+                self.cluster.stop_request.reason = ""
+        steps = earlier.begin(setup, self.model, fresh, steps)
+        self.mode.open()
+        if steps:
+            self.mode.set_num_steps(steps)
+        return steps
+
+    def retire(self, newer: DistributedOptimizer) -> None:
+        """A newer optimizer of the cluster has the dense weights on the servers. Those of this
+        model stay as they are.
+        """
+        own, others = self.replica.dense.parameters, newer.replica.dense.parameters
+        if self.cluster.is_embedded and not any(others.get(n) is p for n, p in own.items()):
+            self._is_retired = bool(own)
+
+    def check_has_rows(self) -> None:
+        """Raises Superseded: another model of this process has dropped the rows of this one."""
+        if why := why_lost(self.model.modules()):
+            raise Superseded(why)
 
     # ---- where the worker stands ----
 
@@ -176,6 +217,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def end_pass(self) -> None:
         """Leave the pass: this worker has no more batches. Then the parameters are current."""
         self.mode.end_pass()
+
+    def agree_to_stop(self, wants: bool) -> bool:
+        """Whether any worker wants to stop: all get the same answer, so that all leave a loop of
+        their own together. Every worker calls it equally often, best between two passes.
+
+        Before it is True, `end_pass` is called: a worker that left a pass of sync or bounded alone
+        without it would keep the others waiting.
+        """
+        reason = "a loop stops" if wants else self.cluster.stop_request.reason
+        replies = self.cluster.client.coordinator.gather(
+            {"stops": reason}, [], purpose="agree_to_stop", patient=True
+        )
+        stops = bool(first_reason(reply for reply, _ in replies))
+        if stops:
+            self.end_pass()
+        return stops
 
     # ---- the step ----
 
@@ -275,20 +332,41 @@ class DistributedOptimizer(torch.optim.Optimizer):
             hook(self, (), {})
 
     def _check_newest(self) -> None:
+        self.check_has_rows()
         if self._session.row_source() is not self:
             raise BadRequest(
                 "DistributedOptimizer.step: expected the newest optimizer of this cluster, found an"
-                " older one; a worker has one stream of pushes: train one model at a time, or both"
-                " in one nn.ModuleList under one optimizer"
+                " older one; a worker has one stream of pushes: train one model at a time, with a"
+                " new Trainer, or both in one nn.ModuleList under one optimizer, or each on a"
+                " cluster of its own: Trainer(..., cluster=tr.embedded())"
             )
 
     def flush(self) -> None:
         """Wait until the servers have every step; raises the error of one that failed."""
+        self.check_has_rows()
         self.mode.flush()
 
     def refresh(self) -> None:
         """Flush, and bring the dense parameters to the servers' weights (hybrid has them)."""
-        self.mode.refresh()
+        self.check_has_rows()
+        if not self._is_retired:  # else they are another model's
+            self.mode.refresh()
+
+    def check_saves(self) -> None:
+        """Raises Superseded: the servers have the dense weights of another model."""
+        self.check_has_rows()
+        if self._is_retired:
+            raise Superseded(
+                "save: expected the newest model of this cluster, found one before it, whose dense"
+                f" weights the servers lack; make a new Trainer over it first; {TWO_MODELS}"
+            )
+
+    def refresh_before_end(self) -> None:
+        """Bring the dense parameters up to date, if a loop was left early, before a newer optimizer
+        may drop the servers' values.
+        """
+        if self.cluster.is_embedded and not why_lost(self.model.modules()):
+            self.refresh()
 
     def finish(self) -> None:
         """Push what is in flight and leave the pass."""

@@ -1,4 +1,5 @@
-"""SIGTERM ends the training of all workers together, after a step and with a checkpoint.
+"""SIGTERM and SIGINT (Ctrl-C) end the training of all workers together, after a step and with a
+checkpoint. So does `DistributedOptimizer.agree_to_stop` in a loop of one's own, without either.
 
 A worker that got the signal reports it with its heartbeat, and the others stop too. In sync its
 next push reports it, and all stop after that step (trireme.server.staging): the pull that waits for
@@ -16,32 +17,42 @@ from trireme.job.cluster import Cluster
 
 log = logging.getLogger("trireme.train")
 
+_OWN: dict[int, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
+"""The signals that ask to stop, with Python's own handlers."""
+
 
 @contextmanager
-def stopping_on_sigterm(cluster: Cluster) -> Iterator[None]:
-    """SIGTERM asks all workers to stop, or this one to leave where workers share out streams. A
-    second SIGTERM ends the process.
+def stopping_on_signals(cluster: Cluster) -> Iterator[None]:
+    """SIGTERM and SIGINT ask all workers to stop, or this one to leave where workers share out
+    streams. A second one has the effect that it has outside the block.
 
-    Has an effect only in the main thread, and if the script does not handle the signal itself.
+    Has an effect only in the main thread, and on signals that the script does not handle itself.
     """
+    request = cluster.stop_request
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
+    before = {n: h for n, h in _OWN.items() if is_main and signal.getsignal(n) is h}
 
-    def ask(*_: object) -> None:
+    def ask(number: int, _: object) -> None:
         # The handler interrupts the main thread wherever it is, with any lock held: do little.
-        if not cluster.stop_request.reason:
+        if not request.reason:
             # Others can take over its streams, except those of worker 0, which saves.
-            cluster.stop_request.is_alone = bool(cluster.num_streams) and cluster.worker != 0
-            cluster.stop_request.reason = f"worker {cluster.worker} has got SIGTERM"
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            request.is_alone = bool(cluster.num_streams) and cluster.worker != 0
+            request.reason = f"worker {cluster.worker} has got {signal.Signals(number).name}"
+            request.code = 130 if number == signal.SIGINT else 0  # as shells have it
+        signal.signal(number, before[number])
 
-    signal.signal(signal.SIGTERM, ask)
+    for number in before:
+        signal.signal(number, ask)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if before and cluster.is_embedded:  # a notebook goes on
+            request.reason, request.code = "", 0
 
 
 def agreed_reason_to_stop(cluster: Cluster) -> str:

@@ -16,7 +16,7 @@ from trireme.byte_size import parse_bytes
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
-from trireme.metrics import Metric
+from trireme.metrics import Metric, metric_of
 from trireme.nn import Planner
 from trireme.nn.on_device import device_of
 from trireme.strategy import Strategy
@@ -44,7 +44,7 @@ from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import kept_figures, remaining_dump
 from trireme.train.recipe import Recipe
-from trireme.train.stopping import stopping_on_sigterm
+from trireme.train.stopping import stopping_on_signals
 from trireme.worker import expiry_calls
 
 
@@ -61,11 +61,14 @@ class Trainer:
         strategy: the consistency mode, default async.
         blocks: how dense parameters are cut into blocks and placed on servers.
         clip_norm, clip_value: how gradients are clipped, see DistributedOptimizer.
+        fresh: whether to begin without rows and optimizer state of an earlier model whose tables
+            have the same names, see DistributedOptimizer.
         skip_not_finite: skip steps whose gradients are not finite, see DistributedOptimizer.
         loss: (outputs, labels) -> scalar tensor, the mean over the batch's examples. With
             `label=None` it gets the batch in place of the labels.
-        metrics: updated with (outputs, labels) while training and evaluating. A metric may name its
-            `output`, its `label` and further `columns` of the batch.
+        metrics: updated with (outputs, labels) while training and evaluating. A name, such as
+            "auc", stands for the metric with its defaults. A metric may name its `output`, its
+            `label` and further `columns` of the batch.
         label: name of the label column; None for a loss that reads several columns. A column of
             example weights has no effect by itself: a loss with `label=None` may read it, and
             metrics take it as `weights`.
@@ -92,14 +95,16 @@ class Trainer:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         skip_not_finite: bool = False,
-        metrics: Sequence[Metric] = (),
+        fresh: bool | None = None,
+        metrics: Sequence[Metric | str] = (),
         label: str | None = "label",
         depth: int = 2,
         threads: int | None = None,
         progress: bool = True,
         cluster: Cluster | None = None,
     ) -> None:
-        check_metrics(metrics, label)
+        own_metrics = [metric_of(metric) for metric in metrics]
+        check_metrics(own_metrics, label)
         strategy = Strategy() if strategy is None else strategy
         _check_threads(threads, strategy)
         self.cluster = default() if cluster is None else cluster
@@ -107,7 +112,7 @@ class Trainer:
         if (place := self.cluster.place) is not None:
             in_flight = threads or (CREDITS if is_threaded else 1)
             serve_model(self.cluster, place, model, loss, label, in_flight=in_flight)
-        self.model, self.loss, self.metrics, self.label = model, loss, list(metrics), label
+        self.model, self.loss, self.metrics, self.label = model, loss, own_metrics, label
         self.remote = remote_of(self.cluster, model, loss, label)
         if threads is None:
             threads = self.remote.credits if self.remote and is_threaded else 1
@@ -122,6 +127,7 @@ class Trainer:
             clip_norm=clip_norm,
             clip_value=clip_value,
             skip_not_finite=skip_not_finite,
+            fresh=fresh,
             cluster=self.cluster,
         )
         self._epochs = Epochs(self.optimizer)
@@ -138,10 +144,24 @@ class Trainer:
             **options,
         )
 
+    def __repr__(self) -> str:
+        optimizer = self.optimizer
+        tables = ", ".join(table.name for table in optimizer.tables) or "none"
+        return (
+            f"Trainer({type(self.model).__name__}, {optimizer.strategy}, tables: {tables},"
+            f" {optimizer.num_steps} steps, {self.num_epochs} epochs, {self.cluster})"
+        )
+
     @property
     def num_epochs(self) -> int:
-        """Epochs made so far, those of a loaded checkpoint included."""
+        """Epochs made so far, those of a loaded checkpoint included. A loop of one's own sets it
+        after each epoch, so that `save` keeps it and `resume` brings it back.
+        """
         return self._epochs.num_epochs
+
+    @num_epochs.setter
+    def num_epochs(self, number: int) -> None:
+        self._epochs.num_epochs = number
 
     # ---- train and evaluate ----
 
@@ -173,9 +193,10 @@ class Trainer:
         A worker that was killed and restarted continues where its predecessor was, and repeats
         no epoch; see docs/failures.md.
 
-        SIGTERM at any worker stops all after a step, in sync the same one, with a checkpoint if
-        there are `checkpoints`: Stopped, a SystemExit with code 0. It has no such effect in a
-        script that handles SIGTERM itself, or that trains in another than the main thread.
+        SIGTERM or Ctrl-C at any worker stops all after a step, in sync the same one, with a
+        checkpoint if there are `checkpoints`: Stopped, a SystemExit with code 0, after Ctrl-C 130.
+        They have no such effect in a script that handles the signal itself, or that trains in
+        another than the main thread.
 
         Returns:
             Of the last epoch and all workers: "loss", each metric, "examples", "examples_per_s".
@@ -208,7 +229,7 @@ class Trainer:
                 return progress.figures
         left = remaining_dump(dump, self.cluster, progress.begun_at + epochs - self.num_epochs)
         with (
-            stopping_on_sigterm(self.cluster),
+            stopping_on_signals(self.cluster),
             self.cluster.client.script.section(),
             row_life.at_data_time(dataset, self.optimizer),
             dumping(left, dataset, self.model, self.cluster) as file,

@@ -192,6 +192,21 @@ class WorkerClient:
                 servers.call_all([call], self.timeout_s)
         self.coordinator.gather({}, [], purpose="create the dense parameters")
 
+    def begin_anew(self, tables: Sequence[str], *, blocks: bool) -> None:
+        """Drop tables with their rows, and if asked all dense parameters; streams start over, and
+        the options of the job are open. One worker calls it while none is in a pass; then every
+        worker calls `forget_tables`.
+        """
+        body = {"tables": list(tables), "blocks": blocks}
+        self.servers.adopt(self.coordinator.call("coord.begin_anew", {"blocks": blocks}))
+        self.servers.everywhere_current("ps.begin_anew", body)
+
+    def forget_tables(self, tables: Sequence[str]) -> None:
+        """Expect that the servers do not have these tables."""
+        for name in tables:
+            self._tables.pop(name, None)
+            self._tiered.discard(name)
+
     # ---- pull and push ----
 
     def pull(

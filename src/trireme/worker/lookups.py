@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,8 @@ from trireme.errors import BadRequest
 from trireme.protocol.columns import KeyColumns
 from trireme.protocol.routing import Keys
 from trireme.table import Table
+
+log = logging.getLogger("trireme.worker")
 
 PENDING_MAX = 1024
 
@@ -57,6 +60,8 @@ class PendingLookups:
     entries: list[RowLookup] = field(default_factory=list)
     push_counts: list[int] = field(default_factory=list)  # per server, of the oldest pull
     examples: int = 0  # of the largest batch
+    left: set[str] = field(default_factory=set)  # tables whose gradients nobody will push
+    reported: set[str] = field(default_factory=set)  # those of them that were
 
     def add(self, looked_up: RowLookup, examples: int = 0) -> None:
         """Raises BadRequest: too many lookups since the last step(); a call is probably missing."""
@@ -75,8 +80,25 @@ class PendingLookups:
         else:
             self.push_counts = list(map(min, self.push_counts, push_counts))
 
+    def tables_with_gradients(self) -> set[str]:
+        """Names of tables whose rows a backward has given gradients that are not pushed yet."""
+        return {entry.table.name for entry in self.entries if entry.rows.grad is not None}
+
+    def report_left(self) -> None:
+        """Warn of the rows that have gradients which nobody pushes, once for each table."""
+        names = (self.left & self.tables_with_gradients()) - self.reported
+        self.reported |= names
+        for name in sorted(names):
+            log.warning(
+                "forward: the rows of table %r have gradients of the last backward that nobody has"
+                " pushed, so they are not trained: torch's optimizers do not know rows; wrap yours,"
+                " `optimizer = tr.DistributedOptimizer(optimizer, model)`, and call its step()",
+                name,
+            )
+
     def take(self) -> PendingLookups:
         """Return all lookups and keep none."""
         taken = PendingLookups(self.entries, self.push_counts, self.examples)
         self.entries, self.push_counts, self.examples = [], [], 0
+        self.left = set()
         return taken

@@ -100,6 +100,8 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         attendance.take_back(body["worker"])
     elif method == "policy.shrink":
         server.shrink(body)
+    elif method == "ps.begin_anew":
+        server.begin_anew(body)
     elif method in (FINISH, LOAD_END):
         server.finish(body["id"], commit=body["commit"])
     elif method == LOAD:

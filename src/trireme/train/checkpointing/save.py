@@ -56,6 +56,7 @@ def save(
     with script.section():
         if script.is_behind:  # a predecessor has saved
             return
+        optimizer.check_saves()
         optimizer.flush()
         state = WorkerState.current(optimizer, random or RandomState())
         states = gather_states(optimizer.cluster, state)

@@ -225,6 +225,7 @@ class Pipeline:
             batch, plan, rows = prepared.sent.receive()
             leaves = plan.attach(batch, rows, train=self._training)
             if self._training:
+                self._session.note_untrained(pending, self._planner.tables)
                 collect(pending, plan, leaves, prepared.pulled)
             yield batch
 

@@ -24,7 +24,7 @@ from trireme.train.online.donefiles import PassPoint, StopRecord
 from trireme.train.online.passes import Pass, PassLoader, next_day, opened
 from trireme.train.online.publishing import Publisher, Publishing, remove_folder
 from trireme.train.online.resuming import resume
-from trireme.train.stopping import first_reason, stopping_on_sigterm
+from trireme.train.stopping import first_reason, stopping_on_signals
 from trireme.train.trainer import Trainer
 
 log = logging.getLogger("trireme")
@@ -120,7 +120,7 @@ class _PassLoop:
                 "train_passes: expected all workers to begin together, found one that was started"
                 " again: start the job again, it continues after the newest checkpoint"
             )
-        with stopping_on_sigterm(self._cluster):
+        with stopping_on_signals(self._cluster):
             if self._publisher is not None and (at := resume(self._trainer, self._publisher)):
                 self._point, self._begun = at.point, None if at.within is None else at
             try:

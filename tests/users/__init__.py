@@ -1,0 +1,1 @@
+"""Scripts as a new user writes them, and tests that run them."""

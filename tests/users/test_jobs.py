@@ -1,0 +1,73 @@
+"""Scripts with loops of their own, and scripts that are interrupted, in real processes."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.programs import Template
+from tests.repo import tree
+
+HERE = Path(__file__).parent
+
+
+def launch(programs: Template, folder: Path, script: str, *arguments: str) -> list[str]:
+    """What the workers print, of all of them."""
+    command = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "2"]
+    printed = programs.run(folder, [*command, str(HERE / script), *arguments])
+    second = (folder / "log" / "workerlog.1").read_text()
+    return [*printed.splitlines(), *second.splitlines()]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_loop_of_ones_own_stops_on_all_workers_and_resumes(
+    mode: str, programs: Template, tmp_path: Path
+) -> None:
+    lines = launch(programs, tmp_path, "own_loop.py", str(tmp_path / "saved"), mode)
+    ours = [line for line in dict.fromkeys(lines) if line.startswith(("epoch", "stopped"))]
+    figures = {0: [], 1: []}
+    for line in ours:
+        word, worker, *rest = line.split()
+        figures[int(worker)].append((word, *rest))
+    assert figures[0] == figures[1]
+    assert figures[0][-1][0] == "stopped"
+    num_epochs = int(figures[0][-1][1])
+    assert 2 < num_epochs < 20
+    assert [int(rest[0]) for word, *rest in figures[0][:-1]] == list(range(num_epochs))
+    middles = [line.split() for line in dict.fromkeys(lines) if line.startswith("middle")]
+    for epoch in range(num_epochs):
+        losses = {middle[3] for middle in middles if int(middle[2]) == epoch}
+        assert len(losses) == 1
+    again = launch(programs, tmp_path, "own_loop.py", str(tmp_path / "saved"), mode)
+    resumed = rf"resumed from .*/{num_epochs - 1} at epoch {num_epochs + 1}, step \d+"
+    assert any(re.fullmatch(resumed, line) for line in again)
+    assert any(line.startswith(f"epoch 0 {num_epochs} ") for line in again)
+
+
+def test_the_page_shows_the_loop() -> None:
+    page = (tree.ROOT / "docs/loops.md").read_text()
+    script = (HERE / "own_loop.py").read_text().split("\nmodel, criterion")[1]
+    assert f"model, criterion{script}" in page
+
+
+def test_ctrl_c_takes_a_checkpoint_and_the_next_start_resumes(
+    programs: Template, tmp_path: Path
+) -> None:
+    arguments = [str(HERE / "interrupted.py"), str(tmp_path / "saved"), "300"]
+    with programs.start("training", arguments, {}, folder=tmp_path) as training:
+        for _ in range(3):
+            training.wait_line("step")
+        training.signal(signal.SIGINT)
+        training.wait_line(
+            "worker 0 has got SIGINT: training has stopped after a step, with a checkpoint"
+        )
+        assert training.finish() == 130
+        assert "Traceback" not in training.output
+    steps = training.output.count("step\n")
+    printed = programs.run(tmp_path, arguments)
+    assert re.search(rf"resumed from {tmp_path}/saved/\S+ at epoch 1, step {steps}\n", printed)
+    assert "done 2 600" in printed
+    assert printed.count("step\n") == 600 - steps
