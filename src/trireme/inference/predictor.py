@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from trireme import _core
+from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.inference.dense_program import DenseProgram, load_program, update_program
 from trireme.inference.export_manifest import ExportedTable, ExportManifest, read_manifest
 from trireme.inference.gathering import gather_lookups
-from trireme.inference.input_batch import batch_of
 from trireme.inference.row_layers import Layers, map_rows, merge_deltas
 from trireme.nn.lookup import LookupSpec
 from trireme.nn.planner import BatchPlan, Planner
@@ -113,7 +113,7 @@ class Predictor:
             BadRequest: a column is missing or has another form than in training; named.
         """
         served = self._served
-        batch = batch_of(batch)
+        batch = as_batch(batch)
         with torch.inference_mode():
             plan = self._planner.plan(batch, train=False)
             rows, num_missing = self._rows(served, plan)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Column, Ragged, Strings
+from trireme.data.foreign import as_batch
 from trireme.inference.gathering import gather_lookups
-from trireme.inference.input_batch import batch_of
 from trireme.job.cluster import Cluster
 from trireme.nn.planner import Planner
 from trireme.nn.session import session_of
@@ -24,7 +24,7 @@ class ExampleBatch:
     def __init__(self, cluster: Cluster, model: nn.Module, source: Any) -> None:
         self.model = model
         self.planner = Planner(model, pool=cluster.pool)
-        self.batch = _without_sizes_of_one(batch_of(source))
+        self.batch = _without_sizes_of_one(as_batch(source))
         self._pool = cluster.pool
         self._plan = self.planner.plan(self.batch, train=False)
         self.tables = tuple(dict.fromkeys(spec.table for spec in self.planner.specs))
