@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trireme.job.cluster import Cluster
     from trireme.launch.init import init
     from trireme.nn.stages import Stages
+    from trireme.nn.table_view import TableView
     from trireme.strategy import Strategy
     from trireme.table import Table
     from trireme.train import (
@@ -42,6 +43,7 @@ __all__ = [
     "Stages",
     "Strategy",
     "Table",
+    "TableView",
     "Trainer",
     "data",
     "errors",
@@ -65,6 +67,7 @@ _HOMES = {
     "job.cluster": ("Cluster",),
     "launch.init": ("init",),
     "nn.stages": ("Stages",),
+    "nn.table_view": ("TableView",),
     "strategy": ("Strategy",),
     "table": ("Table",),
     "train": _TRAIN,

@@ -11,13 +11,13 @@ from tests.repo import tree
 
 
 def test_a_dataframe_trains_scores_and_predicts(tmp_path: Path, programs: Template) -> None:
-    output = written(tmp_path, programs, "dataframe.py").splitlines()
+    output = written(tmp_path, programs, "examples/ratings.py").splitlines()
     assert float(output[-2]) < 0.1
     assert output[-1].startswith("tensor([")
 
 
 def test_strings_are_the_same_in_training_and_serving(tmp_path: Path, programs: Template) -> None:
-    output = written(tmp_path, programs, "strings_served.py").splitlines()
+    output = written(tmp_path, programs, "tests/users/strings_served.py").splitlines()
     assert output[-1].startswith("True [")
     predict = ["-m", "trireme", "predict", "-m", "export", "--format", "csv"]
     programs.run(tmp_path, [*predict, "--input", "asked.csv", "--output", "scores.tsv"])
@@ -29,5 +29,5 @@ def test_strings_are_the_same_in_training_and_serving(tmp_path: Path, programs: 
 
 
 def written(folder: Path, programs: Template, script: str) -> str:
-    shutil.copy(tree.ROOT / "tests/users" / script, folder)
-    return programs.run(folder, [script])
+    shutil.copy(tree.ROOT / script, folder)
+    return programs.run(folder, [Path(script).name])

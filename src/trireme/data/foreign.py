@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trireme.data.batch import Bags, Batch
-from trireme.data.columns import as_column, columns_of
+from trireme.data.user_columns import as_column, columns_of
 from trireme.errors import BadRequest
 
 _KEYED_JAGGED = ("keys", "values", "lengths", "offsets", "weights_or_none")

@@ -18,6 +18,7 @@ from torch import Tensor
 from trireme import _core
 from trireme.data.batch import Batch, Ragged, Strings
 from trireme.data.strings import text_keys
+from trireme.data.user_columns import as_column
 from trireme.errors import BadRequest
 
 Columns = Batch | Mapping[str, Tensor | Ragged | Strings]
@@ -269,6 +270,30 @@ def keys_of(feature: str, ids: npt.ArrayLike) -> Keys:
         )
     offsets = np.array([0, len(values)], np.int64)
     return salted_keys(Ids((feature,), 1, np.ascontiguousarray(values), offsets, None), None)
+
+
+def keys_of_values(feature: str, values: Any, *, salted: bool) -> Keys:
+    """The key of each value of a feature: what training makes of the same values.
+
+    Args:
+        values: n integers or strings, as a column of a batch may have them.
+        salted: whether the table gives each feature keys of its own, `Table.salt`.
+
+    Returns:
+        (n,) uint64.
+
+    Raises:
+        BadRequest: values of another kind, lists, or one that is missing or empty; named.
+    """
+    column = as_column(feature, values)
+    ids = read_ids({feature: column}, (feature,), "keys")
+    if ids.offsets is not None:
+        sizes = np.diff(ids.offsets)
+        at = int((sizes != 1).argmax())
+        raise BadRequest(
+            f"keys: expected one value of feature {feature!r} each, found {sizes[at]} at {at}"
+        )
+    return salted_keys(ids, None) if salted else ids.values.view(np.uint64)
 
 
 def salted_keys(ids: Ids, padding_key: int | None) -> Keys:

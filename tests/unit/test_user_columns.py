@@ -14,10 +14,11 @@ import torch
 
 import trireme as tr
 from trireme.data import ArrayDataset, Batch, Ragged, Strings, string_keys
-from trireme.data.columns import as_column, columns_of
 from trireme.data.foreign import as_batch
+from trireme.data.user_columns import as_column, columns_of, text_columns
 from trireme.errors import BadRequest, DataError
-from trireme.nn.ids import read_ids
+from trireme.nn.ids import keys_of_values, read_ids
+from trireme.train.loop.scoring import Scorer
 
 FRAME = pd.DataFrame(
     {
@@ -151,3 +152,37 @@ def test_what_is_a_column_already_stays_what_it_is() -> None:
 def test_names_of_examples_stay_strings() -> None:
     (batch,) = ArrayDataset({"ins_id": ["a", "bc"], "x": [1, 2]})
     assert batch["ins_id"].decode() == ["a", "bc"]
+
+
+def test_the_keys_of_values_are_those_of_a_lookup() -> None:
+    ids = read_ids(as_batch({"movie": ["Heat", "Up"]}), ("movie",), "test")
+    plain = keys_of_values("movie", ["Heat", "Up"], salted=False)
+    assert plain.view(np.int64).tolist() == ids.values.tolist() == hashes("movie", "Heat", "Up")
+    assert keys_of_values("movie", [3, 4], salted=False).tolist() == [3, 4]
+    salted = keys_of_values("movie", [3, 4], salted=True)
+    assert salted.tolist() == tr.nn.keys_of("movie", np.array([3, 4])).tolist()
+
+
+def test_the_columns_of_strings_are_known() -> None:
+    names = ["user", "genres"]
+    assert text_columns(FRAME) == names
+    assert text_columns(FRAME.to_dict("list")) == names
+    assert text_columns(as_batch(FRAME)) == ["user"], "bags of hashes do not tell"
+
+
+def test_labels_of_any_type_are_compared_with_outputs() -> None:
+    for labels in (
+        torch.tensor([0, 1]),
+        torch.tensor([False, True]),
+        torch.tensor([0.0, 1]).double(),
+    ):
+        scorer = Scorer(torch.nn.functional.binary_cross_entropy_with_logits, "y")
+        batch = Batch({"y": labels, "x": torch.tensor([0.5, 2.0])})
+        scored = scorer(lambda b: b["x"], batch)
+        expected = torch.nn.functional.binary_cross_entropy_with_logits(
+            batch["x"], torch.tensor([0.0, 1.0])
+        )
+        assert scored.loss == expected
+    scorer = Scorer(torch.nn.functional.cross_entropy, "y")
+    classes = Batch({"y": torch.tensor([0, 1]), "x": torch.ones(2, 3)})
+    assert scorer(lambda b: b["x"], classes).loss is not None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trireme.data.arrow_columns import bags_of_arrow, is_text, strings_of_arrow, without_list
-from trireme.data.batch import Ragged, Strings
+from trireme.data.batch import Batch, Ragged, Strings
 from trireme.data.schema import Sparse
 from trireme.errors import DataError
 
@@ -72,6 +72,28 @@ def as_column(name: str, values: Any) -> Any:
     if not is_column or (isinstance(values, np.ndarray) and values.ndim == 0):
         return values
     return _of_arrow(name, arrow_of(name, values))
+
+
+def text_columns(source: Any) -> list[str]:
+    """The names of a batch's columns of strings, or of lists of strings."""
+    if isinstance(source, Batch):
+        source = source.columns
+    columns = columns_of(source) or {}
+    return [name for name, values in columns.items() if _are_texts(name, values)]
+
+
+def _are_texts(name: str, values: Any) -> bool:
+    column = as_column(name, values)
+    if isinstance(column, Strings):
+        return True
+    is_made = isinstance(column, Ragged) and not isinstance(values, (Ragged, tuple))
+    return is_made and is_text(_value_type(arrow_of(name, values).type))
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    """Of lists and dictionaries that of their values."""
+    inner = without_list(kind)
+    return inner.value_type if pa.types.is_dictionary(inner) else inner
 
 
 def number_tensor(array: NDArray[Any]) -> Tensor:
