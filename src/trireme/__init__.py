@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trireme.job.embedded import embedded
     from trireme.launch.init import init, reset
     from trireme.nn.stages import Stages
+    from trireme.nn.table_view import TableView
     from trireme.strategy import Strategy
     from trireme.table import Table
     from trireme.train import (
@@ -45,6 +46,7 @@ __all__ = [
     "Stages",
     "Strategy",
     "Table",
+    "TableView",
     "Trainer",
     "data",
     "embedded",
@@ -71,6 +73,7 @@ _HOMES = {
     "job.embedded": ("embedded",),
     "launch.init": ("init", "reset"),
     "nn.stages": ("Stages",),
+    "nn.table_view": ("TableView",),
     "strategy": ("Strategy",),
     "table": ("Table",),
     "train": _TRAIN,

@@ -57,6 +57,7 @@ class TableSchema:
         absent: the result of a lookup of a key without a row: its "initial" weights, or "zeros".
         policy: how long rows live, `Policy.fixed()`.
         admission: which keys get a row, `Admission.fixed()`; None: all.
+        salt: not compared: whether each feature has keys of its own; None: nobody has said.
         tier: not compared, nor in checkpoints: where rows may lie. None: as the servers say.
     """
 
@@ -69,6 +70,7 @@ class TableSchema:
     absent: str = "initial"
     policy: Mapping[str, Any] = field(default_factory=lambda: Policy().fixed())
     admission: Mapping[str, Any] | None = None
+    salt: bool | None = field(default=None, compare=False)
     tier: TableTier | None = field(default=None, compare=False)
 
     @property
@@ -119,6 +121,11 @@ class TableSchema:
             ("count",) if counts else ()
         )
 
+    def agrees_with(self, other: TableSchema) -> bool:
+        """Whether they are equal, with the same salt where both know it."""
+        salts = {self.salt, other.salt} - {None}
+        return self == other and len(salts) < 2
+
     def to_wire(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -131,6 +138,7 @@ class TableSchema:
             "absent": self.absent,
             "policy": dict(self.policy),
             "admission": None if self.admission is None else dict(self.admission),
+            **({} if self.salt is None else {"salt": self.salt}),
         }
 
     def differing_fields(self, other: TableSchema) -> str:
@@ -159,6 +167,7 @@ class TableSchema:
                 absent=str(body.get("absent", "initial")),
                 policy=dict(body.get("policy", Policy().fixed())),
                 admission=None if (admission := body.get("admission")) is None else dict(admission),
+                salt=None if (salt := body.get("salt")) is None else bool(salt),
                 tier=None if (tier := body.get("tier")) is None else TableTier(**tier),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -293,6 +302,7 @@ class Table:
             absent=absent,
             policy=self.policy.fixed(),
             admission=None if admit is None else admit.fixed(),
+            salt=self.salt,
             tier=_checked_tier(name, ssd, memory),
         )
         _check_schema(self.schema)

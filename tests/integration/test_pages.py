@@ -95,6 +95,10 @@ def test_the_page_of_gpus(tmp_path: Path, programs: Template) -> None:
 
 def test_the_page_of_rows(tmp_path: Path, programs: Template) -> None:
     run_blocks(programs, "rows.md", tmp_path)
+    look = run(programs, tmp_path, "python look.py").splitlines()
+    assert look[-3].startswith("3 torch.Size([4]) torch.Size([2, 4])")
+    assert look[-2].startswith("['Heat', ")
+    assert "unknown" not in look[-1]
     run(programs, tmp_path, "python dims.py")
     output = run(programs, tmp_path, "python live.py")
     assert "{'ads': {'expired': 1, 'evicted': 0}, 'users': {'expired': 0, 'evicted': 0}}" in output

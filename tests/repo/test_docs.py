@@ -30,11 +30,11 @@ def test_every_error_is_a_named_class_of_the_tree_at_the_top_of_its_file() -> No
         assert cls.__doc__
 
 
-def test_readme_shows_examples_train_py() -> None:
+def test_readme_shows_two_examples() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (tree.ROOT / "README.md").read_text(), re.DOTALL)
-    script = (tree.ROOT / "examples/train.py").read_text()
-    assert blocks == [script]
-    assert len(script.splitlines()) <= 30
+    scripts = [(tree.ROOT / "examples" / name).read_text() for name in ("ratings.py", "train.py")]
+    assert blocks == scripts
+    assert len(scripts[1].splitlines()) <= 30
 
 
 def test_pictures_are_drawn_from_the_results() -> None:

@@ -115,19 +115,23 @@ def test_progress_is_a_fraction():
     [
         ({"age": None}, "missing: age"),
         ({"age": [1, 2]}, f"expected {N} values in 'age', as in 'y', found 2"),
-        ({"age": ["a"] * N}, "expected numbers in 'age', found <U1"),
+        ({"age": ["a"] * N}, "expected numbers in 'age', found strings"),
         (
             {"age": [1.0] * (N - 1) + [np.nan]},
-            rf"finite float32 numbers in 'age', found nan at \({N - 1}, 0\)",
+            rf"finite float32 numbers in 'age' of float64, found nan at \({N - 1}, 0\)",
         ),
         ({"age": [1e300] * N}, r"found 1e\+300 at \(0, 0\)"),
-        ({"y": [0.0] * (N - 1) + [np.inf]}, rf"in 'y', found inf at \({N - 1},\)"),
-        ({"w": [-1.0] * N}, r"expected weights >= 0 in 'w', found -1.0 at \(0,\)"),
+        ({"y": [0.0] * (N - 1) + [np.inf]}, rf"in 'y' of float64, found inf at \({N - 1},\)"),
+        ({"w": [-1.0] * N}, r"expected weights >= 0 in 'w' of float32, found -1.0 at \(0,\)"),
         ({"xy": np.zeros((N, 3))}, r"'xy' of shape \(103, 2\), found \(103, 3\)"),
         ({"y": np.zeros((N, 1))}, r"'y' of shape \(103,\), found \(103, 1\)"),
-        ({"id": np.zeros(N)}, "expected integers or strings in 'id', found float64"),
+        ({"id": np.full(N, 0.5)}, r"integers or strings in 'id' of float64, found 0.5 at \(0,\)"),
+        ({"id": np.full(N, 2.0**53)}, r"integers or strings in 'id' of float64, found 9007"),
         ({"id": np.zeros((N, 2), int)}, "one value per example in 'id'"),
-        ({"city": np.array([1, *["b"] * (N - 1)], object)}, "expected strings as 'city'"),
+        (
+            {"city": np.array([1, *["b"] * (N - 1)], object)},
+            "'city': .* one kind, found 'b', a str, in row 1",
+        ),
     ],
 )
 def test_bad_columns_are_refused(changes, message):
@@ -214,5 +218,5 @@ def test_names_and_texts_of_examples_are_strings():
     for batch in ArrayDataset(columns, schema=schema, batch_size=6, shuffle=True):
         expected = [names[n] for n in batch["n"].flatten().int().tolist()]
         assert batch["ins_id"].decode() == batch["text"].decode() == expected
-    with pytest.raises(DataError, match="expected strings in 'ins_id', found 3"):
+    with pytest.raises(DataError, match="expected strings in 'ins_id', found 3 in row 0"):
         ArrayDataset({"ins_id": [3]}, schema=Schema([InsId()]), batch_size=1)

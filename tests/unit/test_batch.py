@@ -65,14 +65,17 @@ def test_bags_on_their_own_are_columns_too():
     assert doubled["A"].values.tolist() == [10, 12, 14]
 
 
-def test_bags_of_a_feature_are_views_without_copies():
+def test_bags_of_a_feature_are_its_ids_alone_without_a_copy():
     batch = make_batch()
     z = batch["Z"]
-    assert z.values.data_ptr() == batch.bags.values.data_ptr()
-    assert z.offsets.untyped_storage().data_ptr() == batch.bags.offsets.untyped_storage().data_ptr()
+    assert z.values.data_ptr() == batch.bags.values[3:].data_ptr()
+    assert z.values.tolist() == [100, 101, 102]
     bags = [z.values[z.offsets[b] : z.offsets[b + 1]].tolist() for b in range(3)]
     assert bags == [[100], [101], [102]]
     assert [len(batch["A"].offsets), batch["A"].offsets.tolist()] == [4, [0, 0, 1, 3]]
+    second = batch[batch.bags.names[1]]
+    assert second.offsets[0] == 0
+    assert second.offsets[-1] == len(second.values)
     with pytest.raises(KeyError, match="no feature 'q'"):
         batch.bags["q"]
 

@@ -28,7 +28,8 @@ def test_a_keyed_jagged_tensor_becomes_bags_without_a_copy(kind):
     assert batch.bags.names == ("a", "b")
     assert batch.bags.offsets.tolist() == [0, 1, 3, 3, 4, 5, 7]
     assert batch.bags.values.data_ptr() == values.data_ptr()
-    assert batch["b"].offsets.tolist() == [3, 4, 5, 7]
+    assert batch["b"].offsets.tolist() == [0, 1, 2, 4]
+    assert batch["b"].values.tolist() == [3, 4, 5, 6]
 
 
 def test_weights_and_narrow_integers_are_kept(kind):

@@ -334,10 +334,13 @@ GOOD = torch.tensor([1, 2])
     [
         ({"b": GOOD}, "table 't': expected feature 'a' in the batch, found b"),
         (
-            {"a": GOOD.int(), "b": GOOD},
-            "'a' as a one-dimensional torch.int64 .* torch.int32",
+            {"a": GOOD.to(torch.complex64), "b": GOOD},
+            "'a' as a one-dimensional torch.int64 .* torch.complex64",
         ),
-        ({"a": GOOD.double(), "b": GOOD}, "found torch.float64 of shape \\(2,\\)"),
+        (
+            {"a": GOOD + 0.5, "b": GOOD},
+            "'a' as integers or strings, found 1.5 of torch.float32 at 0",
+        ),
         ({"a": GOOD.view(2, 1, 1), "b": GOOD}, "feature 'a' as Ragged .* shape \\(2, 1, 1\\)"),
         ({"a": torch.tensor(1), "b": GOOD}, "feature 'a' as Ragged .* shape \\(\\)"),
         ({"a": [1, 2], "b": GOOD}, "feature 'a' as Ragged .* found list"),

@@ -1,1 +1,1 @@
-"""Scripts as a new user writes them, and tests that run them."""
+"""Scripts as a new user writes them, each as short as the README would show it."""

@@ -22,6 +22,8 @@ examples:
       show only the manifest; this is fast for any size
   trireme inspect ckpt/7 --table ctr --key 42 --key -1
       show the rows of two keys; -1 is 18446744073709551615, as in int64 tensors
+  trireme inspect ckpt/7 --key movie=50 --key movie=Heat --key "movie='50'"
+      show the rows of values of a feature, as training took them: 50 is a number, '50' a string
   trireme inspect ckpt/7 --diff ckpt/6
       show the rows added, removed and changed since ckpt/6, and how far their weights moved
 
@@ -38,7 +40,13 @@ def add_to(command: argparse.ArgumentParser) -> None:
         help="folder of a checkpoint or an export; a checkpoint may also be at s3://B/KEY",
     )
     add("--table", action="append", metavar="NAME", help="show only this table; may be repeated")
-    add("--key", action="append", type=_key, metavar="K", help="show this row; may be repeated")
+    add(
+        "--key",
+        action="append",
+        type=_key,
+        metavar="K",
+        help="show this row: a key, or FEATURE=VALUE; may be repeated",
+    )
     add("--diff", metavar="OTHER", help="compare with this older checkpoint")
     add("--brief", action="store_true", help="read only the manifest")
     command.set_defaults(run=run)
@@ -91,13 +99,25 @@ def _choose(source: SavedModel, names: list[str] | None) -> None:
         source.tables = {name: source.tables[name] for name in names}
 
 
-def _key(text: str) -> int:
+def _key(text: str) -> int | tuple[str, int | str]:
+    """A key, or a feature and a value."""
+    feature, is_value, value = text.partition("=")
+    if is_value:
+        if value[:1] == value[-1:] == "'" and len(value) > 2:
+            return feature, value[1:-1]
+        try:
+            return feature, int(value)
+        except ValueError:
+            if value:
+                return feature, value
     try:
         key = int(text, 0)
     except ValueError:
         key = 1 << 64
     if not -(2**63) <= key < 2**64:
-        raise argparse.ArgumentTypeError(f"expected a 64-bit number, found {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a 64-bit number or FEATURE=VALUE, found {text!r}"
+        )
     return key % 2**64
 
 

@@ -14,7 +14,7 @@ from trireme.data.csv import csv
 from trireme.data.libsvm import libsvm
 from trireme.data.multislot import multislot
 from trireme.data.queue_dataset import QueueDataset, Stream
-from trireme.data.schema import Content, Dense, InsId, Label, Schema, Show, Sparse, Weight
+from trireme.data.schema import Content, Dense, InsId, Label, Number, Schema, Show, Sparse, Weight
 from trireme.data.skip_gram import SkipGramDataset, SkipGramStream, read_words, words_of
 from trireme.data.strings import string_keys
 
@@ -33,6 +33,7 @@ __all__ = [
     "InMemoryStream",
     "InsId",
     "Label",
+    "Number",
     "QueueDataset",
     "Ragged",
     "Schema",

@@ -1,9 +1,9 @@
-"""Columns in memory as a stream of batches."""
+"""Columns in memory, such as those of a DataFrame, as a stream of batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,28 +12,34 @@ from torch import Tensor
 
 from trireme.data.batch import Bags, Batch, Ragged, Strings, check_stream
 from trireme.data.batch import Column as BatchColumn
-from trireme.data.schema import Content, Dense, InsId, Schema, Sparse, Weight
-from trireme.data.strings import string_keys
+from trireme.data.schema import Content, Dense, Field, InsId, Number, Schema, Sparse, Weight
+from trireme.data.strings import text_keys
+from trireme.data.user_columns import as_column, columns_of
 from trireme.errors import BadRequest, DataError
 
-Column: TypeAlias = Tensor | NDArray[Any] | Sequence[Any] | Ragged
+BATCH_SIZE = 512
+"""Examples per batch, unless said otherwise."""
+WHOLE_MAX = 2.0**53
+"""Below which float64 numbers are exact integers."""
 
 
 class ArrayDataset:
-    """Batches of examples given as columns: NumPy arrays, tensors or lists.
+    """Batches of examples given as columns: a DataFrame, an Arrow table, or arrays by name.
 
     Iterating reads everything once, in another order each time if shuffled; `stream` reads one of
     several parts, or continues from a position. The order of an epoch depends on the number of
     examples, the seed and the epoch alone; streams cut it into parts of equal size.
 
     Args:
-        columns: name -> N values. Columns that the schema does not name are not read.
+        columns: a DataFrame of pandas or polars, an Arrow table, or name -> N values: an array, a
+            tensor, a list, Ragged. Columns that the schema does not name are not read.
             Label, Weight: (N,) finite numbers (weights not negative); Dense: (N,) or (N, dim)
-            finite numbers. Sparse: (N,) one value per example: integers are keys as they are
-            (64 bits), strings are hashed (see trireme.data.strings); None, NaN and "" among
-            strings make an empty bag. Or Ragged, N bags of keys without weights.
-            InsId, Content: N strings.
-        schema: the fields to read; without a text format.
+            finite numbers. Sparse: (N,) one value per example, or lists of them: integers are keys
+            as they are (64 bits), strings are hashed (see trireme.data.strings); None, NaN and ""
+            make an empty bag. Or Ragged, N bags of keys without weights. InsId, Content: N strings.
+        schema: the fields to read; without a text format. None: all columns, by their kinds:
+            numbers and times are `Number`, strings and lists are `Sparse`, lists of fractions
+            `Dense`; strings called ins_id are `InsId`.
         batch_size: examples per batch; the last one of a stream may have fewer.
         shuffle: another order of the examples in every epoch, by `seed`.
         drop_last: leave out the last batch of a stream if it is short.
@@ -47,14 +53,18 @@ class ArrayDataset:
 
     def __init__(
         self,
-        columns: Mapping[str, Column],
+        columns: Any,
         *,
-        schema: Schema,
-        batch_size: int,
+        schema: Schema | None = None,
+        batch_size: int = BATCH_SIZE,
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
+        columns = _named(columns)
+        if schema is None:
+            columns = {name: as_column(name, values) for name, values in columns.items()}
+            schema = Schema(_field(name, values) for name, values in columns.items())
         if schema.format is not None:
             raise BadRequest(
                 f"ArrayDataset: expected a schema without text format, found {schema.format}"
@@ -85,6 +95,8 @@ class ArrayDataset:
         for field in schema.fields:
             if isinstance(field, (InsId, Content)):
                 self._strings[field.name] = _texts(field.name, columns[field.name])
+            elif isinstance(field, Number):
+                self._numbers[field.name] = _finite(field.name, columns[field.name])
             elif isinstance(field, Sparse):
                 keys, sizes_N = _bags(field.name, columns[field.name])
                 keys_F.append(keys)
@@ -203,21 +215,72 @@ class ArrayStream(Iterator[Batch]):
         return self.position[0] / len(self._order) if len(self._order) else 1.0
 
 
-def _num_values(column: Column) -> int:
-    return len(column.offsets) - 1 if isinstance(column, Ragged) else len(column)
+def _named(source: Any) -> Mapping[str, Any]:
+    columns = columns_of(source)
+    if columns is None:
+        raise BadRequest(
+            "ArrayDataset: expected a DataFrame, an Arrow table, or a mapping of names to columns,"
+            f" found {type(source).__name__}"
+        )
+    return columns
 
 
-def _array(column: Column) -> NDArray[Any]:
+def _field(name: str, column: Any) -> Field:
+    """The field of a column of its own kind. Raises DataError: it is no column."""
+    if isinstance(column, Strings) and name == InsId().name:
+        return InsId()
+    if isinstance(column, (Strings, Ragged)):
+        return Sparse(name)
+    if not isinstance(column, Tensor) or column.dim() == 0:
+        raise DataError(
+            f"ArrayDataset: expected a value per example in {name!r}, found {type(column).__name__}"
+        )
+    if column.is_floating_point() and column.dim() == 2:
+        return Dense(name, column.shape[1])
+    return Number(name)
+
+
+def _num_values(column: Any) -> int:
+    return len(column.offsets) - 1 if isinstance(column, (Ragged, Strings)) else len(column)
+
+
+def _finite(name: str, column: Tensor) -> Tensor:
+    """The numbers of a Number."""
+    column = column.detach().cpu()
+    if column.is_floating_point():
+        column = column.to(torch.float32)
+        _require(name, "finite numbers, or none", column.numpy(), torch.isfinite(column).numpy())
+    return column
+
+
+def _array(name: str, column: Any) -> NDArray[Any]:
+    """Numbers as an array. Raises DataError: they are of another kind."""
+    array = None
     if isinstance(column, Tensor):
-        return column.detach().cpu().numpy()
-    return np.asarray(column)
+        array = column.detach().cpu().numpy()
+    elif not isinstance(column, (Ragged, Strings)):
+        array = _plain_array(column)
+        if array is None:
+            column = as_column(name, column)
+            array = column.numpy() if isinstance(column, Tensor) else None
+    if array is None:
+        kind = "strings" if isinstance(column, Strings) else type(column).__name__
+        raise DataError(f"ArrayDataset: expected numbers in {name!r}, found {kind}")
+    return array
 
 
-def _numbers(name: str, column: Column, dim: int | None) -> NDArray[np.float32]:
+def _plain_array(column: Any) -> NDArray[Any] | None:
+    """The numbers as NumPy reads them; None: it does not."""
+    try:
+        array = np.asarray(column)
+    except ValueError:  # lists of several lengths
+        return None
+    return array if array.dtype.kind in "fiub" else None
+
+
+def _numbers(name: str, column: Any, dim: int | None) -> NDArray[np.float32]:
     """(N,) float32 without a dim, else (N, dim)."""
-    array = _array(column)
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"ArrayDataset: expected numbers in {name!r}, found {array.dtype}")
+    array = _array(name, column)
     if dim == 1 and array.ndim == 1:
         array = array[:, None]
     shape = (len(array),) if dim is None else (len(array), dim)
@@ -229,20 +292,31 @@ def _numbers(name: str, column: Column, dim: int | None) -> NDArray[np.float32]:
     return numbers
 
 
-def _texts(name: str, column: Column) -> _RaggedColumns:
-    texts: Sequence[Any] = [] if isinstance(column, Ragged) else list(column)
-    for text in texts:
-        if not isinstance(text, str):
-            raise DataError(f"ArrayDataset: expected strings in {name!r}, found {text!r}")
-    strings = Strings.encode(texts)
-    return _RaggedColumns(strings.data, strings.offsets.diff()[None])
+def _texts(name: str, column: Any) -> _RaggedColumns:
+    strings = column
+    if not isinstance(column, Strings):
+        texts: Sequence[Any] = [] if isinstance(column, Ragged) else list(column)
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise DataError(
+                    f"ArrayDataset: expected strings in {name!r}, found {text!r} in row {row}"
+                )
+        strings = Strings.encode(texts)
+    data = strings.data[int(strings.offsets[0]) : int(strings.offsets[-1])]
+    return _RaggedColumns(data, strings.offsets.diff()[None])
 
 
-def _bags(name: str, column: Column) -> tuple[Tensor, Tensor]:
+def _bags(name: str, column: Any) -> tuple[Tensor, Tensor]:
     """int64 keys of N bags, concatenated, and (N,) int64 the size of each."""
+    if isinstance(column, Tensor) or (array := _plain_array(column)) is None:
+        column = as_column(name, column)
+        array = column.detach().cpu().numpy() if isinstance(column, Tensor) else None
     if isinstance(column, Ragged):
         return _ragged(name, column)
-    keys_N, present_N = _keys(name, _array(column))
+    if isinstance(column, Strings):
+        keys_N, present_N = text_keys(name, column.data.numpy(), column.offsets.numpy())
+    else:
+        keys_N, present_N = _keys(name, array)
     return torch.from_numpy(keys_N[present_N]), torch.from_numpy(present_N.astype(np.int64))
 
 
@@ -258,22 +332,30 @@ def _ragged(name: str, column: Ragged) -> tuple[Tensor, Tensor]:
     return values[int(offsets[0]) : int(offsets[-1])].to(torch.int64), sizes
 
 
-def _keys(name: str, array: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _keys(name: str, array: NDArray[Any] | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """(N,) int64 keys, and (N,) bool whether there is one."""
-    if array.ndim != 1:
-        raise DataError(
-            f"ArrayDataset: expected one value per example in {name!r}, found {array.shape}"
-        )
-    if array.dtype.kind in "iu":
+    if array is None or array.ndim != 1:
+        shape = "none" if array is None else array.shape
+        raise DataError(f"ArrayDataset: expected one value per example in {name!r}, found {shape}")
+    if array.dtype.kind in "iub":
         return array.astype(np.int64), np.ones(len(array), np.bool_)
-    if array.dtype.kind in "UOT":
-        return string_keys(name, array)
-    raise DataError(f"ArrayDataset: expected integers or strings in {name!r}, found {array.dtype}")
+    present_N = ~np.isnan(array)
+    with np.errstate(invalid="ignore"):
+        keys_N = np.where(present_N, array, 0).astype(np.int64)
+    whole = ~present_N | ((keys_N == array) & (np.abs(array) < WHOLE_MAX))
+    _require(name, "integers or strings", array, whole)
+    return keys_N, present_N
 
 
 def _require(name: str, expected: str, array: NDArray[Any], right: NDArray[np.bool_]) -> None:
     if not right.all():
         place = tuple(int(i) for i in np.argwhere(~right)[0])
         raise DataError(
-            f"ArrayDataset: expected {expected} in {name!r}, found {array[place]} at {place}"
+            f"ArrayDataset: expected {expected} in {name!r} of {array.dtype}, found {array[place]}"
+            f" at {place}"
         )
+
+
+def as_dataset(data: Any, *, shuffle: bool = False) -> Any:
+    """Columns in memory as a dataset; anything else as it is. shuffle: anew in every epoch."""
+    return data if columns_of(data) is None else ArrayDataset(data, shuffle=shuffle)

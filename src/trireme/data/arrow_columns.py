@@ -55,16 +55,16 @@ class ConvertedRows:
 def why_not(field: Field, kind: pa.DataType) -> str | None:
     """What a field expects of its column; None: the column's type fits."""
     if isinstance(field, Sparse):
-        inner = _without_list(kind)
+        inner = without_list(kind)
         if isinstance(inner, pa.DictionaryType):
             inner = inner.value_type
-        is_right = pa.types.is_integer(inner) or _is_text(inner)
+        is_right = pa.types.is_integer(inner) or is_text(inner)
         return None if is_right else "integers or strings, or lists of them"
     if isinstance(field, (InsId, Content)):
         inner = kind.value_type if isinstance(kind, pa.DictionaryType) else kind
-        return None if _is_text(inner) or pa.types.is_integer(inner) else "strings or integers"
+        return None if is_text(inner) or pa.types.is_integer(inner) else "strings or integers"
     if isinstance(field, Dense) and field.dim > 1:
-        is_right = _without_list(kind) != kind and _is_number(_without_list(kind))
+        is_right = without_list(kind) != kind and _is_number(without_list(kind))
         return None if is_right else f"lists of {field.dim} numbers"
     return None if _is_number(kind) else "numbers"
 
@@ -84,9 +84,9 @@ def convert(
     for field in schema.fields:
         array = batch.column(field.name)
         if isinstance(field, Sparse):
-            ragged[field.name] = _bags(field, array)
+            ragged[field.name] = bags_of_arrow(field, array)
         elif isinstance(field, (InsId, Content)):
-            ragged[field.name] = _strings(array)
+            ragged[field.name] = strings_of_arrow(array)
         else:
             numbers[field.name], wrong_n, expected = _numbers(field, array)
             broken_n |= wrong_n
@@ -163,10 +163,10 @@ def _floats(array: pa.Array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     return floats, _nulls(array) | ~np.isfinite(floats)
 
 
-def _bags(field: Sparse, array: pa.Array) -> RaggedArray:
+def bags_of_arrow(field: Sparse, array: pa.Array) -> RaggedArray:
     """A bag per row; null and empty strings have no key."""
     bounds = np.arange(len(array) + 1)
-    if _without_list(array.type) != array.type:
+    if without_list(array.type) != array.type:
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         bounds = np.zeros(len(array) + 1, np.int64)
         np.cumsum(lengths, out=bounds[1:])
@@ -188,7 +188,7 @@ def _keys(field: Sparse, array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
             return np.zeros(len(array), np.int64), ~is_null
         index = pc.fill_null(array.indices, 0).to_numpy(zero_copy_only=False)
         return keys[index], present[index] & ~is_null
-    if _is_text(array.type):
+    if is_text(array.type):
         return arrow_string_keys(field.name, array)
     if field.hashed:
         return arrow_string_keys(field.name, array.cast(pa.large_string()))
@@ -196,7 +196,7 @@ def _keys(field: Sparse, array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
     return keys.astype(np.int64), ~_nulls(array)
 
 
-def _strings(array: pa.Array) -> RaggedArray:
+def strings_of_arrow(array: pa.Array) -> RaggedArray:
     """The bytes of each string; null is empty."""
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
@@ -213,7 +213,7 @@ def _nulls(array: pa.Array) -> NDArray[np.bool_]:
     return nulls
 
 
-def _without_list(kind: pa.DataType) -> pa.DataType:
+def without_list(kind: pa.DataType) -> pa.DataType:
     is_list = (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
@@ -226,7 +226,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in kinds)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     """Strings, bytes, or null, the type of a column without values."""
     types = pa.types
     return any(

@@ -88,13 +88,16 @@ class Bags:
         return (self.offsets.shape[0] - 1) // len(self.names) if self.names else 0
 
     def __getitem__(self, name: str) -> Ragged:
-        """The bags of one feature, as views. Raises KeyError for an unknown name."""
+        """The bags of one feature alone: values and weights as views, offsets from 0. Raises
+        KeyError for an unknown name.
+        """
         if name not in self.names:
             raise KeyError(f"Bags: no feature {name!r}; there are {', '.join(self.names)}")
         first = self.names.index(name) * self.num_examples
-        return Ragged(
-            self.values, self.offsets[first : first + self.num_examples + 1], self.weights
-        )
+        offsets = self.offsets[first : first + self.num_examples + 1]
+        begin, end = offsets[[0, -1]].tolist()
+        weights = None if self.weights is None else self.weights[begin:end]
+        return Ragged(self.values[begin:end], offsets - begin, weights)
 
 
 def check_stream(dataset: str, index: int, num_streams: int, epoch: int = 0) -> None:

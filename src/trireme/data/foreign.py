@@ -1,17 +1,18 @@
-"""Batches of other libraries as Batch: mappings, dataclasses, TorchRec's KeyedJaggedTensor.
+"""Batches of other libraries as Batch: mappings, DataFrames, TorchRec's KeyedJaggedTensor.
 
 TorchRec is not imported: an object with its methods is a KeyedJaggedTensor. Its layout is that of
 `Bags`, feature-major, so its tensors are used without a copy.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trireme.data.batch import Bags, Batch, Strings
+from trireme.data.batch import Bags, Batch
+from trireme.data.user_columns import as_column, columns_of
 from trireme.errors import BadRequest
 
 _KEYED_JAGGED = ("keys", "values", "lengths", "offsets", "weights_or_none")
@@ -21,13 +22,14 @@ def as_batch(source: Any) -> Batch:
     """Convert what a loader yields to a batch.
 
     Args:
-        source: a Batch, which is returned unchanged; a mapping of names to tensors, Ragged, Strings
-            or lists of str, or a dataclass of these; a KeyedJaggedTensor, by itself or as a value:
-            its keys are the names of features.
+        source: a Batch, which is returned unchanged; a mapping of names to tensors, or to what
+            `as_column` makes columns of (arrays, lists, strings, lists of ids), or a dataclass of
+            these; a DataFrame or Arrow table; a KeyedJaggedTensor, by itself or as a value: its
+            keys are the names of features.
 
     Raises:
         BadRequest: anything else; a repeated name; a KeyedJaggedTensor whose features differ in
-            their number of examples.
+            their number of examples. DataError: a column of another kind; named.
     """
     if isinstance(source, Batch):
         return source
@@ -35,20 +37,18 @@ def as_batch(source: Any) -> Batch:
         return Batch({}, _bags(source))
     if dataclasses.is_dataclass(source) and not isinstance(source, type):
         source = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
-    if not isinstance(source, Mapping):
+    if (named := columns_of(source)) is None:
         raise BadRequest(
-            "batch: expected a Batch, a mapping or dataclass of names to tensors, or a "
-            f"KeyedJaggedTensor, found {type(source).__name__}"
+            "batch: expected a Batch, a mapping or dataclass of names to tensors, a DataFrame, or a"
+            f" KeyedJaggedTensor, found {type(source).__name__}"
         )
     columns: dict[str, Any] = {}
     parts = []
-    for name, value in source.items():
+    for name, value in named.items():
         if _is_keyed_jagged(value):
             parts.append(_bags(value))
-        elif isinstance(value, list) and value and all(isinstance(text, str) for text in value):
-            columns[name] = Strings.encode(value)
         else:
-            columns[name] = value
+            columns[name] = as_column(name, value)
     bags = _joined(parts) if parts else None
     twice = set(columns) & set(bags.names if bags is not None else ())
     if twice:

@@ -65,6 +65,16 @@ class Dense:
 
 
 @dataclass(frozen=True)
+class Number:
+    """Numbers as they are: (B, ...) int64, float32 or bool, which a model reads or looks up as ids.
+    Of columns in memory alone.
+    """
+
+    kind: ClassVar[str] = "any number"
+    name: str
+
+
+@dataclass(frozen=True)
 class Sparse:
     """A feature of 64-bit keys: a bag of any size in each example.
 
@@ -79,8 +89,8 @@ class Sparse:
         return "hashes" if self.hashed else "keys"
 
 
-Field: TypeAlias = Label | Weight | Show | InsId | Content | Dense | Sparse
-_FIELD_TYPES = (Label, Weight, Show, InsId, Content, Dense, Sparse)
+Field: TypeAlias = Label | Weight | Show | InsId | Content | Dense | Number | Sparse
+_FIELD_TYPES = (Label, Weight, Show, InsId, Content, Dense, Number, Sparse)
 
 
 class Format(Protocol):
@@ -105,6 +115,8 @@ class Schema:
             raise BadRequest("Schema: expected at least one field, found none")
         for field in self.fields:
             _check(field)
+            if format is not None and isinstance(field, Number):
+                raise BadRequest(f"Schema: expected Label or Dense in files, found {field!r}")
         if len(set(self.names)) < len(self.names):
             twice = sorted({name for name in self.names if self.names.count(name) > 1})
             raise BadRequest(f"Schema: expected distinct names, found twice: {', '.join(twice)}")

@@ -47,8 +47,14 @@ def arrow_string_keys(
     offsets = np.zeros(1, np.int64)
     if size:
         offsets = np.frombuffer(offsets_buffer, np.int64)[first : first + size + 1]
-    text = np.frombuffer(bytes_buffer or b"", np.uint8)
-    keys = np.empty(size, np.uint64)
+    keys, present = text_keys(feature, np.frombuffer(bytes_buffer or b"", np.uint8), offsets)
+    return keys, present & ~strings.is_null().to_numpy(zero_copy_only=False)
+
+
+def text_keys(
+    feature: str, text: NDArray[np.uint8], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """string_keys of strings text[offsets[i]:offsets[i + 1]] in UTF-8; empty ones are missing."""
+    keys = np.empty(len(offsets) - 1, np.uint64)
     _core.hash_strings(text, offsets, feature, keys)
-    is_null = strings.is_null().to_numpy(zero_copy_only=False)
-    return keys.view(np.int64), (np.diff(offsets) > 0) & ~is_null
+    return keys.view(np.int64), np.diff(offsets) > 0

@@ -104,6 +104,7 @@ class ExportManifest:
     version: of the training state. since: that of the export before it; 0 for a base.
     weights: shapes of the parameters and buffers of the dense part, by name.
     max_error, rms_error: of the outputs for the example batch against those of the trained model.
+    texts: features whose values were strings in the example batch; their keys are hashes.
     """
 
     id: str
@@ -118,6 +119,7 @@ class ExportManifest:
     max_error: float
     rms_error: float
     dense: ExportFile
+    texts: tuple[str, ...] = ()
 
     @property
     def is_delta(self) -> bool:
@@ -183,6 +185,7 @@ def _manifest(body: Mapping[str, Any]) -> ExportManifest:
         max_error=float(body["max_error"]),
         rms_error=float(body["rms_error"]),
         dense=ExportFile(**body["dense"]),
+        texts=tuple(str(name) for name in body.get("texts", ())),  # older exports lack it
     )
 
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from trireme import _core
+from trireme.data.batch import Batch
+from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.inference.dense_program import DenseProgram, load_program, update_program
 from trireme.inference.export_manifest import ExportedTable, ExportManifest, read_manifest
 from trireme.inference.gathering import gather_lookups
-from trireme.inference.input_batch import batch_of
 from trireme.inference.row_layers import Layers, map_rows, merge_deltas
 from trireme.nn.lookup import LookupSpec
 from trireme.nn.planner import BatchPlan, Planner
@@ -113,7 +114,8 @@ class Predictor:
             BadRequest: a column is missing or has another form than in training; named.
         """
         served = self._served
-        batch = batch_of(batch)
+        batch = as_batch(batch)
+        self._check_texts(batch)
         with torch.inference_mode():
             plan = self._planner.plan(batch, train=False)
             rows, num_missing = self._rows(served, plan)
@@ -154,6 +156,14 @@ class Predictor:
             for table in self.manifest.tables
         }
         return _ServedVersion(export.id, export.version, layers, tables, program)
+
+    def _check_texts(self, batch: Batch) -> None:
+        for name in self.manifest.texts:
+            if isinstance(batch.get(name), Tensor):
+                raise BadRequest(
+                    f"Predictor: expected strings as {name!r}, as in training, found numbers, which"
+                    " have other keys"
+                )
 
     def _rows(
         self, served: _ServedVersion, plan: BatchPlan

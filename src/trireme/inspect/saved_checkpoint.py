@@ -25,6 +25,7 @@ class CheckpointTable(SavedTable):
         self._storage, self._schema = storage, (schema := table.schema)
         self._files = sorted(table.files, key=lambda files: files.low)
         self.name, self.num_rows = schema.name, table.num_rows
+        self.salt = schema.salt
         self.num_removed = sum(files.num_removed for files in table.files)
         self.num_bytes = sum(
             entry.num_bytes for files in table.files for entry in (files.rows, files.buckets)

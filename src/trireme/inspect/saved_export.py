@@ -23,6 +23,7 @@ class ExportTable(SavedTable):
     def __init__(self, folder: Path, name: str, table: ExportedTable, *, is_delta: bool) -> None:
         self._folder, self._table, self._is_delta = folder, table, is_delta
         self.name = name
+        self.salt = table.salt
         self.num_rows, self.num_removed = table.rows, table.removed
         self.num_bytes = sum(file.bytes for file in table.files)
 

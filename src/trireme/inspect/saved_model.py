@@ -51,6 +51,7 @@ class SavedTable(ABC):
 
     class_dims: weights of a row of each class; empty: all rows have all weights.
     state_planes: floats of state per weight; the other floats are per row.
+    salt: whether each feature has keys of its own; None: the checkpoint is older than that note.
     """
 
     name: str
@@ -60,6 +61,7 @@ class SavedTable(ABC):
     policy: ScorePolicy | None = None
     class_dims: tuple[int, ...] = ()
     state_planes: int = 0
+    salt: bool | None = None
 
     @property
     @abstractmethod

@@ -13,6 +13,7 @@ from trireme.interchange.worker_side.import_requests import (
     read_files,
     send_rows,
 )
+from trireme.nn.ids import keys_of_values
 from trireme.protocol.wire import Array
 from trireme.storage.atomic_folder import new_folder
 from trireme.train.optimizer import DistributedOptimizer
@@ -62,6 +63,7 @@ def import_arrays(
     table: str,
     arrays: Mapping[str, Array],
     *,
+    feature: str | None = None,
     replace: bool = False,
     time: int | None = None,
 ) -> int:
@@ -69,8 +71,13 @@ def import_arrays(
 
     Args:
         arrays: by column; columns, `replace` and `time` as in `import_parquet`.
+        feature: the column `key` has values of this feature as training takes them, integers or
+            strings. None: it has the keys of rows; of a table with `salt`, those of `keys_of`.
     """
     optimizer = optimizer_of(trainer)
+    if feature is not None and "key" in arrays:
+        salted = any(known.salt for known in optimizer.tables if known.name == table)
+        arrays = {**arrays, "key": keys_of_values(feature, arrays["key"], salted=salted)}
 
     def send() -> int:
         cluster, at = optimizer.cluster, data_time(optimizer, time)

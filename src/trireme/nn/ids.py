@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from trireme import _core
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch, Ragged, Strings
+from trireme.data.strings import text_keys
+from trireme.data.user_columns import as_column
 from trireme.errors import BadRequest
 
-Columns = Batch | Mapping[str, Tensor | Ragged]
+Columns = Batch | Mapping[str, Tensor | Ragged | Strings]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +78,8 @@ def read_ids(batch: Columns, features: tuple[str, ...], reader: str) -> Ids:
     """The ids of `features` in `batch`; without a copy if they are adjacent in its bags.
 
     Args:
-        batch: a Batch, or a mapping of name -> (B,) or (B, L) int64 tensor, or Ragged.
+        batch: a Batch, or a mapping of name -> (B,) or (B, L) tensor of whole numbers, Ragged, or
+            Strings, whose keys are their hashes (trireme.data.strings).
         features: distinct names, in the order of the result.
         reader: the caller, which begins the error messages.
 
@@ -110,13 +113,19 @@ def _of_column(batch: Columns, name: str, reader: str) -> Ids:
         )
     column = batch[name]
     if isinstance(column, Ragged):
-        return _of_ragged(column, (name,), reader)
+        whole = _whole(column.values, f"values of feature {name!r}", reader)
+        return _of_ragged(column._replace(values=whole), (name,), reader)
+    if isinstance(column, Strings):
+        keys, present = text_keys(name, column.data.numpy(), column.offsets.numpy())
+        ends = np.concatenate([np.zeros(1, np.int64), present.cumsum()])
+        return Ids((name,), len(keys), keys[present], ends, None)
     if not isinstance(column, Tensor) or column.dim() not in (1, 2):
         raise BadRequest(
             f"{reader}: expected feature {name!r} as Ragged or as a tensor of shape (B,) or "
             f"(B, L), found {_describe(column)}"
         )
-    values = _array(column.reshape(-1), torch.int64, f"feature {name!r}", reader)
+    whole = _whole(column.reshape(-1), f"feature {name!r}", reader)
+    values = _array(whole, torch.int64, f"feature {name!r}", reader)
     num_examples = column.shape[0]
     offsets = None
     if column.dim() == 2 and column.shape[1] != 1:
@@ -143,6 +152,31 @@ def _of_ragged(ragged: Ragged, features: tuple[str, ...], reader: str) -> Ids:
             f"from {offsets[:1]} to {offsets[-1:]}"
         )
     return Ids(features, num_examples, values, offsets, weights)._slice(0, features)
+
+
+_EXACT = {torch.float64: 2.0**53, torch.float32: 2.0**24}
+"""Below which floats of a type are exact integers."""
+
+
+def _whole(ids: Tensor, what: str, reader: str) -> Tensor:
+    """Ids of any integer or floating type as int64. Raises BadRequest: one that is no whole number,
+    or that its type may have rounded; names it.
+    """
+    if ids.dtype == torch.int64 or ids.is_complex() or ids.is_meta or ids.requires_grad:
+        return ids
+    if ids.dtype == torch.uint64:
+        return ids.view(torch.int64)
+    if ids.is_floating_point():
+        largest = _EXACT.get(ids.dtype, 2.0**8)
+        wrong = ~((ids == ids.round()) & (ids.abs() < largest))
+        if wrong.any():
+            at = int(wrong.int().argmax())
+            raise BadRequest(
+                f"{reader}: expected {what} as integers or strings, found {ids[at].item()} of"
+                f" {ids.dtype} at {at}, which is no whole number below {largest:.0f}; in a"
+                " DataFrame, astype('Int64') holds integers beside missing ones"
+            )
+    return ids.to(torch.int64)
 
 
 def _array(tensor: Tensor, dtype: torch.dtype, what: str, reader: str) -> np.ndarray[Any, Any]:
@@ -236,6 +270,30 @@ def keys_of(feature: str, ids: npt.ArrayLike) -> Keys:
         )
     offsets = np.array([0, len(values)], np.int64)
     return salted_keys(Ids((feature,), 1, np.ascontiguousarray(values), offsets, None), None)
+
+
+def keys_of_values(feature: str, values: Any, *, salted: bool) -> Keys:
+    """The key of each value of a feature: what training makes of the same values.
+
+    Args:
+        values: n integers or strings, as a column of a batch may have them.
+        salted: whether the table gives each feature keys of its own, `Table.salt`.
+
+    Returns:
+        (n,) uint64.
+
+    Raises:
+        BadRequest: values of another kind, lists, or one that is missing or empty; named.
+    """
+    column = as_column(feature, values)
+    ids = read_ids({feature: column}, (feature,), "keys")
+    if ids.offsets is not None:
+        sizes = np.diff(ids.offsets)
+        at = int((sizes != 1).argmax())
+        raise BadRequest(
+            f"keys: expected one value of feature {feature!r} each, found {sizes[at]} at {at}"
+        )
+    return salted_keys(ids, None) if salted else ids.values.view(np.uint64)
 
 
 def salted_keys(ids: Ids, padding_key: int | None) -> Keys:

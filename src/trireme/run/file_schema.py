@@ -113,7 +113,7 @@ def _field(text: str, columns: Columns) -> Field:
 def _read_by(manifest: ExportManifest) -> Iterable[Field]:
     """The fields that the model reads. A column of one number per example is read as a Label."""
     names = dict.fromkeys(name for lookup in manifest.lookups for name in lookup.features)
-    yield from map(Sparse, names)
+    yield from (Sparse(name, hashed=name in manifest.texts) for name in names)
     for one in manifest.inputs:
         if one.role != "column" or one.name in names:
             continue

@@ -87,7 +87,7 @@ class ServedTables(dict[str, ServedTable]):
     def check_schema(self, schema: TableSchema) -> None:
         """Raises SchemaMismatch if the table exists with another schema; shows what differs."""
         existing = self.get(schema.name)
-        if existing is not None and existing.schema != schema:
+        if existing is not None and not existing.schema.agrees_with(schema):
             raise SchemaMismatch(
                 f"table {schema.name!r} exists with another schema:"
                 f" {existing.schema.differing_fields(schema)}"

@@ -13,6 +13,7 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.byte_size import parse_bytes
+from trireme.data.array_dataset import as_dataset
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
@@ -27,6 +28,7 @@ from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.load import Dense
 from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.checkpointing.savers import Saver, saving
+from trireme.train.collected_outputs import CollectedOutputs
 from trireme.train.compute.remote_model import CREDITS
 from trireme.train.compute.service import serve_model
 from trireme.train.compute.trainer_remote import remote_of
@@ -179,6 +181,8 @@ class Trainer:
         """Train on this worker's part of the data, `epochs` times.
 
         Args:
+            dataset: of trireme.data, a DataLoader, or any iterable of batches; or a DataFrame, an
+                Arrow table or a mapping of columns: an ArrayDataset of it, shuffled.
             epochs: after `Trainer.resume` the first is the one that was under way.
             checkpoints: to take during the epochs and at their end.
             resume: continue with an earlier run of the same call: with the newest checkpoint below
@@ -212,6 +216,7 @@ class Trainer:
                 `resume` without checkpoints, or of a trainer that has trained.
             Others as `resume`.
         """
+        dataset = as_dataset(dataset, shuffle=True)
         if epochs < 1:
             raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
         if checkpoints is not None or resume:
@@ -290,13 +295,48 @@ class Trainer:
             dump: what to write of each example. Each worker writes the outputs of its part in
                 order, from part-00000 on.
         """
-        scores = labels and model is None
-        title = "evaluate" if scores else "infer"
+        return self._evaluate(dataset, model, labels and model is None, report, dump, check_nan)
+
+    def predict(
+        self, dataset: Iterable[Any], *, model: nn.Module | None = None, check_nan: bool = True
+    ) -> dict[str, torch.Tensor]:
+        """The outputs for this worker's part of the data, in its order; every worker calls it.
+        Those of a worker alone are of all the data. Changes nothing, and needs no labels.
+
+        Args:
+            dataset, model, check_nan: as in `evaluate`.
+
+        Returns:
+            By name, (N, ...) on the CPU; a single tensor is "output", as of a Predictor, which
+            gives the same bits for the same batches. Empty: there are no examples.
+
+        Raises:
+            Unavailable: this worker was restarted and is past this call, for which the rows of
+                that moment would be needed.
+        """
+        outputs = CollectedOutputs()
+        self._evaluate(dataset, model, False, None, None, check_nan, outputs)
+        return outputs.by_name()
+
+    def _evaluate(
+        self,
+        dataset: Iterable[Any],
+        model: nn.Module | None,
+        scores: bool,
+        report: Report | None,
+        dump: Dump | None,
+        check_nan: bool,
+        outputs: CollectedOutputs | None = None,
+    ) -> dict[str, float]:
+        dataset = as_dataset(dataset)
+        title = "evaluate" if scores else "infer" if outputs is None else "predict"
         report = report or Report()
         metrics, label = (self.metrics, self.label) if scores else ([], None)
         tally = Tally(metrics, label, merged=report.merged, has_loss=scores)
         with self.cluster.client.script.section():
             if self.cluster.client.script.is_behind:
+                if outputs is not None:
+                    outputs.are_lost = True
                 return kept_figures(tally, self.cluster, title)
             self.optimizer.flush()
             arrival = {"worker": self.cluster.worker}
@@ -308,7 +348,8 @@ class Trainer:
                 row_life.at_data_time(dataset, self.optimizer),
                 dumping(dump, dataset, self.model, self.cluster) as file,
             ):
-                options = PassOptions(report, file, ExampleIds(dataset) if check_nan else None)
+                ids = ExampleIds(dataset) if check_nan else None
+                options = PassOptions(report, file if outputs is None else outputs, ids)
                 part = part_among(arrivals, self.cluster)
                 streams = [StreamBatches(worker_batches(dataset, self.cluster, part=part))]
                 run = self._run(tally, model=model, title=title, streams=streams, options=options)

@@ -121,6 +121,19 @@ def read_parts(how: Reading, keys_K: Keys, take: Callable[[ReadPart], None]) -> 
     )
 
 
+def read_now(how: Reading, keys_K: Keys) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:
+    """Whether each of (K,) distinct keys has a row, and the (K, row_bytes) rows, while others may
+    change them: each row is as of one moment, different rows of different ones.
+    """
+    is_present = np.zeros(len(keys_K), np.bool_)
+    rows = np.zeros((len(keys_K), how.row_bytes), np.uint8)
+    reader = _Reader(how, keys_K)
+    for begin in range(0, len(keys_K), reader.keys_per_message):
+        part = reader.read(begin)
+        is_present[part.positions], rows[part.positions] = part.is_present, part.rows
+    return is_present, rows
+
+
 class _Reader:
     def __init__(self, how: Reading, keys_K: Keys) -> None:
         self._how, self._keys = how, keys_K

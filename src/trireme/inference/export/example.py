@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Column, Ragged, Strings
+from trireme.data.foreign import as_batch
+from trireme.data.user_columns import text_columns
 from trireme.inference.gathering import gather_lookups
-from trireme.inference.input_batch import batch_of
 from trireme.job.cluster import Cluster
 from trireme.nn.planner import Planner
 from trireme.nn.session import session_of
@@ -18,13 +19,15 @@ from trireme.train.loop.scoring import outputs_by_name
 
 class ExampleBatch:
     """tables: those that the model reads; where the features of a table have dims of their own, the
-    part of each dim.
+    part of each dim. texts: features that the model looks up, of strings.
     """
 
     def __init__(self, cluster: Cluster, model: nn.Module, source: Any) -> None:
         self.model = model
         self.planner = Planner(model, pool=cluster.pool)
-        self.batch = _without_sizes_of_one(batch_of(source))
+        self.batch = _without_sizes_of_one(as_batch(source))
+        looked_up = {name for spec in self.planner.specs for name in spec.features}
+        self.texts = tuple(name for name in text_columns(source) if name in looked_up)
         self._pool = cluster.pool
         self._plan = self.planner.plan(self.batch, train=False)
         self.tables = tuple(dict.fromkeys(spec.table for spec in self.planner.specs))

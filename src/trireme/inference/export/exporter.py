@@ -169,6 +169,7 @@ def _write_base(writer: _FolderWriter, example: ExampleBatch, dtype: str) -> Exp
         max_error=max_error,
         rms_error=rms_error,
         dense=writer.write(PROGRAM, packed.getvalue()),
+        texts=example.texts,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,7 +20,6 @@ from trireme.progress import Display, display
 from trireme.threads import frozen_objects
 from trireme.train.checkpointing.savers import Saver
 from trireme.train.compute.trainer_remote import Remote
-from trireme.train.dump import DumpFile
 from trireme.train.leased_streams import StreamBatches
 from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.replica import BatchOrder, Replica, train_replicas
@@ -35,12 +34,18 @@ Observer = Callable[[nn.Module, Scored], None]
 """Gets each batch after its step, in the order of the stream, one at a time."""
 
 
+class BatchObserver(Protocol):
+    """A file of a dump, or what keeps outputs."""
+
+    def observe(self, model: nn.Module, scored: Scored) -> None: ...
+
+
 @dataclass(frozen=True)
 class PassOptions:
     """What a pass does besides its figures."""
 
     report: Report  # what worker 0 prints
-    dump: DumpFile | None  # gets every batch
+    dump: BatchObserver | None  # gets every batch
     ids: ExampleIds | None  # name examples whose outputs are not finite; None: no check
 
 

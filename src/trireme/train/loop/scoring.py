@@ -56,7 +56,20 @@ class Scorer:
                     f"Trainer: expected column {self._label!r} as a tensor, found"
                     f" {type(labels).__name__}"
                 )
+            if isinstance(outputs, Tensor):
+                labels = _as_outputs(labels, outputs)
         return Scored(batch, scored, self._loss(outputs, labels))
+
+
+def _as_outputs(labels: Tensor, outputs: Tensor) -> Tensor:
+    """Labels to compare with outputs one by one, as losses take them: integers, flags and float64
+    as float32. Other labels, such as the number of a class per row of outputs, are unchanged.
+    """
+    is_one_each = labels.shape == outputs.shape and outputs.dtype != torch.float64
+    is_other = not labels.is_floating_point() or labels.dtype == torch.float64
+    if is_one_each and is_other and outputs.is_floating_point():
+        return labels.to(torch.float32)
+    return labels
 
 
 class ExampleIds:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import DataLoader, DistributedSampler
 
+from trireme.data.array_dataset import as_dataset
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 
@@ -46,6 +47,7 @@ def worker_batches(
     A dataset with streams gives one stream. Of any other iterable, which must yield the same
     batches on all workers, a worker takes every num_workers-th; a DataLoader with a
     DistributedSampler gives each worker its own. A sampler with a `set_epoch` gets the epoch.
+    A DataFrame, or columns by name, is an ArrayDataset.
 
     Args:
         start: where to begin: at the position, if the dataset's `stream` takes a `start`; else that
@@ -59,6 +61,7 @@ def worker_batches(
     if index == num_parts:  # of a late worker, which only listens
         return ()
     batches: Iterable[Any]
+    dataset = as_dataset(dataset)
     if hasattr(dataset, "stream"):
         if start.position and "start" in inspect.signature(dataset.stream).parameters:
             batches = dataset.stream(index, num_parts, epoch=epoch, start=start.position)

@@ -1,0 +1,217 @@
+"""Columns as users have them: DataFrames, Arrow tables, NumPy arrays, lists; pandas and polars are
+not imported.
+
+Numbers become tensors: integers int64 (uint64 with the same bits), fractions float32. Strings stay
+strings; modules that look them up hash them. Lists of ids or strings become bags, lists of
+fractions (B, dim) float32. Times become seconds since 1970. Missing ids and strings are empty bags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trireme.data.arrow_columns import bags_of_arrow, is_text, strings_of_arrow, without_list
+from trireme.data.batch import Batch, Ragged, Strings
+from trireme.data.schema import Sparse
+from trireme.errors import DataError
+
+Column: TypeAlias = Tensor | Ragged | Strings
+
+_WRONG = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
+
+
+def columns_of(source: Any) -> Mapping[str, Any] | None:
+    """The columns of a mapping, a DataFrame of pandas or polars, or a table of Arrow; None: it is
+    something else. Raises DataError: two columns share a name.
+    """
+    if isinstance(source, Mapping):
+        return source
+    if hasattr(source, "get_columns") and hasattr(source, "to_arrow"):  # of polars
+        source = source.to_arrow()
+    if isinstance(source, (pa.Table, pa.RecordBatch)):
+        names, columns = source.column_names, source.columns
+    elif hasattr(source, "iloc") and hasattr(source, "columns"):  # of pandas
+        names = [str(name) for name in source.columns]
+        columns = [source.iloc[:, i] for i in range(len(names))]
+    else:
+        return None
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise DataError(f"columns: expected distinct names, found twice: {', '.join(twice)}")
+    return dict(zip(names, columns, strict=True))
+
+
+def as_column(name: str, values: Any) -> Any:
+    """The values of B examples as a tensor, Ragged or Strings.
+
+    Args:
+        values: a tensor, Ragged or Strings, which are returned unchanged; an array, a series, or a
+            list with a value per example; or (values, offsets[, weights]) of arrays, which are
+            bags. Anything else is returned as it is.
+
+    Raises:
+        DataError: values of a kind that a column cannot have, or of two kinds; names the column,
+            the kind and the row.
+    """
+    if isinstance(values, (Tensor, Ragged, Strings)):
+        return values
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        return number_tensor(values)
+    if isinstance(values, tuple) and len(values) in (2, 3) and _are_arrays(values):
+        parts = [as_column(name, part) for part in values]
+        return Ragged(*parts)
+    is_column = hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping))
+    if not is_column or (isinstance(values, np.ndarray) and values.ndim == 0):
+        return values
+    return _of_arrow(name, arrow_of(name, values))
+
+
+def text_columns(source: Any) -> list[str]:
+    """The names of a batch's columns of strings, or of lists of strings."""
+    if isinstance(source, Batch):
+        source = source.columns
+    columns = columns_of(source) or {}
+    return [name for name, values in columns.items() if _are_texts(name, values)]
+
+
+def _are_texts(name: str, values: Any) -> bool:
+    column = as_column(name, values)
+    if isinstance(column, Strings):
+        return True
+    is_made = isinstance(column, Ragged) and not isinstance(values, (Ragged, tuple))
+    return is_made and is_text(_value_type(arrow_of(name, values).type))
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    """Of lists and dictionaries that of their values."""
+    inner = without_list(kind)
+    return inner.value_type if pa.types.is_dictionary(inner) else inner
+
+
+def number_tensor(array: NDArray[Any]) -> Tensor:
+    """int64, float32 or bool."""
+    if array.dtype == np.uint64:
+        array = array.view(np.int64)
+    kind = {"i": np.int64, "u": np.int64, "f": np.float32, "b": np.bool_}[array.dtype.kind]
+    with np.errstate(over="ignore"):  # an infinity, which whoever reads it refuses
+        array = np.ascontiguousarray(array, dtype=kind)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def arrow_of(name: str, values: Any) -> pa.Array:
+    """Raises DataError: values of two kinds, or of one that Arrow does not know."""
+    if hasattr(values, "to_arrow"):  # a series of polars
+        values = values.to_arrow()
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return values
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        values = list(values)
+    try:
+        made = pa.array(values, from_pandas=True)
+    except _WRONG as error:
+        for kind in (pa.uint64(), pa.list_(pa.uint64())):  # keys of 2**63 and above
+            try:
+                return pa.array(_unsigned(values), type=kind, from_pandas=True)
+            except (*_WRONG, TypeError):
+                continue
+        raise DataError(_described(name, values, error)) from error
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+
+
+def _unsigned(values: Sequence[Any]) -> list[Any]:
+    return [
+        [key % 2**64 for key in value] if isinstance(value, (list, tuple)) else value % 2**64
+        for value in values
+    ]
+
+
+def _described(name: str, values: Sequence[Any], error: Exception) -> str:
+    """What is wrong with the column: the first value of another kind than those before."""
+    first: tuple[int, Any] | None = None
+    for row, value in enumerate(values):
+        if value is None or value != value:
+            continue
+        try:
+            pa.array([value] if first is None else [first[1], value])
+        except _WRONG:
+            kind = type(value).__name__
+            if first is None:
+                return (
+                    f"column {name!r}: expected numbers, strings, times or lists of ids, found"
+                    f" {value!r}, a {kind}, in row {row}"
+                )
+            return (
+                f"column {name!r}: expected values of one kind, found {value!r}, a {kind}, in row"
+                f" {row}, and {first[1]!r}, a {type(first[1]).__name__}, in row {first[0]}"
+            )
+        first = first or (row, value)
+    return f"column {name!r}: {error}"
+
+
+def _of_arrow(name: str, array: pa.Array) -> Column:
+    if isinstance(array, pa.DictionaryArray):  # a categorical
+        array = array.dictionary_decode()
+    types, kind = pa.types, array.type
+    if is_text(kind):
+        data, offsets = strings_of_arrow(array)
+        return Strings(torch.from_numpy(data.copy()), torch.from_numpy(offsets.copy()))
+    if types.is_timestamp(kind) or types.is_date(kind):
+        array = array.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False)
+        array = array.cast(pa.int64())
+    elif types.is_decimal(kind):
+        array = array.cast(pa.float64())
+    if types.is_integer(array.type):
+        return _ids(name, array) if array.null_count else _numbers(array)
+    if types.is_floating(array.type):
+        return _numbers(pc.fill_null(array, float("nan")))
+    if types.is_boolean(kind) and not array.null_count:
+        return _numbers(array)
+    inner = without_list(kind)
+    if types.is_dictionary(inner):
+        array = array.cast(pa.large_list(inner.value_type))
+        inner = inner.value_type
+    if inner != kind and (types.is_integer(inner) or is_text(inner)):
+        return _ids(name, array)
+    if inner != kind and types.is_floating(inner):
+        return _vectors(name, array)
+    missing = f" with {array.null_count} missing values" if array.null_count else ""
+    raise DataError(
+        f"column {name!r}: expected numbers, strings, times, or lists of ids, of strings or of"
+        f" numbers, found {kind}{missing}: convert the column, or leave it out"
+    )
+
+
+def _ids(name: str, array: pa.Array) -> Ragged:
+    """Bags: of lists, or of one id or none."""
+    bags = bags_of_arrow(Sparse(name), array)
+    return Ragged(torch.from_numpy(bags.values.copy()), torch.from_numpy(bags.offsets.copy()))
+
+
+def _numbers(array: pa.Array) -> Tensor:
+    return number_tensor(array.to_numpy(zero_copy_only=False))
+
+
+def _vectors(name: str, array: pa.Array) -> Tensor:
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    dim = int(lengths[0]) if len(lengths) else 0
+    if (lengths != dim).any():
+        row = int(np.argmax(lengths != dim))
+        raise DataError(
+            f"column {name!r}: expected {dim} fractions in each list, as in row 0, found"
+            f" {lengths[row]} in row {row}"
+        )
+    return _numbers(pc.fill_null(array.flatten(), float("nan"))).reshape(-1, dim)
+
+
+def _are_arrays(parts: Sequence[Any]) -> bool:
+    return all(isinstance(part, (Tensor, np.ndarray)) for part in parts)

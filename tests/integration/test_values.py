@@ -1,0 +1,105 @@
+"""The same values in training, imports, files and serving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import trireme as tr
+from trireme.commands.cli import main
+from trireme.errors import BadRequest, SchemaMismatch
+from trireme.inference import Predictor
+from trireme.inference.export import export_model
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
+
+FRAME = pd.DataFrame(
+    {
+        "user": np.arange(40, dtype=np.int32),
+        "movie": ["Heat", "Up"] * 20,
+        "genres": [["war"], ["drama", "war"], [], ["comedy"]] * 10,
+        "age": np.linspace(20, 60, 40),
+        "label": [True, False] * 20,
+    }
+)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, *, salt: bool) -> None:
+        super().__init__()
+        table = tr.Table("t", dim=4, salt=salt, optimizer=tr.optim.Adagrad(lr=0.1))
+        self.table = table
+        self.rows = tr.nn.EmbeddingBag(table, features=["user", "movie", "genres"])
+        self.mlp = torch.nn.Linear(13, 1)
+
+    def forward(self, batch: tr.data.Batch) -> torch.Tensor:
+        x = torch.cat([self.rows(batch).flatten(1), batch["age"][:, None] / 100], 1)
+        return self.mlp(x).squeeze(1)
+
+
+def trainer_of(cluster: Cluster, *, salt: bool) -> tr.Trainer:
+    set_default(cluster)
+    model = Model(salt=salt)
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits
+    return tr.Trainer(model, adam, loss=loss, progress=False)
+
+
+@pytest.mark.parametrize("salt", [False, True])
+def test_outputs_have_the_same_bits_in_training_and_serving(tmp_path: Path, salt: bool) -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=salt)
+        trainer.fit(FRAME, epochs=3)
+        asked = FRAME.drop(columns="label")
+        outputs = trainer.predict(asked)["output"]
+        assert outputs.shape == (40,)
+        parts = [asked[i : i + 8] for i in range(0, 40, 8)]
+        again = trainer.predict([part.to_dict("list") for part in parts])["output"]
+        torch.testing.assert_close(again, outputs)
+        export_model(trainer, tmp_path / "export", batch=asked)
+    predictor = Predictor(tmp_path / "export")
+    assert predictor.manifest.texts == ("movie", "genres")
+    prediction = predictor.predict(asked)
+    assert torch.equal(prediction.outputs["output"], outputs)
+    assert prediction.num_missing == 0
+    with pytest.raises(BadRequest, match="expected strings as 'movie', as in training, found num"):
+        predictor.predict(asked.assign(movie=1))
+
+
+def test_rows_are_imported_and_seen_by_value() -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=True)
+        trainer.optimizer.flush()
+        weights = np.arange(8, dtype=np.float32).reshape(2, 4)
+        arrays = {"key": ["Heat", "Alien"], "weights": weights}
+        assert tr.interchange.import_arrays(trainer, "t", arrays, feature="movie") == 2
+        view = tr.TableView(trainer.model.table, "movie", ["Heat", "Alien", "Up"])
+        assert view[["Alien", "Heat"]].tolist() == weights[::-1].tolist()
+        assert view.nearest(weights[1], 3).values == ["Alien", "Heat"]
+
+
+def test_a_table_of_another_salt_is_refused() -> None:
+    with embedded() as cluster:
+        cluster.client.create_table(tr.Table("t", dim=4, salt=True).schema)
+        other = tr.Table("t", dim=4, salt=False).schema
+        with pytest.raises(SchemaMismatch, match=r"'salt': True.*'salt': False"):
+            cluster.server.create_table(other)
+
+
+def test_inspect_takes_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=True)
+        trainer.fit(FRAME)
+        trainer.save(tmp_path / "ckpt")
+    path = str(tmp_path / "ckpt")
+    assert main(["inspect", path, "--key", "movie=Heat", "--key", "user=3", "--key", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("weights (4)") == 2
+    assert "key 3: no row; each feature has keys of its own here: ask for FEATURE=VALUE" in shown
+    assert main(["inspect", path, "--key", "user='3'"]) == 0
+    assert capsys.readouterr().out.endswith("no row\n"), "a string is another value"

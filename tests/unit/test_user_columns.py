@@ -1,0 +1,188 @@
+"""Columns as users have them: DataFrames, Arrow tables, arrays, lists; the keys of their ids."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+
+import trireme as tr
+from trireme.data import ArrayDataset, Batch, Ragged, Strings, string_keys
+from trireme.data.foreign import as_batch
+from trireme.data.user_columns import as_column, columns_of, text_columns
+from trireme.errors import BadRequest, DataError
+from trireme.nn.ids import keys_of_values, read_ids
+from trireme.train.loop.scoring import Scorer
+
+FRAME = pd.DataFrame(
+    {
+        "user": ["u1", "u2", None, "u1"],
+        "movie": np.array([1, 2, 3, 4], np.int32),
+        "genres": [["drama", "war"], [], ["drama"], ["comedy"]],
+        "seen": [[1, 2], [3], [], [4, 5, 6]],
+        "plot": [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]],
+        "at": pd.to_datetime(["2020-01-01", "2020-01-02", "2020-01-03", "2020-01-04"]),
+        "year": pd.array([1990, None, 2001, 2002], "Int64"),
+        "price": [0.5, 1.5, 2.5, 3.5],
+        "rating": np.array([4.0, 5.0, 1.0, 2.0]),
+    }
+)
+
+
+def hashes(feature: str, *values: str) -> list[int]:
+    return string_keys(feature, values)[0].tolist()
+
+
+def bags(ragged: Any) -> list[list[int]]:
+    return [part.tolist() for part in ragged.values.tensor_split(ragged.offsets[1:-1])]
+
+
+@pytest.mark.parametrize("make", [lambda f: f, pa.Table.from_pandas, pl.from_pandas])
+def test_a_frame_is_a_dataset(make) -> None:
+    (batch,) = ArrayDataset(make(FRAME))
+    assert bags(batch["user"]) == [hashes("user", u) if u else [] for u in ("u1", "u2", "", "u1")]
+    assert bags(batch["genres"]) == [hashes("genres", *g) for g in FRAME["genres"]]
+    assert bags(batch["seen"]) == FRAME["seen"].tolist()
+    assert bags(batch["year"]) == [[1990], [], [2001], [2002]]
+    assert batch["movie"].tolist() == [1, 2, 3, 4]
+    assert batch["plot"].tolist() == FRAME["plot"].tolist()
+    assert batch["at"][0] == datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC).timestamp()
+    kinds = {name: batch[name].dtype for name in ("movie", "at", "price", "plot")}
+    assert kinds == {
+        "movie": torch.int64,
+        "at": torch.int64,
+        "price": torch.float32,
+        "plot": torch.float32,
+    }
+
+
+def test_the_ids_of_a_batch_are_those_of_the_dataset() -> None:
+    (batch,), direct = ArrayDataset(FRAME), as_batch(FRAME)
+    assert isinstance(direct, Batch)
+    for name in ("user", "movie", "genres", "seen", "year"):
+        left, right = (read_ids(b, (name,), "test") for b in (batch, direct))
+        assert left.values.tolist() == right.values.tolist()
+        assert left.bounds().tolist() == right.bounds().tolist()
+
+
+def test_a_schema_reads_a_frame() -> None:
+    schema = tr.data.Schema(
+        [tr.data.Label("rating"), tr.data.Sparse("genres"), tr.data.Dense("plot", 2)]
+    )
+    batches = list(ArrayDataset(FRAME, schema=schema, batch_size=3))
+    assert batches[1]["rating"].tolist() == [2.0]
+    assert batches[1]["genres"].values.tolist() == hashes("genres", "comedy")
+    assert batches[0]["plot"].shape == (3, 2)
+
+
+IDS = [3, 2**40, 7]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array(IDS),
+        np.array(IDS, object),
+        np.array(IDS, np.uint64),
+        np.array(IDS, np.float64),
+        np.array([3, 2**16, 7], np.uint32),
+        np.array([3, 2**16, 7], np.int32),
+        torch.tensor(IDS),
+        torch.tensor([3, 2**16, 7], dtype=torch.int32),
+        IDS,
+        pa.array(IDS),
+        pd.Series(IDS),
+        pd.Series([3.0, 2.0**40, None]),
+    ],
+    ids=lambda ids: f"{type(ids).__name__} {getattr(ids, 'dtype', '')}",
+)
+def test_integers_of_any_type_are_ids(ids) -> None:
+    schema = tr.data.Schema([tr.data.Sparse("id")])
+    (batch,) = ArrayDataset({"id": ids}, schema=schema)
+    expected = [int(value) for value in ids if value == value]
+    assert read_ids(batch, ("id",), "test").values.tolist() == expected
+
+
+def test_ids_above_63_bits_keep_their_bits() -> None:
+    for values in ([2**64 - 1, 1], np.array([2**64 - 1, 1], np.uint64), [[2**64 - 1], [1]]):
+        batch = as_batch({"id": values})
+        assert read_ids(batch, ("id",), "test").values.tolist() == [-1, 1]
+
+
+def test_floats_are_ids_where_they_are_exact() -> None:
+    assert read_ids({"id": torch.tensor([1.0, 5.0])}, ("id",), "t").values.tolist() == [1, 5]
+    for wrong in (torch.tensor([1.0, 0.5]), torch.tensor([1.0, 2.0**24])):
+        with pytest.raises(BadRequest, match=r"'id' as integers or strings, found .* at 1"):
+            read_ids({"id": wrong}, ("id",), "test")
+
+
+def test_other_columns_are_refused_by_name_kind_and_row() -> None:
+    cases: list[tuple[Any, str]] = [
+        (["a", 3], "'x': expected values of one kind, found 3, a int, in row 1, and 'a', a str"),
+        ([object()], "'x': expected numbers, strings, times or lists of ids, found .* in row 0"),
+        ([{"a": 1}], "'x': .*found struct<a: int64>"),
+        ([[0.5], [0.5, 1.0]], "'x': expected 1 fractions .* found 2 in row 1"),
+        ([True, None], "'x': .* found bool with 1 missing"),
+    ]
+    for values, message in cases:
+        for make in (as_batch, ArrayDataset, lambda c: ArrayDataset(pd.DataFrame(c))):
+            with pytest.raises(DataError, match=message):
+                make({"x": values})
+    with pytest.raises(DataError, match=r"numbers, or none in 'x' of float32, found nan at \(1,\)"):
+        ArrayDataset({"x": [0.5, None]})
+    with pytest.raises(DataError, match="twice: a"):
+        columns_of(pd.DataFrame([[1, 2]], columns=["a", "a"]))
+    with pytest.raises(BadRequest, match=r"expected a DataFrame, .*, found list"):
+        ArrayDataset([1, 2])
+
+
+def test_what_is_a_column_already_stays_what_it_is() -> None:
+    ragged = Ragged(torch.arange(3), torch.tensor([0, 3]))
+    for value in (torch.ones(2), ragged, Strings.encode(["a"]), None, 7, "text", {"a": 1}):
+        assert as_column("x", value) is value
+    assert as_batch({"x": ("a", "b")})["x"].decode() == ["a", "b"]
+
+
+def test_names_of_examples_stay_strings() -> None:
+    (batch,) = ArrayDataset({"ins_id": ["a", "bc"], "x": [1, 2]})
+    assert batch["ins_id"].decode() == ["a", "bc"]
+
+
+def test_the_keys_of_values_are_those_of_a_lookup() -> None:
+    ids = read_ids(as_batch({"movie": ["Heat", "Up"]}), ("movie",), "test")
+    plain = keys_of_values("movie", ["Heat", "Up"], salted=False)
+    assert plain.view(np.int64).tolist() == ids.values.tolist() == hashes("movie", "Heat", "Up")
+    assert keys_of_values("movie", [3, 4], salted=False).tolist() == [3, 4]
+    salted = keys_of_values("movie", [3, 4], salted=True)
+    assert salted.tolist() == tr.nn.keys_of("movie", np.array([3, 4])).tolist()
+
+
+def test_the_columns_of_strings_are_known() -> None:
+    names = ["user", "genres"]
+    assert text_columns(FRAME) == names
+    assert text_columns(FRAME.to_dict("list")) == names
+    assert text_columns(as_batch(FRAME)) == ["user"], "bags of hashes do not tell"
+
+
+def test_labels_of_any_type_are_compared_with_outputs() -> None:
+    for labels in (
+        torch.tensor([0, 1]),
+        torch.tensor([False, True]),
+        torch.tensor([0.0, 1]).double(),
+    ):
+        scorer = Scorer(torch.nn.functional.binary_cross_entropy_with_logits, "y")
+        batch = Batch({"y": labels, "x": torch.tensor([0.5, 2.0])})
+        scored = scorer(lambda b: b["x"], batch)
+        expected = torch.nn.functional.binary_cross_entropy_with_logits(
+            batch["x"], torch.tensor([0.0, 1.0])
+        )
+        assert scored.loss == expected
+    scorer = Scorer(torch.nn.functional.cross_entropy, "y")
+    classes = Batch({"y": torch.tensor([0, 1]), "x": torch.ones(2, 3)})
+    assert scorer(lambda b: b["x"], classes).loss is not None

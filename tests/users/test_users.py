@@ -1,0 +1,33 @@
+"""What a new user writes runs as it is, and does what it says."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+from tests.programs import Template
+from tests.repo import tree
+
+
+def test_a_dataframe_trains_scores_and_predicts(tmp_path: Path, programs: Template) -> None:
+    output = written(tmp_path, programs, "examples/ratings.py").splitlines()
+    assert float(output[-2]) < 0.1
+    assert output[-1].startswith("tensor([")
+
+
+def test_strings_are_the_same_in_training_and_serving(tmp_path: Path, programs: Template) -> None:
+    output = written(tmp_path, programs, "tests/users/strings_served.py").splitlines()
+    assert output[-1].startswith("True [")
+    predict = ["-m", "trireme", "predict", "-m", "export", "--format", "csv"]
+    programs.run(tmp_path, [*predict, "--input", "asked.csv", "--output", "scores.tsv"])
+    scores = [float(row[0]) for row in csv.reader((tmp_path / "scores.tsv").open())]
+    assert len(scores) == 2
+    shown = programs.run(tmp_path, ["-m", "trireme", "inspect", "ckpt", "--key", "movie=Heat"])
+    assert "table ids, movie=Heat, key " in shown
+    assert "weights (4): " in shown
+
+
+def written(folder: Path, programs: Template, script: str) -> str:
+    shutil.copy(tree.ROOT / script, folder)
+    return programs.run(folder, [Path(script).name])
