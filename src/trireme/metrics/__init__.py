@@ -15,6 +15,7 @@ from trireme.metrics.sums import (
     PrecisionRecall,
     PredictedCTR,
 )
+from trireme.metrics.top_k import TopK
 
 __all__ = [
     "AUC",
@@ -32,4 +33,5 @@ __all__ = [
     "PrecisionRecall",
     "PredictedCTR",
     "RMSE",
+    "TopK",
 ]

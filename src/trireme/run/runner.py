@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from trireme.config import Config
+from trireme.data import Schema
 from trireme.errors import BadRequest, DataError, writing
 from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
@@ -59,6 +60,12 @@ def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer
     """
     process = read_role()
     log.info("%s", process.describe())
+    if process.role == "embedded" and settings.alone() is not settings:
+        settings = settings.alone()
+        log.info(
+            "run: alone, every step sees all steps before it: mode sync;"
+            " -o runner.sync_mode=async trains ahead of them"
+        )
     if process.role == "server" or process.hosts:
         root = settings.model_root(process.root)
         make_folder("run: cannot keep models in", root)
@@ -79,15 +86,16 @@ def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer
             torch.manual_seed(settings.seed)
         recipe = create_recipe(config, settings)
         if settings.use_gpu:
-            recipe.model.to(_gpu(cluster))
+            _move_to_gpu(recipe.model, cluster)
         yield recipe, make_trainer(recipe, settings)
 
 
-def _gpu(cluster: Cluster) -> torch.device:
+def _move_to_gpu(model: torch.nn.Module, cluster: Cluster) -> None:
+    """Where there is no GPU, PaddleRec's files that say use_gpu train on the CPU."""
     try:
-        return cluster.device("gpu")
+        model.to(cluster.device("gpu"))
     except BadRequest as error:
-        raise BadRequest(f"runner.use_gpu: {error}") from error
+        log.warning("runner.use_gpu: %s: the CPU computes", error)
 
 
 class _RunWorker:
@@ -110,7 +118,7 @@ class _RunWorker:
                     f"runner.model_save_path: expected no epoch there yet, found {path};"
                     " name another folder or remove it"
                 )
-        dataset = self._dataset(settings.train)
+        dataset = self._dataset(settings.train, self._recipe.schema)
         self._warn()
         warm_start(self._trainer, self._settings)
         if self._is_first and settings.save_path is not None:  # fail now rather than after an epoch
@@ -122,7 +130,7 @@ class _RunWorker:
         with trainer.on_device(dataset) if settings.in_passes else nullcontext():
             figures = trainer.fit(
                 dataset,
-                report=report_of(trainer, settings),
+                report=report_of(trainer, settings, f"epoch {epoch}"),
                 dump=dump_of(settings.train_dump, str(epoch)),
             )
         where = "not saved: runner.model_save_path names no folder"
@@ -148,14 +156,16 @@ class _RunWorker:
             raise BadRequest(
                 "runner.infer_load_path: expected the folder of saved epochs, found none"
             )
-        dataset = self._dataset(settings.infer)
+        other = self._recipe.evaluation
+        schema = self._recipe.schema if other is None else other.schema or self._recipe.schema
+        dataset = self._dataset(settings.infer, schema)
         self._warn()
         for epoch in settings.infer_epochs:
             path = settings.load_path / str(epoch)
             self._trainer.load(path)
             dump = dump_of(settings.infer_dump, f"infer-{epoch}")
             report = Report(timing=settings.debug)
-            figures = self._trainer.evaluate(dataset, report=report, dump=dump)
+            figures = self._trainer.evaluate(dataset, model=other, report=report, dump=dump)
             if figures["examples"] == 0:
                 raise DataError(
                     f"{settings.infer.key}: expected examples, found none at any worker"
@@ -164,8 +174,8 @@ class _RunWorker:
             self._report(f"infer epoch {epoch}", results[-1], f"loaded from {path}")
         return results
 
-    def _dataset(self, part: DataSettings) -> Iterable[Any]:
-        schema, cluster = self._recipe.schema, self._trainer.cluster
+    def _dataset(self, part: DataSettings, schema: Schema | None) -> Iterable[Any]:
+        cluster = self._trainer.cluster
         return make_dataset(self._config, self._settings, part, schema, cluster)
 
     def _saved(self, epoch: int) -> Path | None:
@@ -220,10 +230,16 @@ def dump_of(settings: DumpSettings | None, name: str) -> Dump | None:
     return Dump(path=path, fields=settings.fields, params=settings.params)
 
 
-def report_of(trainer: Trainer, settings: Settings) -> Report:
-    """Loss and metrics of training, and where the time goes if that is asked for."""
+def report_of(trainer: Trainer, settings: Settings, title: str) -> Report:
+    """Loss, metrics and speed of training, and where the time goes if that is asked for."""
     values = ("loss", *(metric.name for metric in trainer.metrics))
-    return Report(values=values, period=settings.print_interval, timing=settings.debug)
+    return Report(
+        values=values,
+        period=settings.print_interval,
+        timing=settings.debug,
+        title=title,
+        speed=True,
+    )
 
 
 def make_trainer(recipe: Recipe, settings: Settings) -> Trainer:

@@ -106,7 +106,7 @@ def _publishing(settings: Settings, online: OnlineSettings, trainer: Trainer) ->
 
 def _training(settings: Settings, trainer: Trainer, one: Pass) -> dict[str, Any]:
     return {
-        "report": runner.report_of(trainer, settings),
+        "report": runner.report_of(trainer, settings, f"pass {one.day}/{one.number}"),
         "dump": runner.dump_of(settings.train_dump, f"{one.day}-{one.number}"),
     }
 
