@@ -11,6 +11,7 @@ with the sentence that a user gets where a run fails.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -106,11 +107,11 @@ def _run_steps(where: Path, path: Path, case: Case, limit_s: float) -> dict[str,
         if name != "train" and results["train"] != _OK:
             results[name] = "-"  # the same reason, or no saved model
             continue
-        results[name] = _outcome([*command, *arguments], where, path.parent, limit_s)
+        results[name] = outcome([*command, *arguments], where, path.parent, limit_s)
     return results
 
 
-def _outcome(command: Sequence[str], where: Path, folder: Path, limit_s: float) -> str:
+def outcome(command: Sequence[str], where: Path, folder: Path, limit_s: float) -> str:
     """Run a command in a process group of its own; all of it ends at the limit."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE", "TRIREME"))}
     with subprocess.Popen(
@@ -126,14 +127,15 @@ def _outcome(command: Sequence[str], where: Path, folder: Path, limit_s: float) 
     return _OK if process.returncode == 0 else reason(output, folder)
 
 
-def reason(output: str, where: Path) -> str:
+def reason(output: str, folder: Path) -> str:
     """The last sentence of an error in the output, without paths of this machine."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [
-        line for line in lines if re.match(r"^(trireme[ :\w]*: |\w*(Error|Request)\b.*: )", line)
-    ]
+    lines = [line.strip().lstrip("| ") for line in output.splitlines() if line.strip()]
+    ours = [line for line in lines if re.match(r"trireme \w+: error: ", line)]
+    errors = ours or [line for line in lines if re.match(r"\w*(Error|Request)\b.*: ", line)]
     sentence = (errors or lines or ["no output"])[-1]
-    sentence = sentence.replace(f"{where.resolve()}/", "").replace(f"{where}/", "")
+    sentence = re.sub(r"of what '.*' makes of it", "of what the reader makes of it", sentence)
+    for path in (folder.resolve(), folder):
+        sentence = sentence.replace(f"{path}/", "").replace(str(path), ".")
     return sentence if len(sentence) <= 300 else f"{sentence[:300]} ..."
 
 
@@ -156,17 +158,32 @@ def write_page(page: Path, text: str) -> None:
     page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
+def _read(path: Path | None) -> dict[str, dict[str, str]]:
+    """The cells by YAML file that an earlier call has written; none without a file."""
+    if path is None or not path.is_file():
+        return {}
+    return dict(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paddlerec", description=__doc__)
     parser.add_argument("folder", type=Path, help="a clone of PaddleRec")
     parser.add_argument("--only", default="", help="YAML files whose path has this text")
     parser.add_argument("--limit_s", type=float, default=120.0, help="of each run")
+    parser.add_argument("--results", type=Path, help="kept there; what is there is not run again")
     parser.add_argument("--page", type=Path, help="the page that gets the table")
     arguments = parser.parse_args(argv)
+    kept = _read(arguments.results)
     results = []
     for case in find_cases(arguments.folder, arguments.only):
-        results.append((case, run_case(arguments.folder, case, arguments.limit_s)))
-        print(table(results[-1:]).splitlines()[-1], flush=True)
+        cells = kept.get(str(case.path))
+        if cells is None:
+            cells = run_case(arguments.folder, case, arguments.limit_s)
+            print(table([(case, cells)]).splitlines()[-1], flush=True)
+            if arguments.results is not None:
+                with arguments.results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([str(case.path), cells]) + "\n")
+        results.append((case, cells))
     if not results:
         parser.error(f"expected YAML files with sample data below {arguments.folder}/models")
     if arguments.page is not None:

@@ -274,6 +274,25 @@ def test_a_job_ends_with_the_error_of_the_worker_that_failed(
     assert written(tmp_path) == []
 
 
+def test_a_model_outside_of_the_root_is_refused_before_training(
+    tmp_path: Path, programs: Template
+) -> None:
+    (tmp_path / "part").write_bytes(text(TEXT["csv"]))
+    configure(tmp_path, "csv", "part")
+    (tmp_path / "root").mkdir()
+    serve = ["-m", "trireme", "server", "--listen", "127.0.0.1:0", "--root", str(tmp_path / "root")]
+    run = ["-m", "trireme", "run", "-m", str(tmp_path / "config.yaml"), "-o"]
+    run.append("runner.model_save_path=elsewhere")
+    with programs.start("server", serve, {}) as server:
+        env = {"TRIREME_ROLE": "worker", "TRIREME_NUM_WORKERS": "1", "TRIREME_INDEX": "0"}
+        env["TRIREME_SERVERS"] = server.wait_line(r"^listening on (\S+)")[1]
+        with programs.start("worker", run, env) as worker:
+            assert worker.finish() == 2
+            assert "--root or TRIREME_ROOT of the servers says where" in worker.output
+            assert "batch 1" not in worker.output
+            assert "run: epoch" not in worker.output
+
+
 def test_with_fewer_files_than_workers_one_has_none_and_the_job_trains(
     tmp_path: Path, programs: Template
 ) -> None:

@@ -5,6 +5,7 @@
 | optimizer.class | Adam | Adam, Adagrad or SGD: for the dense part and for the rows |
 | optimizer.learning_rate | 0.001 | of both; optimizer.learning_rate_base_lr is the same |
 | adam_d2sum | False | with Adam: the dense part learns by Fleet's trireme.dense.adam_d2sum |
+| clip_by_norm | none | gradients of a step are scaled to this global norm at most |
 | init_range | the model's | rows start within +- this |
 | sparse_inputs_slots | 27 | sparse inputs with the label among them: features "1" to "26" |
 | sparse_feature_dim | 9 | floats per row |
@@ -106,6 +107,10 @@ class HyperParameters:
         return self.number(key, 1e-3)
 
     @property
+    def clip_norm(self) -> float | None:
+        return None if self.get("clip_by_norm") is None else self.number("clip_by_norm", 1.0)
+
+    @property
     def dim(self) -> int:
         return self.whole("sparse_feature_dim", 9)
 
@@ -188,4 +193,5 @@ def click_recipe(
         label=label,
         schema=hyper.schema(label) if schema is None else schema,
         metrics=[AUC()],
+        clip_norm=hyper.clip_norm,
     )

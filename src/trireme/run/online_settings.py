@@ -135,8 +135,8 @@ def _minutes(keys: RunnerKeys, splits_per_pass: int) -> int:
     if passes is None:
         return 5
     minutes, rest = divmod(MINUTES_OF_DAY, passes * splits_per_pass)
-    given = keys.optional_integer("split_interval")
-    if rest or given not in (None, minutes):
+    interval = keys.optional_integer("split_interval")
+    if rest or interval not in (None, minutes):
         raise BadRequest(
             f"runner.pass_per_day: expected passes that fill the {MINUTES_OF_DAY} minutes of a"
             f" day, with split_interval * split_per_pass if they are given, found {passes};"

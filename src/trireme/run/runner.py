@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from trireme.checkpoint.worker_side.server_operations import check_path
 from trireme.config import Config
-from trireme.data import Schema
+from trireme.data.prepared import PreparedDataset
 from trireme.errors import BadRequest, DataError, writing
 from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
@@ -25,7 +26,7 @@ from trireme.run.data import make_dataset
 from trireme.run.model import create_recipe
 from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.run.unused_keys import warn_of_unused
-from trireme.train import Dump, Recipe, Report, Trainer
+from trireme.train import Dump, Evaluation, Recipe, Report, Trainer
 from trireme.train.loop.worker_batches import Closable
 
 log = logging.getLogger("trireme")
@@ -118,11 +119,12 @@ class _RunWorker:
                     f"runner.model_save_path: expected no epoch there yet, found {path};"
                     " name another folder or remove it"
                 )
-        dataset = self._dataset(settings.train, self._recipe.schema)
+        dataset = self._dataset(settings.train, self._recipe)
         self._warn()
-        warm_start(self._trainer, self._settings)
         if self._is_first and settings.save_path is not None:  # fail now rather than after an epoch
             make_folder("runner.model_save_path: cannot write", settings.save_path)
+            check_path(self._trainer.cluster.client, settings.save_path)
+        warm_start(self._trainer, self._settings)
         return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
@@ -157,8 +159,7 @@ class _RunWorker:
                 "runner.infer_load_path: expected the folder of saved epochs, found none"
             )
         other = self._recipe.evaluation
-        schema = self._recipe.schema if other is None else other.schema or self._recipe.schema
-        dataset = self._dataset(settings.infer, schema)
+        dataset = self._dataset(settings.infer, other or self._recipe)
         self._warn()
         for epoch in settings.infer_epochs:
             path = settings.load_path / str(epoch)
@@ -174,9 +175,10 @@ class _RunWorker:
             self._report(f"infer epoch {epoch}", results[-1], f"loaded from {path}")
         return results
 
-    def _dataset(self, part: DataSettings, schema: Schema | None) -> Iterable[Any]:
-        cluster = self._trainer.cluster
-        return make_dataset(self._config, self._settings, part, schema, cluster)
+    def _dataset(self, part: DataSettings, source: Recipe | Evaluation) -> Iterable[Any]:
+        schema, cluster = source.schema or self._recipe.schema, self._trainer.cluster
+        dataset = make_dataset(self._config, self._settings, part, schema, cluster)
+        return dataset if source.prepare is None else PreparedDataset(dataset, source.prepare)
 
     def _saved(self, epoch: int) -> Path | None:
         path = self._settings.save_path

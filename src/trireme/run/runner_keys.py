@@ -104,8 +104,8 @@ class RunnerKeys:
         return self.base / (value if value.endswith(".py") else f"{value}.py")
 
 
-def _refused(key: str, expected: str, found: object, *, example: object) -> BadRequest:
+def _refused(key: str, expected: str, value: object, *, example: object) -> BadRequest:
     return BadRequest(
-        f"runner.{key}: expected {expected}, found {found!r};"
+        f"runner.{key}: expected {expected}, found {value!r};"
         f" -o runner.{key}={example} overrides the file"
     )

@@ -57,6 +57,7 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "hyper_parameters.is_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.reg": ("create() selects the optimizer; tr.optim.FTRL has an l1", ()),
     "hyper_parameters.distributed_embedding": (_TABLES, ()),
+    "hyper_parameters.optimizer.decay_*": ("Recipe(schedule=) of a model.py changes rates", ()),
     "hyper_parameters.adam_d2sum": ("create() selects the optimizer; see fleet.AdamD2Sum", ()),
     "table_parameters.*.shard_num": (_BUCKETS, ()),
     "table_parameters.*.compress_in_save": ("checkpoints are not compressed", ()),

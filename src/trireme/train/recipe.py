@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trireme.data.batch import Batch
 from trireme.data.schema import Schema
 from trireme.metrics import Metric
 
@@ -18,7 +19,7 @@ class Evaluation:
     model: made of tables, and modules, of the trained model; returns what the metrics score.
     metrics: at least one. label: the column of those that name none.
     schema: of the inputs, in the order of the files of the evaluation; None: that of the training.
-    loss: as of a Recipe; None: only the metrics are computed.
+    loss: as of a Recipe; None: only the metrics are computed. prepare: as of a Recipe.
     """
 
     model: nn.Module
@@ -26,6 +27,7 @@ class Evaluation:
     label: str | None = None
     schema: Schema | None = None
     loss: Callable[[Any, Any], torch.Tensor] | None = None
+    prepare: Callable[[Batch], Batch] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class Recipe:
     clip_norm, clip_value: how gradients are clipped, see DistributedOptimizer.
     schedule: makes a scheduler of torch.optim.lr_scheduler of the optimizer that it gets, whose
         param groups are those of `optimizer` and one for each table; it steps after every batch.
+    prepare: makes of each batch that was read the one that the model gets, with sampled ids as one
+        more column, say. So their rows are looked up like others, pulled ahead and exported.
     evaluation: what `trireme run --infer` evaluates; None: the model itself.
     """
 
@@ -54,4 +58,5 @@ class Recipe:
     clip_norm: float | None = None
     clip_value: float | None = None
     schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
+    prepare: Callable[[Batch], Batch] | None = None
     evaluation: Evaluation | None = None

@@ -283,10 +283,11 @@ class Trainer:
         scores = labels and (part is None or other is not None)
         title = "evaluate" if scores else "infer"
         report = report or Report()
-        of: Any = other or self
-        if other is not None:
-            check_metrics(other.metrics, other.label)
-        metrics, label, loss = (of.metrics, of.label, of.loss) if scores else ([], None, None)
+        source: Any = other or self
+        check_metrics(source.metrics, source.label)
+        metrics, label, loss = source.metrics, source.label, source.loss
+        if not scores:
+            metrics, label, loss = [], None, None
         tally = Tally(metrics, label, merged=report.merged, has_loss=loss is not None)
         scorer = Scorer(loss, label)
         with self.cluster.client.script.section():
