@@ -133,7 +133,10 @@ def reason(output: str, folder: Path) -> str:
     ours = [line for line in lines if re.match(r"trireme \w+: error: ", line)]
     errors = ours or [line for line in lines if re.match(r"\w*(Error|Request)\b.*: ", line)]
     sentence = (errors or lines or ["no output"])[-1]
+    if sentence.endswith(":"):
+        sentence += f" {lines[-1]}"
     sentence = re.sub(r"of what '.*' makes of it", "of what the reader makes of it", sentence)
+    sentence = re.sub(r"pipe_command '.*' on ", "pipe_command on ", sentence)
     for path in (folder.resolve(), folder):
         sentence = sentence.replace(f"{path}/", "").replace(str(path), ".")
     return sentence if len(sentence) <= 300 else f"{sentence[:300]} ..."

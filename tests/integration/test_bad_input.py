@@ -298,7 +298,7 @@ def test_with_fewer_files_than_workers_one_has_none_and_the_job_trains(
 ) -> None:
     (tmp_path / "part.gz").write_bytes(compressed(text(TEXT["csv"]), ".gz"))
     configure(tmp_path, "csv", "part.gz")
-    serve = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]
+    serve = ["-m", "trireme", "server", "--listen", "127.0.0.1:0", "--root", str(tmp_path)]
     run = ["-m", "trireme", "run", "-m", str(tmp_path / "config.yaml")]
     with programs.start("server", serve, {}) as server, ExitStack() as workers:
         env = {"TRIREME_ROLE": "worker", "TRIREME_NUM_WORKERS": "2"}

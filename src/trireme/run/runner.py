@@ -27,6 +27,7 @@ from trireme.run.model import create_recipe
 from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.run.unused_keys import warn_of_unused
 from trireme.train import Dump, Evaluation, Recipe, Report, Trainer
+from trireme.train.first_worker import let_first_worker
 from trireme.train.loop.worker_batches import Closable
 
 log = logging.getLogger("trireme")
@@ -121,11 +122,21 @@ class _RunWorker:
                 )
         dataset = self._dataset(settings.train, self._recipe)
         self._warn()
-        if self._is_first and settings.save_path is not None:  # fail now rather than after an epoch
-            make_folder("runner.model_save_path: cannot write", settings.save_path)
-            check_path(self._trainer.cluster.client, settings.save_path)
+        if settings.save_path is not None:  # fail now rather than after an epoch
+            self._check_save_path(settings.save_path)
         warm_start(self._trainer, self._settings)
         return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
+
+    def _check_save_path(self, path: Path) -> None:
+        """Raises BadRequest, on every worker: worker 0 or the servers cannot write there."""
+        cluster = self._trainer.cluster
+
+        def check() -> dict[str, Any]:
+            make_folder("runner.model_save_path: cannot write", path)
+            check_path(cluster.client, path)
+            return {}
+
+        let_first_worker(cluster, "check of runner.model_save_path", check)
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
         trainer, settings = self._trainer, self._settings
