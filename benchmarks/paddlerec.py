@@ -143,13 +143,18 @@ def reason(output: str, folder: Path) -> str:
 
 
 def table(results: Sequence[tuple[Case, dict[str, str]]]) -> str:
-    """The results as Markdown."""
+    """The results as Markdown; reasons are numbered, and stand below."""
+    reasons: dict[str, int] = {}
     lines = [f"| YAML | model | {' | '.join(STEPS)} |", "|---" * (2 + len(STEPS)) + "|"]
     for case, cells in results:
-        texts = [cells[step].replace("|", "\\|") for step in STEPS]
+        texts = [
+            text if text in (_OK, "-") else f"no ({reasons.setdefault(text, len(reasons) + 1)})"
+            for text in (cells[step] for step in STEPS)
+        ]
         model = f"`{case.model}`" if case.model else "-"
         lines.append(f"| {case.path} | {model} | {' | '.join(texts)} |")
-    return "\n".join(lines) + "\n"
+    notes = [f"{number}. `{text}`" for text, number in reasons.items()]
+    return "\n".join([*lines, "", *notes] if notes else lines) + "\n"
 
 
 def write_page(page: Path, text: str) -> None:
@@ -182,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
         cells = kept.get(str(case.path))
         if cells is None:
             cells = run_case(arguments.folder, case, arguments.limit_s)
-            print(table([(case, cells)]).splitlines()[-1], flush=True)
+            print(case.path, json.dumps(cells), flush=True)
             if arguments.results is not None:
                 with arguments.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([str(case.path), cells]) + "\n")

@@ -43,13 +43,15 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path) -> None:
 
 def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
     case = paddlerec.Case(Path("rank/dnn/config.yaml"), "ctr_dnn")
-    cells = dict.fromkeys(paddlerec.STEPS, "yes") | {"launch": "a | b"}
-    text = paddlerec.table([(case, cells)])
+    cells = dict.fromkeys(paddlerec.STEPS, "yes") | {"launch": "error: a"}
+    text = paddlerec.table([(case, cells), (case, cells | {"infer": "error: b"})])
     page = tmp_path / "page.md"
     page.write_text(f"before\n{paddlerec.BEGIN}old\n{paddlerec.END}after\n")
     paddlerec.write_page(page, text)
     assert page.read_text().startswith(f"before\n{paddlerec.BEGIN}\n| YAML | model | train |")
-    assert "| `ctr_dnn` | yes | a \\| b | yes | yes |" in page.read_text()
+    assert "| `ctr_dnn` | yes | no (1) | yes | yes |" in page.read_text()
+    assert "| `ctr_dnn` | yes | no (1) | no (2) | yes |" in page.read_text()
+    assert "\n1. `error: a`\n2. `error: b`\n" in page.read_text()
     assert "old" not in page.read_text()
     assert page.read_text().endswith(f"{paddlerec.END}after\n")
     page.write_text("no marks")

@@ -44,6 +44,8 @@ def model_source(config: Config, settings: Settings) -> Path | str:
     if named is None:
         if not model.is_file():
             raise BadRequest(_nothing(folder))
+        if _is_paddle(model):
+            raise BadRequest(_paddle(model))
         return model
     if "/" not in named and not named.endswith(".py"):
         if named not in zoo_names():
@@ -55,13 +57,25 @@ def model_source(config: Config, settings: Settings) -> Path | str:
     path = folder / named
     if not path.is_file():
         raise BadRequest(f"run: expected a Python file, found none at {path}")
-    if not _IMPORTS_PADDLE.search(path.read_text(encoding="utf-8")):
+    if not _is_paddle(path):
         return path
-    if settings.model is None and model.is_file():
+    if settings.model is None and _has_create(model):
         log.info("run: %s is a Paddle program; the model is %s", path, model)
         return model
-    raise BadRequest(
-        f"run: expected a model in PyTorch, found a Paddle program, {path}: {_advice(folder)}"
+    raise BadRequest(_paddle(path))
+
+
+def _is_paddle(path: Path) -> bool:
+    return _IMPORTS_PADDLE.search(path.read_text(encoding="utf-8")) is not None
+
+
+def _has_create(path: Path) -> bool:
+    return path.is_file() and not _is_paddle(path) and "create" in path.read_text(encoding="utf-8")
+
+
+def _paddle(path: Path) -> str:
+    return (
+        f"run: expected a model in PyTorch, found a Paddle program, {path}: {_advice(path.parent)}"
     )
 
 
