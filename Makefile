@@ -2,6 +2,7 @@
 # make test       the test suite (TESTS=tests/unit: a part of it; TRIREME_TEST_SEED=n: the sample of run n)
 # make long       every case of the tests that `make test` samples or shortens: tens of minutes
 # make chaos      KILLS=100 kills of processes of real jobs, and other faults: minutes (SEED=n; ROUND=n.m: one round)
+# make paddlerec  PADDLEREC=folder of a clone of PaddleRec: run its models, write the table of docs/paddlerec.md
 # make gpu        tests and benchmarks that need a CUDA device; says why where there is none
 # make check      formatters, linters, types; the C++ tests under sanitizers
 # make bench      benchmarks (BENCH=name: one of them; RIVAL=name: beside a rival)
@@ -27,7 +28,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Hundreds of processes of the tests import the same modules, which are therefore compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test chaos long gpu check bench paddle torchrec setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
+.PHONY: help demo test chaos long paddlerec gpu check bench paddle torchrec setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -49,6 +50,9 @@ chaos: setup
 long: setup
 	@TRIREME_TEST_LONG=1 $(BIN)/python -m pytest --timeout=1800 \
 	  $$(grep -rl --include='test_*.py' '^from tests.long import' tests)
+
+paddlerec: setup
+	@$(BIN)/python -m benchmarks.paddlerec $(PADDLEREC) --page docs/paddlerec.md
 
 # On a GPU kernels are compiled. The torch of `make setup` is for CPUs: on a machine with a GPU install
 # the build for CUDA of the same version into $(VENV) first.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Checkpoints,
         DistributedOptimizer,
         Dump,
+        Evaluation,
         Recipe,
         Report,
         Trainer,
@@ -39,6 +40,7 @@ __all__ = [
     "Config",
     "DistributedOptimizer",
     "Dump",
+    "Evaluation",
     "Pass",
     "Publishing",
     "Recipe",
@@ -65,7 +67,10 @@ __all__ = [
 ]
 
 # Module -> the names that it has; the others are modules themselves.
-_TRAIN = ("Checkpoints", "DistributedOptimizer", "Dump", "Recipe", "Report", "Trainer", "prefetch")
+_TRAIN = (
+    *("Checkpoints", "DistributedOptimizer", "Dump", "Evaluation", "Recipe"),
+    *("Report", "Trainer", "prefetch"),
+)
 _HOMES = {
     "blocks": ("Blocks",),
     "config": ("Config",),

@@ -24,7 +24,7 @@ from tests.programs import Template
 from trireme import fleet
 from trireme.commands import cli
 from trireme.data import InMemoryDataset, QueueDataset
-from trireme.errors import BadRequest, DataError
+from trireme.errors import DataError
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.launch import environment
@@ -180,15 +180,18 @@ def test_a_command_that_fails_is_named(
 
 
 @pytest.mark.parametrize("format", TEXT)
-def test_fewer_files_than_threads_are_read_and_fewer_than_workers_refused(
-    tmp_path: Path, format: str
+def test_fewer_files_than_threads_and_than_workers_are_read_once(
+    tmp_path: Path, format: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "part.gz"
     path.write_bytes(compressed(text(TEXT[format]), ".gz"))
     dataset = QueueDataset(path, schema=SCHEMAS[format], batch_size=50, threads=8)
     assert sum(batch.num_examples for batch in dataset) == NUM_LINES
-    with pytest.raises(BadRequest, match=r"at least 2 files for 2 streams.*part\.gz.*or use fewer"):
-        dataset.stream(1, 2)
+    shares = [sum(b.num_examples for b in dataset.stream(i, 3)) for i in range(3)]
+    assert shares == [NUM_LINES, 0, 0]
+    (warning,) = caplog.messages
+    assert "at least 3 files for 3 streams" in warning
+    assert "found 1: the last 2 streams have no data" in warning
 
 
 def test_a_run_without_examples_is_an_error(
@@ -271,10 +274,31 @@ def test_a_job_ends_with_the_error_of_the_worker_that_failed(
     assert written(tmp_path) == []
 
 
-def test_fewer_files_than_workers_end_every_worker(tmp_path: Path, programs: Template) -> None:
+def test_a_model_outside_of_the_root_is_refused_before_training(
+    tmp_path: Path, programs: Template
+) -> None:
+    (tmp_path / "part").write_bytes(text(TEXT["csv"]))
+    configure(tmp_path, "csv", "part")
+    (tmp_path / "root").mkdir()
+    serve = ["-m", "trireme", "server", "--listen", "127.0.0.1:0", "--root", str(tmp_path / "root")]
+    run = ["-m", "trireme", "run", "-m", str(tmp_path / "config.yaml"), "-o"]
+    run.append("runner.model_save_path=elsewhere")
+    with programs.start("server", serve, {}) as server:
+        env = {"TRIREME_ROLE": "worker", "TRIREME_NUM_WORKERS": "1", "TRIREME_INDEX": "0"}
+        env["TRIREME_SERVERS"] = server.wait_line(r"^listening on (\S+)")[1]
+        with programs.start("worker", run, env) as worker:
+            assert worker.finish() == 2
+            assert "--root or TRIREME_ROOT of the servers says where" in worker.output
+            assert "batch 1" not in worker.output
+            assert "run: epoch" not in worker.output
+
+
+def test_with_fewer_files_than_workers_one_has_none_and_the_job_trains(
+    tmp_path: Path, programs: Template
+) -> None:
     (tmp_path / "part.gz").write_bytes(compressed(text(TEXT["csv"]), ".gz"))
     configure(tmp_path, "csv", "part.gz")
-    serve = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]
+    serve = ["-m", "trireme", "server", "--listen", "127.0.0.1:0", "--root", str(tmp_path)]
     run = ["-m", "trireme", "run", "-m", str(tmp_path / "config.yaml")]
     with programs.start("server", serve, {}) as server, ExitStack() as workers:
         env = {"TRIREME_ROLE": "worker", "TRIREME_NUM_WORKERS": "2"}
@@ -283,11 +307,9 @@ def test_fewer_files_than_workers_end_every_worker(tmp_path: Path, programs: Tem
             workers.enter_context(programs.start(f"worker {i}", run, {**env, "TRIREME_INDEX": i}))
             for i in "01"
         ]
-        for worker in started:
-            assert worker.finish() == 2
-            assert re.search(
-                r"\ntrireme run: error: .*at least 2 files .* found 1: .*/part\.gz;", worker.output
-            )
+        assert [worker.finish() for worker in started] == [0, 0]
+        assert "at least 2 files for 2 streams" in started[0].output
+        assert re.search(rf"run: epoch 0: .*examples {NUM_LINES},", started[0].output)
 
 
 def test_a_disk_that_is_full_of_a_dump_ends_the_job_and_leaves_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from tests.integration.processes import Processes, clean_environment
 from tests.paddlerec import sample
 from tests.programs import Template
 from trireme.commands import cli
+from trireme.config import Config
 from trireme.launch import environment
+from trireme.run.model_source import model_source
+from trireme.run.settings import Settings
 
 CONFIG = """
 runner:
@@ -132,17 +136,49 @@ def test_a_collective_job_on_gpus_trains_and_tests(
     assert "trireme run would begin at its first epoch again" in output
 
 
-def test_use_gpu_without_a_gpu_says_what_helps(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_use_gpu_without_a_gpu_trains_on_the_cpu_with_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["run", "-m", str(folder / "config.yaml"), "-o", "runner.use_gpu=True"]
+    command.append("runner.epochs=1")
     if not torch.cuda.is_available():
-        assert cli.main([*command, "runner.model_save_path=gpu"]) == 2
-        assert re.search(
-            r"runner\.use_gpu: .*expected a GPU.*TRIREME_DEVICE_GPU=cpu", capsys.readouterr().err
-        )
+        assert cli.main([*command, "runner.model_save_path=no_gpu"]) == 0
+        assert re.search(r"runner\.use_gpu: .*expected a GPU.*: the CPU computes", caplog.text)
+    caplog.clear()
     monkeypatch.setenv("TRIREME_DEVICE_GPU", "cpu")
-    assert cli.main([*command, "runner.model_save_path=gpu", "runner.epochs=1"]) == 0
+    assert cli.main([*command, "runner.model_save_path=gpu"]) == 0
+    assert "the CPU computes" not in caplog.text
+
+
+def test_a_paddle_program_is_told_what_to_write_before_torch_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "dnn"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("runner: {model_path: static_model.py}\n")
+    (folder / "static_model.py").write_text("import math\nimport paddle\n")
+    program = (
+        "import sys; from trireme.commands import cli;"
+        "code = cli.main(['run', '-m', 'config.yaml']);"
+        "print('torch' in sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=clean_environment(),
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (2, "False")
+    assert re.search(
+        r"found a Paddle program, .*static_model\.py: write .*model\.py with create\(config\).*"
+        r"trireme.models has this one: -o model=ctr_dnn",
+        done.stderr,
+    )
+
+
+def test_a_model_beside_a_paddle_program_is_the_model(folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("runner: {model_path: static_model.py}\n")
+    (tmp_path / "static_model.py").write_text("from paddle import nn\n")
+    (tmp_path / "model.py").write_text(MODEL)
+    loaded = Config.load(config)
+    assert model_source(loaded, Settings.read(loaded)) == tmp_path / "model.py"
 
 
 def test_a_reader_class_feeds_the_model_as_in_paddlerec(
@@ -165,11 +201,15 @@ def test_a_reader_class_feeds_the_model_as_in_paddlerec(
 @pytest.mark.parametrize(
     ("files", "overrides", "message"),
     [
-        ({"model.py": None}, [], r"expected a model: .*model\.py with create\(config\)"),
+        (
+            {"model.py": None},
+            [],
+            r"expected a model, found none: write .*model\.py with create\(config\)",
+        ),
         (
             {"model.py": None, "static_model.py": "x"},
             [],
-            r"-o model=NAME; found none; static_model\.py are Paddle programs",
+            r"found none; static_model\.py is a Paddle program: write .*model\.py .*-o model=NAME",
         ),
         ({"model.py": "x = 1"}, [], r"model\.py: expected a function create"),
         ({"model.py": "def create(c): return 7"}, [], "a trireme.Recipe, found int"),

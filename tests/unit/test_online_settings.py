@@ -150,12 +150,25 @@ def test_keys_of_other_commands_are_named(tmp_path: Path, caplog: pytest.LogCapt
         ("split_interval=7", r"to fill a day of 1440, found 7 \* 2"),
         ("split_per_pass=0", "runner.split_per_pass: expected an integer >= 1, found 0"),
         ("checkpoint_per_pass=1.5", "runner.checkpoint_per_pass: expected an integer >= 1"),
-        ("save_first_base=1", "runner.save_first_base: expected True or False, found 1"),
+        ("save_first_base=2", "runner.save_first_base: expected True or False, found 2"),
+        ("days=yesterday", "runner.days: expected days as {20190720..20190722}, or one after"),
+        ("pass_per_day=7", "runner.pass_per_day: expected passes that fill the 1440 minutes"),
         ("data_donefile=a/b", "runner.data_donefile: expected the name of a file, found 'a/b'"),
         ("data_sleep_second=0", "runner.data_sleep_second: expected seconds > 0, found 0"),
-        ("train_data_dir=", "runner.train_data_dir: expected the folder of days, found none"),
+        ("train_data_dir=", "runner.train_data_dir: expected one folder of days, found none"),
     ],
 )
 def test_a_wrong_value_is_refused(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         passes(tmp_path, f"runner.{override}")
+
+
+def test_days_and_passes_per_day_are_another_way_to_say_them(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        'runner: {train_data_dir: [data], days: "{20191225..20191227}", pass_per_day: 24}\n'
+    )
+    config = Config.load(tmp_path / "config.yaml")
+    online = OnlineSettings.read(config)
+    assert (online.start_day, online.end_day) == ("20191225", "20191227")
+    assert (online.passes_per_day, online.splits(2)) == (24, ["0100"])
+    assert len(list(passes_of(Settings.read(config), online, lambda files: files))) == 72

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from trireme.config import Config
 from trireme.data import Dense, InsId, Label, Schema, Sparse
 from trireme.errors import BadRequest, DataError
-from trireme.run.rec_dataset import ExampleDataset
+from trireme.run.rec_dataset import ExampleDataset, ReaderConfig
 
 SCHEMA = Schema([Label("click"), Sparse("a"), Sparse("b"), Dense("d", 2)])
 
@@ -23,7 +25,7 @@ def examples(num: int) -> Iterator[list[Any]]:
 
 def dataset(num: int, size: int = 4, **options: Any) -> ExampleDataset:
     return ExampleDataset(
-        lambda: examples(num), schema=SCHEMA, batch_size=size, name="reader.py", **options
+        lambda _: examples(num), schema=SCHEMA, batch_size=size, name="reader.py", **options
     )
 
 
@@ -42,7 +44,7 @@ def test_a_batch_holds_the_columns_of_its_examples() -> None:
 
 def test_an_empty_list_is_an_empty_bag() -> None:
     (batch,) = ExampleDataset(
-        lambda: [[[1], [], [3], [0, 0]]], schema=SCHEMA, batch_size=2, name="reader.py"
+        lambda _: [[[1], [], [3], [0, 0]]], schema=SCHEMA, batch_size=2, name="reader.py"
     )
     assert batch.bags.offsets.tolist() == [0, 0, 1]
     assert batch.bags.values.tolist() == [3]
@@ -57,6 +59,42 @@ def test_workers_share_the_batches_or_have_their_own() -> None:
     assert [batch["d"].tolist() for batch in own] == whole
 
 
+def test_workers_share_files_and_with_fewer_files_the_batches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    read: list[list[str]] = []
+
+    def make(files: list[str]) -> Iterator[list[Any]]:
+        read.append(files)
+        return examples(10 * len(files))
+
+    shared = ExampleDataset(make, ["a", "b", "c"], schema=SCHEMA, batch_size=5, name="reader.py")
+    assert [len(list(shared.stream(i, 2))) for i in range(2)] == [4, 2]
+    assert read == [["a", "c"], ["b"]]
+    assert not caplog.messages
+    assert [len(list(shared.stream(i, 4))) for i in range(4)] == [2, 2, 1, 1]
+    assert read[2:] == [["a", "b", "c"]] * 4
+    assert caplog.messages == [
+        "reader.py: each of 4 workers reads all of 3 files and takes every 4th batch; with as many"
+        " files as workers they share the reading, too"
+    ]
+
+
+def test_a_reader_gets_the_dictionary_that_it_expects(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("runner: {words: 3}\n")
+    config = Config.load(path)
+    reader_config = ReaderConfig(config)
+    assert config.unread() == ["runner.words"]
+    assert (reader_config["runner.words"], reader_config.get("runner.words")) == (3, 3)
+    assert config.unread() == []
+    assert reader_config.get("runner.batch_size") is None
+    assert reader_config.get("runner.batch_size", 7) == 7
+    assert "runner.batch_size" not in reader_config
+    assert reader_config["config_abs_dir"] == str(tmp_path)
+    assert dict(reader_config)["yaml_path"] == str(path)
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_stream_goes_on_behind_any_batch(index: int) -> None:
     whole = list(dataset(30).stream(index, 2))
@@ -67,10 +105,12 @@ def test_a_stream_goes_on_behind_any_batch(index: int) -> None:
 
 def test_a_class_may_yield_batches() -> None:
     ready = [{"x": torch.full((3,), float(i))} for i in range(5)]
-    shared = ExampleDataset(lambda: ready, schema=SCHEMA, batch_size=2, name="reader.py")
+    shared = ExampleDataset(lambda _: ready, schema=SCHEMA, batch_size=2, name="reader.py")
     assert [int(batch["x"][0]) for batch in shared.stream(1, 2)] == [1, 3]
     assert [batch.position for batch in shared.stream(1, 2)] == [(1,), (3,)]
-    mixed = ExampleDataset(lambda: [*examples(1), 7], schema=SCHEMA, batch_size=2, name="reader.py")
+    mixed = ExampleDataset(
+        lambda _: [*examples(1), 7], schema=SCHEMA, batch_size=2, name="reader.py"
+    )
     with pytest.raises(DataError, match=r"example 2: expected 4 arrays, .*found 7"):
         list(mixed)
 
@@ -89,7 +129,7 @@ def test_a_class_may_yield_batches() -> None:
     ],
 )  # fmt: skip
 def test_an_example_that_does_not_fit_is_named(example: Any, message: str) -> None:
-    wrong = ExampleDataset(lambda: [example], schema=SCHEMA, batch_size=2, name="reader.py")
+    wrong = ExampleDataset(lambda _: [example], schema=SCHEMA, batch_size=2, name="reader.py")
     with pytest.raises(DataError, match=message):
         list(wrong)
 

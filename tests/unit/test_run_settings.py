@@ -30,8 +30,8 @@ def test_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
             "runner.train_reader_path=reader",
         )
     )
-    assert settings.train.path == str(tmp_path / "data")
-    assert settings.infer.path == "s3://bucket/test"
+    assert settings.train.paths == (str(tmp_path / "data"),)
+    assert settings.infer.paths == ("s3://bucket/test",)
     assert settings.train.reader == settings.infer.reader == tmp_path / "reader.py"
     assert (settings.save_path, settings.load_path) == (tmp_path / "out", tmp_path / "out")
     assert settings.warm_path == Path("/elsewhere/3")
@@ -104,8 +104,9 @@ def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
         ("runner.sync_mode=geo", r"runner\.geo_step: expected an integer with sync_mode geo"),
         ("runner.sync_mode=half", "found 'half'"),
         ("runner.sync_mode=bounded", r"runner\.staleness: expected an integer"),
-        ("runner.use_xpu=True", r"runner\.use_xpu: expected False, found True: there are no"),
-        ("runner.use_auc=maybe", "expected True or False, found 'maybe'"),
+        ("runner.use_auc=maybe", "True or False, found 'maybe'; -o runner.use_auc=False overrides"),
+        ("runner.use_gpu=2", "expected True or False, found 2"),
+        ("runner.train_data_dir=[a, 3]", r"a path or a list of paths, found \['a', 3\]"),
         ("runner.epochs=0", r"runner\.epochs: expected an integer >= 1, found 0"),
         ("runner.epochs=1.5", "found 1.5"),
         ("runner.thread_num=True", "found True"),
@@ -119,6 +120,33 @@ def test_contradictory_settings_are_refused_by_name(
 ) -> None:
     with pytest.raises(BadRequest, match=message):
         Settings.read(config(tmp_path, override))
+
+
+def test_alone_async_is_sync_unless_the_command_line_asks_for_it(tmp_path: Path) -> None:
+    in_file = config(tmp_path)
+    (tmp_path / "config.yaml").write_text("runner: {sync_mode: async, use_gpu: 0, use_auc: 1}\n")
+    in_file = Config.load(tmp_path / "config.yaml")
+    settings = Settings.read(in_file)
+    assert (settings.use_gpu, settings.use_auc) == (False, True)
+    assert settings.strategy == Strategy("async")
+    assert settings.alone().strategy == Strategy("sync")
+    asked = Settings.read(Config.load(tmp_path / "config.yaml", ["runner.sync_mode=async"]))
+    assert asked.alone().strategy == Strategy("async")
+    bounded = ["runner.sync_mode=bounded", "runner.staleness=2"]
+    assert Settings.read(config(tmp_path, *bounded)).alone().strategy.mode == "bounded"
+
+
+def test_a_part_may_have_several_places_and_a_dump_folder_of_its_own(tmp_path: Path) -> None:
+    several = ["runner.train_data_dir=[a, s3://b/c]", "runner.need_train_dump=1"]
+    several += ["runner.train_dump_fields_dir=dumped", "runner.dump_fields=[click]"]
+    settings = Settings.read(config(tmp_path, *several))
+    assert settings.train.paths == (str(tmp_path / "a"), "s3://b/c")
+    assert settings.train_dump is not None
+    assert settings.train_dump.path == str(tmp_path / "dumped")
+    with pytest.raises(
+        BadRequest, match=r"dump_fields_path or infer_dump_fields_dir, .* -o runner"
+    ):
+        Settings.read(config(tmp_path, *several, "runner.need_infer_dump=True"))
 
 
 def test_use_fleet_is_collective_and_refuses_other_modes(tmp_path: Path) -> None:
@@ -155,6 +183,25 @@ def test_keys_without_an_effect_are_warnings(
         "runner.geo_step: no effect: it belongs to sync_mode geo",
         "runner.start_day: no effect: it belongs to `trireme stream`; `trireme run` reads all"
         " files, in natural order",
+    ]
+
+
+def test_what_the_readers_read_and_what_has_a_reason_is_not_called_unread(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "reader.py").write_text('x = config.get("runner.word_dict")\n')
+    keys = ["runner.train_reader_path=reader", "runner.word_dict=d", "runner.auc_num=2"]
+    keys += ["runner.use_xpu=True", "hyper_parameters.item_count=3", "runner.word_dic=d"]
+    actual = config(tmp_path, *keys)
+    Settings.read(actual)
+    with caplog.at_level(logging.WARNING):
+        warn_of_unused(actual)
+    assert caplog.messages == [
+        "hyper_parameters.item_count: no effect: tables are on the servers, if there are any, and"
+        " have no fixed size",
+        "runner.auc_num: no effect: every metric of the model is printed",
+        "runner.use_xpu: no effect: there are no kernels for XPUs: the CPU computes, or use_gpu",
+        "runner.word_dic: no effect: nothing reads it",
     ]
 
 

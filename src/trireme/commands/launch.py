@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from trireme.commands.options import KEYS, add_common, add_config, add_infer, picked, seconds
+from trireme.commands.run import check_config
 from trireme.errors import BadRequest
 from trireme.launch.local_job import launch
 from trireme.launch.machines import START_PORT
@@ -265,10 +266,9 @@ def _check_config(arguments: argparse.Namespace) -> None:
     """Check before anything starts what the servers will check again."""
     from trireme.config import Config
     from trireme.run.online_settings import OnlineSettings
-    from trireme.run.settings import Settings
 
     config = Config.load(arguments.config_yaml, arguments.opt)
-    Settings.read(config).model_root(arguments.root)
+    check_config(config).model_root(arguments.root)
     if arguments.stream:
         OnlineSettings.read(config)
 

@@ -1,8 +1,15 @@
 """The command `trireme run`."""
 
+from __future__ import annotations
+
 import argparse
+from typing import TYPE_CHECKING
 
 from trireme.commands.options import add_config, add_infer
+
+if TYPE_CHECKING:
+    from trireme.config import Config
+    from trireme.run.settings import Settings
 
 SUMMARY = "train or evaluate a model that a YAML file describes"
 EXAMPLES = """
@@ -33,9 +40,22 @@ def add_to(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_run)
 
 
+def check_config(config: Config) -> Settings:
+    """The settings, checked before torch is loaded. Raises BadRequest."""
+    from trireme.run.model_source import model_source
+    from trireme.run.settings import Settings
+
+    settings = Settings.read(config)
+    model_source(config, settings)
+    return settings
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from trireme.config import Config
+
+    config = Config.load(arguments.config_yaml, arguments.opt)
+    check_config(config)
     from trireme.run.runner import run  # loads torch
 
-    run(Config.load(arguments.config_yaml, arguments.opt), infer=arguments.infer)
+    run(config, infer=arguments.infer)
     return 0

@@ -118,7 +118,8 @@ class QueueDataset:
 
         Streams get about equal numbers of bytes. Files that are compressed or go through a command
         cannot be cut: streams get contiguous blocks of them, one more for the first
-        len(files) % num_streams streams.
+        len(files) % num_streams streams; the last ones get none if there are fewer files than
+        streams, with a warning.
 
         Args:
             start: the `position` of a batch of this stream, over the same files: the stream
@@ -126,9 +127,8 @@ class QueueDataset:
             epoch: ignored: the order is that of the files in every epoch.
 
         Raises:
-            BadRequest: index, num_streams or start out of range, or start is not at a line; fewer
-                files than streams where files cannot be cut; there, start is checked when the
-                first batch is read.
+            BadRequest: index, num_streams or start out of range, or start is not at a line; where
+                files cannot be cut, start is checked when the first batch is read.
         """
         check_stream("QueueDataset", index, num_streams)
         file_range = range_of_stream(

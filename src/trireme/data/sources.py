@@ -11,6 +11,7 @@ a command), each belongs to one stream: contiguous blocks of files, one more for
 """
 
 import glob
+import logging
 import os
 import re
 import stat
@@ -24,6 +25,8 @@ from typing import Any
 import fsspec
 
 from trireme.errors import BadRequest, DataError
+
+log = logging.getLogger("trireme")
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -256,8 +259,8 @@ def range_of_stream(
     can_seek: bool,
     own_files: bool = False,
 ) -> FileRange:
-    """What stream `index` of `num_streams` reads: its part, or everything with `own_files`. Raises
-    BadRequest: fewer files than streams, where files cannot be cut.
+    """What stream `index` of `num_streams` reads: its part, or everything with `own_files`. Nothing
+    if files cannot be cut and there are too few, of which stream 0 warns.
     """
     starts = file_starts(files)
     if own_files:
@@ -267,13 +270,16 @@ def range_of_stream(
         first = min(bisect_right(starts, begin), len(files)) - 1
         last = max(bisect_left(starts, end) - 1, first)
         return FileRange(index, begin, end, first, last, can_seek)
-    if len(files) < num_streams:
-        raise BadRequest(
-            f"QueueDataset.stream: expected at least {num_streams} files for {num_streams} streams,"
-            f" because files that are compressed or go through a pipe_command cannot be cut; found"
-            f" {len(files)}: {', '.join(file.path for file in files)}; split them into more files,"
-            " or use fewer workers"
-        )
+    if index == 0 and len(files) < num_streams:
+        log.warning(
+            "QueueDataset: expected at least %d files for %d streams, because files that are"
+            " compressed or go through a pipe_command cannot be cut, found %d: the last %d streams"
+            " have no data; split the files, or use fewer workers",
+            num_streams, num_streams, len(files), num_streams - len(files),
+        )  # fmt: skip
+    if index >= len(files):  # nothing, at the end of the last file
+        last = len(files) - 1
+        return FileRange(index, starts[last], starts[last], last, last - 1, can_seek)
     size, more = divmod(len(files), num_streams)
     first, behind = (i * size + min(i, more) for i in (index, index + 1))
     return FileRange(index, starts[first], starts[behind], first, behind - 1, can_seek)

@@ -16,6 +16,7 @@ from trireme.metrics.sums import (
     PrecisionRecall,
     PredictedCTR,
 )
+from trireme.metrics.top_k import TopK
 
 __all__ = [
     "AUC",
@@ -33,6 +34,7 @@ __all__ = [
     "PrecisionRecall",
     "PredictedCTR",
     "RMSE",
+    "TopK",
     "metric_of",
 ]
 

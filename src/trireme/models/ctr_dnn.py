@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
+from trireme.initializer import Uniform
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import Concatenated
 from trireme.models.layers import mlp
@@ -39,8 +40,10 @@ class CtrDnn(nn.Module):
 
 def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters, and fc_sizes, the widths of the hidden layers
-    (default 512, 256, 128, 32).
+    (default 512, 256, 128, 32). Rows start within +-1, as in PaddleRec's dnn (init_range).
     """
     hyper = HyperParameters(config)
     layers = hyper.sizes("fc_sizes", (512, 256, 128, 32))
-    return click_recipe(CtrDnn(hyper.table(), layers=layers, **hyper.inputs()), hyper)
+    return click_recipe(
+        CtrDnn(hyper.table(initializer=Uniform(-1.0, 1.0)), layers=layers, **hyper.inputs()), hyper
+    )

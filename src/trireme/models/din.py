@@ -20,6 +20,7 @@ from trireme.train.recipe import Recipe
 
 HISTORY = ("hist_item_seq", "hist_cat_seq")
 TARGET = ("target_item", "target_cat")
+MORE = ("mask", "target_item_seq", "target_cat_seq")
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
 
 
@@ -100,6 +101,9 @@ def create(config: Config) -> Recipe:
     act: activation of the attention, sigmoid (default) or relu.
     fc_sizes: widths of the hidden layers after the attention, default 80, 40.
 
+    use_DataLoader: the inputs have PaddleRec's three more at their end: the mask, and the candidate
+        repeated along the history. The model does not need them: key 0 is what the mask marks.
+
     Inputs: hist_item_seq, hist_cat_seq, target_item, target_cat, label.
     """
     hyper = HyperParameters(config)
@@ -114,5 +118,6 @@ def create(config: Config) -> Recipe:
         layers=hyper.sizes("fc_sizes", (80, 40)),
         activation=_ACTIVATIONS[name],
     )
-    schema = Schema([*map(Sparse, (*HISTORY, *TARGET)), Label("label")])
+    more = MORE if hyper.flag("use_DataLoader", False) else ()
+    schema = Schema([*map(Sparse, (*HISTORY, *TARGET)), Label("label"), *map(Sparse, more)])
     return click_recipe(model, hyper, label="label", schema=schema)

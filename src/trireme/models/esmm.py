@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
+from trireme.data.schema import Label, Schema, Sparse
+from trireme.initializer import Uniform
 from trireme.metrics import AUC
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
@@ -24,14 +26,23 @@ from trireme.train.recipe import Recipe
 class ESMM(nn.Module):
     """Two towers over the same rows: one for the click, one for the conversion after a click. The
     product of their probabilities is that of a click with a conversion. layers: widths of the
-    hidden layers of each tower; for the other arguments see trireme.models.inputs.
+    hidden layers of each tower; conversion_layers: of the second, if it has others; for the other
+    arguments see trireme.models.inputs.
     """
 
-    def __init__(self, rows: Table, *, layers: Sequence[int] = (256, 128), **inputs: Any) -> None:
+    def __init__(
+        self,
+        rows: Table,
+        *,
+        layers: Sequence[int] = (256, 128),
+        conversion_layers: Sequence[int] | None = None,
+        **inputs: Any,
+    ) -> None:
         super().__init__()
+        others = layers if conversion_layers is None else conversion_layers
         self.inputs = Concatenated(rows, **inputs)
         self.click = mlp([self.inputs.width, *layers, 1])
-        self.conversion = mlp([self.inputs.width, *layers, 1])
+        self.conversion = mlp([self.inputs.width, *others, 1])
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B,) logits: "ctr", "cvr" (of the conversion, given the click) and "ctcvr" (of both)."""
@@ -57,16 +68,32 @@ def esmm_loss(outputs: dict[str, Tensor], batch: Batch) -> Tensor:
 def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters, and fc_sizes, the widths of the hidden layers
     of each tower (default 256, 128). Inputs: click, conversion (only where click is 1), features.
+
+    With num_field, as in PaddleRec's esmm, there are that many features field_0, field_1, ..., in
+    front of the labels, with key 0 as padding, and no dense numbers; ctr_fc_sizes and cvr_fc_sizes
+    are the widths of the towers, and rows start within +-1 (init_range).
     """
     hyper = HyperParameters(config)
     layers = hyper.sizes("fc_sizes", (256, 128))
-    model = ESMM(hyper.table(), layers=layers, **hyper.inputs())
+    inputs, schema = hyper.inputs(), hyper.schema("click", "conversion")
+    options: dict[str, Any] = {}
+    if hyper.get("num_field") is not None:
+        fields = tuple(f"field_{i}" for i in range(hyper.whole("num_field", 23)))
+        inputs = {"features": fields, "num_dense": 0, "padding_key": 0}
+        schema = Schema([*map(Sparse, fields), Label("click"), Label("conversion")])
+        options["initializer"] = Uniform(-1.0, 1.0)
+    model = ESMM(
+        hyper.table(**options),
+        layers=hyper.sizes("ctr_fc_sizes", layers),
+        conversion_layers=hyper.sizes("cvr_fc_sizes", layers),
+        **inputs,
+    )
     return Recipe(
         model=model,
         loss=esmm_loss,
         optimizer=hyper.optimizer(model),
         label=None,
-        schema=hyper.schema("click", "conversion"),
+        schema=schema,
         metrics=[
             AUC(name="auc_ctr", output="ctr", label="click"),
             AUC(name="auc_ctcvr", output="ctcvr", label="conversion"),

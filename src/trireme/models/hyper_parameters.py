@@ -3,8 +3,10 @@
 | Key | Default | Means |
 |---|---|---|
 | optimizer.class | Adam | Adam, Adagrad or SGD: for the dense part and for the rows |
-| optimizer.learning_rate | 0.001 | of both |
+| optimizer.learning_rate | 0.001 | of both; optimizer.learning_rate_base_lr is the same |
 | adam_d2sum | False | with Adam: the dense part learns by Fleet's trireme.dense.adam_d2sum |
+| clip_by_norm | none | gradients of a step are scaled to this global norm at most |
+| init_range | the model's | rows start within +- this |
 | sparse_inputs_slots | 27 | sparse inputs with the label among them: features "1" to "26" |
 | sparse_feature_dim | 9 | floats per row |
 | dense_input_dim | 13 | width of the column dense_feature, 0 for none |
@@ -25,6 +27,7 @@ from trireme.config import Config
 from trireme.data.schema import Dense, Field, Label, Schema, Sparse
 from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest
+from trireme.initializer import Uniform
 from trireme.metrics import AUC
 from trireme.models.table_parameters import table_options
 from trireme.policy import ShowClick
@@ -97,6 +100,17 @@ class HyperParameters:
         return tuple(self._checked(key, default, "a list of names", are_names))
 
     @property
+    def learning_rate(self) -> float:
+        """Of the dense part and the rows. PaddleRec's files have either of two keys for it."""
+        other = self.get("optimizer.learning_rate_base_lr")
+        key = "optimizer.learning_rate" if other is None else "optimizer.learning_rate_base_lr"
+        return self.number(key, 1e-3)
+
+    @property
+    def clip_norm(self) -> float | None:
+        return None if self.get("clip_by_norm") is None else self.number("clip_by_norm", 1.0)
+
+    @property
     def dim(self) -> int:
         return self.whole("sparse_feature_dim", 9)
 
@@ -137,7 +151,10 @@ class HyperParameters:
         """
         width = self.dim if dim is None else dim
         _, rule = self._optimizer()
-        default = {"dim": width, "optimizer": rule(lr=self.number("optimizer.learning_rate", 1e-3))}
+        default: dict[str, Any] = {"dim": width, "optimizer": rule(lr=self.learning_rate)}
+        if self.get("init_range") is not None:
+            bound = self.number("init_range", 1.0)
+            options["initializer"] = Uniform(-bound, bound)
         configured = table_options(self._config, name, width, show_click)
         return Table(name, **{**default, **options, **configured})
 
@@ -152,8 +169,9 @@ class HyperParameters:
                 )
             cls = AdamD2Sum
         parameters = list(model.parameters())
-        lr = self.number("optimizer.learning_rate", 1e-3)
-        return cls(parameters, lr=lr) if parameters else None  # type: ignore[call-arg]
+        if not parameters:
+            return None
+        return cls(parameters, lr=self.learning_rate)  # type: ignore[call-arg]
 
     def _optimizer(self) -> tuple[type[torch.optim.Optimizer], type[optim.Rule]]:
         name = str(self.get("optimizer.class", "Adam"))
@@ -175,4 +193,5 @@ def click_recipe(
         label=label,
         schema=hyper.schema(label) if schema is None else schema,
         metrics=[AUC()],
+        clip_norm=hyper.clip_norm,
     )

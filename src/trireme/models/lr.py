@@ -3,14 +3,19 @@
 Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
 """
 
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
+from trireme.data.schema import Dense, Label, Schema, Sparse
+from trireme.errors import BadRequest
+from trireme.initializer import Normal
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import Weighted
+from trireme.nn import Embedding
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -30,7 +35,44 @@ class LR(nn.Module):
         return logits
 
 
+class ValuedLR(nn.Module):
+    """logit = bias + sum over the fields of a weight per id times the value beside it.
+
+    Args:
+        rows: table of the weights, of dim 1. Key 0 is padding.
+        ids: column of num_fields ids per example. values: dense column of their values.
+    """
+
+    def __init__(
+        self, rows: Table, *, num_fields: int, ids: str = "feat_idx", values: str = "feat_value"
+    ) -> None:
+        super().__init__()
+        self.embedding = Embedding(rows, features=ids, padding_key=0)
+        self.num_fields, self.values = num_fields, values
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B,) logits. Raises BadRequest: examples without exactly num_fields ids."""
+        values_BF = cast(Tensor, batch[self.values])
+        weights: Tensor = self.embedding(batch)
+        if weights.numel() != values_BF.numel():
+            raise BadRequest(
+                f"ValuedLR: expected {self.num_fields} ids of each of {len(values_BF)} examples,"
+                f" found {weights.numel()} of all"
+            )
+        return (weights.view(-1, self.num_fields) * values_BF).sum(1) + self.bias
+
+
 def create(config: Config) -> Recipe:
-    """Keys: those of trireme.models.hyper_parameters except sparse_feature_dim, which is 1."""
+    """Keys: those of trireme.models.hyper_parameters except sparse_feature_dim, which is 1.
+
+    With num_field, as in PaddleRec's logistic_regression, the inputs are label, feat_idx and
+    feat_value: that many ids and their values.
+    """
     hyper = HyperParameters(config)
+    if hyper.get("num_field") is not None:
+        num_fields = hyper.whole("num_field", 39)
+        model = ValuedLR(hyper.table(dim=1, initializer=Normal(std=0.1)), num_fields=num_fields)
+        schema = Schema([Label("label"), Sparse("feat_idx"), Dense("feat_value", num_fields)])
+        return click_recipe(model, hyper, label="label", schema=schema)
     return click_recipe(LR(hyper.table(dim=1), **hyper.inputs()), hyper)

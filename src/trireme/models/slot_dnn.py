@@ -59,7 +59,7 @@ def create(config: Config) -> Recipe:
     learning_rate: default 5e-6) and sparse_feature_dim, and
 
     slot_num: ragged features, default 300: "2" to "301".
-    fc_sizes: widths of the hidden layers, default 512, 256, 128.
+    layer_sizes: widths of the hidden layers, default those of fc_sizes, default 512, 256, 128.
 
     Inputs: show, click, the features; rows count the shows and clicks of these columns. Unless
     table_parameters says otherwise, rows learn and expire as Fleet's: FleetAdagrad with learning
@@ -75,6 +75,7 @@ def create(config: Config) -> Recipe:
         initializer=TailUniform(-1e-4, 1e-4),
         absent="zeros",
     )
-    model = SlotDnn(rows, features=features, layers=hyper.sizes("fc_sizes", (512, 256, 128)))
+    layers = hyper.sizes("layer_sizes", hyper.sizes("fc_sizes", (512, 256, 128)))
+    model = SlotDnn(rows, features=features, layers=layers)
     schema = Schema([Show("show"), Label("click"), *map(Sparse, features)])
     return click_recipe(model, hyper, schema=schema)

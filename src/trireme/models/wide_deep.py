@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
+from trireme.initializer import Uniform
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import Concatenated, Weighted
 from trireme.models.layers import mlp
@@ -45,12 +46,13 @@ class WideDeep(nn.Module):
 
 def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters, and fc_sizes, the widths of the hidden layers
-    (default 400, 400, 400). Tables: "wide" and "embedding".
+    (default 400, 400, 400). Tables: "wide" and "embedding", whose rows start within +-1, as in
+    PaddleRec's wide_deep (init_range).
     """
     hyper = HyperParameters(config)
     model = WideDeep(
         hyper.table("wide", dim=1),
-        hyper.table(),
+        hyper.table(initializer=Uniform(-1.0, 1.0)),
         layers=hyper.sizes("fc_sizes", (400, 400, 400)),
         **hyper.inputs(),
     )

@@ -5,6 +5,9 @@ Source: Mikolov et al., "Distributed Representations of Words and Phrases and th
 Compositionality", NIPS 2013.
 """
 
+from dataclasses import dataclass
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -13,10 +16,13 @@ from trireme.data.batch import Batch, Ragged
 from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Constant, Uniform
+from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
-from trireme.train.recipe import Recipe
+from trireme.train.recipe import Evaluation, Recipe
+
+ANALOGY = ("analogy_a", "analogy_b", "analogy_c", "analogy_d")
 
 
 class SkipGram(nn.Module):
@@ -70,20 +76,70 @@ def skip_gram_loss(logits: Tensor, batch: Batch) -> Tensor:
     return -(positive + negatives).mean()
 
 
+class Analogy(nn.Module):
+    """Which word is to c as b is to a: the vector b - a + c, times those of all words, of length 1.
+
+    Columns: "analogy_a", "analogy_b", "analogy_c", one word each, which are not answers; and
+    "all_words", which `AllWords` adds.
+    """
+
+    def __init__(self, words: Table) -> None:
+        super().__init__()
+        self.known_words = EmbeddingBag(words, features=list(ANALOGY[:3]))
+        self.answers = Embedding(words, features="all_words")
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B, V) scores of the words."""
+        a, b, c = self.known_words(batch).unbind(1)
+        scores: Tensor = (b - a + c) @ nn.functional.normalize(self.answers(batch), dim=1).T
+        for name in ANALOGY[:3]:
+            column = cast(Ragged, batch[name])
+            begin, end = int(column.offsets[0]), int(column.offsets[-1])
+            words_B1 = column.values[begin:end, None].to(scores.device)
+            scores = scores.scatter(1, words_B1, torch.finfo(scores.dtype).min)
+        return scores
+
+
+@dataclass(frozen=True)
+class AllWords:
+    """Adds the column "all_words" to a batch: the words 0 to num_words - 1, once, as if they were
+    of its first example. So they are looked up like any feature.
+    """
+
+    num_words: int
+
+    def __call__(self, batch: Batch) -> Batch:
+        ends = torch.full((batch.num_examples + 1,), self.num_words)
+        ends[0] = 0
+        words = Ragged(torch.arange(self.num_words), ends)
+        return Batch({**batch.columns, "all_words": words}, batch.bags)
+
+
+def _analogies(words: Table, num_words: int) -> Evaluation:
+    """What PaddleRec's word2vec_infer_reader reads: four words, and three of them once more."""
+    return Evaluation(
+        model=Analogy(words),
+        metrics=[TopK(1, name="analogy", label=ANALOGY[3])],
+        schema=Schema(map(Sparse, (*ANALOGY, "inputs_words"))),
+        prepare=AllWords(num_words),
+    )
+
+
 def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters for the optimizer, and sparse_feature_dim
-    (default 300). window_size and neg_num are SkipGramDataset's.
+    (default 300). window_size and neg_num are SkipGramDataset's, or the reader's. With
+    sparse_feature_number, the number of words, what is evaluated are analogies.
     """
     hyper = HyperParameters(config, sparse_feature_dim=300)
     bound = 0.5 / hyper.dim
-    model = SkipGram(
-        hyper.table("words", initializer=Uniform(-bound, bound)),
-        hyper.table("contexts", initializer=Constant(0.0)),
-    )
+    words = hyper.table("words", initializer=Uniform(-bound, bound))
+    model = SkipGram(words, hyper.table("contexts", initializer=Constant(0.0)))
+    num_words = hyper.get("sparse_feature_number")
     return Recipe(
         model=model,
         loss=skip_gram_loss,
         optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(map(Sparse, ("center", "context", "negatives"))),
+        evaluation=None if num_words is None else _analogies(words, num_words),
     )

@@ -16,7 +16,7 @@ from trireme.fleet.fs_client import fs_client_options
 from trireme.fleet.reader_command import reader_command
 from trireme.job.cluster import Cluster
 from trireme.run.files import load_file
-from trireme.run.rec_dataset import ExampleDataset
+from trireme.run.rec_dataset import ExampleDataset, ReaderConfig
 from trireme.run.settings import DataSettings, Settings
 
 log = logging.getLogger("trireme")
@@ -33,9 +33,9 @@ def make_dataset(
     Raises:
         BadRequest: contradicting keys. DataError: no data.
     """
-    if part.path is None:
+    if not part.paths:
         raise BadRequest(f"{part.key}: expected a file, a folder or a pattern, found none")
-    files = find_data(part.key, part.path, settings)
+    files = [file for path in part.paths for file in find_data(part.key, path, settings)]
     dataset = dataset_of(files, config, settings, part, schema, cluster)
     assert dataset is not None  # find_data has found files
     if isinstance(dataset, InMemoryDataset):
@@ -195,8 +195,10 @@ def _examples(
     cls = getattr(load_file(part.reader), "RecDataset", None)
     if not callable(cls):
         raise BadRequest(f"{part.reader}: expected a class RecDataset, found none")
+    reader_config = ReaderConfig(config)
     return ExampleDataset(
-        lambda: cls(files, config),
+        lambda own: cls(own, reader_config),
+        files,
         schema=schema,
         batch_size=part.batch_size,
         name=str(part.reader),

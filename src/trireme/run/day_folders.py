@@ -61,9 +61,12 @@ class _Folders:
     """The folders DAY/HHMM of a stream's data."""
 
     def __init__(self, settings: Settings, online: OnlineSettings) -> None:
-        if settings.train.path is None:
-            raise BadRequest(f"{settings.train.key}: expected the folder of days, found none")
-        self._base, self._options = located(settings.train.path.rstrip("/"), settings)
+        if len(settings.train.paths) != 1:
+            raise BadRequest(
+                f"{settings.train.key}: expected one folder of days, found"
+                f" {', '.join(settings.train.paths) or 'none'}"
+            )
+        self._base, self._options = located(settings.train.paths[0].rstrip("/"), settings)
         self._donefile = online.data_donefile
 
     def are_ready(self, names: list[str]) -> bool:

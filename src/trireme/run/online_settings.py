@@ -7,6 +7,7 @@ are ours. Nothing here loads torch: see `runner_keys`.
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import dataclass
 
 from trireme.config import Config
@@ -44,14 +45,17 @@ class OnlineSettings:
     def read(cls, config: Config) -> OnlineSettings:
         """Raises BadRequest: a value out of range, or intervals that do not fill a day."""
         keys = RunnerKeys(config)
-        start = _day(keys, "start_day")
+        first, last = _days(keys)
+        start, end = _day(keys, "start_day") or first, _day(keys, "end_day") or last
         if start is None:
-            raise BadRequest("runner.start_day: expected a day as yyyymmdd, found none")
-        end = _day(keys, "end_day")
+            raise BadRequest(
+                "runner.start_day: expected a day as yyyymmdd, found none;"
+                " -o runner.start_day=20190720 says one"
+            )
         if end is not None and end < start:
             raise BadRequest(f"runner.end_day: expected {start} or later, found {end}")
-        interval = keys.integer("split_interval", 5)
         per_pass = keys.integer("split_per_pass", 1)
+        interval = keys.integer("split_interval", _minutes(keys, per_pass))
         if MINUTES_OF_DAY % (interval * per_pass):
             raise BadRequest(
                 "runner.split_interval: expected passes of split_interval * split_per_pass minutes"
@@ -94,8 +98,48 @@ def _day(keys: RunnerKeys, key: str) -> str | None:
     day = keys.get(key)
     if day is None:
         return None
-    try:
-        datetime.datetime.strptime(str(day), "%Y%m%d")
-    except ValueError as error:
-        raise BadRequest(f"runner.{key}: expected a day as yyyymmdd, found {day!r}") from error
+    if not _is_day(str(day)):
+        raise BadRequest(
+            f"runner.{key}: expected a day as yyyymmdd, found {day!r};"
+            f" -o runner.{key}=20190720 overrides the file"
+        )
     return str(day)
+
+
+def _is_day(text: str) -> bool:
+    try:
+        datetime.datetime.strptime(text, "%Y%m%d")
+    except ValueError:
+        return False
+    return True
+
+
+def _days(keys: RunnerKeys) -> tuple[str | None, str | None]:
+    """The first and the last of runner.days: "{20190720..20190722}", or days in a row."""
+    value = keys.get("days")
+    if value is None:
+        return None, None
+    days = re.findall(r"\d+", str(value))
+    wrong = [day for day in days if not _is_day(day)]
+    if not days or wrong or days != sorted(days):
+        raise BadRequest(
+            "runner.days: expected days as {20190720..20190722}, or one after the other, found"
+            f" {value!r}; -o runner.start_day=20190720 runner.end_day=20190722 says the same"
+        )
+    return days[0], days[-1]
+
+
+def _minutes(keys: RunnerKeys, splits_per_pass: int) -> int:
+    """The default of split_interval: 5, or what pass_per_day makes it."""
+    passes = keys.optional_integer("pass_per_day")
+    if passes is None:
+        return 5
+    minutes, rest = divmod(MINUTES_OF_DAY, passes * splits_per_pass)
+    interval = keys.optional_integer("split_interval")
+    if rest or interval not in (None, minutes):
+        raise BadRequest(
+            f"runner.pass_per_day: expected passes that fill the {MINUTES_OF_DAY} minutes of a"
+            f" day, with split_interval * split_per_pass if they are given, found {passes};"
+            " -o runner.pass_per_day=24 makes one an hour"
+        )
+    return minutes

@@ -2,27 +2,57 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
 from trireme.data.foreign import as_batch
 from trireme.data.schema import Content, Field, InsId
 from trireme.errors import BadRequest, DataError
 
+log = logging.getLogger("trireme")
+
+
+class ReaderConfig(Mapping[str, Any]):
+    """The configuration as PaddleRec's readers expect it: a dictionary of dotted keys, which says
+    None for a key that it does not have, with config_abs_dir and yaml_path.
+    """
+
+    def __init__(self, config: Config) -> None:
+        assert config.path is not None
+        self._config = config
+        self._own = {"config_abs_dir": str(config.path.parent), "yaml_path": str(config.path)}
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self._own:
+            return self._own[key]
+        if key not in self._config:
+            raise KeyError(key)
+        return self._config.get(key, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._config.section(""), **self._own})
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
 
 class ExampleDataset:
-    """Batches of the examples that an iterable yields. Workers take them in turn.
+    """Batches of the examples that an iterable yields. Workers share the files, or, if there are
+    fewer, take the batches of all of them in turn.
 
     An example is a list or tuple of arrays in the order of the schema: the keys of a sparse
     feature, the numbers of a dense one, one number of a label. Anything else is a batch already, as
     loaders may yield it.
 
     Args:
-        examples: makes a new iterable for every pass.
+        examples: makes a new iterable of files for every pass.
+        files: that have the examples.
         name: of the source of the examples, for messages.
         own_files: the examples are this worker's own; it takes all of them.
 
@@ -32,7 +62,8 @@ class ExampleDataset:
 
     def __init__(
         self,
-        examples: Callable[[], Iterable[Any]],
+        examples: Callable[[list[str]], Iterable[Any]],
+        files: Sequence[str] = (),
         *,
         schema: Schema,
         batch_size: int,
@@ -42,7 +73,7 @@ class ExampleDataset:
         for field in schema.fields:
             if isinstance(field, InsId | Content):
                 raise BadRequest(f"{name}: expected fields of numbers, found {field}")
-        self._examples, self.schema = examples, schema
+        self._examples, self._files, self.schema = examples, list(files), schema
         self._batch_size, self._name, self._own_files = batch_size, name, own_files
 
     def __iter__(self) -> Iterator[Batch]:
@@ -51,18 +82,28 @@ class ExampleDataset:
     def stream(
         self, index: int, num_streams: int, *, start: tuple[int, ...] | None = None, epoch: int = 0
     ) -> Iterator[Batch]:
-        """Every num_streams-th batch from `index` on, after `start`, which is reached by replay."""
+        """The batches of every num_streams-th file from `index` on, or, of fewer files, every
+        num_streams-th batch; after `start`, which is reached by replay.
+        """
         skip = start[0] + 1 if start else 0
-        share = (0, 1) if self._own_files else (index, num_streams)
-        for number, make in enumerate(self._batches()):
-            if number % share[1] == share[0] and number >= skip:
+        files, first, step = self._files, index, num_streams
+        if self._own_files or len(files) >= num_streams:
+            files, first, step = files if self._own_files else files[index::num_streams], 0, 1
+        elif index == 0 and files:
+            log.warning(
+                "%s: each of %d workers reads all of %d files and takes every %dth batch; with as"
+                " many files as workers they share the reading, too",
+                self._name, num_streams, len(files), num_streams,
+            )  # fmt: skip
+        for number, make in enumerate(self._batches(files)):
+            if number % step == first and number >= skip:
                 batch = make()
                 batch.stream, batch.position = index, (number,)
                 yield batch
 
-    def _batches(self) -> Iterator[Callable[[], Batch]]:
+    def _batches(self, files: list[str]) -> Iterator[Callable[[], Batch]]:
         """Functions that make the batches."""
-        examples = enumerate(self._examples())
+        examples = enumerate(self._examples(files))
         while group := list(itertools.islice(examples, 1)):
             if not isinstance(group[0][1], list | tuple):
                 yield functools.partial(as_batch, group[0][1])

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from trireme.checkpoint.worker_side.server_operations import check_path
 from trireme.config import Config
+from trireme.data.prepared import PreparedDataset
 from trireme.errors import BadRequest, DataError, writing
 from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
@@ -24,7 +26,8 @@ from trireme.run.data import make_dataset
 from trireme.run.model import create_recipe
 from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.run.unused_keys import warn_of_unused
-from trireme.train import Dump, Recipe, Report, Trainer
+from trireme.train import Dump, Evaluation, Recipe, Report, Trainer
+from trireme.train.first_worker import let_first_worker
 from trireme.train.loop.worker_batches import Closable
 
 log = logging.getLogger("trireme")
@@ -59,6 +62,12 @@ def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer
     """
     process = read_role()
     log.info("%s", process.describe())
+    if process.role == "embedded" and settings.alone() is not settings:
+        settings = settings.alone()
+        log.info(
+            "run: alone, every step sees all steps before it: mode sync;"
+            " -o runner.sync_mode=async trains ahead of them"
+        )
     if process.role == "server" or process.hosts:
         root = settings.model_root(process.root)
         make_folder("run: cannot keep models in", root)
@@ -79,15 +88,16 @@ def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer
             torch.manual_seed(settings.seed)
         recipe = create_recipe(config, settings)
         if settings.use_gpu:
-            recipe.model.to(_gpu(cluster))
+            _move_to_gpu(recipe.model, cluster)
         yield recipe, make_trainer(recipe, settings)
 
 
-def _gpu(cluster: Cluster) -> torch.device:
+def _move_to_gpu(model: torch.nn.Module, cluster: Cluster) -> None:
+    """Where there is no GPU, PaddleRec's files that say use_gpu train on the CPU."""
     try:
-        return cluster.device("gpu")
+        model.to(cluster.device("gpu"))
     except BadRequest as error:
-        raise BadRequest(f"runner.use_gpu: {error}") from error
+        log.warning("runner.use_gpu: %s: the CPU computes", error)
 
 
 class _RunWorker:
@@ -110,19 +120,30 @@ class _RunWorker:
                     f"runner.model_save_path: expected no epoch there yet, found {path};"
                     " name another folder or remove it"
                 )
-        dataset = self._dataset(settings.train)
+        dataset = self._dataset(settings.train, self._recipe)
         self._warn()
+        if settings.save_path is not None:  # fail now rather than after an epoch
+            self._check_save_path(settings.save_path)
         warm_start(self._trainer, self._settings)
-        if self._is_first and settings.save_path is not None:  # fail now rather than after an epoch
-            make_folder("runner.model_save_path: cannot write", settings.save_path)
         return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
+
+    def _check_save_path(self, path: Path) -> None:
+        """Raises BadRequest, on every worker: worker 0 or the servers cannot write there."""
+        cluster = self._trainer.cluster
+
+        def check() -> dict[str, Any]:
+            make_folder("runner.model_save_path: cannot write", path)
+            check_path(cluster.client, path)
+            return {}
+
+        let_first_worker(cluster, "check of runner.model_save_path", check)
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
         trainer, settings = self._trainer, self._settings
         with trainer.on_device(dataset) if settings.in_passes else nullcontext():
             figures = trainer.fit(
                 dataset,
-                report=report_of(trainer, settings),
+                report=report_of(trainer, settings, f"epoch {epoch}"),
                 dump=dump_of(settings.train_dump, str(epoch)),
             )
         where = "not saved: runner.model_save_path names no folder"
@@ -148,14 +169,15 @@ class _RunWorker:
             raise BadRequest(
                 "runner.infer_load_path: expected the folder of saved epochs, found none"
             )
-        dataset = self._dataset(settings.infer)
+        other = self._recipe.evaluation
+        dataset = self._dataset(settings.infer, other or self._recipe)
         self._warn()
         for epoch in settings.infer_epochs:
             path = settings.load_path / str(epoch)
             self._trainer.load(path)
             dump = dump_of(settings.infer_dump, f"infer-{epoch}")
             report = Report(timing=settings.debug)
-            figures = self._trainer.evaluate(dataset, report=report, dump=dump)
+            figures = self._trainer.evaluate(dataset, model=other, report=report, dump=dump)
             if figures["examples"] == 0:
                 raise DataError(
                     f"{settings.infer.key}: expected examples, found none at any worker"
@@ -164,9 +186,10 @@ class _RunWorker:
             self._report(f"infer epoch {epoch}", results[-1], f"loaded from {path}")
         return results
 
-    def _dataset(self, part: DataSettings) -> Iterable[Any]:
-        schema, cluster = self._recipe.schema, self._trainer.cluster
-        return make_dataset(self._config, self._settings, part, schema, cluster)
+    def _dataset(self, part: DataSettings, source: Recipe | Evaluation) -> Iterable[Any]:
+        schema, cluster = source.schema or self._recipe.schema, self._trainer.cluster
+        dataset = make_dataset(self._config, self._settings, part, schema, cluster)
+        return dataset if source.prepare is None else PreparedDataset(dataset, source.prepare)
 
     def _saved(self, epoch: int) -> Path | None:
         path = self._settings.save_path
@@ -220,10 +243,16 @@ def dump_of(settings: DumpSettings | None, name: str) -> Dump | None:
     return Dump(path=path, fields=settings.fields, params=settings.params)
 
 
-def report_of(trainer: Trainer, settings: Settings) -> Report:
-    """Loss and metrics of training, and where the time goes if that is asked for."""
+def report_of(trainer: Trainer, settings: Settings, title: str) -> Report:
+    """Loss, metrics and speed of training, and where the time goes if that is asked for."""
     values = ("loss", *(metric.name for metric in trainer.metrics))
-    return Report(values=values, period=settings.print_interval, timing=settings.debug)
+    return Report(
+        values=values,
+        period=settings.print_interval,
+        timing=settings.debug,
+        title=title,
+        speed=True,
+    )
 
 
 def make_trainer(recipe: Recipe, settings: Settings) -> Trainer:

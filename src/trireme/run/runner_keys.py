@@ -32,34 +32,37 @@ class RunnerKeys:
     def optional_integer(self, key: str, *, low: int = 1) -> int | None:
         value = self.get(key)
         if value is not None and (type(value) is not int or value < low):
-            raise BadRequest(f"runner.{key}: expected an integer >= {low}, found {value!r}")
+            raise _refused(key, f"an integer >= {low}", value, example=low)
         return value
 
     def seconds(self, key: str, default: float) -> float:
         value = self.get(key, default)
         if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise BadRequest(f"runner.{key}: expected seconds > 0, found {value!r}")
+            raise _refused(key, "seconds > 0", value, example=10)
         return float(value)
 
     def switch(self, key: str) -> bool:
         return self.optional_switch(key) or False
 
     def optional_switch(self, key: str) -> bool | None:
+        """True or False, which PaddleRec's files also write as 1 or 0."""
         value = self.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise BadRequest(f"runner.{key}: expected True or False, found {value!r}")
-        return value
+        if value is None or isinstance(value, bool):
+            return value
+        if type(value) is not int or value not in (0, 1):
+            raise _refused(key, "True or False", value, example=False)
+        return value == 1
 
     def text(self, key: str) -> str | None:
         value = self.get(key)
         if value is not None and not isinstance(value, str):
-            raise BadRequest(f"runner.{key}: expected text, found {value!r}")
+            raise _refused(key, "text", value, example="TEXT")
         return value or None
 
     def names(self, key: str) -> tuple[str, ...]:
         value = self.get(key, ())
         if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-            raise BadRequest(f"runner.{key}: expected a list of names, found {value!r}")
+            raise _refused(key, "a list of names", value, example="[NAME,NAME]")
         return tuple(value)
 
     def file_name(self, key: str) -> str:
@@ -71,7 +74,18 @@ class RunnerKeys:
     def path(self, key: str) -> str | None:
         """A location of data; one with a scheme stays as it is."""
         value = self.text(key)
-        return value if value is None or "://" in value else str(self.base / value)
+        return None if value is None else self._located(value)
+
+    def paths(self, key: str) -> tuple[str, ...]:
+        """Locations of data: one, or a list of them; none without the key."""
+        value = self.get(key)
+        values = value if isinstance(value, list) else [value] if value else []
+        if not all(isinstance(one, str) and one for one in values):
+            raise _refused(key, "a path or a list of paths", value, example="PATH")
+        return tuple(map(self._located, values))
+
+    def _located(self, path: str) -> str:
+        return path if "://" in path else str(self.base / path)
 
     def folder(self, key: str) -> Path | None:
         value = self.text(key)
@@ -88,3 +102,10 @@ class RunnerKeys:
         if value is None:
             return None
         return self.base / (value if value.endswith(".py") else f"{value}.py")
+
+
+def _refused(key: str, expected: str, value: object, *, example: object) -> BadRequest:
+    return BadRequest(
+        f"runner.{key}: expected {expected}, found {value!r};"
+        f" -o runner.{key}={example} overrides the file"
+    )

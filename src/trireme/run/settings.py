@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trireme.config import Config
@@ -27,11 +27,6 @@ HETER = "heter"
 """The sync_mode of a heterogeneous job: async, with compute workers."""
 GPUBOX = "gpubox"
 """The sync_mode of passes on a device, which train as sync does."""
-# Switches for features that this version lacks.
-LATER_SWITCHES = {
-    "use_xpu": "there are no kernels for XPUs",
-    "use_npu": "there are no kernels for NPUs",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +34,12 @@ class DataSettings:
     """The data of training, or of inference.
 
     key: the key with the path, for messages.
-    path: a file, a folder (all files below it are read) or a pattern; None: not given.
+    paths: files, folders (all files below them are read) or patterns; empty: not given.
     reader: Python file that defines RecDataset, for reader_type DataLoader; None: not given.
     """
 
     key: str
-    path: str | None
+    paths: tuple[str, ...]
     reader: Path | None
     batch_size: int
     threads: int
@@ -63,6 +58,7 @@ class DumpSettings:
 class Settings:
     """The settings of a run. Paths are absolute.
 
+    asked_async: -o runner.sync_mode=async, which asks for it in a process alone, too.
     wants_compute_workers: sync_mode is heter.
     in_passes: each epoch is a pass on the device of the model (gpubox).
     use_gpu: the model computes on the GPU of its process.
@@ -70,6 +66,7 @@ class Settings:
 
     folder: Path
     strategy: Strategy
+    asked_async: bool
     wants_compute_workers: bool
     in_passes: bool
     use_gpu: bool
@@ -97,19 +94,17 @@ class Settings:
 
     @classmethod
     def read(cls, config: Config) -> Settings:
-        """Raises BadRequest: a value out of range, or a feature of a later version."""
+        """Raises BadRequest: a value out of range, or values that contradict each other."""
         if config.path is None:
             raise BadRequest("Settings.read: expected a configuration read from a file")
         keys = RunnerKeys(config)
-        for switch, why in LATER_SWITCHES.items():
-            if keys.switch(switch):
-                raise BadRequest(f"runner.{switch}: expected False, found True: {why}")
         epochs = keys.integer("epochs", 1)
         save_path = keys.folder("model_save_path")
         start = keys.integer("infer_start_epoch", 0, low=0)
         return cls(
             folder=keys.base,
             strategy=_strategy(keys),
+            asked_async=any(one.startswith("runner.sync_mode=") for one in config.overrides),
             wants_compute_workers=_mode(keys) == HETER,
             in_passes=_in_passes(keys),
             use_gpu=keys.switch("use_gpu"),
@@ -133,10 +128,18 @@ class Settings:
             seed=keys.optional_integer("seed", low=0),
             parse_ins_id=keys.switch("parse_ins_id"),
             parse_content=keys.switch("parse_content"),
-            train_dump=_dump(keys, "need_dump", "need_train_dump"),
-            infer_dump=_dump(keys, "need_infer_dump"),
+            train_dump=_dump(keys, "train", "need_dump", "need_train_dump"),
+            infer_dump=_dump(keys, "infer", "need_infer_dump"),
             fs_client={key: keys.text(f"fs_client.{key}") or "" for key in FS_CLIENT},
         )
+
+    def alone(self) -> Settings:
+        """The settings of a process without a job: async is sync there, and exact, unless -o asks
+        for it: there is nobody to be asynchronous with.
+        """
+        if self.strategy.mode != "async" or self.asked_async:
+            return self
+        return replace(self, strategy=Strategy("sync"))
 
     def model_root(self, root: str | None = None) -> Path:
         """The folder below which the servers keep the models of this configuration.
@@ -165,7 +168,7 @@ class Settings:
 def _train(keys: RunnerKeys) -> DataSettings:
     return DataSettings(
         key="runner.train_data_dir",
-        path=keys.path("train_data_dir"),
+        paths=keys.paths("train_data_dir"),
         reader=keys.script("train_reader_path"),
         batch_size=keys.integer("train_batch_size", 1),
         threads=keys.integer("thread_num", 1),
@@ -175,10 +178,10 @@ def _train(keys: RunnerKeys) -> DataSettings:
 def _infer(keys: RunnerKeys) -> DataSettings:
     """The data of inference; other values default to those of training."""
     train = _train(keys)
-    test, infer = keys.path("test_data_dir"), keys.path("infer_data_dir")
+    test, infer = keys.paths("test_data_dir"), keys.paths("infer_data_dir")
     return DataSettings(
-        key="runner.test_data_dir" if infer is None else "runner.infer_data_dir",
-        path=infer or test,
+        key="runner.infer_data_dir" if infer else "runner.test_data_dir",
+        paths=infer or test,
         reader=keys.script("infer_reader_path") or train.reader,
         batch_size=keys.integer("infer_batch_size", train.batch_size),
         threads=keys.integer("infer_thread_num", train.threads),
@@ -194,15 +197,18 @@ def _use_inference(keys: RunnerKeys, save_path: Path | None) -> bool:
     return keys.switch("use_inference")
 
 
-def _dump(keys: RunnerKeys, *switches: str) -> DumpSettings | None:
-    path, fields = keys.path("dump_fields_path"), keys.names("dump_fields")
+def _dump(keys: RunnerKeys, part: str, *switches: str) -> DumpSettings | None:
+    """The dump of a part, train or infer, whose folder may have a key of its own."""
+    folder = f"{part}_dump_fields_dir"
+    path, fields = keys.path(folder) or keys.path("dump_fields_path"), keys.names("dump_fields")
     params = keys.names("dump_param")
     on = [switch for switch in switches if keys.switch(switch)]
     if not on:
         return None
     if path is None or not fields + params:
         raise BadRequest(
-            f"runner.{on[0]}: expected dump_fields_path, and dump_fields or dump_param, found none"
+            f"runner.{on[0]}: expected dump_fields_path or {folder}, and dump_fields or dump_param,"
+            f" found none; -o runner.{on[0]}=False dumps nothing"
         )
     return DumpSettings(path=path, fields=fields, params=params)
 
@@ -221,7 +227,7 @@ def _in_passes(keys: RunnerKeys) -> bool:
         raise BadRequest(
             "runner.sync_mode: expected reader_type: InMemoryDataset and use_gpu: True with gpubox,"
             " whose passes train data in memory on a GPU, found reader_type:"
-            f" {reader_type} and use_gpu: {use_gpu}"
+            f" {reader_type} and use_gpu: {use_gpu}; -o runner.sync_mode=sync trains without them"
         )
     return True
 
@@ -239,13 +245,16 @@ def _strategy(keys: RunnerKeys) -> Strategy:
         return Strategy("sync")
     if is_collective and mode != "collective":
         raise BadRequest(
-            f"{key}: expected collective, {GPUBOX} or no key with use_fleet True, found {mode!r}"
+            f"{key}: expected collective, {GPUBOX} or no key with use_fleet True, found {mode!r};"
+            f" -o runner.use_fleet=False trains with servers, -o {key}=collective without"
         )
     if mode == HETER:
         return Strategy("async")
     if mode not in KNOBS:
         modes = ", ".join((*KNOBS, HETER, GPUBOX))
-        raise BadRequest(f"{key}: expected one of {modes}, found {mode!r}")
+        raise BadRequest(
+            f"{key}: expected one of {modes}, found {mode!r}; -o {key}=async overrides the file"
+        )
     knobs = {}
     for knob in KNOBS[mode]:
         name = KNOB_KEYS.get(knob, knob)
@@ -254,7 +263,8 @@ def _strategy(keys: RunnerKeys) -> Strategy:
             knobs[knob] = value
         elif knob not in OPTIONAL:
             raise BadRequest(
-                f"runner.{name}: expected an integer with sync_mode {mode}, found none"
+                f"runner.{name}: expected an integer with sync_mode {mode}, found none;"
+                f" -o runner.{name}=400 says one"
             )
     return Strategy(mode, **knobs)
 
@@ -266,7 +276,8 @@ def _reader_type(config: Config) -> str:
     name = config.get("runner.reader_type", default)
     if name not in READER_TYPES:
         raise BadRequest(
-            f"runner.reader_type: expected one of {', '.join(READER_TYPES)}, found {name!r}"
+            f"runner.reader_type: expected one of {', '.join(READER_TYPES)}, found {name!r};"
+            " -o runner.reader_type=DataLoader overrides the file"
         )
     return READER_TYPES[name]
 

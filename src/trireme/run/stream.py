@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from trireme.config import Config
+from trireme.data.prepared import PreparedDataset
 from trireme.errors import BadRequest
 from trireme.launch.init import log_to_stderr
 from trireme.run import runner
@@ -66,7 +67,12 @@ def _reports(
     config: Config, settings: Settings, online: OnlineSettings, recipe: Recipe, trainer: Trainer
 ) -> Iterator[PassReport]:
     def open_files(files: list[str]) -> Iterable[Any] | None:
-        return dataset_of(files, config, settings, settings.train, recipe.schema, trainer.cluster)
+        dataset = dataset_of(
+            files, config, settings, settings.train, recipe.schema, trainer.cluster
+        )
+        if dataset is None or recipe.prepare is None:
+            return dataset
+        return PreparedDataset(dataset, recipe.prepare)
 
     passes = passes_of(settings, online, open_files)
     publishing = _publishing(settings, online, trainer)
@@ -106,7 +112,7 @@ def _publishing(settings: Settings, online: OnlineSettings, trainer: Trainer) ->
 
 def _training(settings: Settings, trainer: Trainer, one: Pass) -> dict[str, Any]:
     return {
-        "report": runner.report_of(trainer, settings),
+        "report": runner.report_of(trainer, settings, f"pass {one.day}/{one.number}"),
         "dump": runner.dump_of(settings.train_dump, f"{one.day}-{one.number}"),
     }
 

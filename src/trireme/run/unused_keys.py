@@ -2,11 +2,14 @@
 
 import difflib
 import logging
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from trireme.config import Config
+from trireme.run.runner_keys import RunnerKeys
 
 log = logging.getLogger("trireme")
 
@@ -22,12 +25,19 @@ _TABLES = "tables are on the servers, if there are any, and have no fixed size"
 _DISK = "of an SSDSparseTable the rows used least leave memory, when it is full, not by age"
 _SLOTS = "rows of all slots are loaded and saved; tables=[...] selects tables"
 _BUCKETS = "a table has 4096 buckets, divided among the servers"
+_DAYS = "it belongs to `trireme stream`, which selects days of data"
 
 # Patterns of keys that PaddleRec reads and Trireme does not: the reason, and the values besides
 # False, 0 and "" that need no warning.
 _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     **{f"runner.{key}": (_ONLINE, ()) for key in _ONLINE_KEYS},
-    "runner.days": ("runner.start_day and end_day of `trireme stream` select the days", ()),
+    "runner.days": (_DAYS, ()),
+    "runner.pass_per_day": (_DAYS, ()),
+    "runner.auc_num": ("every metric of the model is printed", ()),
+    "runner.inference": ("runner.use_inference: True writes models for inference", ()),
+    "runner.use_visual": ("trireme top and /metrics show a running job", ()),
+    "runner.use_xpu": ("there are no kernels for XPUs: the CPU computes, or use_gpu", ()),
+    "runner.use_npu": ("there are no kernels for NPUs: the CPU computes, or use_gpu", ()),
     "runner.shuffle_thread_num": (_THREADS, ()),
     "runner.train_thread_num": (_THREADS, ()),
     "runner.save_inference_*": (_EXPORT, ()),
@@ -40,7 +50,14 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "runner.num_workers": ("a reader class runs in the process that trains; use more workers", ()),
     "runner.example_count_method": ("examples are counted as they are read", ()),
     "hyper_parameters.sparse_feature_number": (_TABLES, ()),
+    "hyper_parameters.dict_dim": (_TABLES, ()),
+    "hyper_parameters.emb_dim": ("sparse_feature_dim is the width of the rows", ()),
+    "hyper_parameters.item_count": (_TABLES, ()),
+    "hyper_parameters.cat_count": (_TABLES, ()),
+    "hyper_parameters.is_sparse": ("gradients of rows are always sparse", ()),
+    "hyper_parameters.reg": ("create() selects the optimizer; tr.optim.FTRL has an l1", ()),
     "hyper_parameters.distributed_embedding": (_TABLES, ()),
+    "hyper_parameters.optimizer.decay_*": ("Recipe(schedule=) of a model.py changes rates", ()),
     "hyper_parameters.adam_d2sum": ("create() selects the optimizer; see fleet.AdamD2Sum", ()),
     "table_parameters.*.shard_num": (_BUCKETS, ()),
     "table_parameters.*.compress_in_save": ("checkpoints are not compressed", ()),
@@ -50,6 +67,7 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
+_NEAR = 0.75  # how alike names are of which one is taken for a slip of the other, 0 to 1
 _EVALUATED = "every pass is evaluated before training, with the values of runner.train_*"
 _INFER_KEYS = ("data_dir", "batch_size", "reader_path", "thread_num")
 _LISTED = "donefile.txt has the place to continue from"
@@ -73,9 +91,14 @@ def warn_of_unused_in_stream(config: Config) -> None:
 
 
 def warn_of_unused(config: Config) -> None:
-    """Log the keys that nothing has read. Call it when the whole configuration has been read."""
+    """Log the keys that nothing has read. Call it when the whole configuration has been read, but
+    for what the readers read: keys that their files name are theirs.
+    """
     known = config.known()
+    readers = "\n".join(_sources(config))
     for key in config.unread():
+        if re.search(rf"""["']{re.escape(key)}["']""", readers):
+            continue
         reasons = (reason for pattern, reason in _WHY.items() if fnmatchcase(key, pattern))
         why, nothing = next(reasons, ("", ()))
         if not why:
@@ -92,5 +115,17 @@ def _hint(key: str, known: Collection[str]) -> str:
             "; a model.py of your own makes its tables: give tr.Table the same there, as ssd=True,"
             " or the arguments of trireme.models.table_parameters.table_options"
         )
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    section, dot, name = key.partition(".")
+    names = [one.removeprefix(section + dot) for one in known if one.startswith(section + dot)]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=_NEAR) if dot else []
+    return f"; did you mean {section}.{near[0]}?" if near else ""
+
+
+def _sources(config: Config) -> Iterable[str]:
+    """The text of the files that read the data: classes RecDataset, scripts of pipe_command."""
+    keys = RunnerKeys(config)
+    scripts = [word for word in (keys.text("pipe_command") or "").split() if word.endswith(".py")]
+    readers = [keys.script(f"{part}_reader_path") for part in ("train", "infer")]
+    for path in (*map(Path, scripts), *readers):
+        if path is not None and path.is_file():
+            yield path.read_text(encoding="utf-8")

@@ -6,13 +6,14 @@ from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.prefetch import prefetch
 from trireme.train.loop.reporting import Report
 from trireme.train.optimizer import DistributedOptimizer
-from trireme.train.recipe import Recipe
+from trireme.train.recipe import Evaluation, Recipe
 from trireme.train.trainer import Trainer
 
 __all__ = [
     "Checkpoints",
     "DistributedOptimizer",
     "Dump",
+    "Evaluation",
     "Pipeline",
     "Recipe",
     "Report",

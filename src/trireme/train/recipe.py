@@ -7,8 +7,27 @@ from typing import Any
 import torch
 from torch import nn
 
+from trireme.data.batch import Batch
 from trireme.data.schema import Schema
 from trireme.metrics import Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is evaluated in place of the model that is trained: other inputs, over the same tables.
+
+    model: made of tables, and modules, of the trained model; returns what the metrics score.
+    metrics: at least one. label: the column of those that name none.
+    schema: of the inputs, in the order of the files of the evaluation; None: that of the training.
+    loss: as of a Recipe; None: only the metrics are computed. prepare: as of a Recipe.
+    """
+
+    model: nn.Module
+    metrics: Sequence[Metric]
+    label: str | None = None
+    schema: Schema | None = None
+    loss: Callable[[Any, Any], torch.Tensor] | None = None
+    prepare: Callable[[Batch], Batch] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +41,12 @@ class Recipe:
     label: name of the label column; None: the loss and the metrics read columns themselves.
     schema: of the model's inputs, in their order; None: any data.
     metrics: each names its output and its label if the model has several.
+    clip_norm, clip_value: how gradients are clipped, see DistributedOptimizer.
+    schedule: makes a scheduler of torch.optim.lr_scheduler of the optimizer that it gets, whose
+        param groups are those of `optimizer` and one for each table; it steps after every batch.
+    prepare: makes of each batch that was read the one that the model gets, with sampled ids as one
+        more column, say. So their rows are looked up like others, pulled ahead and exported.
+    evaluation: what `trireme run --infer` evaluates; None: the model itself.
     """
 
     model: nn.Module
@@ -30,3 +55,8 @@ class Recipe:
     label: str | None = "label"
     schema: Schema | None = None
     metrics: Sequence[Metric] = ()
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
+    prepare: Callable[[Batch], Batch] | None = None
+    evaluation: Evaluation | None = None

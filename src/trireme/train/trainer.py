@@ -45,7 +45,7 @@ from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import kept_figures, remaining_dump
-from trireme.train.recipe import Recipe
+from trireme.train.recipe import Evaluation, Recipe
 from trireme.train.stopping import stopping_on_signals
 from trireme.worker import expiry_calls
 
@@ -137,14 +137,20 @@ class Trainer:
     @classmethod
     def from_recipe(cls, recipe: Recipe, **options: Any) -> Trainer:
         """A trainer of what a model file's `create` returned. options: the constructor's others."""
-        return cls(
+        trainer = cls(
             recipe.model,
             recipe.optimizer,
             loss=recipe.loss,
             metrics=recipe.metrics,
             label=recipe.label,
+            clip_norm=recipe.clip_norm,
+            clip_value=recipe.clip_value,
             **options,
         )
+        if recipe.schedule is not None:
+            scheduler = recipe.schedule(trainer.optimizer)
+            trainer.optimizer.register_step_post_hook(lambda *_: scheduler.step())
+        return trainer
 
     def __repr__(self) -> str:
         optimizer = self.optimizer
@@ -263,6 +269,7 @@ class Trainer:
             return kept_figures(tally, self.cluster, title)
         run = self._run(
             tally,
+            Scorer(self.loss, self.label),
             title=title,
             streams=start.streams,
             options=options,
@@ -277,7 +284,7 @@ class Trainer:
         self,
         dataset: Iterable[Any],
         *,
-        model: nn.Module | None = None,
+        model: nn.Module | Evaluation | None = None,
         labels: bool = True,
         report: Report | None = None,
         dump: Dump | None = None,
@@ -289,13 +296,16 @@ class Trainer:
 
         Args:
             model: runs in place of the whole model, without loss and metrics, in this process: a
-                part of it, such as the tower that gives the vectors of items.
+                part of it, such as the tower that gives the vectors of items. An Evaluation has
+                metrics of its own, and maybe a loss.
             labels: False: the data has no labels, so there are no loss and metrics.
             report, check_nan: see `fit`.
             dump: what to write of each example. Each worker writes the outputs of its part in
                 order, from part-00000 on.
         """
-        return self._evaluate(dataset, model, labels and model is None, report, dump, check_nan)
+        other = model if isinstance(model, Evaluation) else None
+        scores = labels and (model is None or other is not None)
+        return self._evaluate(dataset, model, scores, report, dump, check_nan)
 
     def predict(
         self, dataset: Iterable[Any], *, model: nn.Module | None = None, check_nan: bool = True
@@ -321,7 +331,7 @@ class Trainer:
     def _evaluate(
         self,
         dataset: Iterable[Any],
-        model: nn.Module | None,
+        model: nn.Module | Evaluation | None,
         scores: bool,
         report: Report | None,
         dump: Dump | None,
@@ -329,10 +339,18 @@ class Trainer:
         outputs: CollectedOutputs | None = None,
     ) -> dict[str, float]:
         dataset = as_dataset(dataset)
+        other = model if isinstance(model, Evaluation) else None
+        part = other.model if other is not None else model
+        assert part is None or isinstance(part, nn.Module)
         title = "evaluate" if scores else "infer" if outputs is None else "predict"
         report = report or Report()
-        metrics, label = (self.metrics, self.label) if scores else ([], None)
-        tally = Tally(metrics, label, merged=report.merged, has_loss=scores)
+        source: Any = other or self
+        check_metrics(source.metrics, source.label)
+        metrics, label, loss = source.metrics, source.label, source.loss
+        if not scores:
+            metrics, label, loss = [], None, None
+        tally = Tally(metrics, label, merged=report.merged, has_loss=loss is not None)
+        scorer = Scorer(loss, label)
         with self.cluster.client.script.section():
             if self.cluster.client.script.is_behind:
                 if outputs is not None:
@@ -350,15 +368,19 @@ class Trainer:
             ):
                 ids = ExampleIds(dataset) if check_nan else None
                 options = PassOptions(report, file if outputs is None else outputs, ids)
-                part = part_among(arrivals, self.cluster)
-                streams = [StreamBatches(worker_batches(dataset, self.cluster, part=part))]
-                run = self._run(tally, model=model, title=title, streams=streams, options=options)
+                share = part_among(arrivals, self.cluster)
+                batches = [StreamBatches(worker_batches(dataset, self.cluster, part=share))]
+                run = self._run(
+                    tally, scorer, model=part, title=title, streams=batches, options=options
+                )
                 return run.evaluate()
 
-    def _run(self, tally: Tally, *, model: nn.Module | None = None, **data: Any) -> DataPass:
+    def _run(
+        self, tally: Tally, scorer: Scorer, *, model: nn.Module | None = None, **data: Any
+    ) -> DataPass:
         return DataPass(
             model=model or self.model,
-            score=Scorer(self.loss if tally.has_loss else None, self.label),
+            score=scorer,
             tally=tally,
             optimizer=self.optimizer,
             depth=self.depth,

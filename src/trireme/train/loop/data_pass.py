@@ -146,7 +146,7 @@ class DataPass:
         cluster = self.optimizer.cluster
         say = shown.say if cluster.worker == 0 else None
         observers: list[Observer] = [
-            Reporter(self.options.report, self.tally.figures, say).observe,
+            Reporter(self.options.report, self.tally.figures, say, self._waited_s).observe,
             lambda *_: self._show(shown, progress),
         ]
         if self.options.dump is not None:
@@ -154,6 +154,9 @@ class DataPass:
         if report is not None:
             observers.append(lambda _, scored: report.observe(scored.batch.num_examples))
         return observers
+
+    def _waited_s(self) -> float:
+        return self.optimizer.timing.loop.read().get("wait", 0.0)
 
     def _show(self, shown: Display, progress: _Progress) -> None:
         shown.num_examples = self.tally.num_examples * self.optimizer.cluster.num_workers

@@ -1,6 +1,7 @@
 """What worker 0 prints of a running pass: values by name."""
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -26,6 +27,9 @@ class Report:
     labels: how the line calls each value; empty: by its name.
     period: batches from one line to the next.
     timing: also print where the time goes, and at the end of training how stale pushes were.
+    title: what the lines begin with, such as "epoch 0"; empty: nothing.
+    speed: also print, of the batches since the last line, the examples per second of this worker
+        (ips), and the seconds that each batch took and that it was waited for (reader_cost).
     merged: metrics whose figures are of all workers at the end; the others are of this worker.
         None: all are merged.
     """
@@ -34,6 +38,8 @@ class Report:
     labels: Sequence[str] = ()
     period: int = 100
     timing: bool = False
+    title: str = ""
+    speed: bool = False
     merged: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
@@ -56,7 +62,8 @@ def check_names(subject: str, **options: Sequence[str]) -> None:
 
 class Reporter:
     """Prints the values of a Report. figures: loss and metrics so far. say: prints a line; None on
-    the other workers, which refuse unknown names like the first.
+    the other workers, which refuse unknown names like the first. waited_s: seconds that batches
+    have been waited for so far.
     """
 
     def __init__(
@@ -64,13 +71,16 @@ class Reporter:
         report: Report,
         figures: Callable[[], Mapping[str, float]],
         say: Callable[[str], None] | None,
+        waited_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._report, self._figures, self._say = report, figures, say
-        self._batches = 0
+        self._batches, self._examples = 0, 0
+        self._waited_s, self._last = waited_s, (time.perf_counter(), waited_s())
 
     def observe(self, model: nn.Module, scored: Scored) -> None:
         """Raises BadRequest: the first batch has no value of that name; lists those it has."""
         self._batches += 1
+        self._examples += scored.batch.num_examples
         names = self._report.values
         is_due = self._say is not None and self._batches % self._report.period == 0
         if not names or not (is_due or self._batches == 1):
@@ -82,7 +92,26 @@ class Reporter:
         if is_due and self._say is not None:
             pairs = zip(self._report.labels or names, values, strict=True)
             line = ", ".join(f"{label} {_text(value)}" for label, value in pairs)
-            self._say(f"batch {self._batches}: {line}")
+            title = f"{self._report.title}, " if self._report.title else ""
+            self._say(f"{title}batch {self._batches}: {line}{self._speed()}")
+
+    def _speed(self) -> str:
+        """Of the batches since the last line."""
+        if not self._report.speed:
+            return ""
+        (before_s, waited_before_s), (now_s, waited_s) = (
+            self._last,
+            (
+                time.perf_counter(),
+                self._waited_s(),
+            ),
+        )
+        self._last, examples, self._examples = (now_s, waited_s), self._examples, 0
+        period, wall_s = self._report.period, max(now_s - before_s, 1e-9)
+        return (
+            f", reader_cost {(waited_s - waited_before_s) / period:.5f} s, batch_cost"
+            f" {wall_s / period:.5f} s, ips {examples / wall_s:.1f} examples/s"
+        )
 
 
 def _value(name: str, model: nn.Module, scored: Scored, figures: Mapping[str, float]) -> Any:

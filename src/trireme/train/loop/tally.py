@@ -46,9 +46,8 @@ class Tally:
     def add(self, scored: Scored) -> None:
         """Raises what a metric raises: labels or outputs out of range, say."""
         self.num_examples += scored.batch.num_examples
-        if scored.loss is None:
-            return
-        self.loss_sum += float(scored.loss.detach()) * scored.batch.num_examples
+        if scored.loss is not None:
+            self.loss_sum += float(scored.loss.detach()) * scored.batch.num_examples
         for metric in self.metrics:
             batch, reader = scored.batch, f"metric {metric.name!r}"
             label: Any = metric.label or self._label  # see check_metrics

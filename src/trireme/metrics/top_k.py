@@ -1,0 +1,126 @@
+"""Metrics of recall: whether what is right is among the k highest scores of an example."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trireme.data.batch import Ragged
+from trireme.errors import BadRequest
+from trireme.metrics.metric import State, Values, check_state
+
+
+class TopK:
+    """Recall, hit rate, NDCG and MRR of the k highest scores of each example.
+
+    update() takes (B, C) scores of C candidates, and what is right: (B,) or (B, 1) places of
+    candidates, 0 <= place < C; or Ragged places, any number of them for each example, of which
+    examples without any are left out.
+
+    Args:
+        k: >= 1; all candidates if there are fewer.
+        name: shown by a trainer; default top_K.
+        output, label: as of `AUC`.
+
+    Raises:
+        BadRequest: k below 1; of update, shapes that do not fit, or places out of range.
+    """
+
+    SUMMED: ClassVar[tuple[str, ...]] = ("sums",)
+
+    def __init__(
+        self,
+        k: int,
+        *,
+        name: str | None = None,
+        output: str | None = None,
+        label: str | None = None,
+    ) -> None:
+        if k < 1:
+            raise BadRequest(f"TopK: expected k >= 1, found {k}")
+        self.k, self.name = k, f"top_{k}" if name is None else name
+        self.output, self.label = output, label
+        self.columns: Mapping[str, str] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Remove all examples."""
+        self._sums = np.zeros(5, np.float64)
+
+    def update(self, scores: Values, labels: Values | Ragged) -> None:
+        """Add B examples."""
+        scores = torch.as_tensor(scores)
+        if scores.dim() != 2 or not torch.isfinite(scores).all():
+            raise BadRequest(
+                f"TopK.update: expected finite (B, C) scores, found shape {tuple(scores.shape)}"
+            )
+        num, num_candidates = scores.shape
+        examples, places = _right(labels, num)
+        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < num_candidates:
+            raise BadRequest(
+                f"TopK.update: expected places from 0 to {num_candidates - 1}, found"
+                f" {int(places.min())} to {int(places.max())}"
+            )
+        is_right = torch.zeros(num, num_candidates, dtype=torch.bool)
+        is_right[examples, places] = True
+        counted = is_right.any(1)
+        if counted.any():
+            self._sums += _figures(is_right[counted], scores.detach().cpu()[counted], self.k)
+
+    def state(self) -> State:
+        """sums: (5,) float64; k: (1,)."""
+        return {"sums": self._sums.copy(), "k": np.array([self.k], np.int64)}
+
+    def merge(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Add the state of another one. Raises BadRequest if its k differs."""
+        check_state("TopK", self.state(), state, fixed=("k",))
+        self._sums += state["sums"]
+
+    def compute(self) -> dict[str, float]:
+        """Means over the examples, NaN without any. recall: of what is right, the part among the k;
+        hit_rate: whether any is; ndcg; mrr: 1 / the place of the first among the k, else 0.
+        """
+        *sums, num = self._sums.tolist()
+        names = ("recall", "hit_rate", "ndcg", "mrr")
+        return {
+            name: value / num if num else float("nan")
+            for name, value in zip(names, sums, strict=True)
+        }
+
+
+def _right(labels: Values | Ragged, num: int) -> tuple[Tensor, Tensor]:
+    """The examples and the places of what is right."""
+    if isinstance(labels, Ragged):
+        sizes = labels.offsets.diff()
+        begin, end = int(labels.offsets[0]), int(labels.offsets[-1])
+        places = labels.values[begin:end]
+    else:
+        places = torch.as_tensor(labels).flatten()
+        sizes = torch.ones(num, dtype=torch.int64)
+    if len(sizes) != num or len(places) != int(sizes.sum()):
+        raise BadRequest(
+            f"TopK.update: expected the places of {num} examples, found {len(places)} of"
+            f" {len(sizes)}"
+        )
+    return torch.arange(num).repeat_interleave(sizes.cpu()), places.cpu().to(torch.int64)
+
+
+def _figures(is_right_BC: Tensor, scores_BC: Tensor, k: int) -> NDArray[np.float64]:
+    """Sums over B of recall, hit rate, NDCG, MRR and 1."""
+    top_BK = scores_BC.topk(min(k, scores_BC.shape[1])).indices
+    hits_BK = is_right_BC.gather(1, top_BK).double()
+    num_B = is_right_BC.sum(1).double()
+    ranks_K = torch.arange(1, top_BK.shape[1] + 1, dtype=torch.float64)
+    gains_K = 1 / torch.log2(ranks_K + 1)
+    ideal_B = gains_K.cumsum(0)[num_B.clamp(max=len(gains_K)).long() - 1]
+    sums = (
+        (hits_BK.sum(1) / num_B).sum(),
+        hits_BK.amax(1).sum(),
+        ((hits_BK * gains_K).sum(1) / ideal_B).sum(),
+        (hits_BK / ranks_K).amax(1).sum(),
+        torch.tensor(float(len(num_B))),
+    )
+    return np.array([float(value) for value in sums])

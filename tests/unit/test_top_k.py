@@ -1,0 +1,70 @@
+"""TopK: recall, hit rate, NDCG and MRR of the highest scores, merged over workers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from trireme.data.batch import Ragged
+from trireme.errors import BadRequest
+from trireme.metrics import TopK
+
+SCORES = torch.tensor([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0], [1.0, 4.0, 3.0, 2.0]])
+
+
+def test_one_right_candidate_for_each_example() -> None:
+    metric = TopK(2)
+    metric.update(SCORES, torch.tensor([1.0, 3.0, 0.0]))  # second, first, last
+    figures = metric.compute()
+    assert figures["recall"] == figures["hit_rate"] == pytest.approx(2 / 3)
+    assert figures["mrr"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert figures["ndcg"] == pytest.approx((1 / math.log2(3) + 1 + 0) / 3)
+    assert metric.name == "top_2"
+
+
+def test_several_right_candidates_and_examples_without_any() -> None:
+    right = Ragged(torch.tensor([0, 1, 2, 3, 0]), torch.tensor([0, 3, 5, 5]))
+    metric = TopK(2)
+    metric.update(SCORES, right)
+    figures = metric.compute()
+    assert figures["recall"] == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert figures["hit_rate"] == 1.0
+    ideal = 1 + 1 / math.log2(3)
+    assert figures["ndcg"] == pytest.approx((1 + 1 / ideal) / 2)
+
+
+def test_states_add_and_an_empty_metric_is_nan() -> None:
+    whole, parts = TopK(2), [TopK(2), TopK(2)]
+    places = torch.tensor([1, 3, 0])
+    whole.update(SCORES, places)
+    parts[0].update(SCORES[:1], places[:1])
+    parts[1].update(SCORES[1:], places[1:])
+    parts[0].merge(parts[1].state())
+    assert parts[0].compute() == whole.compute()
+    whole.reset()
+    assert all(math.isnan(value) for value in whole.compute().values())
+    with pytest.raises(BadRequest):
+        TopK(3).merge(whole.state())
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "message"),
+    [
+        (SCORES[0], torch.tensor([0]), r"\(B, C\) scores, found shape \(4,\)"),
+        (SCORES, torch.tensor([0, 1, 4]), "places from 0 to 3, found 0 to 4"),
+        (SCORES, torch.tensor([0, 1]), "the places of 3 examples, found 2"),
+        (SCORES * math.inf, torch.tensor([0, 1, 2]), "expected finite"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    scores: torch.Tensor, labels: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(BadRequest, match=message):
+        TopK(2).update(scores, labels)
+
+
+def test_k_is_at_least_one() -> None:
+    with pytest.raises(BadRequest, match="expected k >= 1, found 0"):
+        TopK(0)
