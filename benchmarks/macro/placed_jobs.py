@@ -36,6 +36,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _JOB = str(Path(__file__).with_name("placed_job.py"))
 _TIMEOUT_S = 600
 _BATCH = 512
+_NUM_TIMED = 6  # files: of three, the beginning and the end of a job took 2 % of the time
 _CORES = {"cpu": 0.25, "gpu": 0.5}  # of one worker
 TYPES = """
 types:
@@ -82,7 +83,7 @@ class Round:
 
     def __init__(self, settings: Settings, number: int) -> None:
         files = tsv_files(settings).train
-        num_timed = settings.pick(smoke=1, real=3)
+        num_timed = settings.pick(smoke=1, real=_NUM_TIMED)
         self._data = [f"--seed={number + 1}", "--net=ctr", "--data=criteo", "--dim=9"]
         self._data += [f"--batch={settings.pick(smoke=32, real=_BATCH)}"]
         self._files = ["--warm", *files[:1], "--timed", *files[1 : 1 + num_timed]]

@@ -176,6 +176,24 @@ def test_another_model_is_refused_with_both_sides(saved: dict[str, Any]) -> None
         make_trainer(cluster, optimizer=torch.optim.SGD).load(saved["path"])
 
 
+def test_parameters_of_other_names_are_refused_with_how_to_load_the_rest(
+    saved: dict[str, Any],
+) -> None:
+    message = r'of parameter 0\.head\.\w+, found none of it; .*dense="match"'
+    with embedded() as cluster:
+        model = nn.Sequential(Model())
+        trainer = tr.Trainer(
+            model,
+            torch.optim.Adam(model.parameters(), lr=0.25),
+            strategy=tr.Strategy("sync"),
+            loss=nn.functional.binary_cross_entropy_with_logits,
+            progress=False,
+            cluster=cluster,
+        )
+        with pytest.raises(SchemaMismatch, match=message):
+            trainer.load(saved["path"])
+
+
 def test_a_checkpoint_without_a_table_of_the_model_changes_nothing(saved: dict[str, Any]) -> None:
     with embedded() as cluster:
         trainer = make_trainer(cluster)

@@ -69,8 +69,8 @@ def test_a_plan_says_who_computes_what_and_how_to_start_it() -> None:
         "next dearer:  18.00 per hour, 1,136,364 examples/s: 12 cpu (read), 2 gpu (model)",
         "",
         "Nothing was started or changed. This placement means:",
-        "  trireme launch --server_num 1 --worker_num 11 --heter_worker_num 2 --heter_devices gpu"
-        " fit.py --rate 2",
+        "  TRIREME_DEVICE_GPU=cpu trireme launch --server_num 1 --worker_num 11"
+        " --heter_worker_num 2 --heter_devices gpu fit.py --rate 2",
         "  with workers on machines of type cpu, compute workers gpu on type gpu",
         "  (servers are not part of it: `trireme size` tells how many the tables need)",
     ]
@@ -113,6 +113,17 @@ def test_a_plan_says_what_the_stages_of_the_script_become(
         staged("gpu", *(50 * us for us in gpu)),
     ]
     assert f"  {words}" in plan(types, *measurements, throughput=1e6)
+
+
+def test_the_command_says_the_device_of_labels_that_do_not_say_it_themselves() -> None:
+    """Without that, processes would look for a GPU, or not know the label."""
+    in_workers = plan([CPU], staged("cpu", 1, 1, 1), throughput=1)
+    start = "trireme launch --server_num 1 --worker_num 1 train.py"
+    assert f"  TRIREME_DEVICE_GPU=cpu {start}" in in_workers
+    big = replace(CPU, name="big", label="big", reads=False)
+    slow = [staged("cpu", 1, 1, 900), staged("big", 900, 900, 1)]
+    apart = plan([CPU, big], *slow, throughput=1e6)
+    assert any(line.startswith("  TRIREME_DEVICE_BIG=cpu trireme launch ") for line in apart)
 
 
 def test_a_plan_says_what_workers_pass_on_between_other_groups() -> None:

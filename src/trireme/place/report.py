@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from trireme.drawing import columns
 from trireme.errors import BadRequest
+from trireme.label import without_number
 from trireme.place.choice import Choice, Group, StageChain
 from trireme.place.machine_types import MachineType
 from trireme.place.measurements import READ, Measurements, chain_of
@@ -15,6 +16,7 @@ from trireme.place.solver import Solver
 
 WORKER_LABEL = "cpu"
 """Of the stages that the workers compute that read."""
+_TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 
 
 def of_measurements(measured: Measurements) -> Iterator[str]:
@@ -145,12 +147,31 @@ def _how_to(chain: StageChain, choice: Choice, script: Sequence[str]) -> Iterato
         options["--heter_worker_num"] = ";".join(str(group.workers) for group in others)
         options["--heter_devices"] = ";".join(labels[1:])
     flags = (word for option in options.items() for word in option)
-    yield shlex.join(["trireme", "launch", *flags, *script])
+    variables = _device_variables(chain, choice, labels)
+    yield " ".join([*variables, shlex.join(["trireme", "launch", *flags, *script])])
     yield f"with workers on machines of type {first.type.name}" + "".join(
         f", compute workers {label} on type {group.type.name}"
         for label, group in zip(labels[1:], others, strict=True)
     )
     yield "(servers are not part of it: `trireme size` tells how many the tables need)"
+
+
+def _device_variables(chain: StageChain, choice: Choice, labels: Sequence[str]) -> list[str]:
+    """What tells processes the device of a label, where the label alone does not."""
+    first, *others = choice.groups
+    devices = {
+        without_number(label): group.type.device
+        for label, group in zip(labels[1:], others, strict=True)
+    }
+    if not others and len(chain.stages) > 2:  # the stages as they are, in the workers
+        stages = chain.stages[1:]
+        devices = dict.fromkeys(map(without_number, stages), first.type.device)
+        devices.pop(WORKER_LABEL, None)
+    return [
+        f"TRIREME_DEVICE_{label.upper()}={_TORCH_DEVICES[device]}"
+        for label, device in devices.items()
+        if device != label
+    ]
 
 
 def labels_of(choice: Choice) -> list[str]:

@@ -67,7 +67,8 @@ def _sources(spec: BlockSpec, saved: Sequence[BlockSpec], where: str) -> list[Bl
     if reached < spec.end:
         raise SchemaMismatch(
             f"{where}: expected elements {spec.start} to {spec.end} of parameter {spec.param},"
-            f" found {f'none from {reached} on' if saved else 'none of it'}"
+            f" found {f'none from {reached} on' if saved else 'none of it'};"
+            ' Trainer.load(PATH, dense="match") begins a new run with what has the same name'
         )
     if spec.shape != sources[0].shape or (spec.shape and sources[0].size != spec.size):
         raise SchemaMismatch(
