@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,12 +21,14 @@ class Peer:
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Deferred] = queue.SimpleQueue()
+        self.deadline = 0.0  # of the last call
         self.refusal: TriremeError | None = None
         self.server = Server(
             "127.0.0.1:0", {"run": self._on_run, READY: lambda _: Reply()}, name="peer"
         ).start()
 
-    def _on_run(self, _: Request) -> Deferred:
+    def _on_run(self, request: Request) -> Deferred:
+        self.deadline = request.deadline
         if self.refusal is not None:
             raise self.refusal
         answer = Deferred()
@@ -109,6 +112,31 @@ def test_an_answer_that_does_not_come_goes_to_another(peers: list[Peer]) -> None
         peers[0].calls.get(timeout=30)  # never answered
         peers[1].calls.get(timeout=30).reply(Reply())
         thread.join(30)
+
+
+def test_one_is_waited_for_half_as_long_while_another_is_left(peers: list[Peer]) -> None:
+    """In sync the other workers wait as long for the batch."""
+    timeout_s = 200.0
+    addresses = [peer.server.endpoint for peer in peers]
+    for asked, is_last in ((addresses, False), (addresses[:1], True)):
+        with workers_of(*asked, timeout_s=timeout_s) as workers:
+            latest = time.monotonic() + 0.75 * timeout_s
+            [thread] = calling(workers, 1)
+            answer = peers[0].calls.get(timeout=30)
+            assert (peers[0].deadline > latest) == is_last
+            answer.reply(Reply())
+            thread.join(30)
+            [thread] = calling_at(workers, asked[0])
+            answer = peers[0].calls.get(timeout=30)
+            assert (peers[0].deadline > latest) == is_last
+            answer.reply(Reply())
+            thread.join(30)
+
+
+def calling_at(workers: ComputeWorkers, address: str) -> list[threading.Thread]:
+    thread = threading.Thread(target=workers.call_at, args=(address, "run", {}, []), daemon=True)
+    thread.start()
+    return [thread]
 
 
 def test_an_error_of_the_model_is_raised_at_once(peers: list[Peer]) -> None:
