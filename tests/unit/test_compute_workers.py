@@ -12,19 +12,22 @@ from contextlib import contextmanager
 import pytest
 
 from trireme.errors import BadRequest, DeadlineExceeded, ResourceExhausted, TriremeError
-from trireme.rpc import Call, Deferred, Reply, Request, RpcClient, Server
+from trireme.rpc import Call, Deferred, Limits, Reply, Request, RpcClient, Server
 from trireme.train.compute.compute_workers import READY, ComputeWorkers
 
 
 class Peer:
     """A compute worker of a test: it holds every call until it is told an answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         self.calls: queue.SimpleQueue[Deferred] = queue.SimpleQueue()
         self.deadline = 0.0  # of the last call
         self.refusal: TriremeError | None = None
         self.server = Server(
-            "127.0.0.1:0", {"run": self._on_run, READY: lambda _: Reply()}, name="peer"
+            "127.0.0.1:0",
+            {"run": self._on_run, READY: lambda _: Reply()},
+            name="peer",
+            limits=limits,
         ).start()
 
     def _on_run(self, request: Request) -> Deferred:
@@ -95,6 +98,22 @@ def test_a_full_one_is_passed_over(peers: list[Peer]) -> None:
         [thread] = calling(workers, 1)
         peers[1].calls.get(timeout=30).reply(Reply())
         thread.join(30)
+
+
+def test_one_that_may_hold_no_more_requests_is_passed_over(peers: list[Peer]) -> None:
+    """As one whose requests have all the bytes that they may have."""
+    peers[0].server.stop()
+    peers[0] = Peer(Limits(total_requests_max=1))
+    with workers_of(*(peer.server.endpoint for peer in peers), timeout_s=200.0) as workers:
+        threads = [*calling(workers, 1)]
+        held = [peers[0].calls.get(timeout=30)]
+        for _ in range(2):  # the third is refused by the first one
+            threads += calling(workers, 1)
+            held.append(peers[1].calls.get(timeout=30))
+        for answer in held:
+            answer.reply(Reply())
+        for thread in threads:
+            thread.join(30)
 
 
 def test_when_all_are_full_the_batch_waits_for_room(peers: list[Peer]) -> None:
