@@ -5,27 +5,33 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from trireme.errors import BadRequest, DeadlineExceeded, ResourceExhausted, TriremeError
-from trireme.rpc import Call, Deferred, Reply, Request, RpcClient, Server
+from trireme.rpc import Call, Deferred, Limits, Reply, Request, RpcClient, Server
 from trireme.train.compute.compute_workers import READY, ComputeWorkers
 
 
 class Peer:
     """A compute worker of a test: it holds every call until it is told an answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         self.calls: queue.SimpleQueue[Deferred] = queue.SimpleQueue()
+        self.deadline = 0.0  # of the last call
         self.refusal: TriremeError | None = None
         self.server = Server(
-            "127.0.0.1:0", {"run": self._on_run, READY: lambda _: Reply()}, name="peer"
+            "127.0.0.1:0",
+            {"run": self._on_run, READY: lambda _: Reply()},
+            name="peer",
+            limits=limits,
         ).start()
 
-    def _on_run(self, _: Request) -> Deferred:
+    def _on_run(self, request: Request) -> Deferred:
+        self.deadline = request.deadline
         if self.refusal is not None:
             raise self.refusal
         answer = Deferred()
@@ -94,6 +100,22 @@ def test_a_full_one_is_passed_over(peers: list[Peer]) -> None:
         thread.join(30)
 
 
+def test_one_that_may_hold_no_more_requests_is_passed_over(peers: list[Peer]) -> None:
+    """As one whose requests have all the bytes that they may have."""
+    peers[0].server.stop()
+    peers[0] = Peer(Limits(total_requests_max=1))
+    with workers_of(*(peer.server.endpoint for peer in peers), timeout_s=200.0) as workers:
+        threads = [*calling(workers, 1)]
+        held = [peers[0].calls.get(timeout=30)]
+        for _ in range(2):  # the third is refused by the first one
+            threads += calling(workers, 1)
+            held.append(peers[1].calls.get(timeout=30))
+        for answer in held:
+            answer.reply(Reply())
+        for thread in threads:
+            thread.join(30)
+
+
 def test_when_all_are_full_the_batch_waits_for_room(peers: list[Peer]) -> None:
     peers[0].refusal = refused()
     with workers_of(peers[0].server.endpoint) as workers:
@@ -109,6 +131,31 @@ def test_an_answer_that_does_not_come_goes_to_another(peers: list[Peer]) -> None
         peers[0].calls.get(timeout=30)  # never answered
         peers[1].calls.get(timeout=30).reply(Reply())
         thread.join(30)
+
+
+def test_one_is_waited_for_half_as_long_while_another_is_left(peers: list[Peer]) -> None:
+    """In sync the other workers wait as long for the batch."""
+    timeout_s = 200.0
+    addresses = [peer.server.endpoint for peer in peers]
+    for asked, is_last in ((addresses, False), (addresses[:1], True)):
+        with workers_of(*asked, timeout_s=timeout_s) as workers:
+            latest = time.monotonic() + 0.75 * timeout_s
+            [thread] = calling(workers, 1)
+            answer = peers[0].calls.get(timeout=30)
+            assert (peers[0].deadline > latest) == is_last
+            answer.reply(Reply())
+            thread.join(30)
+            [thread] = calling_at(workers, asked[0])
+            answer = peers[0].calls.get(timeout=30)
+            assert (peers[0].deadline > latest) == is_last
+            answer.reply(Reply())
+            thread.join(30)
+
+
+def calling_at(workers: ComputeWorkers, address: str) -> list[threading.Thread]:
+    thread = threading.Thread(target=workers.call_at, args=(address, "run", {}, []), daemon=True)
+    thread.start()
+    return [thread]
 
 
 def test_an_error_of_the_model_is_raised_at_once(peers: list[Peer]) -> None:

@@ -320,6 +320,10 @@ class Connection:
             pending.answer = Reply(frames.map_field(header, "b"), arrays)
         elif header.get("handled", True):
             pending.answer = error_of(header)
+        elif pending.call.once:
+            pending.answer = error_of(header)
+            if isinstance(pending.answer, ResourceExhausted):
+                pending.answer.details = {"full": True}
         else:
             self._num_failures = min(self._num_failures + 1, 16)
             pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2**self._num_failures)

@@ -17,8 +17,9 @@ class Call:
     """One call of a client. Methods must be safe to repeat: a server may receive a call twice.
 
     `arrays` are sent without a copy: do not change them until the call has ended. once: when the
-    server cannot be reached or the connection is lost, the call ends at once with Unavailable,
-    instead of being sent again until the deadline: for a caller who may ask another server.
+    server cannot be reached or the connection is lost, the call ends at once with Unavailable, and
+    with ResourceExhausted when the server has no room for it ("full" is in its details), instead of
+    being sent again until the deadline: for a caller who may ask another server.
     """
 
     endpoint: str

@@ -1,10 +1,10 @@
 """The compute workers of a label, as one worker sees them.
 
 A batch goes to the one that has the least of this worker's batches in flight. When that one cannot
-be reached, has no room or does not answer within the deadline, the batch goes to another, and the
-one that failed rests. Then a short call finds out whether it is back, so that a batch never waits
-long for one that is gone while others compute. An error is raised only when all have failed for as
-long as a deadline.
+be reached, has no room or does not answer within half of the deadline, the batch goes to another,
+and the one that failed rests. Then a short call finds out whether it is back, so that a batch never
+waits long for one that is gone while others compute. An error is raised only when all have failed
+for as long as a deadline.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class ComputeWorkers:
         addresses: "host:port" of each, in the order of the job.
         first: which one this worker prefers, so that few workers do not all begin with the same.
         connect: makes a client for one thread's calls.
-        timeout_s: of one attempt, and of waiting while all of them fail.
+        timeout_s: of one attempt, half of it while another is left; and of waiting while all of
+            them fail.
 
     Threads: any may call; `close` once they have ended.
     """
@@ -137,7 +138,7 @@ class ComputeWorkers:
                 if chosen.is_gone:
                     self._call(Call(chosen.address, READY, once=True), READY_S)
                 call = Call(chosen.address, method, body, arrays, once=True)
-                reply = self._call(call, self._timeout_s)
+                reply = self._call(call, self._patience_s(failed - {chosen}))
             except TriremeError as error:
                 self._give_back(chosen, error)
                 if not _asks_another(error):
@@ -169,7 +170,7 @@ class ComputeWorkers:
             chosen.in_flight += 1
         try:
             call = Call(address, method, body, arrays, once=True)
-            reply = self._call(call, self._timeout_s if timeout_s is None else timeout_s)
+            reply = self._call(call, self._patience_s(set()) if timeout_s is None else timeout_s)
         except TriremeError as error:
             self._give_back(chosen, error)
             if not _asks_another(error):
@@ -205,6 +206,13 @@ class ComputeWorkers:
             if chosen.is_gone:  # one call at a time finds out whether it is back
                 chosen.rests_until = chosen.rests_shortly_until = now + READY_S
             return chosen
+
+    def _patience_s(self, failed: set[_ComputeWorker]) -> float:
+        """How long to wait for one. In sync the other workers wait for this batch, with the same
+        deadline: another has to compute it before they give up.
+        """
+        is_another_left = len(self._all) > len(failed) + 1
+        return self._timeout_s / 2 if is_another_left else self._timeout_s
 
     def _all_rest(self, now: float) -> bool:
         return all(one.rests_until > now for one in self._all)
