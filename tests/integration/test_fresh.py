@@ -74,3 +74,23 @@ def test_a_server_that_is_killed_stays_without_the_dropped_rows(
         servers.kill(0)
         servers.start(0)
         assert trainer.evaluate(DATA)["loss"] == trained
+
+
+def test_a_worker_that_leaves_a_loop_alone_keeps_nobody_waiting() -> None:
+    def train(cluster: Cluster) -> tuple[int, float, bool]:
+        trainer = make_trainer(cluster)
+        optimizer = trainer.optimizer
+        for batch in tr.prefetch(DATA * 3, trainer.model, cluster=cluster):
+            nn.functional.mse_loss(trainer.model(batch), batch["label"]).backward()
+            optimizer.step()
+            if cluster.worker == 1:
+                break
+        optimizer.end_pass()
+        loss = trainer.evaluate(DATA)["loss"]
+        return optimizer.num_steps, loss, optimizer.agree_to_stop(cluster.worker == 1)
+
+    with Job(1) as job:
+        first, second = job.run(2, train)
+    assert (first[0], second[0]) == (6, 1)
+    assert first[1:] == second[1:]
+    assert first[2]
