@@ -181,10 +181,10 @@ class TableSchema:
         return schema
 
 
-def differing_fields(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def differing_fields(wanted: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """The fields of two mappings that differ, as "expected {...}, found {...}"."""
-    names = [n for n in {**expected, **found} if expected.get(n) != found.get(n)]
-    left, right = ({n: one.get(n) for n in names} for one in (expected, found))
+    names = [name for name in {**wanted, **other} if wanted.get(name) != other.get(name)]
+    left, right = ({name: one.get(name) for name in names} for one in (wanted, other))
     return f"expected {left}, found {right}"
 
 

@@ -17,7 +17,8 @@ from trireme.data.array_dataset import as_dataset
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
-from trireme.metrics import Metric, metric_of
+from trireme.metrics import Metric
+from trireme.metrics.by_name import metric_of
 from trireme.nn import Planner
 from trireme.nn.on_device import device_of
 from trireme.strategy import Strategy
