@@ -147,8 +147,8 @@ def test_inputs_may_be_arrays_and_lists(tmp_path: Path) -> None:
     torch.testing.assert_close(of_lists.outputs, of_tensors.outputs, atol=0, rtol=0)
     with pytest.raises(BadRequest, match=r"expected feature 'target_item' in the batch, found"):
         predictor.predict(dict.fromkeys(names, ids))
-    with pytest.raises(BadRequest, match=r"expected lists of ids in column 'hist_item_seq'"):
-        predictor.predict({"hist_item_seq": [["a"]]})
+    with pytest.raises(BadRequest, match=r"'hist_item_seq': .* found \['a', 3\], .* in row 0"):
+        predictor.predict({"hist_item_seq": [["a", 3]]})
     assert exported.name == "din"
 
 

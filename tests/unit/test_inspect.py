@@ -315,7 +315,10 @@ def test_memory_is_bounded(home: Cluster, tmp_path: Path) -> None:
         (["{}"], "inspect: expected {}/manifest.json, found none; folders there: one"),
         (["{}/one", "--table", "x"], "expected --table to be one of plain, scored of {}/one"),
         (["{}/one", "--key", "1", "--brief"], "one of --key, --diff and --brief"),
-        (["{}/one", "--key", "x"], "argument --key: expected a 64-bit number, found 'x'"),
+        (
+            ["{}/one", "--key", "x"],
+            "argument --key: expected a 64-bit number or FEATURE=VALUE, found 'x'",
+        ),
     ],
 )
 def test_errors_say_what_was_expected(

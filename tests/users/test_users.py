@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from tests.repo import tree
 
 def test_a_dataframe_trains_scores_and_predicts(tmp_path: Path, programs: Template) -> None:
     output = written(tmp_path, programs, "examples/ratings.py").splitlines()
-    assert float(output[-2]) < 0.1
+    assert float(output[-3]) < 0.1
     assert output[-1].startswith("tensor([")
 
 
@@ -21,7 +20,7 @@ def test_strings_are_the_same_in_training_and_serving(tmp_path: Path, programs: 
     assert output[-1].startswith("True [")
     predict = ["-m", "trireme", "predict", "-m", "export", "--format", "csv"]
     programs.run(tmp_path, [*predict, "--input", "asked.csv", "--output", "scores.tsv"])
-    scores = [float(row[0]) for row in csv.reader((tmp_path / "scores.tsv").open())]
+    scores = list(map(float, (tmp_path / "scores.tsv").read_text().split()))
     assert len(scores) == 2
     shown = programs.run(tmp_path, ["-m", "trireme", "inspect", "ckpt", "--key", "movie=Heat"])
     assert "table ids, movie=Heat, key " in shown
