@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.integration.test_collective_jobs import torchrun_ranks
-from tests.programs import WAIT_S, Template, clean_environment
+from tests.programs import WAIT_S, Template
 
 SCRIPT = str(Path(__file__).with_name("collective_script.py"))
 ENVIRONMENT = {"TRIREME_TIMEOUT_S": "30"}
@@ -58,17 +56,16 @@ def test_a_rank_that_stops_without_a_lost_connection_is_named_at_the_deadline(
         assert "silent: workers [1]" in ranks[0].output + ranks[2].output
 
 
-def test_torchrun_starts_the_job_again_after_a_kill(tmp_path: Path) -> None:
+def test_torchrun_starts_the_job_again_after_a_kill(tmp_path: Path, programs: Template) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = [SCRIPT, str(tmp_path / "saved"), "20", "die"]
-    result = subprocess.run(
-        [sys.executable, *torchrun, "--max-restarts=1", *script],
-        env={**clean_environment(), **ENVIRONMENT, "TRIREME_ROOT": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=2 * WAIT_S,
+    env = {**ENVIRONMENT, "TRIREME_ROOT": str(tmp_path)}
+    output = programs.run(
+        tmp_path,
+        [*torchrun, "--max-restarts=1", "--no-python", programs.python, *script],
+        env,
+        wait_s=WAIT_S,
     )
-    assert result.returncode == 0, result.stderr
-    made = [int(steps) for steps in re.findall(ONCE_PER_EPOCH + r" steps (\d+)", result.stdout)]
+    made = [int(steps) for steps in re.findall(ONCE_PER_EPOCH + r" steps (\d+)", output)]
     # 38 steps an epoch; worker 1 died in the 20th, and the newest checkpoint was of the 15th.
     assert made == [2 * 38 - 15] * 2

@@ -22,6 +22,7 @@ from tests.integration.test_device_pass_kills import kill_at
 from tests.integration.test_device_passes import assert_equal
 from tests.integration.test_device_ranks import contents
 from tests.jobs import Job, in_threads
+from tests.long import sampled
 from tests.programs import Program, Template
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
@@ -90,6 +91,7 @@ def loaded(path: Path) -> dict[str, np.ndarray]:
         return contents([cluster.server])
 
 
+@sampled(keep=5)
 @pytest.mark.parametrize("how", ["passes", "windows"])
 @pytest.mark.parametrize("name", HOLDS)
 def test_a_killed_worker_ends_the_pass_for_all_and_all_repeat_it(
@@ -194,7 +196,7 @@ def test_a_server_killed_in_a_pass_costs_no_update(
 
 
 def test_a_killed_worker_that_hosts_rows_is_named(programs: Template, tmp_path: Path) -> None:
-    env = {"TRIREME_TIMEOUT_S": "30", "TRIREME_ROOT": str(tmp_path)}
+    env = {"TRIREME_TIMEOUT_S": "10", "TRIREME_ROOT": str(tmp_path)}
     with torchrun_ranks(2, [*HELD, str(tmp_path)], programs, **env) as ranks:
         for rank in ranks:
             rank.wait_line("^held$")

@@ -20,6 +20,7 @@ from torch import nn
 import trireme as tr
 from tests.integration.durable_servers import DurableServers
 from tests.integration.saved_rows import saved_rows
+from tests.long import sampled
 from tests.programs import Template
 from tests.seeds import SEED
 from trireme import _core
@@ -138,6 +139,7 @@ def test_an_embedded_job_ends_with_the_same_bits(tmp_path: Path, ssd_dir: Path) 
     assert list(ssd_dir.iterdir()) == []
 
 
+@sampled(keep=6)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("is_embedded", [True, False])
 def test_rows_of_batches_to_come_are_fetched_before_they_are_pulled(

@@ -52,6 +52,23 @@ def test_a_job_in_one_process_loads_no_compiler(script: Path) -> None:
     assert "alone has loaded []" in run(script)
 
 
+def test_a_command_ends_without_a_search_of_all_that_it_has_loaded() -> None:
+    code = """
+import atexit, gc
+atexit.register(lambda: print("frozen", gc.get_freeze_count() > 0))  # runs behind later ones
+from trireme.commands import cli
+cli.main(["version"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines()[-1] == "frozen True", done.stderr
+
+
 def test_workers_and_servers_load_no_compiler(script: Path) -> None:
     run(script, "-m", "trireme", "launch", "--server_num", "1", "--worker_num", "1")
     log = script.parent / "log"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import difflib
+import gc
 import os
 import platform
 import select
@@ -86,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     command: argparse.ArgumentParser = arguments.parser
+    # Python searches all objects for cycles as it ends: with torch a quarter of a second.
+    atexit.register(gc.freeze)
     if unknown:
         command.error(_explain_unknown(unknown[0], command))
     try:
