@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trireme.data.batch import Ragged
 from trireme.errors import BadRequest
-from trireme.metrics.metric import State, check_state
+from trireme.metrics.metric import State, Values, check_state
 
 
 class TopK:
@@ -50,8 +50,10 @@ class TopK:
         """Remove all examples."""
         self._sums = np.zeros(5, np.float64)
 
-    def update(self, scores: Tensor, labels: Tensor | Ragged) -> None:
+    def update(self, scores: Values, labels: Values | Ragged) -> None:
         """Add B examples."""
+        scores = torch.as_tensor(scores)
+        labels = labels if isinstance(labels, Ragged) else torch.as_tensor(labels)
         if scores.dim() != 2 or not torch.isfinite(scores).all():
             raise BadRequest(
                 f"TopK.update: expected finite (B, C) scores, found shape {tuple(scores.shape)}"
