@@ -80,7 +80,7 @@ def run_case(folder: Path, case: Case, limit_s: float) -> dict[str, str]:
 
 def _change_imports(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    if path.name in ("net.py", "static_model.py", "dygraph_model.py"):
+    if path.name in ("model.py", "net.py", "static_model.py", "dygraph_model.py"):
         return
     for old, new in _IMPORTS:
         text = re.sub(old, new, text, flags=re.MULTILINE)

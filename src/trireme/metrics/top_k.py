@@ -53,6 +53,7 @@ class TopK:
     def update(self, scores: Values, labels: Values | Ragged) -> None:
         """Add B examples."""
         scores = torch.as_tensor(scores)
+        labels = labels if isinstance(labels, Ragged) else torch.as_tensor(labels)
         if scores.dim() != 2 or not torch.isfinite(scores).all():
             raise BadRequest(
                 f"TopK.update: expected finite (B, C) scores, found shape {tuple(scores.shape)}"
