@@ -78,6 +78,7 @@ def test_every_name_of_fleet_works_or_says_what_to_write(name: str) -> None:
         with pytest.raises(BadRequest, match=rf"fleet\.{name}: it has no counterpart here: \w+"):
             getattr(fleet, name)
     else:
+        assert name in fleet.__all__  # a submodule that something else has loaded is there, too
         assert getattr(fleet, name) is not None
 
 
@@ -314,6 +315,12 @@ def test_a_process_alone_answers_who_is_in_the_job() -> None:
     assert (fleet.get_log_level_code(), fleet.get_log_level_name()) == (30, "WARNING")
     with pytest.raises(BadRequest, match="found 'LOUD'"):
         fleet.set_log_level("LOUD")
+
+
+def test_files_are_dealt_before_init_worker_too() -> None:
+    fleet.stop_worker()
+    fleet.init()
+    assert fleet.util.get_file_shard(["part-0", "part-1"]) == ["part-0", "part-1"]
 
 
 def test_endpoints_are_those_of_the_role(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trireme.dense.adam_d2sum import AdamD2Sum
-    from trireme.fleet import data_generator, metrics, paddle, static, util
+    from trireme.fleet import data_generator, dataset, metrics, paddle, static, util
     from trireme.fleet import role_makers as role_maker
     from trireme.fleet.calls import (
         barrier_worker,
@@ -139,6 +139,7 @@ __all__ = [
     "clear_grad",
     "ctr_metric_bundle",
     "data_generator",
+    "dataset",
     "device",
     "distributed_model",
     "distributed_optimizer",
@@ -197,6 +198,7 @@ __all__ = [
 
 _MODULES = {
     "data_generator": "data_generator",
+    "dataset": "dataset",
     "metrics": "metrics",
     "paddle": "paddle",
     "role_maker": "role_makers",
