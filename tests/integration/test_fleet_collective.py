@@ -52,7 +52,7 @@ role, endpoint = sys.argv[1:]
 t = fleet.DistributeTranspiler()
 t.transpile(0, pservers=endpoint, trainers=1, sync_mode=False)
 if role == "PSERVER":
-    t.get_pserver_program(endpoint)
+    fleet.Executor().run(t.get_pserver_program(endpoint))
 t.get_trainer_program()
 print(t.config.strategy(), fleet.server_num())
 fleet.stop_worker()
@@ -123,7 +123,7 @@ def test_a_transpiled_pserver_script_serves_and_trains(tmp_path: Path, programs:
         ("nccl2", {"trainers": 2, "current_endpoint": "127.0.0.1:1"}, "found trainers=2"),
         ("nccl2", {"trainers": TWO, "pservers": TWO}, "and no pservers"),
         ("pserver", {"trainers": TWO}, "config.mode = 'nccl2' is without servers"),
-        ("pserver", {"trainers": 2, "pservers": TWO, "program": 1}, "expected no programs"),
+        ("pserver", {"trainers": 2, "pservers": TWO, "program": 1}, "expected program=None"),
     ],
 )
 def test_a_transpiler_refuses_the_arguments_of_another_mode(

@@ -126,6 +126,7 @@ def test_the_page_for_people_from_paddlerec(tmp_path: Path, programs: Template) 
     (folder / "multislot.txt").write_text(text)
     assert "'examples': 3000" in run(programs, folder, "python train.py")
     assert "'examples': 3000" in run(programs, folder, "python ps_gpu.py")
+    assert "train: batch 1: loss" in run(programs, folder, "python wide_deep.py")
 
 
 @pytest.mark.timeout(300)  # every command of the page

@@ -20,7 +20,7 @@ from trireme.errors import BadRequest, DataError
 # Criteo's text, upper and lower case of the hexadecimal ids exchanged, on our loop over files.
 SCRIPT = """\
 import sys
-from trireme.fleet.generator import MultiSlotStringDataGenerator
+from trireme.fleet.data_generator import MultiSlotStringDataGenerator
 class Swap(MultiSlotStringDataGenerator):
     def generate_sample(self, line):
         return lambda: [line.swapcase()]

@@ -170,6 +170,6 @@ ENVIRONMENT = {
     "src/trireme/launch/environment.py": "the one place",
     "src/trireme/launch/process_environment.py": "passes its own on to the processes it starts",
     "src/trireme/data/pipe_process.py": "passes its own on to the commands it starts",
-    "src/trireme/fleet/generator.py": "runs in a pipe's command, which is told so",
+    "src/trireme/fleet/data_generator.py": "runs in a pipe's command, which is told so",
     "src/trireme/fleet/reader_utils/common_ps.py": "runs in a reader script, which is told so",
 }

@@ -4,7 +4,8 @@ import trireme.fleet as fleet
 
 fleet.init(fleet.PaddleCloudRoleMaker())
 ...                                     # the model
-optimizer = fleet.distributed_optimizer(dense_optimizer, strategy, model=model)
+optimizer = fleet.distributed_optimizer(dense_optimizer, strategy)
+optimizer.minimize(fleet.Loss(model, loss_function, label="click"))
 if fleet.is_server():
     fleet.init_server()
     fleet.run_server()
@@ -22,11 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trireme.dense.adam_d2sum import AdamD2Sum
-    from trireme.fleet import metrics, util
+    from trireme.fleet import data_generator, dataset, metrics, paddle, static, util
+    from trireme.fleet import role_makers as role_maker
     from trireme.fleet.calls import (
         barrier_worker,
         device,
+        distributed_model,
         distributed_optimizer,
+        get_log_level_code,
+        get_log_level_name,
         infer_from_dataset,
         init,
         init_server,
@@ -35,12 +40,9 @@ if TYPE_CHECKING:
         is_heter_worker,
         is_server,
         is_worker,
-        load_inference_model,
-        load_model,
         run_server,
-        save_inference_model,
-        save_persistables,
         server_num,
+        set_log_level,
         shrink,
         sparse_embedding,
         stop_worker,
@@ -48,7 +50,11 @@ if TYPE_CHECKING:
         worker_index,
         worker_num,
     )
-    from trireme.fleet.dataset import InMemoryDataset, QueueDataset
+    from trireme.fleet.calls import worker_index as rank
+    from trireme.fleet.calls import worker_num as nranks
+    from trireme.fleet.calls import worker_num as world_size
+    from trireme.fleet.data_generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
+    from trireme.fleet.dataset import DatasetFactory, InMemoryDataset, QueueDataset
     from trireme.fleet.distribute_transpiler import (
         DistributeTranspiler,
         memory_optimize,
@@ -61,88 +67,247 @@ if TYPE_CHECKING:
         ProbabilityEntry,
         ShowClickEntry,
     )
-    from trireme.fleet.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
+    from trireme.fleet.executor import CPUPlace, CUDAPlace, Executor
+    from trireme.fleet.fleet_optimizer import FleetOptimizer
     from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
+    from trireme.fleet.members import (
+        all_reduce,
+        is_coordinator,
+        local_rank,
+        node_num,
+        server_endpoints,
+        server_index,
+        worker_endpoints,
+    )
+    from trireme.fleet.members import local_rank as rank_in_node
     from trireme.fleet.metrics import ctr_metric_bundle
+    from trireme.fleet.optimizer_calls import (
+        clear_grad,
+        get_lr,
+        minimize,
+        set_lr,
+        set_state_dict,
+        state_dict,
+        step,
+    )
+    from trireme.fleet.parts import load_one_table, save_dense_params, save_one_table, set_date
+    from trireme.fleet.program import Loss, Program
     from trireme.fleet.ps_gpu import PSGPU
     from trireme.fleet.role_makers import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
+    from trireme.fleet.saving import (
+        load_inference_model,
+        load_model,
+        save,
+        save_inference_model,
+        save_persistables,
+    )
+    from trireme.fleet.strategy_factory import StrategyFactory
     from trireme.fleet.transpiler import DistributeTranspilerConfig, HashName, RoundRobin
 
 __all__ = [
     "AdamD2Sum",
+    "CPUPlace",
+    "CUDAPlace",
     "ClipGradByGlobalNorm",
     "ClipGradByNorm",
     "ClipGradByValue",
     "CountFilterEntry",
+    "DatasetFactory",
     "DistributeTranspiler",
     "DistributeTranspilerConfig",
     "DistributedStrategy",
+    "Executor",
+    "FleetOptimizer",
     "HashName",
     "InMemoryDataset",
+    "Loss",
     "MultiSlotDataGenerator",
     "MultiSlotStringDataGenerator",
     "PSGPU",
     "PaddleCloudRoleMaker",
     "ParamAttr",
     "ProbabilityEntry",
+    "Program",
     "QueueDataset",
     "Role",
     "RoundRobin",
     "ShowClickEntry",
+    "StrategyFactory",
     "UserDefinedRoleMaker",
+    "all_reduce",
     "barrier_worker",
+    "clear_grad",
     "ctr_metric_bundle",
+    "data_generator",
+    "dataset",
     "device",
+    "distributed_model",
     "distributed_optimizer",
+    "get_log_level_code",
+    "get_log_level_name",
+    "get_lr",
     "infer_from_dataset",
     "init",
     "init_server",
     "init_worker",
+    "is_coordinator",
     "is_first_worker",
     "is_heter_worker",
     "is_server",
     "is_worker",
     "load_inference_model",
     "load_model",
+    "load_one_table",
+    "local_rank",
     "memory_optimize",
     "metrics",
+    "minimize",
+    "node_num",
+    "nranks",
+    "paddle",
+    "rank",
+    "rank_in_node",
     "release_memory",
+    "role_maker",
     "run_server",
+    "save",
+    "save_dense_params",
     "save_inference_model",
+    "save_one_table",
     "save_persistables",
+    "server_endpoints",
+    "server_index",
     "server_num",
+    "set_date",
+    "set_log_level",
+    "set_lr",
+    "set_state_dict",
     "shrink",
     "sparse_embedding",
+    "state_dict",
+    "static",
+    "step",
     "stop_worker",
     "train_from_dataset",
     "util",
+    "worker_endpoints",
     "worker_index",
     "worker_num",
+    "world_size",
 ]
 
-_MODULES = ("metrics", "util")
+_MODULES = {
+    "data_generator": "data_generator",
+    "dataset": "dataset",
+    "metrics": "metrics",
+    "paddle": "paddle",
+    "role_maker": "role_makers",
+    "static": "static",
+    "util": "util",
+}
+_ALIASES = {
+    "nranks": "worker_num",
+    "rank": "worker_index",
+    "rank_in_node": "local_rank",
+    "world_size": "worker_num",
+}
 # Module -> the names that it has; the others are in trireme.fleet.calls.
 _HOMES = {
-    "dataset": ("InMemoryDataset", "QueueDataset"),
-    "distribute_transpiler": ("DistributeTranspiler", "memory_optimize", "release_memory"),
+    "data_generator": (
+        "MultiSlotDataGenerator",
+        "MultiSlotStringDataGenerator",
+    ),
+    "dataset": (
+        "DatasetFactory",
+        "InMemoryDataset",
+        "QueueDataset",
+    ),
+    "distribute_transpiler": (
+        "DistributeTranspiler",
+        "memory_optimize",
+        "release_memory",
+    ),
     "distributed_strategy": ("DistributedStrategy",),
-    "embedding_layers": ("CountFilterEntry", "ParamAttr", "ProbabilityEntry", "ShowClickEntry"),
-    "generator": ("MultiSlotDataGenerator", "MultiSlotStringDataGenerator"),
-    "grad_clip": ("ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue"),
+    "embedding_layers": (
+        "CountFilterEntry",
+        "ParamAttr",
+        "ProbabilityEntry",
+        "ShowClickEntry",
+    ),
+    "executor": (
+        "CPUPlace",
+        "CUDAPlace",
+        "Executor",
+    ),
+    "fleet_optimizer": ("FleetOptimizer",),
+    "grad_clip": (
+        "ClipGradByGlobalNorm",
+        "ClipGradByNorm",
+        "ClipGradByValue",
+    ),
+    "members": (
+        "all_reduce",
+        "is_coordinator",
+        "local_rank",
+        "node_num",
+        "server_endpoints",
+        "server_index",
+        "worker_endpoints",
+    ),
     "metrics": ("ctr_metric_bundle",),
+    "optimizer_calls": (
+        "clear_grad",
+        "get_lr",
+        "minimize",
+        "set_lr",
+        "set_state_dict",
+        "state_dict",
+        "step",
+    ),
+    "parts": (
+        "load_one_table",
+        "save_dense_params",
+        "save_one_table",
+        "set_date",
+    ),
+    "program": (
+        "Loss",
+        "Program",
+    ),
     "ps_gpu": ("PSGPU",),
-    "role_makers": ("PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker"),
-    "transpiler": ("DistributeTranspilerConfig", "HashName", "RoundRobin"),
+    "role_makers": (
+        "PaddleCloudRoleMaker",
+        "Role",
+        "UserDefinedRoleMaker",
+    ),
+    "saving": (
+        "load_inference_model",
+        "load_model",
+        "save",
+        "save_inference_model",
+        "save_persistables",
+    ),
+    "strategy_factory": ("StrategyFactory",),
+    "transpiler": (
+        "DistributeTranspilerConfig",
+        "HashName",
+        "RoundRobin",
+    ),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
+        from trireme.fleet.absent import check_absent
+
+        check_absent(name)
         raise AttributeError(f"module 'trireme.fleet' has no attribute {name!r}")
     if name in _MODULES:
-        return importlib.import_module(f"trireme.fleet.{name}")
-    home = next((home for home, names in _HOMES.items() if name in names), "calls")
-    value = getattr(importlib.import_module(f"trireme.fleet.{home}"), name)
+        value = importlib.import_module(f"trireme.fleet.{_MODULES[name]}")
+    else:
+        name_here = _ALIASES.get(name, name)
+        home = next((home for home, names in _HOMES.items() if name_here in names), "calls")
+        value = getattr(importlib.import_module(f"trireme.fleet.{home}"), name_here)
     globals()[name] = value
     return value
 

@@ -1,34 +1,28 @@
 """The calls of a Fleet script, in the order in which it makes them."""
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
 
-from trireme import interchange
-from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.format.save_modes import save_mode
 from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.distributed_strategy import DistributedStrategy
 from trireme.fleet.embedding_layers import NamedTables
+from trireme.fleet.fleet_optimizer import FleetOptimizer
 from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByValue
+from trireme.fleet.program import Loss, Program, names_of, programs
 from trireme.fleet.ps_gpu import PSGPU
 from trireme.fleet.role_makers import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from trireme.fleet.transpiler import DistributeTranspilerConfig
-from trireme.inference import Predictor
-from trireme.inference.export import Export, export_model
 from trireme.job.cluster import Cluster
 from trireme.job.default import default, set_default
 from trireme.launch.init import connect, log, log_to_stderr, serve_role
 from trireme.launch.process_role import ProcessRole
-from trireme.storage.storage import open_storage
 from trireme.train import DistributedOptimizer, Report, Trainer, row_life
-from trireme.train.checkpointing.checkpoint_location import Location
-from trireme.train.checkpointing.load import load
-from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.loop.reporting import check_names
 
 
@@ -38,35 +32,55 @@ class FleetJob:
     def __init__(self) -> None:
         self._own_role: ProcessRole | None = None
         self._is_collective = False
+        self._strategy: DistributedStrategy | None = None
         self._optimizer: DistributedOptimizer | None = None
+        self._fleet_optimizer: FleetOptimizer | None = None
+        self._model: nn.Module | None = None  # of distributed_model
+        self.dataset: Iterable[Any] | None = None  # that was trained on
+        self.worker_endpoints: tuple[str, ...] = ()
         self.tables = NamedTables()
 
     def init(
         self,
         role_maker: PaddleCloudRoleMaker | UserDefinedRoleMaker | None = None,
         is_collective: bool = False,
+        strategy: DistributedStrategy | None = None,
+        log_level: int | str = "INFO",
     ) -> None:
         """Take the role that the role maker names; by default the one in the environment.
 
-        is_collective: the job has no servers, and its mode is collective.
+        is_collective: the job has no servers, and its mode is collective. strategy: of a
+        distributed_optimizer that is given none. log_level: of the logger "trireme".
         """
         maker = role_maker or PaddleCloudRoleMaker(is_collective)
         if is_collective and not maker.is_collective:
             raise BadRequest("fleet.init: expected is_collective=True of the role maker too")
         log_to_stderr()
+        set_log_level(log_level)
         self._own_role, self._is_collective = maker.role, maker.is_collective
-        self._optimizer = None
+        self.worker_endpoints = maker.worker_endpoints
+        self._strategy, self.dataset = strategy, None
+        self._forget_optimizers(trained_only=True)
         self.tables.clear()
         PSGPU().forget()
         log.info("%s", self._own_role.describe())
 
-    def _role(self) -> ProcessRole:
+    def _forget_optimizers(self, *, trained_only: bool = False) -> None:
+        """trained_only: keep what `minimize` has begun: transpilers take their place after it."""
+        programs.forget(trained_only=trained_only)
+        self._optimizer = self._model = None
+        if programs.main is None:
+            self._fleet_optimizer = None
+
+    @property
+    def role(self) -> ProcessRole:
+        """Raises NotReady: fleet.init() was not called."""
         if self._own_role is None:
             raise NotReady("fleet: expected fleet.init() first")
         return self._own_role
 
     def is_server(self) -> bool:
-        return self._role().role == "server"
+        return self.role.role == "server"
 
     def is_worker(self) -> bool:
         """True of a compute worker, too: it makes the same model, up to the Trainer."""
@@ -74,29 +88,29 @@ class FleetJob:
 
     def is_heter_worker(self) -> bool:
         """Whether this process is a compute worker, whose Trainer computes batches of others."""
-        return self._role().role == "heter"
+        return self.role.role == "heter"
 
     def is_first_worker(self) -> bool:
         return self.is_worker() and self.worker_index() == 0
 
     def worker_index(self) -> int:
         """Compute workers are numbered after the workers."""
-        is_assigned = self._role().is_late or self.is_heter_worker()
-        return self._cluster().worker if is_assigned else self._role().index
+        is_assigned = self.role.is_late or self.is_heter_worker()
+        return self.cluster().worker if is_assigned else self.role.index
 
     def worker_num(self) -> int:
         """Workers at the start of the job."""
-        return self._cluster().num_workers if self._role().is_late else self._role().num_workers
+        return self.cluster().num_workers if self.role.is_late else self.role.num_workers
 
     def server_num(self) -> int:
         """Servers of the job, not counting those that workers host."""
-        return 0 if self._role().hosts else len(self._role().servers)
+        return 0 if self.role.hosts else len(self.role.servers)
 
     def device(self, label: str) -> torch.device:
         """In the place of CUDAPlace and CPUPlace: that of this worker for "gpu" or "cpu". Raises
         BadRequest: there is none, and TRIREME_DEVICE_GPU names no other.
         """
-        return self._cluster().device(label)
+        return self.cluster().device(label)
 
     def init_server(self, dirname: str | None = None) -> None:
         """Does nothing: workers create the tables, and `load_model` loads a checkpoint."""
@@ -111,10 +125,10 @@ class FleetJob:
         state is wrong.
         """
         if not self.is_server():
-            raise BadRequest(f"fleet.run_server: expected a server, this is a {self._role().role}")
-        sys.exit(serve_role(self._role()))
+            raise BadRequest(f"fleet.run_server: expected a server, this is a {self.role.role}")
+        sys.exit(serve_role(self.role))
 
-    def _cluster(self) -> Cluster:
+    def cluster(self) -> Cluster:
         """The default cluster, joined at the first call; a server process never joins."""
         if self.is_server():
             raise BadRequest(
@@ -124,23 +138,34 @@ class FleetJob:
         try:
             return default()
         except NotReady:
-            cluster = connect(self._role())
+            cluster = connect(self.role)
             set_default(cluster)
             return cluster
 
     def init_worker(self) -> None:
         """Wait for the servers and join them."""
-        self._cluster()
+        self.cluster()
 
     def barrier_worker(self) -> None:
         """Wait for all workers."""
-        self._cluster().client.coordinator.gather({}, [])
+        self.cluster().client.coordinator.gather({}, [])
 
     def stop_worker(self) -> None:
         """Finish all pushes and leave the job. Raises BadRequest: a pass of PSGPU has not ended."""
         PSGPU().check_between("fleet.stop_worker")
-        self._cluster().close()
+        self.cluster().close()
+        self._forget_optimizers()
 
+    @overload
+    def distributed_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
+        *,
+        model: None = None,
+        grad_clip: ClipGradByGlobalNorm | ClipGradByValue | None = None,
+    ) -> FleetOptimizer: ...
+    @overload
     def distributed_optimizer(
         self,
         optimizer: torch.optim.Optimizer | None,
@@ -148,37 +173,123 @@ class FleetJob:
         *,
         model: nn.Module,
         grad_clip: ClipGradByGlobalNorm | ClipGradByValue | None = None,
-    ) -> DistributedOptimizer | torch.optim.Optimizer | None:
-        """The optimizer whose `step()` is the push; on a server `optimizer` itself.
+    ) -> DistributedOptimizer | torch.optim.Optimizer | None: ...
+    def distributed_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
+        *,
+        model: nn.Module | None = None,
+        grad_clip: ClipGradByGlobalNorm | ClipGradByValue | None = None,
+    ) -> FleetOptimizer | DistributedOptimizer | torch.optim.Optimizer | None:
+        """The optimizer whose `step()` is the push.
+
+        With `model` it is a trireme.DistributedOptimizer, on a server `optimizer` itself. Without
+        it is a FleetOptimizer, which learns the model from `minimize(loss)` or from
+        `fleet.distributed_model(model)`.
 
         A table's update rule is part of the table: `trireme.Table(..., optimizer=...)`. With
         `strategy.adam_d2sum` the dense optimizer becomes AdamD2Sum with the learning rates of the
         Adam; attach schedulers to the returned optimizer. grad_clip: as Paddle's optimizers take.
         """
-        if self.is_server():
-            return optimizer
-        strategy = strategy or DistributedStrategy()
+        strategy = strategy or self._strategy or DistributedStrategy()
+        if model is not None:
+            if self.is_server():
+                return optimizer
+            self._optimizer = self._bind(model, optimizer, strategy, grad_clip)
+            return self._optimizer
+
+        def bind(model: nn.Module) -> DistributedOptimizer:
+            self._optimizer = self._bind(model, optimizer, strategy, grad_clip)
+            return self._optimizer
+
+        def begin(loss: Loss) -> None:
+            programs.main = Program(
+                loss, strategy, lambda program: self._trainer(program, optimizer, grad_clip)
+            )
+
+        made = FleetOptimizer(optimizer, begin, bind, self._program_optimizer)
+        self._fleet_optimizer = made
+        if self._model is not None:
+            self.distributed_model(self._model)
+        return made
+
+    def _program_optimizer(self) -> DistributedOptimizer | None:
+        has_trainer = programs.main is not None and programs.main.has_trainer
+        return self._optimizer if has_trainer else None
+
+    def _bind(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        strategy: DistributedStrategy | DistributeTranspilerConfig,
+        grad_clip: ClipGradByGlobalNorm | ClipGradByValue | None,
+    ) -> DistributedOptimizer:
+        options = self._training_options(optimizer, strategy, grad_clip)
+        return DistributedOptimizer(options.pop("optimizer"), model, **options)
+
+    def _trainer(
+        self,
+        program: Program,
+        optimizer: torch.optim.Optimizer | None,
+        grad_clip: ClipGradByGlobalNorm | ClipGradByValue | None,
+    ) -> Trainer:
+        options = self._training_options(optimizer, program.strategy, grad_clip)
+        loss = program.loss
+        trainer = Trainer(
+            loss.model,
+            options.pop("optimizer"),
+            loss=loss.function,
+            label=loss.label,
+            metrics=loss.metrics,
+            **options,
+        )
+        self._optimizer = trainer.optimizer
+        return trainer
+
+    def _training_options(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        strategy: DistributedStrategy | DistributeTranspilerConfig,
+        grad_clip: ClipGradByGlobalNorm | ClipGradByValue | None,
+    ) -> dict[str, Any]:
+        """What Trainer and DistributedOptimizer take, from Fleet's words for it."""
         if isinstance(strategy, DistributedStrategy) and strategy.adam_d2sum and optimizer:
             optimizer = _as_adam_d2sum(optimizer)
-        self._optimizer = DistributedOptimizer(
-            optimizer,
-            model,
-            strategy=strategy.strategy(is_collective=self._is_collective),
-            blocks=None if optimizer is None else strategy.blocks(),
-            clip_norm=None if grad_clip is None else grad_clip.clip_norm,
-            clip_value=None if grad_clip is None else grad_clip.clip_value,
-            cluster=self._cluster(),
-        )
-        return self._optimizer
+        cluster = self.cluster()
+        return {
+            "optimizer": optimizer,
+            "strategy": strategy.strategy(is_collective=self._is_collective),
+            "blocks": None if optimizer is None else strategy.blocks(),
+            "clip_norm": None if grad_clip is None else grad_clip.clip_norm,
+            "clip_value": None if grad_clip is None else grad_clip.clip_value,
+            "cluster": cluster,
+        }
+
+    def distributed_model(self, model: nn.Module) -> nn.Module:
+        """The model itself, which the optimizer of `distributed_optimizer` trains, before this or
+        after it. Parameters come from the servers, or in a collective job from all workers.
+        """
+        self._model = model
+        if self._fleet_optimizer is not None and not self.is_server():
+            self._fleet_optimizer.bind(model)
+        return model
+
+    @property
+    def fleet_optimizer(self) -> FleetOptimizer:
+        """That of the last distributed_optimizer. Raises NotReady: there is none."""
+        if self._fleet_optimizer is None:
+            raise NotReady("fleet: expected fleet.distributed_optimizer(optimizer) first")
+        return self._fleet_optimizer
 
     def train_from_dataset(
-        self, trainer: Trainer, dataset: Iterable[Any], **options: Any
+        self, trainer: Trainer | Program, dataset: Iterable[Any], **options: Any
     ) -> dict[str, float]:
         """Train one pass over the data; every worker calls it. `save_persistables` then saves the
         model of `trainer`.
 
         Args:
-            trainer: in the place of Fleet's program.
+            trainer: a Trainer, or the program of `minimize`.
             dataset: of this package, or any other.
             options: those of Trainer.fit, and Fleet's: fetch_list, which worker 0 prints every
                 print_period batches (see trireme.Report), under the names of fetch_info; debug:
@@ -188,107 +299,31 @@ class FleetJob:
         Raises NotReady: the dataset is one of PSGPU, and there is no pass. BadRequest: there is one
             over another dataset.
         """
+        trainer = trainer.trainer if isinstance(trainer, Program) else trainer
         PSGPU().check_trained(trainer, dataset)
-        self._optimizer = trainer.optimizer
+        self._optimizer, self.dataset = trainer.optimizer, dataset
         metrics = [metric.name for metric in trainer.metrics]
         report, others = _report_of(metrics, **options)
         return trainer.fit(dataset, report=report, **others)
 
     def infer_from_dataset(
-        self, trainer: Trainer, dataset: Iterable[Any], **options: Any
+        self, trainer: Trainer | Program, dataset: Iterable[Any], **options: Any
     ) -> dict[str, float]:
         """Evaluate one pass over the data. options: Fleet's, and those of Trainer.evaluate."""
+        trainer = trainer.trainer if isinstance(trainer, Program) else trainer
         self._optimizer = trainer.optimizer
         has_metrics = options.get("labels", True) and options.get("model") is None
         metrics = [metric.name for metric in trainer.metrics] if has_metrics else []
         report, others = _report_of(metrics, **options)
         return trainer.evaluate(dataset, report=report, **others)
 
-    def _trained(self) -> DistributedOptimizer:
+    def trained(self) -> DistributedOptimizer:
+        """The optimizer that trains. Raises NotReady: there is none yet."""
+        if self._optimizer is None and programs.main is not None:
+            return programs.main.trainer.optimizer
         if self._optimizer is None:
             raise NotReady("fleet: expected fleet.distributed_optimizer() first")
         return self._optimizer
-
-    def save_persistables(
-        self,
-        executor: Any = None,
-        dirname: str = "",
-        main_program: Any = None,
-        mode: int = 0,
-        *,
-        format: str = "trireme",
-        **options: Any,
-    ) -> None:
-        """Write a checkpoint into a new folder; every worker calls it.
-
-        `executor` and `main_program` have no counterpart here: pass None.
-
-        Args:
-            mode: 0: full, 1: delta, 2: base, 3: batch, see Trainer.save.
-            format: "fleet": what Paddle's Fleet reads; with the options of
-                interchange.export_fleet.
-        """
-        _check_none("save_persistables", executor=executor, main_program=main_program)
-        if not dirname:
-            raise BadRequest("fleet.save_persistables: expected dirname=FOLDER, found none")
-        if format == "fleet":
-            _check_full(mode)
-            interchange.export_fleet(self._trained(), dirname, **options)
-        elif format != "trireme" or options:
-            raise BadRequest(
-                "fleet.save_persistables: expected format 'trireme' without options, or 'fleet',"
-                f" found {format!r} with {sorted(options)}"
-            )
-        else:
-            save(self._trained(), Location(dirname), options=SaveOptions(mode))
-
-    def save_inference_model(
-        self,
-        executor: Any = None,
-        dirname: str = "",
-        feeded_var_names: Any = None,
-        target_vars: Any = None,
-        main_program: Any = None,
-        mode: int = 0,
-        *,
-        batch: Any,
-        follows: str | None = None,
-        dtype: str | None = None,
-    ) -> Export:
-        """Write the model for inference into a new folder; every worker calls it. Inputs and
-        outputs are those of the torch module: pass None for Fleet's names.
-
-        Args:
-            mode: 0 or 2: everything. 1: a delta, what has changed since the export `follows`.
-            batch, dtype: see trireme.inference.export.export_model.
-        """
-        _check_none(
-            "save_inference_model",
-            executor=executor,
-            feeded_var_names=feeded_var_names,
-            target_vars=target_vars,
-            main_program=main_program,
-        )
-        if not dirname:
-            raise BadRequest("fleet.save_inference_model: expected dirname=FOLDER, found none")
-        if mode not in (0, 1, 2) or (mode == 1) != (follows is not None):
-            raise BadRequest(
-                "fleet.save_inference_model: expected mode 0 or 2, or 1 (delta) with"
-                f" follows=FOLDER, found {mode} with {follows!r}"
-            )
-        return export_model(self._trained(), dirname, batch=batch, follows=follows, dtype=dtype)
-
-    def load_inference_model(self, path: str, mode: int = 0) -> Predictor:
-        """A predictor of what `save_inference_model` wrote; it needs no servers.
-
-        Fleet loads rows into servers; here the predictor's apply() takes the deltas of mode 1.
-        """
-        if mode not in (0, 2):
-            raise BadRequest(
-                f"fleet.load_inference_model: expected mode 0 or 2, found {mode}; deltas come to a"
-                " model that is there, by apply()"
-            )
-        return Predictor(path)
 
     def shrink(self, threshold: Any = None) -> dict[str, dict[str, int]]:
         """Remove expired rows as of the end of the day of the data; every worker calls it, once a
@@ -303,43 +338,21 @@ class FleetJob:
                 f"fleet.shrink: expected no threshold, found {threshold!r}: the delete_threshold of"
                 " a table's policy says what goes"
             )
-        return row_life.shrink(self._trained(), day_over=True)
-
-    def load_model(self, path: str, mode: int = 0, **options: Any) -> None:
-        """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
-
-        mode: as it was saved; 0: any.
-        options: for Fleet's files, those of interchange.import_fleet.
-        """
-        if interchange.is_fleet(path):
-            _check_full(mode)
-            interchange.import_fleet(self._trained(), path, **options)
-        elif options:
-            raise BadRequest(
-                f"fleet.load_model: expected a model saved by Fleet, because of the options"
-                f" {sorted(options)}, found none in {path}"
-            )
-        else:
-            saved, wanted = read_manifest(open_storage(path, None)).mode, save_mode(mode)
-            if mode != 0 and saved != wanted:
-                raise BadRequest(
-                    f"fleet.load_model: expected a checkpoint of mode {mode} ({wanted}),"
-                    f" found {saved} in {path}"
-                )
-            load(self._trained(), Location(path))
+        return row_life.shrink(self.trained(), day_over=True)
 
 
 def _report_of(
     metrics: Sequence[str],
     *,
-    fetch_list: Sequence[str] = (),
-    fetch_info: Sequence[str] = (),
+    fetch_list: Sequence[Any] | None = (),
+    fetch_info: Sequence[str] | None = (),
     print_period: int = 100,
     debug: bool = False,
     stat_var_names: Sequence[str] | None = None,
     **others: Any,
 ) -> tuple[Report, dict[str, Any]]:
     """The report that Fleet's options ask for, and the other options. metrics: names."""
+    fetch_list, fetch_info = names_of("fetch_list", fetch_list), list(fetch_info or ())
     check_names("fleet", fetch_list=fetch_list, fetch_info=fetch_info)
     if fetch_info and len(fetch_info) != len(fetch_list):
         raise BadRequest(
@@ -384,40 +397,46 @@ def _as_adam_d2sum(optimizer: torch.optim.Optimizer) -> AdamD2Sum:
     return AdamD2Sum(groups)
 
 
-def _check_none(method: str, **values: Any) -> None:
-    for name, value in values.items():
-        if value is not None:
-            raise BadRequest(f"fleet.{method}: expected {name}=None, found {type(value).__name__}")
+def get_log_level_code() -> int:
+    """The level of the logger "trireme", as a number."""
+    return logging.getLogger("trireme").getEffectiveLevel()
 
 
-def _check_full(mode: int) -> None:
-    if mode != 0:
-        raise BadRequest(f"fleet: expected mode 0 (full) of Fleet's own format, found {mode}")
+def get_log_level_name() -> str:
+    """The level of the logger "trireme", by its name."""
+    return logging.getLevelName(get_log_level_code())
+
+
+def set_log_level(level: int | str) -> None:
+    """Set how much the logger "trireme" says. Raises BadRequest: no such level."""
+    try:
+        logging.getLogger("trireme").setLevel(level.upper() if isinstance(level, str) else level)
+    except (TypeError, ValueError) as error:
+        raise BadRequest(
+            f"fleet.set_log_level: expected a level such as 'INFO' or 20, found {level!r}"
+        ) from error
 
 
 # As in Fleet, a process has one job; its cluster is Trireme's default one.
-_job = FleetJob()
+job = FleetJob()
 
-init = _job.init
-is_server = _job.is_server
-is_worker = _job.is_worker
-is_first_worker = _job.is_first_worker
-is_heter_worker = _job.is_heter_worker
-worker_index = _job.worker_index
-worker_num = _job.worker_num
-server_num = _job.server_num
-device = _job.device
-init_server = _job.init_server
-run_server = _job.run_server
-init_worker = _job.init_worker
-barrier_worker = _job.barrier_worker
-stop_worker = _job.stop_worker
-distributed_optimizer = _job.distributed_optimizer
-train_from_dataset = _job.train_from_dataset
-infer_from_dataset = _job.infer_from_dataset
-save_persistables = _job.save_persistables
-save_inference_model = _job.save_inference_model
-load_inference_model = _job.load_inference_model
-load_model = _job.load_model
-shrink = _job.shrink
-sparse_embedding = _job.tables.sparse_embedding
+init = job.init
+is_server = job.is_server
+is_worker = job.is_worker
+is_first_worker = job.is_first_worker
+is_heter_worker = job.is_heter_worker
+worker_index = job.worker_index
+worker_num = job.worker_num
+server_num = job.server_num
+device = job.device
+init_server = job.init_server
+run_server = job.run_server
+init_worker = job.init_worker
+barrier_worker = job.barrier_worker
+stop_worker = job.stop_worker
+distributed_optimizer = job.distributed_optimizer
+train_from_dataset = job.train_from_dataset
+infer_from_dataset = job.infer_from_dataset
+shrink = job.shrink
+sparse_embedding = job.tables.sparse_embedding
+distributed_model = job.distributed_model

@@ -11,12 +11,13 @@ The list is this worker's own: the worker reads all of it.
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 from trireme import data
 from trireme.errors import BadRequest, NotReady
+from trireme.fleet.days import seconds_of_day
 from trireme.fleet.fs_client import fs_client_options
+from trireme.fleet.program import fields_of
 from trireme.fleet.ps_gpu import PSGPU
 from trireme.job.default import default
 
@@ -62,7 +63,9 @@ class _FleetDataset:
         Args:
             batch_size: examples per batch. Default 1.
             thread_num: reader threads. Default 1.
-            use_var: the fields of MultiSlot text in their order, as trireme.data.Label("click").
+            use_var: the fields of MultiSlot text in their order: as trireme.data.Label("click"), as
+                static.data declares them, or as names of the label and the features of the model
+                that `minimize` was called for.
             schema: instead of use_var, a schema, with any text format.
             pipe_command: a shell command that gets each file on stdin. Default "cat": files are
                 read as they are.
@@ -92,6 +95,27 @@ class _FleetDataset:
         """Change settings of `init`; loaded data is dropped."""
         self.init(**settings)
 
+    def set_batch_size(self, batch_size: int) -> None:
+        self.init(batch_size=batch_size)
+
+    def set_thread(self, thread_num: int) -> None:
+        self.init(thread_num=thread_num)
+
+    def set_use_var(self, var_list: Sequence[Any]) -> None:
+        self.init(use_var=var_list)
+
+    def set_pipe_command(self, pipe_command: str) -> None:
+        self.init(pipe_command=pipe_command)
+
+    def set_hdfs_config(self, fs_name: str, fs_ugi: str) -> None:
+        self.init(fs_name=fs_name, fs_ugi=fs_ugi)
+
+    def set_parse_ins_id(self, parse_ins_id: bool) -> None:
+        self.init(parse_ins_id=parse_ins_id)
+
+    def set_parse_content(self, parse_content: bool) -> None:
+        self.init(parse_content=parse_content)
+
     def set_filelist(self, filelist: Sequence[str]) -> None:
         """Set the files of this worker, in reading order."""
         if isinstance(filelist, str):
@@ -111,7 +135,7 @@ class _FleetDataset:
     def schema(self) -> data.Schema:
         """The schema of the files."""
         settings = self._settings
-        fields, schema = tuple(settings["use_var"]), settings["schema"]
+        fields, schema = fields_of(settings["use_var"]), settings["schema"]
         if (schema is None) == (not fields):
             raise BadRequest(
                 f"{self._name}.init: expected use_var or schema, found both or neither"
@@ -126,7 +150,7 @@ class _FleetDataset:
                         f" found {schema}"
                     )
                 return schema
-            fields = schema.fields
+            fields = list(schema.fields)
         return data.multislot([*front, *fields])
 
     @property
@@ -206,17 +230,7 @@ class InMemoryDataset(_FleetDataset):
         Raises:
             BadRequest: no such day, or one before 1970 or after 2105.
         """
-        try:
-            day = datetime.strptime(date, "%Y%m%d").replace(tzinfo=timezone.utc)
-            seconds = int(day.timestamp())
-        except (TypeError, ValueError):
-            seconds = -1
-        if not 0 < seconds < 2**32:
-            raise BadRequest(
-                f"{self._name}.set_date: expected a day of 1970 to 2105 like '20190720', found"
-                f" {date!r}"
-            )
-        self.data_time = seconds
+        self.data_time = seconds_of_day(f"{self._name}.set_date", date)
 
     def load_into_memory(self, is_shuffle: bool = False) -> None:
         """Read all files; `is_shuffle`: then shuffle the examples."""
@@ -258,3 +272,19 @@ class InMemoryDataset(_FleetDataset):
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
         """Number of examples after a shuffle, of this worker, or with `fleet` of all."""
         return int(self._dataset().get_shuffle_data_size(None if fleet is None else default()))
+
+
+class DatasetFactory:
+    """How older scripts make a dataset: by the name of its class."""
+
+    def create_dataset(
+        self, datafeed_class: str = "QueueDataset"
+    ) -> QueueDataset | InMemoryDataset:
+        """Raises BadRequest: another class."""
+        for kind in (QueueDataset, InMemoryDataset):
+            if kind.__name__ == datafeed_class:
+                return kind()
+        raise BadRequest(
+            "DatasetFactory.create_dataset: expected 'QueueDataset' or 'InMemoryDataset', found"
+            f" {datafeed_class!r}"
+        )

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trireme.errors import BadRequest, NotReady
+from trireme.fleet.program import programs
 
 if TYPE_CHECKING:
     from trireme.fleet.dataset import InMemoryDataset
@@ -126,10 +127,10 @@ class PSGPU:
 
     # ---- passes ----
 
-    def begin_pass(self, trainer: Trainer) -> None:
+    def begin_pass(self, trainer: Trainer | None = None) -> None:
         """Bring the rows that the dataset needs to the device of the model, until `end_pass`.
 
-        trainer: in the place of Fleet's program.
+        trainer: in the place of Fleet's program; None: of the program of `minimize`.
 
         Raises NotReady: no dataset was set. BadRequest: a pass is under way; the data lacks a
             feature of `set_slot_vector`; as Trainer.begin_pass.
@@ -142,6 +143,8 @@ class PSGPU:
                 f"PSGPU.begin_pass: expected the slots {list(self._slots)} among the fields of the"
                 f" data, found no {', '.join(missing)} among {sorted(names)}"
             )
+        if trainer is None:
+            trainer = programs.required("PSGPU.begin_pass").trainer
         trainer.begin_pass(dataset)
         self._trainer, self._trained = trainer, dataset
 

@@ -29,6 +29,7 @@ class PaddleCloudRoleMaker:
     def __init__(self, is_collective: bool = False) -> None:
         self.role = process_role.read_role()
         self.is_collective = is_collective
+        self.worker_endpoints = self.role.servers if self.role.hosts else ()
         if is_collective:
             _check_collective(self.role)
 
@@ -72,6 +73,7 @@ class UserDefinedRoleMaker:
                 f" {endpoints}, found {current_id}"
             )
         self.is_collective = is_collective
+        self.worker_endpoints = tuple(worker_endpoints)
         self.role = process_role.read_role(
             role="server" if role == Role.SERVER else "worker",
             index=current_id,

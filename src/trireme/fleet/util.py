@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, NotReady
+from trireme.fleet.calls import job
+from trireme.job.cluster import Cluster
 from trireme.job.default import default
 
 _COMBINE: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -16,7 +18,7 @@ def get_file_shard(files: Sequence[str]) -> list[str]:
     """This worker's contiguous part of the files; the first workers get one more."""
     if isinstance(files, str):
         raise BadRequest(f"fleet.util.get_file_shard: expected a list of files, found {files!r}")
-    at = default()
+    at = _cluster()
     if at.num_streams:
         raise BadRequest(
             "fleet.util.get_file_shard: expected a job in which each worker has its own files,"
@@ -34,7 +36,7 @@ def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
             f"fleet.util.all_reduce: expected one of {sorted(_COMBINE)}, found {mode!r}"
         )
     array = np.array(value, order="C")
-    parts = [arrays[0] for _, arrays in default().client.coordinator.gather({}, [array])]
+    parts = [arrays[0] for _, arrays in _cluster().client.coordinator.gather({}, [array])]
     if any(part.shape != array.shape for part in parts):
         raise BadRequest(
             f"fleet.util.all_reduce: expected one shape, found {[part.shape for part in parts]}"
@@ -45,4 +47,12 @@ def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
 
 def barrier() -> None:
     """Wait for all workers."""
-    default().client.coordinator.gather({}, [])
+    _cluster().client.coordinator.gather({}, [])
+
+
+def _cluster() -> Cluster:
+    """The default cluster; after fleet.init() alone this joins it."""
+    try:
+        return default()
+    except NotReady:
+        return job.cluster()

@@ -60,7 +60,8 @@ class Trainer:
     Args:
         model: takes a batch; returns (B,) or (B, C) outputs, or a dict of such outputs by name. In
             a job with compute workers they run it; a Trainer of their own does not return.
-        optimizer: of the dense parameters; None if the model has none.
+        optimizer: of the dense parameters; None if the model has none. Or a DistributedOptimizer of
+            this model, which the trainer then uses; strategy, blocks and clipping are its own.
         strategy: the consistency mode, default async.
         blocks: how dense parameters are cut into blocks and placed on servers.
         clip_norm, clip_value: how gradients are clipped, see DistributedOptimizer.
@@ -108,6 +109,13 @@ class Trainer:
     ) -> None:
         own_metrics = [metric_of(metric) for metric in metrics]
         check_metrics(own_metrics, label)
+        made = optimizer if isinstance(optimizer, DistributedOptimizer) else None
+        if made is not None:
+            options: dict[str, Any] = {"strategy": strategy, "blocks": blocks}
+            options |= {"clip_norm": clip_norm, "clip_value": clip_value, "fresh": fresh}
+            options |= {"skip_not_finite": skip_not_finite or None, "cluster": cluster}
+            _check_made(made, model, options)
+            strategy, cluster = made.strategy, made.cluster
         strategy = Strategy() if strategy is None else strategy
         _check_threads(threads, strategy)
         self.cluster = default() if cluster is None else cluster
@@ -122,7 +130,7 @@ class Trainer:
         self.depth, self.threads = depth, threads
         self.cluster.metrics.num_credits = threads
         self.shows_progress = progress and self.cluster.worker == 0
-        self.optimizer = DistributedOptimizer(
+        self.optimizer = made or DistributedOptimizer(
             optimizer,
             model,
             strategy=strategy,
@@ -626,6 +634,20 @@ class Trainer:
         """
         self.optimizer.mode.check_between_passes("resume")
         return self._epochs.resume(path, storage_options)
+
+
+def _check_made(made: DistributedOptimizer, model: nn.Module, options: Mapping[str, Any]) -> None:
+    if made.model is not model:
+        raise BadRequest(
+            "Trainer: expected the DistributedOptimizer of this model, found that of another one,"
+            f" a {type(made.model).__name__}"
+        )
+    settings = [name for name, value in options.items() if value is not None]
+    if settings:
+        raise BadRequest(
+            "Trainer: expected a DistributedOptimizer alone, which was made with its own"
+            f" {', '.join(options)}, found {', '.join(settings)} beside it"
+        )
 
 
 def _check_threads(threads: int | None, strategy: Strategy) -> None:

@@ -88,7 +88,7 @@ class Reporter:
         figures = dict(self._figures())
         if scored.loss is not None:
             figures["loss"] = float(scored.loss.detach())
-        values = [_value(name, model, scored, figures) for name in names]
+        values = [value_of(name, model, scored, figures) for name in names]
         if is_due and self._say is not None:
             pairs = zip(self._report.labels or names, values, strict=True)
             line = ", ".join(f"{label} {_text(value)}" for label, value in pairs)
@@ -114,7 +114,8 @@ class Reporter:
         )
 
 
-def _value(name: str, model: nn.Module, scored: Scored, figures: Mapping[str, float]) -> Any:
+def value_of(name: str, model: nn.Module, scored: Scored, figures: Mapping[str, float]) -> Any:
+    """A figure, output, column or attribute of the model. Raises BadRequest: there is none."""
     for values in (figures, scored.outputs, scored.batch):
         if name in values:
             return values[name]

@@ -1,0 +1,167 @@
+"""What a Fleet script writes and reads: checkpoints, and models for inference."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trireme import interchange
+from trireme.checkpoint.format.manifest import read_manifest
+from trireme.checkpoint.format.save_modes import save_mode
+from trireme.errors import BadRequest
+from trireme.fleet.calls import job
+from trireme.fleet.example_batch import example_batch
+from trireme.fleet.executor import Executor
+from trireme.fleet.program import Program, names_of
+from trireme.inference import Predictor
+from trireme.inference.export import Export, export_model
+from trireme.storage.storage import open_storage
+from trireme.train import DistributedOptimizer
+from trireme.train.checkpointing.checkpoint_location import Location
+from trireme.train.checkpointing.load import load as load_checkpoint
+from trireme.train.checkpointing.save import SaveOptions
+from trireme.train.checkpointing.save import save as save_checkpoint
+
+
+def save_persistables(
+    executor: Any = None,
+    dirname: str = "",
+    main_program: Any = None,
+    mode: int = 0,
+    *,
+    format: str = "trireme",
+    **options: Any,
+) -> None:
+    """Write a checkpoint into a new folder; every worker calls it.
+
+    Args:
+        executor: None, or a static.Executor.
+        main_program: None, or the program of `minimize`.
+        mode: 0: full, 1: delta, 2: base, 3: batch, see Trainer.save.
+        format: "fleet": what Paddle's Fleet reads; with the options of
+            interchange.export_fleet.
+    """
+    trained = saved("save_persistables", executor, main_program)
+    if not dirname:
+        raise BadRequest("fleet.save_persistables: expected dirname=FOLDER, found none")
+    if format == "fleet":
+        _check_full(mode)
+        interchange.export_fleet(trained, dirname, **options)
+    elif format != "trireme" or options:
+        raise BadRequest(
+            "fleet.save_persistables: expected format 'trireme' without options, or 'fleet',"
+            f" found {format!r} with {sorted(options)}"
+        )
+    else:
+        save_checkpoint(trained, Location(dirname), options=SaveOptions(mode))
+
+
+def saved(method: str, executor: Any, program: Any) -> DistributedOptimizer:
+    """The optimizer whose state is saved. Raises BadRequest: an executor or program that is
+    not one.
+    """
+    if not (executor is None or isinstance(executor, Executor)):
+        raise BadRequest(
+            f"fleet.{method}: expected executor=None or static.Executor, found"
+            f" {type(executor).__name__}"
+        )
+    if isinstance(program, Program):
+        return program.trainer.optimizer
+    _check_none(method, main_program=program)
+    return job.trained()
+
+
+def save_inference_model(
+    executor: Any = None,
+    dirname: str = "",
+    feeded_var_names: Any = None,
+    target_vars: Any = None,
+    main_program: Any = None,
+    mode: int = 0,
+    *,
+    batch: Any = None,
+    follows: str | None = None,
+    dtype: str | None = None,
+) -> Export:
+    """Write the model for inference into a new folder; every worker calls it.
+
+    Args:
+        executor, main_program: as of save_persistables.
+        feeded_var_names: the columns that the export reads; None: all of `batch`.
+        target_vars: the outputs of the model, all of them, as a check; "output" is that of a
+            model which returns a tensor.
+        mode: 0 or 2: everything. 1: a delta, what has changed since the export `follows`.
+        batch: an example of the batches to predict; default the first one of the dataset that
+            was trained on.
+        dtype: see trireme.inference.export.export_model.
+    """
+    trained = saved("save_inference_model", executor, main_program)
+    if not dirname:
+        raise BadRequest("fleet.save_inference_model: expected dirname=FOLDER, found none")
+    if mode not in (0, 1, 2) or (mode == 1) != (follows is not None):
+        raise BadRequest(
+            "fleet.save_inference_model: expected mode 0 or 2, or 1 (delta) with"
+            f" follows=FOLDER, found {mode} with {follows!r}"
+        )
+    example = example_batch(
+        trained.model,
+        job.dataset if batch is None else batch,
+        feeds=None if feeded_var_names is None else names_of("feeded_var_names", feeded_var_names),
+        targets=None if target_vars is None else names_of("target_vars", target_vars),
+        is_dataset=batch is None,
+    )
+    return export_model(trained, dirname, batch=example, follows=follows, dtype=dtype)
+
+
+def save(dirname: str, feed: Sequence[Any] = (), fetch: Sequence[Any] = (), **options: Any) -> None:
+    """With feed or fetch save_inference_model, else save_persistables; options: theirs."""
+    if feed or fetch:
+        save_inference_model(None, dirname, list(feed) or None, list(fetch) or None, **options)
+    else:
+        save_persistables(None, dirname, **options)
+
+
+def load_inference_model(path: str, mode: int = 0) -> Predictor:
+    """A predictor of what `save_inference_model` wrote; it needs no servers.
+
+    Fleet loads rows into servers; here the predictor's apply() takes the deltas of mode 1.
+    """
+    if mode not in (0, 2):
+        raise BadRequest(
+            f"fleet.load_inference_model: expected mode 0 or 2, found {mode}; deltas come to a"
+            " model that is there, by apply()"
+        )
+    return Predictor(path)
+
+
+def load_model(path: str, mode: int = 0, **options: Any) -> None:
+    """Load a checkpoint, or what Paddle's Fleet has saved; every worker calls it.
+
+    mode: as it was saved; 0: any.
+    options: for Fleet's files, those of interchange.import_fleet.
+    """
+    if interchange.is_fleet(path):
+        _check_full(mode)
+        interchange.import_fleet(job.trained(), path, **options)
+    elif options:
+        raise BadRequest(
+            f"fleet.load_model: expected a model saved by Fleet, because of the options"
+            f" {sorted(options)}, found none in {path}"
+        )
+    else:
+        saved, wanted = read_manifest(open_storage(path, None)).mode, save_mode(mode)
+        if mode != 0 and saved != wanted:
+            raise BadRequest(
+                f"fleet.load_model: expected a checkpoint of mode {mode} ({wanted}),"
+                f" found {saved} in {path}"
+            )
+        load_checkpoint(job.trained(), Location(path))
+
+
+def _check_none(method: str, **values: Any) -> None:
+    for name, value in values.items():
+        if value is not None:
+            raise BadRequest(f"fleet.{method}: expected {name}=None, found {type(value).__name__}")
+
+
+def _check_full(mode: int) -> None:
+    if mode != 0:
+        raise BadRequest(f"fleet: expected mode 0 (full) of Fleet's own format, found {mode}")

@@ -1,0 +1,36 @@
+"""StrategyFactory: how scripts of Fleet 1.x choose a mode."""
+
+from typing import NoReturn
+
+from trireme.errors import BadRequest
+from trireme.fleet.distributed_strategy import DistributedStrategy
+
+
+class StrategyFactory:
+    """Makes a strategy for `fleet.distributed_optimizer`."""
+
+    @staticmethod
+    def create_sync_strategy() -> DistributedStrategy:
+        strategy = DistributedStrategy()
+        strategy.a_sync = False
+        return strategy
+
+    @staticmethod
+    def create_async_strategy() -> DistributedStrategy:
+        strategy = DistributedStrategy()
+        strategy.a_sync = True
+        return strategy
+
+    @staticmethod
+    def create_geo_strategy(update_frequency: int = 100) -> DistributedStrategy:
+        """update_frequency: steps between two exchanges."""
+        strategy = StrategyFactory.create_async_strategy()
+        strategy.a_sync_configs = {"k_steps": update_frequency}
+        return strategy
+
+    @staticmethod
+    def create_half_async_strategy() -> NoReturn:
+        raise BadRequest(
+            "StrategyFactory.create_half_async_strategy: there are no threads that share a worker's"
+            " push; use create_sync_strategy or create_async_strategy"
+        )
