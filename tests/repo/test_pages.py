@@ -40,6 +40,7 @@ OF_OTHERS = {
     ),
     "--glob": "hadoop classpath",
     "TRIREME_DEVICE_NPU": "a label of the user's",
+    "TRIREME_DEVICE_BIG": "a label of the user's",
     "--heter": "python -m tests.chaos",
     "--interval": "examples/planted/days.py",
     "--examples": "examples/planted/days.py",

@@ -16,7 +16,6 @@ from trireme.place.solver import Solver
 
 WORKER_LABEL = "cpu"
 """Of the stages that the workers compute that read."""
-_TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 
 
 def of_measurements(measured: Measurements) -> Iterator[str]:
@@ -167,11 +166,12 @@ def _device_variables(chain: StageChain, choice: Choice, labels: Sequence[str]) 
         stages = chain.stages[1:]
         devices = dict.fromkeys(map(without_number, stages), first.type.device)
         devices.pop(WORKER_LABEL, None)
-    return [
-        f"TRIREME_DEVICE_{label.upper()}={_TORCH_DEVICES[device]}"
-        for label, device in devices.items()
-        if device != label
-    ]
+    unlike = {label: device for label, device in devices.items() if device != label}
+    if not unlike:
+        return []
+    from trireme.accelerator import torch_name  # loads torch
+
+    return [f"TRIREME_DEVICE_{label.upper()}={torch_name(kind)}" for label, kind in unlike.items()]
 
 
 def labels_of(choice: Choice) -> list[str]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+from torch import nn
 from torch.utils.data import DataLoader
 
 from trireme import _core
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
 from trireme.nn import Planner
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
+from trireme.train.loop.worker_batches import worker_batches
 
 NO_KEYS = np.empty(0, np.uint64)
 _PENDING_KEYS = 1 << 22
@@ -35,6 +39,14 @@ class PassData:
     batches: Callable[[], Iterable[Any]]
     planner: Planner
     pool: _core.Pool
+
+    @classmethod
+    def read_by(
+        cls, model: nn.Module, cluster: Cluster, dataset: Iterable[Any], epoch: int
+    ) -> PassData:
+        """The data as this worker reads it in an epoch."""
+        batches = partial(worker_batches, dataset, cluster, epoch)
+        return cls(dataset, batches, Planner(model, pool=cluster.pool), cluster.pool)
 
     def keys(self, stop: Callable[[], bool] = lambda: False) -> dict[RowClassId, Keys]:
         """The distinct keys that the data needs of each row class of the model's tables, in the

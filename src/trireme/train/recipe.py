@@ -60,3 +60,9 @@ class Recipe:
     schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     prepare: Callable[[Batch], Batch] | None = None
     evaluation: Evaluation | None = None
+
+    def begin_schedule(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have the schedule, if there is one, change the optimizer of a trainer after each step."""
+        if self.schedule is not None:
+            scheduler = self.schedule(optimizer)
+            optimizer.register_step_post_hook(lambda *_: scheduler.step())

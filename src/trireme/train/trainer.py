@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ from torch import nn
 from trireme.blocks import Blocks
 from trireme.byte_size import parse_bytes
 from trireme.data.array_dataset import as_dataset
-from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.metrics import Metric
 from trireme.metrics.by_name import metric_of
-from trireme.nn import Planner
 from trireme.nn.on_device import device_of
 from trireme.strategy import Strategy
 from trireme.train import row_life
@@ -40,7 +37,7 @@ from trireme.train.loop.data_pass import DataPass, PassOptions
 from trireme.train.loop.reporting import Report
 from trireme.train.loop.scoring import ExampleIds, Loss, Scorer
 from trireme.train.loop.staleness import staleness
-from trireme.train.loop.tally import Tally, check_metrics
+from trireme.train.loop.tally import Tally, check_metrics, scoring_of
 from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer
@@ -48,6 +45,13 @@ from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import kept_figures, remaining_dump
 from trireme.train.recipe import Evaluation, Recipe
 from trireme.train.stopping import stopping_on_signals
+from trireme.train.trainer_checks import (
+    check_epochs,
+    check_made,
+    check_pass,
+    check_pass_data,
+    check_threads,
+)
 from trireme.worker import expiry_calls
 
 
@@ -114,10 +118,10 @@ class Trainer:
             options: dict[str, Any] = {"strategy": strategy, "blocks": blocks}
             options |= {"clip_norm": clip_norm, "clip_value": clip_value, "fresh": fresh}
             options |= {"skip_not_finite": skip_not_finite or None, "cluster": cluster}
-            _check_made(made, model, options)
+            check_made(made, model, options)
             strategy, cluster = made.strategy, made.cluster
         strategy = Strategy() if strategy is None else strategy
-        _check_threads(threads, strategy)
+        check_threads(threads, strategy)
         self.cluster = default() if cluster is None else cluster
         is_threaded = mode_class(strategy.mode).trains_in_threads
         if (place := self.cluster.place) is not None:
@@ -156,18 +160,15 @@ class Trainer:
             clip_value=recipe.clip_value,
             **options,
         )
-        if recipe.schedule is not None:
-            scheduler = recipe.schedule(trainer.optimizer)
-            trainer.optimizer.register_step_post_hook(lambda *_: scheduler.step())
+        recipe.begin_schedule(trainer.optimizer)
         return trainer
 
     def __repr__(self) -> str:
-        optimizer = self.optimizer
-        tables = ", ".join(table.name for table in optimizer.tables) or "none"
-        return (
-            f"Trainer({type(self.model).__name__}, {optimizer.strategy}, tables: {tables},"
-            f" {optimizer.num_steps} steps, {self.num_epochs} epochs, {self.cluster})"
-        )
+        made = self.optimizer
+        tables = ", ".join(table.name for table in made.tables) or "none"
+        parts = (type(self.model).__name__, made.strategy, f"tables: {tables}")
+        counts = f"{made.num_steps} steps, {self.num_epochs} epochs, {self.cluster}"
+        return f"Trainer({', '.join(map(str, parts))}, {counts})"
 
     @property
     def num_epochs(self) -> int:
@@ -232,17 +233,10 @@ class Trainer:
             Others as `resume`.
         """
         dataset = as_dataset(dataset, shuffle=True)
-        if epochs < 1:
-            raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
+        check_epochs(dataset, epochs)
         if checkpoints is not None or resume:
             self.optimizer.mode.check_between_passes("fit with checkpoints")
-        if epochs > 1 and isinstance(dataset, Iterator):
-            raise BadRequest(
-                f"Trainer.fit: expected a dataset that can be read {epochs} times, found"
-                f" {type(dataset).__name__}, an iterator, which is empty after the first"
-            )
-        state = self._epochs
-        progress = FitProgress(self.num_epochs)
+        state, progress = self._epochs, FitProgress(self.num_epochs)
         if resume:
             progress = state.resume_fit(checkpoints, epochs)
             if self.num_epochs == progress.begun_at + epochs:
@@ -276,7 +270,7 @@ class Trainer:
         start = self._epochs.begin(dataset, saver)
         if start is None:
             return kept_figures(tally, self.cluster, title)
-        run = self._run(
+        return self._run(
             tally,
             Scorer(self.loss, self.label),
             title=title,
@@ -286,8 +280,7 @@ class Trainer:
             begun=start.on_first_batch,
             continues=start.resumes,
             saver=saver,
-        )
-        return run.train()
+        ).train()
 
     def evaluate(
         self,
@@ -353,22 +346,15 @@ class Trainer:
         assert part is None or isinstance(part, nn.Module)
         title = "evaluate" if scores else "infer" if outputs is None else "predict"
         report = report or Report()
-        source: Any = other or self
-        check_metrics(source.metrics, source.label)
-        metrics, label, loss = source.metrics, source.label, source.loss
-        if not scores:
-            metrics, label, loss = [], None, None
-        tally = Tally(metrics, label, merged=report.merged, has_loss=loss is not None)
-        scorer = Scorer(loss, label)
+        tally, scorer = scoring_of((other or self) if scores else None, report.merged)
         with self.cluster.client.script.section():
             if self.cluster.client.script.is_behind:
                 if outputs is not None:
                     outputs.are_lost = True
                 return kept_figures(tally, self.cluster, title)
             self.optimizer.flush()
-            arrival = {"worker": self.cluster.worker}
             arrivals = self.cluster.client.coordinator.gather(
-                arrival, [], purpose=title, patient=True
+                {"worker": self.cluster.worker}, [], purpose=title, patient=True
             )
             self.optimizer.refresh()
             with (
@@ -379,10 +365,9 @@ class Trainer:
                 options = PassOptions(report, file if outputs is None else outputs, ids)
                 share = part_among(arrivals, self.cluster)
                 batches = [StreamBatches(worker_batches(dataset, self.cluster, part=share))]
-                run = self._run(
+                return self._run(
                     tally, scorer, model=part, title=title, streams=batches, options=options
-                )
-                return run.evaluate()
+                ).evaluate()
 
     def _run(
         self, tally: Tally, scorer: Scorer, *, model: nn.Module | None = None, **data: Any
@@ -431,13 +416,6 @@ class Trainer:
             raise
         self.end_pass()
 
-    def _check_computes_here(self, what: str) -> None:
-        if self.remote is not None:
-            raise BadRequest(
-                f"{what}: expected a job without compute workers, found those of label"
-                f" {', '.join(self.remote.labels)}: a pass keeps its rows at the worker's device"
-            )
-
     def begin_window(self, batches: int, memory: int | str) -> None:
         """Begin a pass over data that is not known: until `end_pass`, `fit` brings the rows of the
         next batches to the device of the model, and rows leave it when there is no room.
@@ -453,10 +431,7 @@ class Trainer:
                 there is room for.
         """
         optimizer = self.optimizer
-        self._check_computes_here("begin_window")
-        optimizer.mode.check_device_pass()
-        if self.threads > 1:
-            raise BadRequest(f"begin_window: expected threads=1, found {self.threads}")
+        check_pass("begin_window", optimizer, self.remote, self.threads)
         size = WindowSize(batches, parse_bytes("begin_window: memory", memory))
         optimizer.mode = optimizer.mode.begin_device_pass(size, device_of(self.model))
 
@@ -478,32 +453,17 @@ class Trainer:
                 worker has gone. The servers have not changed.
         """
         optimizer = self.optimizer
-        self._check_computes_here("begin_pass")
-        optimizer.mode.check_device_pass(follows=following is not None)
-        if self.threads > 1:
-            raise BadRequest(f"begin_pass: expected threads=1, found {self.threads}")
-        data = self._data_of_pass(dataset)
-        following_data = None if following is None else self._data_of_pass(following)
-        if following is dataset:
-            raise BadRequest(
-                "begin_pass: expected another dataset to follow, found the same, which training"
-                " reads meanwhile"
-            )
+        follows = following is not None
+        check_pass("begin_pass", optimizer, self.remote, self.threads, follows=follows)
+        check_pass_data(dataset, following)
+        of, epoch = (self.model, self.cluster), self.num_epochs
+        following_data = None if following is None else PassData.read_by(*of, following, epoch)
         if following_data is not None:
             following_data.check_beside_training()
+        data = PassData.read_by(*of, dataset, epoch)
         optimizer.mode = optimizer.mode.begin_device_pass(data, device_of(self.model))
         if following_data is not None:
             optimizer.mode.read_next_pass(following_data)
-
-    def _data_of_pass(self, dataset: Iterable[Any]) -> PassData:
-        if isinstance(dataset, Iterator):
-            raise BadRequest(
-                "begin_pass: expected a dataset that can be read twice, for its keys and for"
-                f" training, found {type(dataset).__name__}, an iterator"
-            )
-        batches = partial(worker_batches, dataset, self.cluster, self.num_epochs)
-        pool = self.cluster.pool
-        return PassData(dataset, batches, Planner(self.model, pool=pool), pool)
 
     def end_pass(self) -> None:
         """Give the servers what has been trained since `begin_pass`: rows, dense weights, optimizer
@@ -634,30 +594,6 @@ class Trainer:
         """
         self.optimizer.mode.check_between_passes("resume")
         return self._epochs.resume(path, storage_options)
-
-
-def _check_made(made: DistributedOptimizer, model: nn.Module, options: Mapping[str, Any]) -> None:
-    if made.model is not model:
-        raise BadRequest(
-            "Trainer: expected the DistributedOptimizer of this model, found that of another one,"
-            f" a {type(made.model).__name__}"
-        )
-    settings = [name for name, value in options.items() if value is not None]
-    if settings:
-        raise BadRequest(
-            "Trainer: expected a DistributedOptimizer alone, which was made with its own"
-            f" {', '.join(options)}, found {', '.join(settings)} beside it"
-        )
-
-
-def _check_threads(threads: int | None, strategy: Strategy) -> None:
-    if threads is not None and threads < 1:
-        raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
-    if threads is not None and threads > 1 and not mode_class(strategy.mode).trains_in_threads:
-        raise BadRequest(
-            f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"
-            " after the other; use more workers"
-        )
 
 
 def optimizer_of(trainer: Trainer | DistributedOptimizer) -> DistributedOptimizer:

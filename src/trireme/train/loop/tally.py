@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +11,7 @@ from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.metrics import Metric
 from trireme.train.loop.merged_states import merge_states
-from trireme.train.loop.scoring import Scored, column_of
+from trireme.train.loop.scoring import Loss, Scored, Scorer, column_of
 
 
 class Tally:
@@ -80,6 +80,29 @@ class Tally:
         with cluster.client.script.section("figures"):
             sums, self._computed = merge_states(cluster, self._merged, own, title)
         self.loss_sum, self.num_examples = float(sums[0]), int(sums[1])
+
+
+class Source(Protocol):
+    """What says how batches are scored: a trainer, or an evaluation with metrics of its own."""
+
+    @property
+    def metrics(self) -> Sequence[Metric]: ...
+    @property
+    def label(self) -> str | None: ...
+    @property
+    def loss(self) -> Loss | None: ...
+
+
+def scoring_of(source: Source | None, merged: Sequence[str] | None) -> tuple[Tally, Scorer]:
+    """The tally and the scorer of an evaluation. source: None: without loss and metrics. Raises
+    BadRequest: as `check_metrics` and Tally.
+    """
+    if source is None:
+        return Tally([], None, merged=merged, has_loss=False), Scorer(None, None)
+    check_metrics(source.metrics, source.label)
+    has_loss = source.loss is not None
+    tally = Tally(source.metrics, source.label, merged=merged, has_loss=has_loss)
+    return tally, Scorer(source.loss, source.label)
 
 
 def check_metrics(metrics: Sequence[Metric], label: str | None) -> None:

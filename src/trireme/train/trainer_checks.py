@@ -1,0 +1,85 @@
+"""What a Trainer refuses before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from trireme.errors import BadRequest
+from trireme.strategy import Strategy
+from trireme.train.compute.trainer_remote import Remote
+from trireme.train.modes import mode_class
+from trireme.train.optimizer import DistributedOptimizer
+
+
+def check_made(made: DistributedOptimizer, model: nn.Module, options: Mapping[str, Any]) -> None:
+    """Raises BadRequest: an optimizer of another model, or options beside it, not None."""
+    if made.model is not model:
+        raise BadRequest(
+            "Trainer: expected the DistributedOptimizer of this model, found that of another one,"
+            f" a {type(made.model).__name__}"
+        )
+    settings = [name for name, value in options.items() if value is not None]
+    if settings:
+        raise BadRequest(
+            "Trainer: expected a DistributedOptimizer alone, which was made with its own"
+            f" {', '.join(options)}, found {', '.join(settings)} beside it"
+        )
+
+
+def check_threads(threads: int | None, strategy: Strategy) -> None:
+    """Raises BadRequest: a number of threads that the mode does not train in."""
+    if threads is not None and threads < 1:
+        raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
+    if threads is not None and threads > 1 and not mode_class(strategy.mode).trains_in_threads:
+        raise BadRequest(
+            f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"
+            " after the other; use more workers"
+        )
+
+
+def check_epochs(dataset: Any, epochs: int) -> None:
+    """Raises BadRequest: no epoch, or data that cannot be read so often."""
+    if epochs < 1:
+        raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
+    if epochs > 1 and isinstance(dataset, Iterator):
+        raise BadRequest(
+            f"Trainer.fit: expected a dataset that can be read {epochs} times, found"
+            f" {type(dataset).__name__}, an iterator, which is empty after the first"
+        )
+
+
+def check_pass(
+    what: str,
+    optimizer: DistributedOptimizer,
+    remote: Remote | None,
+    threads: int,
+    *,
+    follows: bool = False,
+) -> None:
+    """Raises BadRequest: a trainer that cannot train a pass or a window on its device."""
+    if remote is not None:
+        raise BadRequest(
+            f"{what}: expected a job without compute workers, found those of label"
+            f" {', '.join(remote.labels)}: a pass keeps its rows at the worker's device"
+        )
+    optimizer.mode.check_device_pass(follows=follows)
+    if threads > 1:
+        raise BadRequest(f"{what}: expected threads=1, found {threads}")
+
+
+def check_pass_data(dataset: Any, following: Any) -> None:
+    """Raises BadRequest: data of a pass that cannot be read as often as it is."""
+    for data in (dataset, following):
+        if isinstance(data, Iterator):
+            raise BadRequest(
+                "begin_pass: expected a dataset that can be read twice, for its keys and for"
+                f" training, found {type(data).__name__}, an iterator"
+            )
+    if following is dataset:
+        raise BadRequest(
+            "begin_pass: expected another dataset to follow, found the same, which training reads"
+            " meanwhile"
+        )
