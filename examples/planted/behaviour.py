@@ -8,12 +8,12 @@ padding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trireme.data.array_dataset import Column
 from trireme.data.batch import Ragged
 
 _CATEGORIES = 20
@@ -30,7 +30,7 @@ class Planted:
     logits: (N,) of the drawn label, by the label's name.
     """
 
-    columns: dict[str, Column]
+    columns: dict[str, Any]
     logits: dict[str, NDArray[np.float64]]
 
 
@@ -50,7 +50,7 @@ def clicks_after_history(num: int, *, seed: int) -> Planted:
     agreeing = np.bincount(readers, read == target[readers], minlength=num)
     logits = 3.0 * np.log1p(agreeing) - 2.0
     offsets = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]))
-    columns: dict[str, Column] = {
+    columns: dict[str, Any] = {
         "hist_item_seq": Ragged(torch.from_numpy(_items_of(rng, read)), offsets),
         "hist_cat_seq": Ragged(torch.from_numpy(read + 1), offsets),
         "target_item": _items_of(rng, target),
@@ -75,7 +75,7 @@ def clicks_and_conversions(num: int, *, seed: int, features: tuple[str, ...]) ->
     click, conversion = sums[0] - 1.0, sums[1] + pairs[ids[:, 0] % 5, ids[:, 1] % 5] - 0.5
     clicked = _drawn(rng, click)
     converted = clicked * _drawn(rng, conversion)
-    columns: dict[str, Column] = {"click": clicked, "conversion": converted}
+    columns: dict[str, Any] = {"click": clicked, "conversion": converted}
     columns |= {name: ids[:, f] + 1 + 50 * f for f, name in enumerate(features)}
     both = -np.log(np.exp(-click) + np.exp(-conversion) + np.exp(-click - conversion))
     return Planted(columns, {"click": click, "conversion": both})
@@ -90,8 +90,8 @@ class Choices:
     items: item_id and item_cat of every item.
     """
 
-    columns: dict[str, Column]
-    items: dict[str, Column]
+    columns: dict[str, Any]
+    items: dict[str, Any]
 
 
 def choices(num: int, *, seed: int, users: int = 500, planted: int = 23) -> Choices:
@@ -113,13 +113,13 @@ def choices(num: int, *, seed: int, users: int = 500, planted: int = 23) -> Choi
     who = rng.integers(0, users, num)
     what = (rng.random(num)[:, None] > cumulative[who]).sum(1).clip(max=num_items - 1)
     share = np.bincount(what, minlength=num_items) / num
-    columns: dict[str, Column] = {
+    columns: dict[str, Any] = {
         "user_id": who + 1,
         "item_id": what + 1,
         "item_cat": categories[what] + 1,
         "item_share": share[what],
     }
-    items: dict[str, Column] = {"item_id": np.arange(num_items) + 1, "item_cat": categories + 1}
+    items: dict[str, Any] = {"item_id": np.arange(num_items) + 1, "item_cat": categories + 1}
     return Choices(columns, items)
 
 

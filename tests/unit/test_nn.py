@@ -412,8 +412,13 @@ def test_state_dict_names_the_table_and_loading_verifies_it():
     state = EmbeddingBag(Table("t", dim=D), features="a").state_dict()
     assert all(isinstance(value, torch.Tensor) for value in state.values())
     EmbeddingBag(Table("t", dim=D, seed=9), features="b").load_state_dict(state)
-    for other in (Table("u", dim=D), Table("t", dim=D + 1), Table("t", dim=D, salt=True)):
-        with pytest.raises(SchemaMismatch, match=r"expected table .* found .*'t'"):
+    others = {
+        r"table 'u': expected \{'table': 'u'\}, found \{'table': 't'\}": Table("u", dim=D),
+        r"'dim': 6.*found .*'dim': 5": Table("t", dim=D + 1),
+        r"'salt': True.*found .*'salt': False": Table("t", dim=D, salt=True),
+    }
+    for difference, other in others.items():
+        with pytest.raises(SchemaMismatch, match=difference):
             EmbeddingBag(other, features="a").load_state_dict(state)
 
 

@@ -456,11 +456,11 @@ class Trainer:
         follows = following is not None
         check_pass("begin_pass", optimizer, self.remote, self.threads, follows=follows)
         check_pass_data(dataset, following)
-        of, epoch = (self.model, self.cluster), self.num_epochs
-        following_data = None if following is None else PassData.read_by(*of, following, epoch)
+        reader, epoch = (self.model, self.cluster), self.num_epochs
+        following_data = None if following is None else PassData.read_by(*reader, following, epoch)
         if following_data is not None:
             following_data.check_beside_training()
-        data = PassData.read_by(*of, dataset, epoch)
+        data = PassData.read_by(*reader, dataset, epoch)
         optimizer.mode = optimizer.mode.begin_device_pass(data, device_of(self.model))
         if following_data is not None:
             optimizer.mode.read_next_pass(following_data)

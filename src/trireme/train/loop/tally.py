@@ -82,7 +82,7 @@ class Tally:
         self.loss_sum, self.num_examples = float(sums[0]), int(sums[1])
 
 
-class Source(Protocol):
+class ScoringRule(Protocol):
     """What says how batches are scored: a trainer, or an evaluation with metrics of its own."""
 
     @property
@@ -93,7 +93,7 @@ class Source(Protocol):
     def loss(self) -> Loss | None: ...
 
 
-def scoring_of(source: Source | None, merged: Sequence[str] | None) -> tuple[Tally, Scorer]:
+def scoring_of(source: ScoringRule | None, merged: Sequence[str] | None) -> tuple[Tally, Scorer]:
     """The tally and the scorer of an evaluation. source: None: without loss and metrics. Raises
     BadRequest: as `check_metrics` and Tally.
     """
