@@ -28,9 +28,9 @@ from trireme.policy import CountFilter, CtrCommonAccessor, Policy, Probability, 
 from trireme.table import Table
 
 BATCH, NUM_IDS, NUM_BATCHES, DAY_S = 180, 12_000, 40, 86_400
-MEMORIES = ("70MiB", "16MiB", "7MiB", "4MiB")
+MEMORIES = ("70MiB", "16MiB", "7MiB", "5MiB")
 """Of a server: for all of the 5 to 50 MB of rows, and less, beside 2 MB for what finds them. The
-least holds the rows of a push.
+least holds the rows of a push, beside buffers of pages of 12 KiB, which the widest rows have.
 """
 MEMORY_OF_LOAD = "8MiB"  # for two tables: the new one gathers the rows
 SHOWN = ShowClick("show", "label")
