@@ -29,6 +29,7 @@ from trireme.rpc import Deferred, Handler, Reply, Request, frames
 from trireme.rpc.limits import Limits
 from trireme.server.attendance import Attendance
 from trireme.server.state import ServerState
+from trireme.train.earlier_models import begin_anew_together
 from trireme.worker import passes
 from trireme.worker.client import WorkerClient
 from trireme.worker.expiry_calls import counters, shrink
@@ -232,6 +233,7 @@ def _train_on_device(cluster: Cluster, folder: Path) -> None:
     trainer.abandon_pass()
     with trainer.in_window(1, 30 * 60):
         trainer.fit(batches(3, seed=2))
+    begin_anew_together(cluster, ["plain"])
 
 
 def _run(cluster: Cluster, folder: Path) -> None:

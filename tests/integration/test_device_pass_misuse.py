@@ -94,7 +94,7 @@ def test_another_optimizer_is_refused_within_a_pass_which_ends_well(cluster: Clu
         trainer(RULES["adagrad"]())
     one.fit(data(0))
     one.end_pass()
-    trainer(RULES["adagrad"]()).fit(data(0))
+    trainer(RULES["adagrad"](), fresh=False).fit(data(0))
     assert_equal(contents(cluster), trained(0, 0, 0))
 
 

@@ -54,7 +54,10 @@ def data(seed: int) -> list[dict[str, torch.Tensor]]:
     return batches
 
 
-def trainer(rule: Any, mode: str = "sync", **options: Any) -> tr.Trainer:
+def trainer(
+    rule: Any, mode: str = "sync", *, fresh: bool | None = None, **options: Any
+) -> tr.Trainer:
+    """Of a new model. options: of its table."""
     torch.manual_seed(3)
     table = tr.Table("keys", dim=4, optimizer=rule, **options)
     model = Net(table)
@@ -63,6 +66,7 @@ def trainer(rule: Any, mode: str = "sync", **options: Any) -> tr.Trainer:
         torch.optim.Adam(model.parameters(), 0.01),
         strategy=tr.Strategy(mode),
         loss=nn.functional.binary_cross_entropy_with_logits,
+        fresh=fresh,
         progress=False,
     )
 

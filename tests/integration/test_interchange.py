@@ -23,6 +23,7 @@ from tests.s3_server import put, s3_server
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import BadRequest, DataError
+from trireme.fleet import saving
 from trireme.fleet.calls import FleetJob
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
@@ -378,24 +379,25 @@ def test_rows_go_to_an_object_store_and_come_back(tmp_path):
         assert actual == {"t": 300}
 
 
-def test_fleets_names_for_it(tmp_path):
+def test_fleets_names_for_it(tmp_path, monkeypatch):
     with embedded(threads=1) as cluster:
         trainer = make_trainer(cluster)
         tr.interchange.import_arrays(trainer, "t", columns())
         job = FleetJob()
+        monkeypatch.setattr(saving, "job", job)
         job.infer_from_dataset(trainer, batches(1))
-        job.save_persistables(dirname=str(tmp_path / "f"), format="fleet", shard_num=2)
+        saving.save_persistables(dirname=str(tmp_path / "f"), format="fleet", shard_num=2)
         tr.interchange.import_arrays(trainer, "t", columns(100, seed=3), replace=True)
-        job.load_model(str(tmp_path / "f"))
+        saving.load_model(str(tmp_path / "f"))
         assert everything(cluster, trainer)["missing"] == NUM_KEYS - 300
-        job.save_persistables(dirname=str(tmp_path / "c"))
-        job.load_model(str(tmp_path / "c"))
+        saving.save_persistables(dirname=str(tmp_path / "c"))
+        saving.load_model(str(tmp_path / "c"))
         with pytest.raises(BadRequest, match=r"expected a model saved by Fleet, .*\['time'\]"):
-            job.load_model(str(tmp_path / "c"), time=5)
+            saving.load_model(str(tmp_path / "c"), time=5)
         with pytest.raises(
             BadRequest, match="expected format 'trireme' without options, or 'fleet'"
         ):
-            job.save_persistables(dirname=str(tmp_path / "d"), format="paddle")
+            saving.save_persistables(dirname=str(tmp_path / "d"), format="paddle")
 
 
 def test_an_empty_table_is_exported_too(tmp_path):

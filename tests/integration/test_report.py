@@ -89,7 +89,7 @@ def test_wrong_requests_are_refused() -> None:
     with embedded() as cluster:
         trainer = trainer_for(cluster)
         for options, message in (
-            ({"fetch_list": "loss"}, "expected fetch_list as a list of names, found 'loss'"),
+            ({"fetch_list": "loss"}, "fetch_list: expected a list of names, found 'loss'"),
             ({"fetch_list": ["loss"], "fetch_info": ["a", "b"]}, "one text in fetch_info"),
             ({"print_period": 0}, "expected print_period >= 1, found 0"),
             ({"stat_var_names": ["acu"]}, "of the metrics auc, log_loss, found acu"),

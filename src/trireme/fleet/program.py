@@ -156,7 +156,7 @@ programs = Programs()
 def names_of(what: str, values: Sequence[Any] | None) -> list[str]:
     """The names of variables: strings, or what has a name (Loss, Variable, a metric)."""
     if isinstance(values, str):
-        raise BadRequest(f"{what}: expected a list, found {values!r}")
+        raise BadRequest(f"{what}: expected a list of names, found {values!r}")
     names = [v if isinstance(v, str) else getattr(v, "name", None) for v in values or ()]
     for value, name in zip(values or (), names, strict=True):
         if not isinstance(name, str):
