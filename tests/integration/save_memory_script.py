@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 import trireme as tr
@@ -50,6 +51,7 @@ def with_blocks(cluster: Cluster) -> None:
 
 
 def main(folder: str, what: str) -> None:
+    pa.array([1])  # imports pandas if it is installed, which is not the memory of a save
     with embedded(threads=1) as cluster:
         {"rows": with_rows, "blocks": with_blocks}[what](cluster)
         before = kib("VmRSS")
