@@ -49,7 +49,8 @@ def nothing_is_left_behind() -> Iterator[None]:
         read(stream)  # there is a keeper from now on
     before = set(os.listdir("/proc/self/fd"))
     yield
-    assert set(os.listdir("/proc/self/fd")) == before
+    # Those of earlier tests may be collected meanwhile.
+    assert set(os.listdir("/proc/self/fd")) <= before
     keepers = children(os.getpid(), "keeper_program.py")
     assert len(keepers) == 1
     assert children(keepers[0]) == []
