@@ -28,10 +28,12 @@ from trireme.policy import CountFilter, CtrCommonAccessor, Policy, Probability, 
 from trireme.table import Table
 
 BATCH, NUM_IDS, NUM_BATCHES, DAY_S = 180, 12_000, 40, 86_400
-MEMORIES = ("70MiB", "16MiB", "7MiB", "5MiB")
+MEMORIES = ("70MiB", "16MiB", "7MiB", "4MiB")
 """Of a server: for all of the 5 to 50 MB of rows, and less, beside 2 MB for what finds them. The
-least holds the rows of a push, beside buffers of pages of 12 KiB, which the widest rows have.
+least holds the rows of a push.
 """
+WITH_LARGE_PAGES = {("heads", "momentum"), ("heads", "adagrad")}
+"""Rows of 1.64 kB have pages of 12 KiB, whose buffers alone take more than 4 MiB."""
 MEMORY_OF_LOAD = "8MiB"  # for two tables: the new one gathers the rows
 SHOWN = ShowClick("show", "label")
 HEADS = CtrCommonAccessor(
@@ -165,11 +167,14 @@ def test_a_job_ends_with_the_bits_of_one_in_memory(
     kind: str,
 ) -> None:
     plain, tiered = tmp_path / "plain", tmp_path / "tiered"
+    is_least = memory == MEMORIES[-1]
+    if is_least and (kind, rule) in WITH_LARGE_PAGES:
+        memory = "5MiB"
     with job(programs, plain) as cluster:
         expected = train(trainer_of(cluster, rule, kind), plain)
     with job(programs, tiered, memory) as cluster:
         assert train(trainer_of(cluster, rule, kind), tiered) == expected
-        assert on_ssd(cluster) > 0.2 or memory != MEMORIES[-1]
+        assert on_ssd(cluster) > 0.2 or not is_least
     for day in "012":
         assert_same(plain / day, tiered / day)
         assert inspected(plain / day, capsys) == inspected(tiered / day, capsys)

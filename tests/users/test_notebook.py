@@ -201,3 +201,37 @@ def test_the_page_runs_from_top_to_bottom(notebook: Notebook) -> None:
     assert len(cells) > 3
     for cell in cells:
         notebook.run(cell)
+
+
+def test_a_table_with_rows_on_ssd_begins_anew_too(tmp_path: Path) -> None:
+    ids = torch.randint(0, 20_000, (20, 2000), generator=torch.Generator().manual_seed(1))
+    data = [{"id": some, "label": (some % 2).float()} for some in ids]
+
+    class Wide(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            table = tr.Table("ids", dim=64, optimizer=tr.optim.Adagrad(lr=0.1))
+            self.rows = tr.nn.EmbeddingBag(table, features="id")
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return self.rows(batch).flatten(1).sum(1)
+
+    losses, on_ssd = [], []
+    cluster = tr.init(memory="4MiB", ssd_dir=str(tmp_path))
+    try:
+        for _ in range(3):
+            trainer = tr.Trainer(
+                Wide(),
+                None,
+                loss=torch.nn.functional.mse_loss,
+                strategy=tr.Strategy("sync"),
+                progress=False,
+            )
+            losses.append(trainer.fit(data)["loss"])
+            [stats] = cluster.client.stats()
+            on_ssd.append(stats["tables"]["ids"]["tier"]["rows"])
+    finally:
+        cluster.abandon()
+    assert min(on_ssd) > 1000
+    assert losses == [losses[0]] * 3
+    assert list(tmp_path.iterdir()) == []

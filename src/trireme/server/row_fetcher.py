@@ -77,17 +77,20 @@ class RowFetcher:
     def _fetch(self) -> None:
         pool = _core.Pool(1)
         while (wanted := self._waiting.get()) is not None:
-            for rows, keys in wanted:
-                signature = _signature(rows, keys) if len(keys) else ()
-                for begin in range(0, len(keys), _FETCHED_KEYS):
-                    if signature in self._pulled:  # else both would read the same pages
-                        break
-                    try:
-                        rows.fetch(keys[begin : begin + _FETCHED_KEYS], pool)
-                    except TriremeError as error:  # the pull that needs the rows gets it too
-                        log.warning("rows that workers announced cannot be fetched: %s", error)
-                        break
-            del wanted
+            self._fetch_announced(wanted, pool)
+            del wanted  # a table that is dropped or replaced must not live on while this waits
+
+    def _fetch_announced(self, wanted: _Announced, pool: _core.Pool) -> None:
+        for rows, keys in wanted:
+            signature = _signature(rows, keys) if len(keys) else ()
+            for begin in range(0, len(keys), _FETCHED_KEYS):
+                if signature in self._pulled:  # else both would read the same pages
+                    break
+                try:
+                    rows.fetch(keys[begin : begin + _FETCHED_KEYS], pool)
+                except TriremeError as error:  # the pull that needs the rows gets it too
+                    log.warning("rows that workers announced cannot be fetched: %s", error)
+                    break
 
 
 def _signature(rows: _core.Table, keys: Keys) -> tuple[int, ...]:
