@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import stat
 from pathlib import Path
 
@@ -40,6 +41,20 @@ def test_a_job_is_shown_in_a_browser(programs: Template, tmp_path: Path) -> None
             assert page.errors == []
         job.signal(signal.SIGTERM)
         assert job.finish() == 0
+
+
+def test_a_job_goes_on_without_its_console(programs: Template, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        arguments = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "1"]
+        arguments += ["--console", port, "--log_dir", str(tmp_path / "log"), TRAINING_SCRIPT]
+        env = {"TRIREME_TIMEOUT_S": "60"}
+        with programs.start("launch", arguments, env, is_quick=True) as job:
+            job.wait_line("the console failed with exit code 2; the job goes on")
+            job.wait_line("^batch 20$")
+            job.signal(signal.SIGTERM)
+            job.finish()
+        assert "cannot listen" in (tmp_path / "log" / "consolelog.0").read_text()
 
 
 # The least contrast of a text with what is behind it, by the definition of WCAG 2.2.

@@ -8,12 +8,15 @@ import math
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.unit.test_top_view import busy
+from trireme.commands import cli
+from trireme.commands.console import token_of
 from trireme.console.feed import Feed
 from trireme.console.history import POINTS_MAX, History, Point, point_of
 from trireme.console.web import VIEWERS_MAX, Console
@@ -169,3 +172,27 @@ def test_more_viewers_than_threads_are_refused(console: Console) -> None:
         assert answer.status == 503
     for viewer in viewers:
         viewer.close()
+
+
+def test_the_token_may_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "token"
+    options = ["console", "--servers", "127.0.0.1:1", "--token_file", str(file)]
+    assert cli.main(options) == 2
+    assert "expected a token in --token_file" in capsys.readouterr().err
+    for content in ("short", "with a space in it", "<script>alert(1)</script>"):
+        file.write_text(content)
+        assert cli.main(options) == 2
+        assert "at least 16 letters, digits" in capsys.readouterr().err
+    file.write_text(f"{TOKEN}\n")
+    assert token_of(file) == TOKEN
+    assert token_of(None) != token_of(None)
+
+
+def test_a_wrong_address_is_refused_before_a_job_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('it has started')")
+    options = ["launch", "--server_num", "1", "--worker_num", "1", "--console", "80x", str(script)]
+    assert cli.main(options) == 2
+    assert "launch: --console: expected [HOST:]PORT" in capsys.readouterr().err

@@ -81,7 +81,7 @@ def _console(arguments: argparse.Namespace) -> int:
     role = process_role.read_role(
         role="worker", servers=arguments.servers, index=0, num=1, keys=arguments.keys
     )
-    token = _token(arguments.token_file)
+    token = token_of(arguments.token_file)
     keys = None if role.keys is None else client_keys(Path(role.keys))
     log = logging.getLogger("trireme.console")
     client = RpcClient(name="console", keys=keys, on_wait=log.debug)
@@ -105,7 +105,8 @@ def _console(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _token(file: Path | None) -> str:
+def token_of(file: Path | None) -> str:
+    """The token in a file, or a new one. Raises BadRequest."""
     if file is None:
         return secrets.token_urlsafe(_TOKEN_LENGTH)
     try:
