@@ -115,8 +115,10 @@ class BlockStore:
         for spec in specs:
             if spec.id not in self._specs:
                 self._specs[spec.id] = spec
-                weights = torch.tensor(values[start : start + spec.size])
-                self._weights[spec.id] = weights.reshape(spec.shape or -1)
+                # No call here lets go of the interpreter: with thousands of blocks each would wait
+                # for its turn again, on a busy machine for long.
+                weights = values[start : start + spec.size].reshape(spec.shape or -1).copy()
+                self._weights[spec.id] = torch.from_numpy(weights)
                 live = _LiveSlice(0, self._weights[spec.id], self._joined_group(shared))
                 self._slices[spec.id] = [live]
             start += spec.size
