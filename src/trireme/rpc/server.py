@@ -25,12 +25,15 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 
 import zmq
 
@@ -57,6 +60,7 @@ _BATCH = 64
 _TOGETHER_S = 0.0002
 # A deferred request ends this long before the client's deadline, so that the client learns why.
 _EARLY_S_MAX = 0.3
+_CALLS_SHOWN = 4  # of a handler that does not end
 _DESCRIPTORS = 2  # of a connection: ZeroMQ's and the copy of peers.py
 _GONE = Unavailable("the client has gone")
 
@@ -132,7 +136,7 @@ class Server:
         self._lock = threading.Lock()
         self._ready: deque[Peer] = deque()
         self._stalled: list[Peer] = []
-        self._running: set[_PendingRequest] = set()
+        self._running: dict[_PendingRequest, int] = {}  # and the thread of its handler
         self._num_requests = 0
         self._num_bytes = 0
         self._deferred: dict[_PendingRequest, Deferred] = {}
@@ -204,9 +208,14 @@ class Server:
             thread.join(max(0.0, deadline - time.monotonic()))
         with self._lock:
             if any(thread.is_alive() for thread in self._threads):
-                methods = sorted(pending.method for pending in self._running)
+                frames = sys._current_frames()
+                running = [
+                    f"{pending.method} ({_place(frames.get(thread))})"
+                    for pending, thread in self._running.items()
+                ]
                 raise DeadlineExceeded(
-                    f"Server.stop: handlers must end in {timeout_s} s, found running: {methods}"
+                    f"Server.stop: handlers must end in {timeout_s} s, found running:"
+                    f" {', '.join(sorted(running)) or 'none, but a thread that serves'}"
                 )
             self._refuse_rest()
             self._close()
@@ -293,7 +302,7 @@ class Server:
                 continue
             pending: _PendingRequest = peer.queue.popleft()
             peer.is_running = True
-            self._running.add(pending)
+            self._running[pending] = threading.get_ident()
             if self._ready and len(self._running) < self._num_threads:
                 os.eventfd_write(self._work, 1)
             return pending
@@ -305,7 +314,7 @@ class Server:
         """start: when its handler began."""
         peer = pending.peer
         peer.is_running = False
-        self._running.remove(pending)
+        del self._running[pending]
         if peer.queue:
             self._ready.append(peer)
         if isinstance(answer, Deferred):
@@ -491,3 +500,9 @@ def _late(deferred: Deferred) -> TriremeError:
     except Exception as error:  # noqa: BLE001 must not end the keeper
         _log.exception("could not describe what a deferred answer waits for")
         return DeadlineExceeded(f"no answer was ready: {type(error).__name__}: {error}")
+
+
+def _place(frame: FrameType | None) -> str:
+    """Where a thread is: the last calls of its stack, innermost first."""
+    calls = reversed(traceback.extract_stack(frame)[-_CALLS_SHOWN:] if frame else [])
+    return ", ".join(f"{os.path.basename(c.filename)}:{c.lineno} {c.name}" for c in calls)
