@@ -6,6 +6,8 @@ Names are loaded on first use, so that commands start without torch.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trireme.tracebacks import shorten as _shorten
+
 if TYPE_CHECKING:
     from trireme import data, errors, initializer, interchange, metrics, models, nn, optim, policy
     from trireme.blocks import Blocks
@@ -86,6 +88,8 @@ _HOMES = {
     "train.online.publishing": ("Publishing",),
     "train.online.train_passes": ("train_passes",),
 }
+
+_shorten()
 
 
 def __getattr__(name: str) -> Any:

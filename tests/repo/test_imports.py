@@ -11,7 +11,16 @@ from tests.repo import tree
 # do not know each other. A module belongs to the longest unit that is a prefix of its name.
 LAYERS = (
     ("errors",),
-    ("bounded_queue", "byte_size", "children", "drawing", "label", "progress", "storage"),
+    (
+        "bounded_queue",
+        "byte_size",
+        "children",
+        "drawing",
+        "label",
+        "progress",
+        "storage",
+        "tracebacks",
+    ),
     ("config",),
     ("telemetry",),
     ("_core",),
