@@ -27,6 +27,7 @@ _TORCHREC_MADE = _ROOT / "build" / "torchrec" / "bin" / "python"  # by `make tor
 # Name: module with `contests(settings)`, what it measures.
 BENCHES = {
     "ctr": ("benchmarks.macro.ctr", "CTR-DNN jobs: examples/s and held-out AUC"),
+    "step": ("benchmarks.macro.step", "where the CPU of a step goes, under perf"),
     "collective": ("benchmarks.macro.collective", "CTR-DNN without servers, beside torchrec"),
     "pass": ("benchmarks.macro.device_pass", "data in memory, in passes on a device"),
     "startup": ("benchmarks.macro.startup", "seconds to the first batch, beside torch's import"),
@@ -65,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         rivals=args.rivals,
         paddle_python=args.paddle,
         torchrec_python=args.torchrec,
+        batch=args.batch,
     )
     _emit(header(is_smoke=args.smoke), args.json)
     num_failed = 0
@@ -113,6 +115,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--metric", default="*", metavar="GLOB", help="only these metrics")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each (default 3)")
+    parser.add_argument("--batch", type=int, metavar="N", help="examples of a step, of `step`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the results there too")
     parser.add_argument("--data", metavar="FOLDER", help="made by gen_criteo.py (default: make it)")
     parser.add_argument(

@@ -81,6 +81,7 @@ class Settings:
     """The size of benchmarks, by mode, and the places of files outside the project.
 
     data: folder made by the rivals' gen_criteo.py, or None.
+    batch: of `step`; None: those that it chooses.
     """
 
     is_smoke: bool
@@ -89,6 +90,7 @@ class Settings:
     rivals: str = ""
     paddle_python: str | None = None
     torchrec_python: str | None = None
+    batch: int | None = None
 
     def pick(self, *, smoke: T, real: T) -> T:
         """The value of a parameter: small whenever the tests run, real when it is measured."""

@@ -20,7 +20,7 @@ _NUM_SEEDS = 3
 # Trainer(threads=): two compute while others pull and push. With small batches and a server process
 # pulls and pushes take as long as a third batch. The AUC is measured with the same number.
 _THREADS = 2
-_THREADS_SPAWNED = {512: 3, 4096: 2}
+THREADS_SPAWNED = {512: 3, 4096: 2}
 
 
 def contests(settings: Settings) -> list[Contest]:
@@ -68,7 +68,7 @@ def _rate(settings: Settings, batch: int, *, is_embedded: bool) -> Run:
         net="ctr",
         batch=batch,
         dim=DIM,
-        threads=_THREADS if is_embedded else _THREADS_SPAWNED[batch],
+        threads=_THREADS if is_embedded else THREADS_SPAWNED[batch],
         seed=1,
         warm=train[:_NUM_WARM],
         timed=train[_NUM_WARM : _NUM_WARM + _NUM_TIMED],
@@ -84,7 +84,7 @@ def _auc(settings: Settings, batch: int, seed: int) -> Run:
         net="ctr",
         batch=batch,
         dim=DIM,
-        threads=_THREADS_SPAWNED[batch],
+        threads=THREADS_SPAWNED[batch],
         seed=seed,
         warm=files.train[:1],
         timed=files.train[1:],

@@ -74,11 +74,16 @@ def mean_output(outputs_B: Tensor, labels_B: Tensor) -> Tensor:
 
 
 def cpu_s() -> dict[str, float]:
-    """CPU seconds so far of this process and of each other process of the job."""
+    """CPU seconds so far of each process of the job on this machine."""
+    return {name: seconds for name, (_, seconds) in processes().items()}
+
+
+def processes() -> dict[str, tuple[int, float]]:
+    """Id and CPU seconds so far of this process and of each other process of the job."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = {"worker": used.ru_utime + used.ru_stime}
+    by_name = {"worker": (os.getpid(), used.ru_utime + used.ru_stime)}
     if "TRIREME_ROLE" not in os.environ:
-        return seconds
+        return by_name
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
@@ -89,8 +94,8 @@ def cpu_s() -> dict[str, float]:
             ticks = int(fields[11]) + int(fields[12])
             stated = dict(line.partition("=")[::2] for line in environment.split("\0"))
             name = f"{stated.get('TRIREME_ROLE')}_{stated.get('TRIREME_INDEX')}"
-            seconds[name] = ticks / os.sysconf("SC_CLK_TCK")
-    return seconds
+            by_name[name] = int(path.parent.name), ticks / os.sysconf("SC_CLK_TCK")
+    return by_name
 
 
 def arguments() -> argparse.Namespace:
@@ -180,6 +185,8 @@ def main() -> None:
         "examples": figures["examples"],
         "examples_per_s": figures["examples"] / wall_s,
         "wall_s": wall_s,
+        "timed_s": (started, started + wall_s),
+        "pids": {name: pid for name, (pid, _) in processes().items()},
         "train": {name: figures[name] for name in ("loss", "auc") if name in figures},
         "cpu_us_per_example": {
             name: round(1e6 * (after - cpu_before[name]) / figures["examples"], 2)

@@ -41,13 +41,13 @@ def run_job(
     ends: tuple[End, End] | None = None,
     in_memory: bool = False,
     in_pass: bool = False,
+    under: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train over the warm-up files, then over the timed ones, in processes of their own.
 
     ends: network ends of the server and of the worker, if they are apart. num_ranks: workers of a
     job without servers, instead of one server and one worker. num_compute: compute workers, on the
-    CPU. strategy, rule, in_memory, in_pass:
-    see job.py.
+    CPU. under: a command that runs the job's. strategy, rule, in_memory, in_pass: see job.py.
     """
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
@@ -78,7 +78,7 @@ def run_job(
                 place += ["--heter_worker_num", str(num_compute), "--heter_devices", "cpu"]
             place += ["--log_dir", folder]
             command = [*launch, *place, *wrapped]
-        run_process([sys.executable, *command], timeout_s=_TIMEOUT_S, env=environment())
+        run_process([*under, sys.executable, *command], timeout_s=_TIMEOUT_S, env=environment())
         return _result(out)
 
 

@@ -13,6 +13,7 @@ from benchmarks import rivals
 from benchmarks.__main__ import BENCHES, main
 from benchmarks.harness import Absent, BenchError, Claim, Contest, Run, Settings, run_contest
 from benchmarks.macro.attackers import KINDS
+from benchmarks.macro.step import part_of, sampled
 from benchmarks.macro.zoo_cases import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,8 @@ REAL_CLAIMS = {
     ("heter", "level1_1x1"): ("async",),
     ("startup", "alone"): ("import_torch",),
     ("startup", "launch"): ("import_torch",),
+    ("step", "cpu_ms_b512"): (),
+    ("step", "cpu_ms_b4096"): (),
     ("service", "sum_dim8"): ("paddle",),
     ("service", "sum_dim16"): ("paddle",),
     ("service", "sum_dim64"): ("paddle",),
@@ -248,3 +251,23 @@ def test_benchmark_runs_in_smoke_mode(bench, tmp_path, programs, monkeypatch):
         assert result["value"] > 0
         if bench == "zoo" and not result["metric"].endswith("_async"):
             assert result["ratio"] == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        ("7 1.5:  7f2a sgemm_kernel_0 (/x/libtorch_cpu.so)", "matrix product"),
+        ("7 1.5:  7f2a [unknown] (//anon)", "matrix product"),
+        ("7 1.5:  7f2a at::native::(anonymous namespace)::add (/x/libtorch_cpu.so)", "torch, else"),
+        ("7 1.5:  7f2a trireme::Index::find (/x/_core.cpython-311-x86_64-linux-gnu.so)", "core"),
+        ("7 1.5:  7f2a __memmove_avx (/lib/libc.so.6)", "copies"),
+        ("7 1.5:  7f2a _int_malloc (/lib/libc.so.6)", "allocation"),
+        ("7 1.5:  ffff8 _copy_to_iter ([kernel.kallsyms])", "kernel"),
+        ("7 1.5:  7f2a _PyEval_EvalFrameDefault (/usr/bin/python3.12)", "interpreter"),
+        ("7 1.5:  7f2a png_read (/usr/lib/libpng.so)", "other"),
+    ],
+)
+def test_samples_of_a_step_are_counted_by_their_library(sample: str, expected: str) -> None:
+    [(process, symbol, library)] = list(sampled([sample, "", "garbage"]))
+    assert process == 7
+    assert part_of(symbol, library) == expected
