@@ -13,6 +13,7 @@ import os
 import random
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -136,16 +137,20 @@ def train_passes(trainer: tr.Trainer, *, on_device: bool = True) -> float:
 
 def train_passes_together(trainer: tr.Trainer, how: str = "passes") -> list[float]:
     """Three epochs of two workers, 9 steps each; the figures of an evaluation after them. how: the
-    first and last are in "passes" or "windows" on devices, or "plain".
+    first and last are in "passes" or "windows" on devices, or "plain"; or all are in passes, each
+    of which reads for the one "following".
     """
-    for number in range(3):
+    epochs = [Data(), Data(), Data(), None]
+    for number, (data, following) in enumerate(pairwise(epochs)):
         within: AbstractContextManager[None] = nullcontext()
-        if how == "windows" and number != 1:
+        if how == "following":
+            within = trainer.on_device(data, following)
+        elif how == "windows" and number != 1:
             within = trainer.in_window(2, "4KiB")
         elif how == "passes" and number != 1:
-            within = trainer.on_device(Data())
+            within = trainer.on_device(data)
         with within:
-            trainer.fit(Data())
+            trainer.fit(data)
     figures = trainer.evaluate(Data())
     return [figures["loss"], figures["auc"], figures["examples"]]
 
@@ -157,6 +162,7 @@ def main() -> None:
     parser.add_argument("--hold")
     parser.add_argument("--passes", action="store_true", help="on devices")
     parser.add_argument("--windows", action="store_true", help="of several workers, there")
+    parser.add_argument("--following", action="store_true", help="as --passes, read ahead")
     arguments = parser.parse_args()
     if arguments.hold:
         hold(arguments.hold)
@@ -165,11 +171,11 @@ def main() -> None:
             seed(cluster.worker)
         rule = tr.optim.Adam(lr=0.05) if arguments.mode == "sync" else tr.optim.Count()
         trainer = make_trainer(arguments.mode, Model(rule), cluster)
-        if arguments.passes or arguments.windows:
+        chosen = [how for how in ("passes", "windows", "following") if getattr(arguments, how)]
+        for how in chosen:
             if cluster.num_workers == 1:
                 print(f"trained to {train_passes(trainer)!r}")
             else:
-                how = "windows" if arguments.windows else "passes"
                 print(f"trained to {train_passes_together(trainer, how)!r}")
             trainer.save(f"{arguments.path}/last")
             print("done", flush=True)

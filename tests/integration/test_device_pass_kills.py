@@ -97,8 +97,11 @@ def test_a_worker_killed_anywhere_repeats_the_pass_that_has_not_ended(
 
 
 def kill_at(servers: DurableServers, client: Any, method: str, times: int) -> Callable[[], int]:
-    """Kill and restart server 1 before calls of this method; returns how often it was done."""
+    """Kill and restart server 1 before calls of this method; returns how often it was done. "aside"
+    behind its name: of those that a thread makes beside training.
+    """
     call_all, everywhere, num_kills = client.call_all, client.everywhere, 0
+    call_all_aside = client.call_all_aside
 
     def kill(called: str) -> None:
         nonlocal num_kills
@@ -111,11 +114,16 @@ def kill_at(servers: DurableServers, client: Any, method: str, times: int) -> Ca
         kill(calls[0].method)
         return call_all(calls, timeout_s)
 
+    def killing_aside(calls: Sequence[Any], timeout_s: float) -> Any:
+        kill(f"{calls[0].method} aside")
+        return call_all_aside(calls, timeout_s)
+
     def killing_everywhere(called: str, *args: Any, **options: Any) -> Any:
         kill(called)
         return everywhere(called, *args, **options)
 
     client.call_all, client.everywhere = killing_call_all, killing_everywhere
+    client.call_all_aside = killing_aside
     return lambda: num_kills
 
 

@@ -324,16 +324,6 @@ def test_an_end_whose_answers_were_lost_takes_place_once(monkeypatch: pytest.Mon
     assert_equal(actual, on_servers(3, undisturbed)[1])
 
 
-def test_what_several_workers_cannot_do_is_refused_by_name() -> None:
-    def work(cluster: Cluster) -> None:
-        one = make_trainer(cluster, RULES["adagrad"](), "sync")
-        with pytest.raises(BadRequest, match="expected no data that follows"):
-            one.begin_pass(Data(0), Data(1))
-        one.fit(Data(0))
-
-    on_servers(3, work)
-
-
 @pytest.mark.parametrize("mode", ["async", "bounded"])
 def test_modes_whose_steps_are_not_of_all_workers_are_refused(mode: str) -> None:
     def work(cluster: Cluster) -> None:

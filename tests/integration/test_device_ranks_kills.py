@@ -91,8 +91,8 @@ def loaded(path: Path) -> dict[str, np.ndarray]:
         return contents([cluster.server])
 
 
-@sampled(keep=5)
-@pytest.mark.parametrize("how", ["passes", "windows"])
+@sampled(keep=6)
+@pytest.mark.parametrize("how", ["passes", "following", "windows"])
 @pytest.mark.parametrize("name", HOLDS)
 def test_a_killed_worker_ends_the_pass_for_all_and_all_repeat_it(
     programs: Template, tmp_path: Path, undisturbed: Any, name: str, how: str
@@ -167,14 +167,15 @@ def test_a_pass_does_not_end_when_a_worker_of_it_has_a_successor(
 
 
 @pytest.mark.parametrize(
-    ("worker", "method"),
+    ("worker", "method", "how"),
     [
-        *((worker, method) for worker in (0, 1) for method in ("ps.rows", "import.wide")),
-        *((0, method) for method in ("import.prepare", "import.finish")),  # it alone calls them
+        *((worker, method, "passes") for worker in (0, 1) for method in ("ps.rows", "import.wide")),
+        *((0, method, "passes") for method in ("import.prepare", "import.finish")),  # it alone does
+        *((worker, "ps.rows aside", "following") for worker in (0, 1)),
     ],
 )
 def test_a_server_killed_in_a_pass_costs_no_update(
-    programs: Template, tmp_path: Path, undisturbed: Any, method: str, worker: int
+    programs: Template, tmp_path: Path, undisturbed: Any, worker: int, method: str, how: str
 ) -> None:
     figures, expected = undisturbed
     num_kills = []
@@ -185,7 +186,7 @@ def test_a_server_killed_in_a_pass_costs_no_update(
             trainer = make_trainer(cluster)
             if number == worker:
                 num_kills.append(kill_at(servers, cluster.client.servers, method, 1))
-            trained = script.train_passes_together(trainer)
+            trained = script.train_passes_together(trainer, how)
             trainer.save(tmp_path / "last")
             cluster.close()
             return trained

@@ -442,28 +442,27 @@ class Trainer:
         Args:
             dataset: can be read more than once. It is read here once, for its keys.
             following: that the next pass will be begun with. It is read beside training, and its
-                rows are brought into memory; those that both passes need stay on the device.
+                rows are brought into memory; those that both passes need stay on the device. All
+                workers give one, or none does.
 
         Raises:
             BadRequest: a mode whose dense weights or rows are in the workers (hybrid, geo), several
-                workers in another mode than sync and collective, or with `following`; `threads` >
-                1, an iterator; a table with an admission filter, `max_rows`, `max_bytes`,
-                `absent="zeros"`, 16-bit weights, heads or statistics in lookups; a DataLoader that
-                follows without a generator. Unavailable: somebody else changes rows, or another
-                worker has gone. The servers have not changed.
+                workers in another mode than sync and collective, or `following` at some of them;
+                `threads` > 1, an iterator; a table with an admission filter, `max_rows`,
+                `max_bytes`, `absent="zeros"`, 16-bit weights, heads or statistics in lookups; a
+                DataLoader that follows without a generator. Unavailable: somebody else changes
+                rows, or another worker has gone. The servers have not changed.
         """
         optimizer = self.optimizer
-        follows = following is not None
-        check_pass("begin_pass", optimizer, self.remote, self.threads, follows=follows)
+        check_pass("begin_pass", optimizer, self.remote, self.threads)
         check_pass_data(dataset, following)
         reader, epoch = (self.model, self.cluster), self.num_epochs
         following_data = None if following is None else PassData.read_by(*reader, following, epoch)
         if following_data is not None:
             following_data.check_beside_training()
         data = PassData.read_by(*reader, dataset, epoch)
-        optimizer.mode = optimizer.mode.begin_device_pass(data, device_of(self.model))
-        if following_data is not None:
-            optimizer.mode.read_next_pass(following_data)
+        device = device_of(self.model)
+        optimizer.mode = optimizer.mode.begin_device_pass(data, device, following_data)
 
     def end_pass(self) -> None:
         """Give the servers what has been trained since `begin_pass`: rows, dense weights, optimizer

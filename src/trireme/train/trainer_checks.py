@@ -52,12 +52,7 @@ def check_epochs(dataset: Any, epochs: int) -> None:
 
 
 def check_pass(
-    what: str,
-    optimizer: DistributedOptimizer,
-    remote: Remote | None,
-    threads: int,
-    *,
-    follows: bool = False,
+    what: str, optimizer: DistributedOptimizer, remote: Remote | None, threads: int
 ) -> None:
     """Raises BadRequest: a trainer that cannot train a pass or a window on its device."""
     if remote is not None:
@@ -65,7 +60,7 @@ def check_pass(
             f"{what}: expected a job without compute workers, found those of label"
             f" {', '.join(remote.labels)}: a pass keeps its rows at the worker's device"
         )
-    optimizer.mode.check_device_pass(follows=follows)
+    optimizer.mode.check_device_pass()
     if threads > 1:
         raise BadRequest(f"{what}: expected threads=1, found {threads}")
 

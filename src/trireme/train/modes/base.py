@@ -116,23 +116,21 @@ class Mode(Protocol):
 
     # ---- a pass on a device, which is a mode in the place of another ----
 
-    def check_device_pass(self, *, follows: bool = False) -> None:
-        """Raises BadRequest: `begin_device_pass` cannot be called, for any keys. follows:
-        `read_next_pass` will be called, too.
-        """
+    def check_device_pass(self) -> None:
+        """Raises BadRequest: `begin_device_pass` cannot be called, for any keys."""
         raise BadRequest("begin_pass: expected a mode that has passes on a device, found none")
 
-    def begin_device_pass(self, source: PassData | WindowSize, device: torch.device) -> "Mode":
+    def begin_device_pass(
+        self,
+        source: PassData | WindowSize,
+        device: torch.device,
+        following: PassData | None = None,
+    ) -> "Mode":
         """Bring the rows that the data needs to a device, or have a window there; returns the mode
-        that trains there. Raises as `check_device_pass`.
+        that trains there. following: what a pass that follows lacks is read in a thread. Raises as
+        `check_device_pass`.
         """
         raise BadRequest(f"begin_pass: {device}: this mode has no passes on a device")
-
-    def read_next_pass(self, data: PassData) -> None:
-        """Read what a pass that follows this one lacks, in a thread. Raises BadRequest: there is no
-        pass.
-        """
-        raise BadRequest(f"begin_pass: expected a pass to follow one, found none ({data})")
 
     def end_device_pass(self) -> "Mode":
         """Give the servers what the pass has trained, all or nothing; returns the mode that it was

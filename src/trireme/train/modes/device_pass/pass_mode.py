@@ -55,6 +55,7 @@ class DevicePass(Mode):
         source: the data that it trains on; or the size of a window over data that is not known.
         device: where the rows are.
         before: the last pass; it may have rows that both need, and have read others for this one.
+        following: that the next pass will be begun with: it is read in a thread.
 
     Raises as PassRows or RowsInWindow; the servers have not changed.
     """
@@ -70,6 +71,7 @@ class DevicePass(Mode):
         source: PassData | WindowSize,
         device: torch.device,
         before: DevicePass | None,
+        following: PassData | None = None,
     ) -> None:
         self._setup, self._outside, self._client = setup, outside, setup.cluster.client
         self._import_id = ""  # of the last attempt to end
@@ -87,6 +89,8 @@ class DevicePass(Mode):
         except BaseException:
             self._close()
             raise
+        if following is not None:
+            self._read_ahead(following)
 
     def _enter(self) -> None:
         note = PassNote(self.last_push.sequence, self._outside.num_steps)
@@ -127,15 +131,15 @@ class DevicePass(Mode):
         passes.take_lease(self._client, lease)
         return lease
 
-    def check_device_pass(self, *, follows: bool = False) -> None:
+    def _read_ahead(self, following: PassData) -> None:
+        if self.rows is not None:
+            self.rows.read_ahead(following)
+
+    def check_device_pass(self) -> None:
         raise _within_pass("begin_pass")
 
     def check_between_passes(self, what: str) -> None:
         raise _within_pass(what)
-
-    def read_next_pass(self, data: PassData) -> None:
-        if self.rows is not None:
-            self.rows.read_ahead(data)
 
     # ---- its end ----
 
@@ -151,10 +155,14 @@ class DevicePass(Mode):
                     raise
                 log.warning("pass on a device: its end is repeated: %s", error)
         if self.rows is not None:
-            self.rows.note_end()
+            self._note_end(self.rows)
         self._outside.set_num_steps(self.num_steps)
         self._outside.adopt()
         return self._outside
+
+    def _note_end(self, rows: RowsOnDevice) -> None:
+        """The servers have the rows."""
+        rows.note_end()
 
     def _give(self) -> None:
         """Bring to the servers what the pass has trained, unless they have it."""
@@ -344,7 +352,7 @@ def _within_pass(what: str) -> BadRequest:
     )
 
 
-def check_pass(setup: TrainingSetup, *, has_passes: bool, is_shared: bool, follows: bool) -> None:
+def check_pass(setup: TrainingSetup, *, has_passes: bool, is_shared: bool) -> None:
     """Raises BadRequest: the job or the mode cannot train in such a pass on a device. is_shared:
     several workers may make one together.
     """
@@ -359,19 +367,10 @@ def check_pass(setup: TrainingSetup, *, has_passes: bool, is_shared: bool, follo
             "begin_pass: expected workers with streams of their own, found"
             f" {cluster.num_streams} shared streams: rows in a block are not shared"
         )
-    if cluster.num_workers > 1:
-        _check_shared(cluster.num_workers, mode, is_shared, follows)
+    if cluster.num_workers > 1 and not is_shared:
+        raise BadRequest(
+            f"begin_pass: in a job of {cluster.num_workers} workers, which make each step of a pass"
+            f" on devices together, expected mode 'sync' or 'collective', found {mode!r}"
+        )
     for table in setup.tables:
         check_schema(table.schema)
-
-
-def _check_shared(num: int, mode: str, is_shared: bool, follows: bool) -> None:
-    for is_found, expected in (
-        (not is_shared, f"mode 'sync' or 'collective', found {mode!r}"),
-        (follows, "no data that follows, found some: begin its pass when this one has ended"),
-    ):
-        if is_found:
-            raise BadRequest(
-                f"begin_pass: in a job of {num} workers, which make each step of a pass on devices"
-                f" together, expected {expected}"
-            )

@@ -18,6 +18,7 @@ from trireme.errors import BadRequest, TriremeError, class_of_code
 from trireme.protocol.wire import Array
 from trireme.rpc import Limits, frames
 from trireme.train.modes.collective.byte_exchange import CHUNK_BYTES, ByteExchange
+from trireme.train.modes.device_ranks.next_keys import NextKeys
 from trireme.train.modes.worker_group import WorkerGroup
 
 IDLE = "idle"
@@ -35,11 +36,15 @@ class Message(NamedTuple):
 
 
 class Exchange:
-    """One thread uses it at a time. rank: of this worker, of `size`."""
+    """One thread uses it at a time. rank: of this worker, of `size`.
+
+    next_keys: sends a part with each message, and takes those of the others; None: there are none.
+    """
 
     def __init__(self, group: WorkerGroup, rank: int, size: int) -> None:
         self._group, self.rank, self.size = group, rank, size
         self._bytes = ByteExchange(group, rank, size)
+        self.next_keys: NextKeys | None = None
 
     @property
     def device(self) -> torch.device:
@@ -62,25 +67,36 @@ class Exchange:
         order. Raises BadRequest, at all of them: they make exchanges of different kinds.
         """
         each = arrays or [()] * self.size
-        header = {"t": frames.CALL, "k": kind, "b": body}
+        is_last, ahead = self._next_part()
+        header = {"t": frames.CALL, "k": kind, "b": body, "ends": is_last}
         outgoing = [
-            [] if rank == self.rank else [frames.pack(dict(header), own)]
-            for rank, own in enumerate(each)
+            [] if rank == self.rank else [frames.pack({**header, "own": len(own)}, [*own, *more])]
+            for rank, (own, more) in enumerate(zip(each, ahead, strict=True))
         ]
         received = self._bytes.exchange(outgoing, is_active=kind != IDLE).messages
         messages = []
         for rank, parts in enumerate(received):
             if rank == self.rank:
                 messages.append(Message(kind, body, each[rank]))
+                more, ends = ahead[rank], is_last
             else:
                 head, taken = frames.unpack(parts[0], _LIMITS)
-                messages.append(Message(str(head["k"]), head["b"], taken))
+                num, ends = int(head["own"]), bool(head["ends"])
+                messages.append(Message(str(head["k"]), head["b"], taken[:num]))
+                more = taken[num:]
+            if self.next_keys is not None:
+                self.next_keys.take(rank, more, is_last=ends)
         if len({one.kind for one in messages} - {IDLE}) > 1:
             raise BadRequest(
                 "pass on devices: expected all workers to do the same in the same order, found"
                 f" {[one.kind for one in messages]}"
             )
         return messages
+
+    def _next_part(self) -> tuple[bool, list[list[Array]]]:
+        if self.next_keys is None:
+            return False, [[] for _ in range(self.size)]
+        return self.next_keys.next_part()
 
     def agree(
         self, failure: TriremeError | None = None, body: dict[str, Any] | None = None

@@ -12,8 +12,8 @@ repeat it, unless it has ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,7 +26,13 @@ from trireme.train.modes.device_ranks.asked_rows import AskedRows
 from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message
 from trireme.train.modes.device_ranks.joint_end import JointEnd, caught
 from trireme.train.modes.device_ranks.meeting import meet
-from trireme.train.modes.device_ranks.owned_rows import OwnedRows, keys_of_owner
+from trireme.train.modes.device_ranks.next_keys import NextKeys
+from trireme.train.modes.device_ranks.owned_rows import (
+    OwnedKeys,
+    OwnedRows,
+    keys_ahead,
+    keys_of_owner,
+)
 from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.modes.device_ranks.steps_together import StepMade, StepsTogether
@@ -57,12 +63,15 @@ class SharedDevicePass(DevicePass):
         outside: Mode,
         source: PassData | WindowSize,
         device: torch.device,
+        before: DevicePass | None,
+        following: PassData | None,
     ) -> None:
         self._exchange: Exchange | None = None
-        self._device, self._has_stopped = device, False
+        self._next_keys: NextKeys | None = None  # of the pass that follows
+        self._device, self._has_stopped, self._follows = device, False, following is not None
         self._is_given = self._are_rows_lost = False
         try:
-            super().__init__(setup, outside, source, device, None)
+            super().__init__(setup, outside, source, device, before, following)
         except BaseException:
             self._leave()
             self._close()
@@ -77,7 +86,6 @@ class SharedDevicePass(DevicePass):
     def _bring_rows(
         self, source: PassData | WindowSize, device: torch.device, before: DevicePass | None
     ) -> None:
-        del before
         exchange, setup = self._exchange, self._setup
         if exchange is None:
             if isinstance(source, PassData):
@@ -85,8 +93,9 @@ class SharedDevicePass(DevicePass):
             return
         is_first = exchange.rank == 0  # which takes the lease of the pass for all
         exchange.agree(caught(self._take_lease) if is_first else None)
-        owners = Owners(exchange.size, setup.tables, setup.cluster.pool)
-        self.rows = rows = self._owned(exchange, owners, source, device)
+        self._owners = owners = Owners(exchange.size, setup.tables, setup.cluster.pool)
+        before = before if isinstance(before, SharedDevicePass) else None
+        self.rows = rows = self._owned(exchange, owners, source, device, before)
         self._asked = AskedRows(exchange, owners, rows, setup.cluster.pool)
         self._together = StepsTogether(setup, exchange, owners, self._asked, self._steps)
         self._end = JointEnd(setup, exchange, rows)
@@ -97,19 +106,47 @@ class SharedDevicePass(DevicePass):
         owners: Owners,
         source: PassData | WindowSize,
         device: torch.device,
+        before: SharedDevicePass | None,
     ) -> OwnedRows | OwnedWindow:
         """The rows of this worker."""
         setup, kind = self._setup, type(source).__name__
-        bodies = exchange.agree(body={"kind": kind, "id": new_id()})
-        if len(kinds := {str(body["kind"]) for body in bodies}) > 1:
-            raise BadRequest(
-                f"begin_pass: expected all workers to begin the same, found {sorted(kinds)}"
-            )
+        ahead = None if before is None else before._keys_ahead(source)
+        body = {
+            "kind": kind,
+            "id": new_id(),
+            "follows": self._follows,
+            "is_ahead": ahead is not None,
+        }
+        bodies = exchange.agree(body=body)
+        _check_alike(bodies)
+        rows_before = None if before is None else before.rows
+        are_ahead = all(body["is_ahead"] for body in bodies)
+        if rows_before is not None and not are_ahead:
+            log.info("pass on devices: a worker begins with other data than was read ahead for")
+            rows_before.close()
+            rows_before = None
         if isinstance(source, WindowSize):
             id = str(bodies[0]["id"])
             return self._agreed(lambda: OwnedWindow(setup, source, device, self._lease, owners, id))
-        owned = keys_of_owner(exchange, owners, source)
-        return self._agreed(lambda: OwnedRows(setup, owned, device, None, self._lease))
+        if ahead is not None and are_ahead:
+            owned = keys_ahead(exchange, ahead)
+        else:
+            owned = keys_of_owner(exchange, owners, source)
+        return self._agreed(lambda: OwnedRows(setup, owned, device, rows_before, self._lease))
+
+    def _keys_ahead(self, source: PassData | WindowSize) -> NextKeys | None:
+        """What was read beside this pass, which has ended, for one over `source`."""
+        ahead = self._next_keys
+        if self.rows is None or ahead is None or not ahead.can_complete:
+            return None
+        is_same = isinstance(source, PassData) and source.dataset is ahead.data.dataset
+        return ahead if is_same else None
+
+    def _read_ahead(self, following: PassData) -> None:
+        if self._exchange is None:
+            return
+        self._next_keys = self._exchange.next_keys = NextKeys(following, self._owners)
+        super()._read_ahead(OwnedKeys.of(following, self._next_keys.owned))
 
     def _agreed(self, work: Callable[[], T]) -> T:
         """The rows that work makes, as all workers do. Raises at all of them the error of one."""
@@ -220,6 +257,17 @@ class SharedDevicePass(DevicePass):
         self._leave()
         return outside
 
+    def _note_end(self, rows: RowsOnDevice) -> None:
+        """As there. No worker changes rows again before all know the moment of the end."""
+        super()._note_end(rows)
+        if self._next_keys is None or self._exchange is None:
+            return
+        try:
+            self._exchange.agree()
+        except TriremeError as error:  # the pass has ended for all
+            log.warning("pass on devices: the next one reads all its rows: %s", error)
+            rows.close()
+
     def abandon_device_pass(self) -> Mode:
         """As there; the others learn of it and cannot go on either."""
         exchange = self._exchange
@@ -245,3 +293,18 @@ class SharedDevicePass(DevicePass):
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
+
+
+def _check_alike(bodies: Sequence[dict[str, Any]]) -> None:
+    """Raises BadRequest, at all workers: they begin different things."""
+    if len(kinds := {str(body["kind"]) for body in bodies}) > 1:
+        raise BadRequest(
+            f"begin_pass: expected all workers to begin the same, found {sorted(kinds)}"
+        )
+    if len({bool(body["follows"]) for body in bodies}) > 1:
+        have = [rank for rank, body in enumerate(bodies) if body["follows"]]
+        raise BadRequest(
+            "begin_pass: expected data that follows at all workers or at none, found it at workers"
+            f" {have} of {len(bodies)}: give `following` everywhere; a worker without data in the"
+            " next pass has an empty one"
+        )

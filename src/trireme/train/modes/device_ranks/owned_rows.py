@@ -14,6 +14,7 @@ from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.pass_rows import PassRows
 from trireme.train.modes.device_ranks.exchange import Exchange
+from trireme.train.modes.device_ranks.next_keys import NextKeys
 from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.pass_data import PassData, distinct
 from trireme.worker.gradients import KeysByClass
@@ -73,13 +74,21 @@ class OwnedRows(PassRows):
 
 @dataclass(frozen=True, eq=False)
 class OwnedKeys(PassData):
-    """Data of all workers. owned: the keys that it needs of each row class and this worker has."""
+    """Data of all workers. owned: finds the keys that it needs of each row class and this worker
+    has; its argument says whether to give up.
+    """
 
-    owned: dict[RowClassId, Keys]
+    owned: Callable[[Callable[[], bool]], dict[RowClassId, Keys]]
+
+    @classmethod
+    def of(
+        cls, data: PassData, owned: Callable[[Callable[[], bool]], dict[RowClassId, Keys]]
+    ) -> OwnedKeys:
+        """data: this worker's part of it."""
+        return cls(data.dataset, data.batches, data.planner, data.pool, owned)
 
     def keys(self, stop: Callable[[], bool] = lambda: False) -> dict[RowClassId, Keys]:
-        del stop
-        return self.owned
+        return self.owned(stop)
 
 
 def keys_of_owner(exchange: Exchange, owners: Owners, source: PassData) -> OwnedKeys:
@@ -99,4 +108,14 @@ def keys_of_owner(exchange: Exchange, owners: Owners, source: PassData) -> Owned
         class_id: distinct([one.arrays[number] for one in received], source.pool)
         for number, (class_id, _) in enumerate(owners.classes)
     }
-    return OwnedKeys(source.dataset, source.batches, source.planner, source.pool, owned)
+    return OwnedKeys.of(source, lambda _: owned)
+
+
+def keys_ahead(exchange: Exchange, ahead: NextKeys) -> OwnedKeys:
+    """As `keys_of_owner`, of data that was read ahead: tell the owners what training has left."""
+    exchange.agree(ahead.wait_read())
+    exchange.next_keys = ahead
+    while not ahead.is_complete:
+        exchange.share("next keys", {})
+    exchange.next_keys = None
+    return OwnedKeys.of(ahead.data, ahead.owned)

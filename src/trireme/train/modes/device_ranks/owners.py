@@ -16,12 +16,13 @@ from trireme.worker.gradients import KeysByClass
 class Owners:
     """Buckets are divided among the workers in contiguous ranges, as among servers.
 
+    size: how many workers there are.
     classes: the row classes of all tables with their dims, in an order that all workers have.
     """
 
     def __init__(self, size: int, tables: Sequence[Table], pool: _core.Pool) -> None:
         self._map = BucketMap.even(tuple(map(str, range(size))))
-        self._size, self._pool = size, pool
+        self.size, self._pool = size, pool
         self.classes: list[tuple[RowClassId, int]] = [
             (part.class_id, part.dim) for table in tables for part in table.parts
         ]
@@ -39,7 +40,7 @@ class Owners:
         parts = [split.parts(keys_K) for split, keys_K in zip(splits, of_class, strict=True)]
         counts = [sizes_of(split).tolist() for split in splits]
         return counts, [
-            [np.ascontiguousarray(one[owner]) for one in parts] for owner in range(self._size)
+            [np.ascontiguousarray(one[owner]) for one in parts] for owner in range(self.size)
         ]
 
 

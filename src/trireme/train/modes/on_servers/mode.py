@@ -191,23 +191,24 @@ class OnServers(Mode):
     def finish(self) -> None:
         self.stream.close()
 
-    def check_device_pass(self, *, follows: bool = False) -> None:
+    def check_device_pass(self) -> None:
         check_pass(
-            self.setup,
-            has_passes=self.has_device_passes,
-            is_shared=self.shares_device_passes,
-            follows=follows,
+            self.setup, has_passes=self.has_device_passes, is_shared=self.shares_device_passes
         )
 
-    def begin_device_pass(self, source: PassData | WindowSize, device: torch.device) -> Mode:
+    def begin_device_pass(
+        self,
+        source: PassData | WindowSize,
+        device: torch.device,
+        following: PassData | None = None,
+    ) -> Mode:
         self.check_device_pass()
         if self.passes.entered is not None:  # a loop of the user's own may not have left it
             self.end_pass()
         self.flush()
-        if self.cluster.num_workers > 1:
-            return SharedDevicePass(self.setup, self, source, device)
         before, self._last_device_pass = self._last_device_pass, None
-        self._last_device_pass = DevicePass(self.setup, self, source, device, before)
+        kind = SharedDevicePass if self.cluster.num_workers > 1 else DevicePass
+        self._last_device_pass = kind(self.setup, self, source, device, before, following)
         return self._last_device_pass
 
     # ---- checkpoints ----
