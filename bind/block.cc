@@ -143,15 +143,15 @@ void register_slots(nb::module_& m) {
       .def_prop_ro("num_keys", &SlotIndex::num_keys, "Keys that have a slot.")
       .def(
           "assign",
-          [](SlotIndex& index, Keys keys, Slots slots) {
+          [](SlotIndex& index, Keys keys, Slots slots, Pool& pool) {
             nb::gil_scoped_release release;
-            index.assign(as_span(keys), as_span(slots));
+            index.assign(as_span(keys), as_span(slots), pool);
           },
-          "keys"_a.noconvert(), "slots"_a.noconvert(),
+          "keys"_a.noconvert(), "slots"_a.noconvert(), "pool"_a,
           R"(Give keys slots.
 
 keys: (n,) uint64. slots: (n,) int32. Raises BadRequest: more keys than there is room for, or a slot
-below 0, nothing changed; a key that has a slot, those before it have theirs.)")
+below 0, nothing changed; a key that has a slot, some of the others have theirs.)")
       .def(
           "remove",
           [](SlotIndex& index, Keys keys) {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 
@@ -11,6 +13,7 @@ namespace {
 
 constexpr std::size_t kAhead = 16;        // entries that are brought into cache
 constexpr std::size_t kChunkKeys = 8192;  // fewer are not worth waking threads for
+constexpr std::size_t kChunksMax = 256;   // each of 16 buckets, of whose keys few are at its ends
 
 std::size_t checked(std::size_t num_keys_max) {
   if (num_keys_max < std::size_t{1} << 31) return num_keys_max;
@@ -18,19 +21,34 @@ std::size_t checked(std::size_t num_keys_max) {
               "SlotIndex: expected fewer than 2^31 keys, found " + std::to_string(num_keys_max));
 }
 
+void advise_huge(const Pages& memory) noexcept {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::size_t begin = round_up(address, kHugePageBytes) - address;
+  const std::size_t end = (address + memory.size()) / kHugePageBytes * kHugePageBytes - address;
+  if (begin < end && end <= memory.size()) {
+    advise(memory.data() + begin, end - begin, PageAdvice::kHuge);
+  }
+}
+
 }  // namespace
 
 SlotIndex::SlotIndex(std::size_t num_keys_max)
-    : num_keys_max_(checked(num_keys_max)), entries_(num_keys_max + num_keys_max / 2 + 1) {}
+    : num_keys_max_(checked(num_keys_max)),
+      size_(num_keys_max + num_keys_max / 2 + 1),
+      memory_(round_up(size_ * sizeof(Entry), kPageBytes)),
+      entries_(reinterpret_cast<Entry*>(memory_.data())) {
+  advise_huge(memory_);
+}
 
 std::size_t SlotIndex::place_of(std::uint64_t key, std::size_t home) const noexcept {
-  const Entry* const all = entries_.data();
+  const Entry* const all = entries_;
   std::size_t i = home;
   while (all[i].slot != 0 && all[i].key != key) i = after(i);
   return i;
 }
 
-void SlotIndex::assign(std::span<const std::uint64_t> keys, std::span<const std::int32_t> slots) {
+void SlotIndex::assign(std::span<const std::uint64_t> keys, std::span<const std::int32_t> slots,
+                       Pool& pool) {
   if (keys.size() != slots.size() || keys.size() > num_keys_max_ - num_keys_) {
     throw Error(ErrorCode::kBadRequest, "SlotIndex.assign: expected a slot per key and at most " +
                                             std::to_string(num_keys_max_ - num_keys_) +
@@ -42,18 +60,56 @@ void SlotIndex::assign(std::span<const std::uint64_t> keys, std::span<const std:
     throw Error(ErrorCode::kBadRequest,
                 "SlotIndex.assign: expected slots from 0 on, found " + std::to_string(*below));
   }
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i + kAhead < keys.size())
-      __builtin_prefetch(entries_.data() + home_of(keys[i + kAhead]), 1);
-    Entry& entry = entries_[place_of(keys[i], home_of(keys[i]))];
-    if (entry.slot != 0) {
-      throw Error(ErrorCode::kBadRequest, "SlotIndex.assign: expected keys without a slot, found " +
-                                              std::to_string(keys[i]) + ", which has slot " +
-                                              std::to_string(entry.slot - 1));
-    }
-    entry = {.key = keys[i], .slot = static_cast<std::uint32_t>(slots[i]) + 1};
-    ++num_keys_;
+  // A chunk of keys has the entries from the home of its first key to that of the next chunk's. A
+  // key with a home elsewhere, or whose search would leave them, is left to one thread.
+  const std::size_t num_chunks = std::clamp<std::size_t>(keys.size() / kChunkKeys, 1, kChunksMax);
+  const auto first_of = [&](std::size_t chunk) { return keys.size() * chunk / num_chunks; };
+  std::vector<std::size_t> borders(num_chunks + 1, 0);
+  for (std::size_t c = 1; c < num_chunks; ++c) borders[c] = home_of(keys[first_of(c)]);
+  borders[num_chunks] = size_;
+  if (!std::ranges::is_sorted(borders)) {  // keys in another order
+    for (std::size_t i = 0; i < keys.size(); ++i) assign_one(keys[i], slots[i]);
+    return;
   }
+  std::vector<std::vector<std::size_t>> left(num_chunks);
+  std::atomic<std::size_t> num_assigned{0};
+  pool.run(num_chunks, [&](std::size_t c) {
+    const std::size_t end = first_of(c + 1);
+    for (std::size_t i = first_of(c); i < end; ++i) {
+      const std::size_t home = home_of(keys[i]);
+      if (home < borders[c] || !assign_within(keys[i], slots[i], home, borders[c + 1])) {
+        left[c].push_back(i);
+      }
+    }
+    num_assigned += end - first_of(c) - left[c].size();
+  });
+  num_keys_ += num_assigned;
+  for (const std::vector<std::size_t>& of_chunk : left) {
+    for (const std::size_t i : of_chunk) assign_one(keys[i], slots[i]);
+  }
+}
+
+bool SlotIndex::assign_within(std::uint64_t key, std::int32_t slot, std::size_t home,
+                              std::size_t end) noexcept {
+  for (std::size_t i = home; i < end; ++i) {
+    if (entries_[i].slot == 0) {
+      entries_[i] = {.key = key, .slot = static_cast<std::uint32_t>(slot) + 1};
+      return true;
+    }
+    if (entries_[i].key == key) return false;
+  }
+  return false;
+}
+
+void SlotIndex::assign_one(std::uint64_t key, std::int32_t slot) {
+  Entry& entry = entries_[place_of(key, home_of(key))];
+  if (entry.slot != 0) {
+    throw Error(ErrorCode::kBadRequest, "SlotIndex.assign: expected keys without a slot, found " +
+                                            std::to_string(key) + ", which has slot " +
+                                            std::to_string(entry.slot - 1));
+  }
+  entry = {.key = key, .slot = static_cast<std::uint32_t>(slot) + 1};
+  ++num_keys_;
 }
 
 void SlotIndex::remove(std::span<const std::uint64_t> keys) noexcept {
@@ -65,9 +121,9 @@ void SlotIndex::remove(std::span<const std::uint64_t> keys) noexcept {
 
 // Fills the gap with the next key whose search passes it, and so on.
 void SlotIndex::remove_at(std::size_t i) noexcept {
-  Entry* const all = entries_.data();
+  Entry* const all = entries_;
   const auto distance = [&](std::size_t from, std::size_t to) {
-    return to >= from ? to - from : to + entries_.size() - from;
+    return to >= from ? to - from : to + size_ - from;
   };
   std::size_t gap = i;
   for (std::size_t j = after(i); all[j].slot != 0; j = after(j)) {
@@ -86,7 +142,7 @@ void SlotIndex::find(std::span<const std::uint64_t> keys, std::int32_t* out, Poo
     std::array<std::size_t, kAhead> homes;  // of the keys that come
     const auto fetch = [&](std::size_t i) {
       homes[i % kAhead] = home_of(keys[i]);
-      __builtin_prefetch(entries_.data() + homes[i % kAhead]);
+      __builtin_prefetch(entries_ + homes[i % kAhead]);
     };
     for (std::size_t i = begin; i < std::min(end, begin + kAhead); ++i) fetch(i);
     for (std::size_t i = begin; i < end; ++i) {

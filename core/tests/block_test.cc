@@ -314,9 +314,10 @@ void slots_equal_a_map(test::Random& random, std::size_t num_max) {
       slots.push_back(next++);
       model[key] = slots.back();
     }
-    index.assign(fresh, slots);
+    index.assign(fresh, slots, pool);
     CHECK_EQUAL(index.num_keys(), model.size());
-    check_refused([&] { index.assign(std::array{random.next()}, std::array{next}); });  // full
+    check_refused(
+        [&] { index.assign(std::array{random.next()}, std::array{next}, pool); });  // full
     Keys gone;
     for (const auto& [key, slot] : model) {
       if (random.below(2) == 0) gone.push_back(key);
@@ -335,8 +336,32 @@ void slots_equal_a_map(test::Random& random, std::size_t num_max) {
     }
     if (model.empty()) continue;
     const std::array twice{model.begin()->first};
-    check_refused([&] { index.assign(twice, std::array{next}); });
-    check_refused([&] { index.assign(std::array{random.next()}, std::array{-2}); });
+    check_refused([&] { index.assign(twice, std::array{next}, pool); });
+    check_refused([&] { index.assign(std::array{random.next()}, std::array{-2}, pool); });
+  }
+}
+
+// Many keys in the order of their buckets, which threads divide among them; and in others.
+void many_slots_are_found(test::Random& random, std::size_t num) {
+  Pool pool(3);
+  Keys keys = distinct_keys(random, num);
+  std::vector<std::int32_t> slots(num), found(num);
+  std::iota(slots.begin(), slots.end(), 0);
+  for (int order = 0; order < 3; ++order) {
+    if (order == 1) std::ranges::sort(keys, {}, bucket_of);
+    if (order == 2) std::ranges::reverse(keys);
+    SlotIndex index(num);
+    index.assign(keys, slots, pool);
+    CHECK_EQUAL(index.num_keys(), num);
+    index.find(keys, found.data(), pool);
+    CHECK(found == slots);
+    SlotIndex with_one(num + 1);
+    with_one.assign(std::array{keys[num / 2]}, std::array{0}, pool);
+    check_refused([&] { with_one.assign(keys, slots, pool); });
+    Keys twice = keys;
+    twice[num / 3] = twice[num / 3 + 1];
+    SlotIndex other(num);
+    check_refused([&] { other.assign(twice, slots, pool); });
   }
 }
 
@@ -386,6 +411,7 @@ int main(int argc, char** argv) {
   rows_of_a_block_come_back(random, 1);
   updates_equal_those_of_a_table(random);
   for (const std::size_t num_max : {0, 1, 2, 50, 20'000}) slots_equal_a_map(random, num_max);
+  many_slots_are_found(random, 40'000);
   rows_are_written_beside_others(random);
   return 0;
 }

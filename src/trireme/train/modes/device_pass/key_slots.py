@@ -25,7 +25,7 @@ class KeySlots:
         """Key i has slot i."""
         self.keys, self._pool = keys_U, pool
         self._index = _core.SlotIndex(len(keys_U))
-        self._index.assign(keys_U, np.arange(len(keys_U), dtype=np.int32))
+        self._index.assign(keys_U, np.arange(len(keys_U), dtype=np.int32), pool)
 
     @classmethod
     def empty(cls, num_slots: int, pool: _core.Pool) -> KeySlots:
@@ -38,7 +38,7 @@ class KeySlots:
     def assign(self, keys_N: Keys, slots_N: npt.NDArray[np.intp]) -> None:
         """Give keys, which have none, slots that no key has."""
         self.keys[slots_N] = keys_N
-        self._index.assign(keys_N, slots_N.astype(np.int32))
+        self._index.assign(keys_N, slots_N.astype(np.int32), self._pool)
 
     def remove(self, keys_N: Keys) -> None:
         """Take the slots of these keys away."""
