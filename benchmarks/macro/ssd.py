@@ -17,8 +17,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +25,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compiled import compiled
 from benchmarks.harness import Absent, Claim, Contest, Run, Settings, say
 from benchmarks.macro.ours import environment
 from benchmarks.process import run_process
 
 _ROOT = Path(__file__).resolve().parents[2]
-_MICRO = Path(__file__).resolve().parents[1] / "micro"
 _CORE = ("store/ssd/uring_device", "store/ssd/pool_device", "store/ssd/folder", "base/pages")
 _CGROUPS = Path("/sys/fs/cgroup/memory")
 _ROW_BYTES = 144  # of ours: 16 weights, 16 of state, key, stamp
@@ -60,7 +58,7 @@ def contests(settings: Settings) -> Sequence[Contest]:
         return run
 
     def rocksdb(_: int) -> Run:
-        program = _compiled(settings, "ssd_rocksdb", ["-lrocksdb"])
+        program = compiled(settings, "ssd_rocksdb", ["-lrocksdb"])
         runs = []
         for threads in _THREADS:
             with _folder() as folder:
@@ -71,7 +69,7 @@ def contests(settings: Settings) -> Sequence[Contest]:
 
     def device(_: int) -> Run:
         sources = [str(_ROOT / "core" / f"{name}.cc") for name in _CORE]
-        program = _compiled(settings, "ssd_device", [f"-I{_ROOT / 'core'}", *sources, "-lpthread"])
+        program = compiled(settings, "ssd_device", [f"-I{_ROOT / 'core'}", *sources, "-lpthread"])
         with _folder() as folder:
             num_bytes = num_rows * _ROW_BYTES
             io = "io_uring" if _has_io_uring() else "threads"
@@ -170,22 +168,6 @@ def _cgroup(num_bytes: int) -> Path | None:
 @cache
 def _say_once(text: str) -> None:
     say(text)
-
-
-def _compiled(settings: Settings, name: str, options: Sequence[str]) -> str:
-    """A program of this folder. Raises Absent: it cannot be compiled here."""
-    target = _ROOT / "build" / "benchmarks" / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    compiler = shutil.which("g++")
-    if compiler is None:
-        raise Absent(f"{name}: needs g++")
-    level = settings.pick(smoke="-O1", real="-O3")
-    command = [compiler, level, "-std=c++20", str(_MICRO / f"{name}.cc"), "-o", str(target)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[:1]
-        raise Absent(f"{name}: cannot be compiled here (Debian: librocksdb-dev): {last}")
-    return str(target)
 
 
 def _has_io_uring() -> bool:

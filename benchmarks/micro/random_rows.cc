@@ -5,7 +5,8 @@
 //   probe_gather  the same, after a search of each row's key in an open table
 //   fresh         the first write to pages that the system has to clear, and their return
 //
-// c++ -O3 -march=native -std=c++20 -pthread benchmarks/micro/random_rows.cc && ./a.out
+// c++ -O3 -march=native -std=c++20 -pthread -DROWS=2000000 benchmarks/micro/random_rows.cc &&
+// ./a.out
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -21,7 +22,7 @@
 
 namespace {
 
-constexpr std::size_t kRows = 2'000'000;
+constexpr std::size_t kRows = ROWS;
 constexpr std::size_t kRowBytes = 144;   // in a table, with the key
 constexpr std::size_t kWideBytes = 136;  // as it leaves the table
 constexpr std::size_t kAhead = 16;
@@ -126,7 +127,9 @@ int main() {
       for (std::size_t i = 0; i < num_bytes; i += kPageBytes) to[i] = 1;
       munmap(to, num_bytes);
     });
-    std::printf("%d threads: copy %.1f  gather %.1f  probe_gather %.1f  fresh %.1f ns per row\n",
-                num_threads, copy, gather, probe_gather, fresh);
+    std::printf(
+        "{\"threads\": %d, \"copy\": %.1f, \"gather\": %.1f, \"probe_gather\": %.1f, \"fresh\": "
+        "%.1f}\n",
+        num_threads, copy, gather, probe_gather, fresh);
   }
 }
