@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "wheels"
+TIMEOUT_S = 3600  # of a command; a build takes minutes
 OLDEST, STABLE_ABI = (3, 10), (3, 12)
 PYTHONS = "python3 python3.10 python3.11 python3.12 python3.13 python3.14"
 
@@ -90,15 +91,19 @@ def say(text: str) -> None:
 
 def run(command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> str:
     """The output of a command. Raises BuildError with its last lines: it failed."""
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=ROOT,
-        env={**os.environ, **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    try:
+        done = subprocess.run(
+            list(map(str, command)),
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(str(error)) from error
     if done.returncode:
         end = "\n".join(done.stdout.splitlines()[-60:])
         raise BuildError(
@@ -163,6 +168,7 @@ def build(pythons: Sequence[Python]) -> None:
     newest = pythons[-1]
     say(f"trying {wheels[newest.wheel].name} in a clean environment")
     run([newest.executable, ROOT / "wheels" / "trial.py", wheels[newest.wheel]])
+    say("it trains, alone and as a job of two processes")
 
 
 def main() -> int:

@@ -93,6 +93,7 @@ def _version(name: str) -> str | None:
 
 
 def _numbers(version: str) -> list[int]:
-    """[2, 13, 0] of 2.13.0+cpu or 2.13.0rc1."""
+    """[2, 13] of 2.13.0+cpu or 2.13rc1: those of a release, without zeros at the end."""
     match = re.match(r"\d+(\.\d+)*", version)
-    return [int(part) for part in match[0].split(".")] if match else []
+    release = re.sub(r"(\.0+)+$", "", match[0]) if match else "0"
+    return [int(part) for part in release.split(".")]
