@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S = 600
+TIMEOUT_S = 1800  # of a command: torch may have gigabytes
 
 
 def main() -> None:
