@@ -5,6 +5,7 @@
 # make paddlerec  PADDLEREC=folder of a clone of PaddleRec: run its models, write the table of docs/paddlerec.md
 # make gpu        tests and benchmarks that need a CUDA device; says why where there is none
 # make check      formatters, linters, types; the C++ tests under sanitizers
+# make wheel      wheels in dist/ for the Pythons found (PYTHONS="python3.10 python3.12": for these); tries one
 # make bench      benchmarks (BENCH=name: one of them; RIVAL=name: beside a rival)
 # make format     rewrite the sources as `make check` wants them
 # make fuzz       SECONDS=150 of random text for each parser (needs clang and libFuzzer)
@@ -28,7 +29,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Hundreds of processes of the tests import the same modules, which are therefore compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test chaos long paddlerec gpu check bench paddle torchrec setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
+.PHONY: help demo test chaos long paddlerec gpu check bench wheel paddle torchrec setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -64,6 +65,10 @@ check: lint cxx-asan cxx-tsan
 
 bench: setup $(if $(filter paddle%,$(RIVAL)),paddle)
 	@$(BIN)/python -m benchmarks $(BENCH) $(if $(RIVAL),--rival $(RIVAL))
+
+# Wheels run on systems as old as the one that builds them: auditwheel says which.
+wheel:
+	@$(PYTHON) wheels/build.py $(if $(PYTHONS),--pythons '$(PYTHONS)')
 
 # The last release of Paddle with a parameter server. Its dependencies exclude ours, so it has an
 # environment of its own.

@@ -102,6 +102,17 @@ def current_index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
+def describe_gpus() -> list[tuple[str, int]]:
+    """(name, bytes of memory) of each GPU that torch sees."""
+    gpus = [torch.cuda.get_device_properties(index) for index in range(num_gpus())]
+    return [(one.name, one.total_memory) for one in gpus]
+
+
+def built_for() -> str:
+    """What this torch computes on: "CUDA 12.8", or "CPUs"."""
+    return "CPUs" if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
+
+
 def num_gpus() -> int:
     """GPUs that torch sees."""
     return torch.cuda.device_count()

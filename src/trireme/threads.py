@@ -14,13 +14,14 @@ FREED_BYTES_KEPT = 512 << 20
 
 
 def start_pool(threads: int) -> _core.Pool:
-    """Start threads for the calls of the core, 0: one per CPU; and keep freed memory from now on.
+    """Start threads for the calls of the core, 0: one for each core that this process may use; and
+    keep freed memory from now on.
 
     Steps allocate and free the same large buffers over and over: arrays of keys and rows, and
     activations in torch. Returning them to the system would cost page faults at every step.
     """
     _core.keep_freed_memory(FREED_BYTES_KEPT)  # no effect without glibc
-    return _core.Pool(threads or os.cpu_count() or 1)
+    return _core.Pool(threads or len(os.sched_getaffinity(0)))
 
 
 @contextmanager

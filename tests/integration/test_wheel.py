@@ -11,13 +11,16 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from scikit_build_core.build import build_sdist
 
 from tests.integration.criteo_folder import write_criteo_folder
+from tests.repo import tree
 
 ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -85,6 +88,21 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+def test_source_distribution_holds_what_a_build_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    archive = tmp_path / build_sdist(str(tmp_path))
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    ours = map(tree.name, tree.files(".py", ".h", ".cc", ".txt", ".yaml", ".toml", ".md"))
+    left_out = {"tests", "benchmarks"}
+    needed = {name for name in ours if not left_out & set(name.split("/"))}
+    assert needed | {"LICENSE", "PKG-INFO", "src/trireme/py.typed"} <= names
+    assert not [name for name in names if left_out & set(name.split("/"))]
+    assert not [name for name in names if name.startswith("build/") or name.endswith(".so")]
+
+
 def test_wheel_trains_in_a_clean_environment(python: str, tmp_path: Path) -> None:
     write_criteo_folder(tmp_path)
     where = run(python, "-c", "import trireme; print(trireme.__file__)", cwd=tmp_path).strip()
@@ -100,6 +118,7 @@ def test_wheel_trains_in_a_clean_environment(python: str, tmp_path: Path) -> Non
 def test_wheel_brings_the_command(python: str, tmp_path: Path) -> None:
     command = str(Path(python).with_name("trireme"))
     assert "trireme-ps 0." in run(command, "version", cwd=tmp_path)
+    assert "nothing prevents a job" in run(command, "doctor", cwd=tmp_path)
     write_criteo_folder(tmp_path)
     script = str(ROOT / "examples" / "train.py")
     options = ["--server_num", "1", "--worker_num", "1"]

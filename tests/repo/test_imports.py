@@ -54,7 +54,7 @@ LAYERS = (
     ("launch",),
     ("fleet",),
     ("run",),
-    ("place", "size", "top"),
+    ("doctor", "place", "size", "top"),
     ("console",),
     ("commands",),
 )

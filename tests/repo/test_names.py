@@ -25,7 +25,7 @@ FILES = {
     "monitoring": "what a server and a worker show of themselves",
     "passes": "of the training: as the coordinator, a worker and `train_passes` see them",
     "predict": "the command, and what it does",
-    "report": "what a command prints: of `inspect`, `place` and `size`",
+    "report": "what a command prints: of `doctor`, `inspect`, `place` and `size`",
     "save": "of a checkpoint: the server's side, the worker's side, and the trainer's",
     "server": "the command, and the RPC server that it starts",
     "stream": "the command, and what it does",

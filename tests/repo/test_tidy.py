@@ -26,9 +26,9 @@ LONGER: dict[str, str] = {}
 # meanwhile; and heterogeneous jobs,
 # whose models, or stages of them, run on other processes; and what users meet in their first hour:
 # a console in the browser, notebooks, data frames, callbacks, PaddleRec's and Fleet's files as they
-# are. A feature raises it by what
+# are; and a command that examines a machine. A feature raises it by what
 # it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 68_200
+PACKAGE_LINES_MAX = 69_100
 
 CODE = (".py", ".h", ".cc")
 
@@ -287,6 +287,7 @@ SWITCHED_OFF = {
     "tests/integration/test_adult.py": "2026-11: real rows; planted ones of the format always run",
     "tests/integration/test_paddle_reads.py": "2026-11: Paddle; its files are read by golden tests",
     "tests/hostile/test_address_filter.py": "2026-11: a machine without IPv6; IPv4 always runs",
+    "tests/integration/test_doctor.py": "2026-11: none but root may make a control group",
     "tests/integration/conftest.py": "2026-11: none but root may mount a small disk",
     "tests/conftest.py": "2026-11: `make gpu` without a GPU; the same tests always run on the CPU",
     "tests/chromium.py": "2026-11: a machine without Chromium; what browsers get always is tested",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "trireme"
-_FOLDERS = ("core", "bind", "src", "tests", "benchmarks", "examples", "docs", ".ci")
+_FOLDERS = ("core", "bind", "src", "tests", "benchmarks", "examples", "docs", "wheels", ".ci")
 
 
 def files(*suffixes: str, under: str | None = None) -> list[Path]:

@@ -46,6 +46,7 @@ FLAGS = {
         "SOURCE",
         "TARGET",
     ],
+    "doctor": ["--help", "--json", "-h"],
     "keys": ["--add", "--force", "--help", "--heter_worker_num", "--worker_num", "-h", "DIR"],
     "launch": [
         "--config_yaml",

@@ -17,6 +17,7 @@ from types import ModuleType
 from trireme.commands import (
     console,
     convert,
+    doctor,
     inspect,
     keys,
     launch,
@@ -46,6 +47,7 @@ _MODULES = (
     size,
     place,
     verify,
+    doctor,
 )
 COMMANDS: Mapping[str, ModuleType] = {m.__name__.rpartition(".")[2]: m for m in _MODULES}
 

@@ -109,6 +109,24 @@ def read_facts(env: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> F
     return stated(env, _GPU_VARIABLES) | _family_facts(env, facts) | facts
 
 
+def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """TRIREME_* variables that have no effect -> the known one that is meant, "" if none is."""
+    names = [name for name in sorted(env) if name.startswith("TRIREME_")]
+    wrong = [name for name in names if name not in VARIABLES and not _names_device(name)]
+    return {name: next(iter(difflib.get_close_matches(name, VARIABLES, n=1)), "") for name in wrong}
+
+
+def job_variables(env: Mapping[str, str]) -> list[str]:
+    """Variables that are set and known: Trireme's and Fleet's, which state a place or tune it."""
+    own = [name for name in sorted(env) if name in VARIABLES or _names_device(name)]
+    return [name for name in (*own, *_FLEET_VARIABLES, *_GPU_VARIABLES) if is_set(env, name)]
+
+
+def _names_device(name: str) -> bool:
+    label = name.removeprefix(DEVICES).lower()
+    return name.startswith(DEVICES) and is_label(label) and name.isupper()
+
+
 def require(facts: Facts, key: str, process: str, source: str | None = None) -> Fact:
     """The fact `key`. Raises BadRequest with the variables that could state it."""
     if key in facts:
@@ -123,18 +141,16 @@ def require(facts: Facts, key: str, process: str, source: str | None = None) -> 
 
 def _own_facts(env: Mapping[str, str]) -> Facts:
     """Facts of the TRIREME_* variables. One with an unknown name would have no effect: an error."""
+    for name, near in unknown_variables(env).items():
+        hint = f"; did you mean {near}?" if near else ""
+        raise BadRequest(
+            f"init: expected only known TRIREME_* variables ({', '.join(VARIABLES)}), "
+            f"found {name}{hint}"
+        )
     devices: dict[str, str] = {}
     for name in sorted(env):
-        label = name.removeprefix(DEVICES).lower()
-        if name.startswith(DEVICES) and is_label(label) and name.isupper():
-            devices |= {label: env[name].strip()} if is_set(env, name) else {}
-        elif name.startswith("TRIREME_") and name not in VARIABLES:
-            near = difflib.get_close_matches(name, VARIABLES, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise BadRequest(
-                f"init: expected only known TRIREME_* variables ({', '.join(VARIABLES)}), "
-                f"found {name}{hint}"
-            )
+        if _names_device(name) and is_set(env, name):
+            devices[name.removeprefix(DEVICES).lower()] = env[name].strip()
     facts = stated(env, {name: fact for name, fact in VARIABLES.items() if fact != "devices"})
     return facts | ({"devices": Fact(devices, f"{DEVICES}*")} if devices else {})
 

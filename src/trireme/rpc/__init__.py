@@ -23,7 +23,7 @@ from trireme.rpc.messages import (
     Usage,
 )
 from trireme.rpc.rpc_client import RpcClient
-from trireme.rpc.server import Server
+from trireme.rpc.server import Server, connections_within, open_files_needed
 from trireme.rpc.sockets import allow_descriptors, interface_address, own_host
 
 __all__ = [
@@ -44,9 +44,11 @@ __all__ = [
     "ServerKeys",
     "Usage",
     "allow_descriptors",
+    "connections_within",
     "interface_address",
     "make_keys",
     "new_keys",
+    "open_files_needed",
     "own_host",
     "read_keys",
     "write_keys",

@@ -50,7 +50,7 @@ from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Answer, Deferred, Handler, Reply, Request, RequestObserver, Usage
 from trireme.rpc.peers import TICK_S, Peer
 from trireme.rpc.server_socket import ReceivedRequest, ServerSocket
-from trireme.rpc.sockets import allow_descriptors, edges
+from trireme.rpc.sockets import OTHER_FILES, allow_descriptors, edges
 
 _log = logging.getLogger("trireme.rpc")
 
@@ -63,6 +63,16 @@ _EARLY_S_MAX = 0.3
 _CALLS_SHOWN = 4  # of a handler that does not end
 _DESCRIPTORS = 2  # of a connection: ZeroMQ's and the copy of peers.py
 _GONE = Unavailable("the client has gone")
+
+
+def open_files_needed(limits: Limits) -> int:
+    """The hard limit of open files that a server with these limits needs."""
+    return _DESCRIPTORS * limits.connections_max + OTHER_FILES
+
+
+def connections_within(open_files: int) -> int:
+    """The largest `connections_max` of a server with this hard limit; below 1: none."""
+    return (open_files - OTHER_FILES) // _DESCRIPTORS
 
 
 @dataclass(slots=True, eq=False)

@@ -34,14 +34,14 @@ _CONNECT_TIMEOUT_MS = 5_000
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux: see netdevice(7)
 
-_OTHER_FILES = 1024  # of data, logs and checkpoints
+OTHER_FILES = 1024  # of data, logs and checkpoints
 
 
 def allow_descriptors(num: int, purpose: str) -> None:
     """Raise the soft limit so that `num` connections' descriptors and others fit. Raises
     BadRequest: the hard limit is lower; it names `purpose`.
     """
-    needed = num + _OTHER_FILES
+    needed = num + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:

@@ -1,0 +1,33 @@
+"""The command `trireme doctor`."""
+
+import argparse
+import sys
+
+SUMMARY = "say what this machine offers to a job, and what would hinder one"
+EXAMPLES = """
+examples:
+  trireme doctor
+      look at Python, torch, the core, processors, memory, GPUs, network, limits, disk and the
+      environment
+  docker run IMAGE trireme doctor
+      see what a container leaves of the machine
+  trireme doctor --json
+      print the same for programs
+
+A line begins with ok, note (a job runs, but slower or not in every mode) or problem (a job does
+not run), and says what to do. Exit code 1 means that there is a problem. Nothing is changed, and no
+speed is measured.
+"""
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print a JSON object instead of text")
+    command.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from trireme.doctor import report  # imports whatever it examines
+
+    sections = report.examine()
+    sys.stdout.write(report.as_json(sections) if arguments.json else report.as_text(sections))
+    return 1 if report.num_of(sections, "problem") else 0

@@ -1,0 +1,78 @@
+"""Processors and memory that this process may use."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from trireme.doctor import cgroup
+from trireme.doctor.finding import Finding, note, ok, problem
+from trireme.drawing import size
+
+_PROCESS_BYTES = 512 << 20
+"""Of a process that has loaded torch, and trains a small model."""
+_FEATURES = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_bf16": "AVX-512 BF16",
+    "amx_tile": "AMX",
+    "asimd": "NEON",
+    "sve": "SVE",
+}
+"""Flags of /proc/cpuinfo that torch or the core makes use of."""
+
+
+def cores() -> Iterator[Finding]:
+    allowed, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    quota = cgroup.quota_cores()
+    if quota is not None and quota < allowed:
+        threads = math.ceil(quota)
+        yield note(
+            f"{quota:g} cores by quota of the control group, {allowed} by affinity",
+            "each process starts a thread per core and is stopped when the quota is spent: set"
+            f" TRIREME_THREADS={threads} and OMP_NUM_THREADS={threads}, or raise the quota",
+        )
+    elif allowed < there:
+        yield note(
+            f"{allowed} of {there} cores, by affinity",
+            "if that is not intended: taskset, or --cpuset-cpus of docker",
+        )
+    else:
+        yield ok(f"{allowed} cores, all that there are")
+    flags = _cpu_flags()
+    yield ok(", ".join(name for flag, name in _FEATURES.items() if flag in flags) or "no AVX2")
+
+
+def memory() -> Iterator[Finding]:
+    sizes = _meminfo()
+    total, free = sizes["MemTotal"], sizes["MemAvailable"]
+    limit = cgroup.memory()
+    text = f"{size(free)} free of {size(total)}"
+    if limit is not None and limit[1] < free:
+        free = limit[1]
+        text = f"{size(free)} free of {size(limit[0])}, the limit of the control group"
+    if free < _PROCESS_BYTES:
+        yield problem(
+            text,
+            f"a process of a job takes about {size(_PROCESS_BYTES)} before its tables: end others,"
+            " or raise the limit (--memory of docker, MemoryMax= of systemd)",
+        )
+    else:
+        yield ok(text)
+
+
+def _cpu_flags() -> set[str]:
+    """Of the first processor; all of a machine have the same."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return set(value.split())
+    return set()
+
+
+def _meminfo() -> Mapping[str, int]:
+    """Bytes by name."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {name.rstrip(":"): int(value) << 10 for name, value, *_ in lines}

@@ -1,0 +1,83 @@
+"""All that is looked at, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+
+from trireme.doctor.devices import gpus
+from trireme.doctor.disk import disk
+from trireme.doctor.finding import Finding
+from trireme.doctor.machine import cores, memory
+from trireme.doctor.network import network
+from trireme.doctor.software import core, python
+from trireme.doctor.system_limits import limits
+from trireme.doctor.variables import role_of, variables
+from trireme.errors import BadRequest
+from trireme.launch.environment import inherited
+
+WIDTH = 80
+_INDENT = " " * 10
+
+Sections = Mapping[str, list[Finding]]
+
+
+def examine() -> Sections:
+    """Look at everything; nothing is changed, and nothing leaves this machine but the question for
+    the address of its name.
+    """
+    env = inherited()
+    role = role_of(env)
+    server_limits = None if isinstance(role, BadRequest) else role.limits
+    return {
+        "Software": [*python(), *core()],
+        "Processor": list(cores()),
+        "Memory": list(memory()),
+        "GPU": list(gpus()),
+        "Network": list(network()),
+        "Limits": list(limits(server_limits)),
+        "Disk": list(disk()),
+        "Environment": list(variables(env)),
+    }
+
+
+def num_of(sections: Sections, status: str) -> int:
+    """Findings with a status."""
+    return sum(finding.status == status for findings in sections.values() for finding in findings)
+
+
+def as_text(sections: Sections) -> str:
+    """Lines of at most 80 characters, as far as words allow, and a summary."""
+    lines = []
+    for section, findings in sections.items():
+        lines.append(section)
+        for finding in findings:
+            lines += _wrapped(finding.text, f"  {finding.status:8}")
+            lines += _wrapped(finding.advice, _INDENT + "-> ") if finding.advice else []
+    problems, notes = num_of(sections, "problem"), num_of(sections, "note")
+    end = f"{problems} problem{'s' * (problems != 1)}, {notes} note{'s' * (notes != 1)}: "
+    end += "a job would not run here" if problems else "nothing prevents a job"
+    return "\n".join([*lines, end, ""])
+
+
+def as_json(sections: Sections) -> str:
+    """An object: problems, notes, and findings with section, status, text and advice."""
+    listed = [
+        {"section": section, "status": one.status, "text": one.text, "advice": one.advice}
+        for section, findings in sections.items()
+        for one in findings
+    ]
+    counts = {"problems": num_of(sections, "problem"), "notes": num_of(sections, "note")}
+    return json.dumps(counts | {"findings": listed}, indent=2) + "\n"
+
+
+def _wrapped(text: str, start: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
