@@ -208,9 +208,11 @@ def test_one_that_ends_before_it_answers_is_said_to_have_ended(
         threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
         peers[0].refusal = BadRequest("no more")
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with workers_of(address, peers[0].server.endpoint) as workers:
-            with pytest.raises(BadRequest, match="no more"):
-                workers.call("run", {}, [])
+        with (
+            workers_of(address, peers[0].server.endpoint) as workers,
+            pytest.raises(BadRequest, match="no more"),
+        ):
+            workers.call("run", {}, [])
     assert f"compute worker {address} (gpu): " in caplog.text
     assert "closed the connection before a handshake: it has ended, another program" in caplog.text
     assert "server key" not in caplog.text  # there are none
