@@ -20,6 +20,10 @@ from trireme.train.compute.compute_messages import METHOD, ComputeAnswer, Comput
 from trireme.train.compute.compute_workers import ComputeWorkers, workers_of_label
 from trireme.train.compute.model_state import (
     ModelIdentity,
+    check_buffers,
+    check_gradients,
+    check_loss,
+    check_random,
     frozen_in,
     state_of,
     write_buffers,
@@ -126,9 +130,16 @@ class RemotePass:
             seed=self._seed_of(replica.number),
         )
         answer = self._remote.run(request, state)
+        parameters, buffers = list(replica.model.parameters()), list(replica.model.buffers())
+        # All is checked before anything is written: an answer that is wrong changes nothing.
+        check_loss(answer.loss, is_wanted=True)
+        check_gradients(leaves, answer.rows)
+        check_gradients(parameters, answer.gradients)
+        check_buffers(buffers, answer.buffers)
+        check_random(answer.random, request.random)
         write_gradients(leaves, answer.rows)
-        write_gradients(list(replica.model.parameters()), answer.gradients)
-        write_buffers(list(replica.model.buffers()), answer.buffers)
+        write_gradients(parameters, answer.gradients)
+        write_buffers(buffers, answer.buffers)
         if answer.random is not None:
             torch.set_rng_state(answer.random)
         return Scored(batch, answer.outputs, answer.loss)
@@ -147,6 +158,7 @@ class RemotePass:
                 seed=self._seed_of(number),
             )
             answer = self._remote.run(request, self._state)
+            check_loss(answer.loss, is_wanted=scores)
             return Scored(batch, answer.outputs, answer.loss)
 
         return in_order(score, batches, self._remote.credits)
