@@ -40,7 +40,7 @@ def loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.mse_loss(outputs, labels)
 
 
-WRONG: list[tuple[Callable[[ComputeAnswer], None], str]] = [
+WRONG: list[tuple[Callable[[ComputeAnswer], object], str]] = [
     (lambda a: a.buffers.update({0: torch.zeros(2, dtype=torch.int64)}), "buffer 0 of float32 "),
     (lambda a: a.buffers.update({1: torch.zeros(3)}), r"buffer 1 of float32 \(2,\), found .* \(3"),
     (lambda a: a.buffers.update({9: torch.zeros(2)}), "one of 3 buffers, found 9"),

@@ -39,6 +39,11 @@ CREDITS = 2
 """Batches in flight for each compute worker: one is on its way while one is computed."""
 
 
+def credits_of(num_compute: int, num_workers: int) -> int:
+    """Batches in flight of one worker that keep the compute workers of a job busy."""
+    return max(CREDITS, math.ceil(CREDITS * num_compute / max(1, num_workers)))
+
+
 def remote_model(cluster: Cluster, model: nn.Module, loss: Loss, label: str | None) -> RemoteModel:
     """The model on the compute workers of the job. Raises BadRequest: they have
     several labels, and the model does not say which it runs on.
@@ -57,8 +62,7 @@ class RemoteModel:
     """Runs batches at compute workers.
 
     Attributes:
-        credits: batches in flight of this worker that keep the compute workers busy: two for each,
-            shared by the workers, so that one is on its way while one is computed.
+        credits: batches in flight of this worker, see `credits_of`.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class RemoteModel:
         num_workers: int,
     ) -> None:
         self.workers = workers
-        self.credits = max(CREDITS, math.ceil(CREDITS * len(workers) / max(1, num_workers)))
+        self.credits = credits_of(len(workers), num_workers)
         self.labels, self.identity = (workers.label,), ModelIdentity(model, loss, label)
 
     def begin(self, model: nn.Module, *, training: bool, threads: int) -> RemotePass:
