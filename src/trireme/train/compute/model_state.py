@@ -162,9 +162,9 @@ def check_random(random: Tensor | None, sent: Tensor | None) -> None:
     if random is None and sent is None:
         return
     if random is None or sent is None or _form(random) != _form(sent):
-        expected, found = (("none" if t is None else _form(t)) for t in (sent, random))
+        expected, actual = (("none" if t is None else _form(t)) for t in (sent, random))
         raise BadRequest(
-            f"compute workers: expected a state of random numbers {expected}, found {found}"
+            f"compute workers: expected a state of random numbers {expected}, found {actual}"
         )
     try:
         torch.Generator().set_state(random)
@@ -174,14 +174,14 @@ def check_random(random: Tensor | None, sent: Tensor | None) -> None:
         ) from error
 
 
-def _check_forms(what: str, own: Sequence[Tensor], found: Sequence[Tensor | None]) -> None:
-    """found: None in place of one that is not there."""
-    if len(own) == len(found) and all(
+def _check_forms(what: str, own: Sequence[Tensor], received: Sequence[Tensor | None]) -> None:
+    """received: None in place of one that is not there."""
+    if len(own) == len(received) and all(
         other is None or (other.dtype, other.shape) == (one.dtype, one.shape)
-        for one, other in zip(own, found, strict=True)
+        for one, other in zip(own, received, strict=True)
     ):
         return
-    forms = ["none" if tensor is None else _form(tensor) for tensor in found]
+    forms = ["none" if tensor is None else _form(tensor) for tensor in received]
     raise BadRequest(
         f"compute workers: expected {what} of {', '.join(map(_form, own)) or 'nothing'}, found"
         f" {', '.join(forms) or 'nothing'}"
