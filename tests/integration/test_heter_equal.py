@@ -53,19 +53,30 @@ def test_two_uneven_workers_with_one_compute_worker_equal_two_that_compute(
         assert result["steps"] == same["steps"]
 
 
-@pytest.mark.parametrize("mode", ["async", "bounded"])
-def test_two_workers_share_two_compute_workers_and_train_on_every_example_once(
-    mode: str, programs: Template
+@pytest.mark.parametrize(
+    ("mode", "lengths", "num_compute", "in_flight"),
+    [
+        ("async", [120, 80], 2, 2),
+        ("bounded", [120, 80], 2, 2),
+        ("async", [90, 10, 60, 0], 1, 2),
+        ("bounded", [150], 4, 8),
+        ("async", [100, 0, 40], 2, 2),
+    ],
+)
+def test_any_number_of_both_trains_on_every_example_once(
+    mode: str, lengths: list[int], num_compute: int, in_flight: int, programs: Template
 ) -> None:
     strategy = {"mode": mode, "staleness": 3} if mode == "bounded" else {"mode": mode}
-    options = {"strategy": strategy, "lengths": [120, 80], "dropout": 0.1, "norm": True}
-    with HeterJob(programs, options, num_workers=2, num_compute=2) as job:
-        assert [worker.wait_line(r"TRAINER (\d)")[1] for worker in job.workers] == ["2", "2"]
+    options = {"strategy": strategy, "lengths": lengths, "dropout": 0.1, "norm": True}
+    num = len(lengths)
+    with HeterJob(programs, options, num_workers=num, num_compute=num_compute) as job:
+        threads = [worker.wait_line(r"TRAINER (\d)")[1] for worker in job.workers]
+        assert threads == [str(in_flight)] * num
         results = job.finish()
-    num_batches = sum(options["lengths"])
+    num_batches = sum(lengths)
     for result in results:
         assert result["trained"]["examples"] == sum(
-            8 + n % 3 for length in options["lengths"] for n in range(length)
+            8 + n % 3 for length in lengths for n in range(length)
         )
         assert result["figures"]["auc"] > 0.9
     assert max(result["pushes"][0] for result in results) == num_batches

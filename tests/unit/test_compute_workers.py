@@ -198,3 +198,21 @@ def test_a_call_that_is_made_once_ends_with_its_connection() -> None:
     thread.join(30)
     [error] = errors
     assert error.name == "UNAVAILABLE"
+
+
+def test_one_that_ends_before_it_answers_is_said_to_have_ended(
+    peers: list[Peer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A launcher listens for it, so that a connection can be made before it has started."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+        peers[0].refusal = BadRequest("no more")
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with (
+            workers_of(address, peers[0].server.endpoint) as workers,
+            pytest.raises(BadRequest, match="no more"),
+        ):
+            workers.call("run", {}, [])
+    assert f"compute worker {address} (gpu): " in caplog.text
+    assert "closed the connection before a handshake: it has ended, another program" in caplog.text
+    assert "server key" not in caplog.text  # there are none

@@ -12,7 +12,7 @@ import pytest
 
 from tests.seeds import SEED
 from trireme.errors import ResourceExhausted
-from trireme.place import group_search
+from trireme.place import partial_search
 from trireme.place.choice import Choice, StageChain, exact
 from trireme.place.group_search import GroupSearch
 from trireme.place.machine_types import MachineType
@@ -145,13 +145,19 @@ def random_case(
 
 
 def key_without_relaying(
-    chain: StageChain, rate: Fraction, *, exceeds: bool
-) -> tuple[Fraction, int, int, tuple[str, ...]] | None:
+    chain: StageChain, rate: Fraction
+) -> tuple[Fraction, int, int, tuple[str, ...]]:
     """The key of what would be best if the first group passed nothing on."""
     solver = Solver(chain)
-    search = GroupSearch(chain, solver._loads, solver._prices, rate, exceeds=exceeds)
-    cuts = search.best()
-    return None if cuts is None else key_of(solver.choice_of(cuts))
+    search = GroupSearch(chain, solver._loads, solver._prices, rate, exceeds=False)
+    return key_of(solver.choice_of(search.rests[0][1]))
+
+
+def cheapest_of(chain: StageChain, rate: Fraction) -> Choice:
+    """Of a chain without limits, which always has a placement."""
+    choice = Solver(chain).cheapest(rate)
+    assert choice is not None
+    return choice
 
 
 def test_the_solver_equals_all_placements_in_1000_random_cases() -> None:
@@ -178,8 +184,8 @@ def test_the_solver_equals_all_placements_in_1000_random_cases() -> None:
 def test_what_the_first_group_passes_on_counts_as_in_all_placements() -> None:
     print(f"TRIREME_TEST_SEED={SEED}")
     rng = random.Random(SEED + 2)
-    num_changed = 0
-    for number in range(80):
+    num_changed = num_limited = 0
+    for number in range(120):
         made, rate = random_case(rng, slow=1000.0, least=3)
         types = [  # the one that reads has a slow network
             dataclasses.replace(kind, reads=k == 0, network=1e6 if k == 0 else 1e9)
@@ -190,9 +196,14 @@ def test_what_the_first_group_passes_on_counts_as_in_all_placements() -> None:
         expected = min((one.key for one in tried(made, rate)), default=None)
         choice = Solver(made).cheapest(rate)
         assert (None if choice is None else key_of(choice)) == expected, f"case {number}"
-        num_changed += key_without_relaying(made, rate, exceeds=False) != expected
-    print(f"{num_changed} cases changed by what the first group passes on")
-    assert num_changed > 2
+        free_types = [dataclasses.replace(kind, limit=None) for kind in types]
+        unlimited = dataclasses.replace(made, types=free_types)
+        is_changed = key_without_relaying(unlimited, rate) != key_of(cheapest_of(unlimited, rate))
+        num_changed += is_changed
+        num_limited += is_changed and expected != key_of(cheapest_of(unlimited, rate))
+    print(f"{num_changed} cases changed by what is passed on, {num_limited} by limits too")
+    assert num_changed > 5
+    assert num_limited > 0
 
 
 def test_the_rate_of_a_choice_is_that_of_its_slowest_group() -> None:
@@ -265,7 +276,7 @@ def test_the_first_group_sends_what_all_other_stages_need() -> None:
 def test_a_search_within_limits_that_becomes_too_large_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_search, "PARTIAL_MAX", 5)
+    monkeypatch.setattr(partial_search, "PARTIAL_MAX", 5)
     types = [machine("a", limit=3), machine("b", price=2.0)]
     made = chain(types, *([(1e-3, 1e-3)] * 6))
     with pytest.raises(ResourceExhausted, match=r"at most 5 partial placements .* of 6 stages"):

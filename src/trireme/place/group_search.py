@@ -1,33 +1,22 @@
-"""The search for the cheapest placement at one rate.
+"""The search for the cheapest placement at one rate, of groups that are independent.
 
 If a group's workers depend on its own stages only, the best placement of the stages from i on is
 the best first group and the best placement of the rest: O(stages^2 * types). Two groups of one type
 side by side are never better than one, so nothing has to forbid them.
 
-Limits on the workers of a type break this, because groups of one type share the limit. If the best
-placement exceeds one, a best-first search takes over. Its bound, the best rest without limits, is
-never above the best rest within them, so the first complete placement that it meets is the best. It
-keeps a partial placement unless another one that ends at the same stage is at most as dear and uses
-at most as many workers of every limited type.
-
-What the first group passes on between the others breaks it too. If the best placement without that
-has no room for it, relay_search.py finds the best one with it, which costs at least as much.
+Two things break this: limits on the workers of a type, which its groups share, and what the first
+group passes on between the others. If the best placement exceeds a limit, or has no room for what
+is passed on, partial_search.py finds the best one, which costs at least as much.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from trireme.errors import ResourceExhausted
 from trireme.place.choice import StageChain
 from trireme.place.type_loads import TypeLoads
-
-PARTIAL_MAX = 200_000
-"""Partial placements that a search within limits may keep."""
 
 
 class PlacementKey(NamedTuple):
@@ -67,34 +56,32 @@ class GroupSearch:
         self.loads, self.prices = loads, prices
         self.names = [kind.name for kind in chain.types]
         self.limits = [kind.limit for kind in chain.types]
+        self.has_limits = any(limit is not None for limit in self.limits)
         self.rate, self._exceeds = rate, exceeds
         self.num_stages, self._num_first = len(chain.stages), chain.num_first
-        self._readers = [i for i, kind in enumerate(chain.types) if kind.reads]
+        self.readers = [i for i, kind in enumerate(chain.types) if kind.reads]
+        self.cuts = [self._cuts(begin) for begin in range(self.num_stages)]
         nothing: _Rest = (PlacementKey(0, 0, 0, ()), ())
         self.rests = [nothing] * (self.num_stages + 1)  # the best from each stage on
-        for begin in range(self.num_stages - 1, 0, -1):
+        for begin in range(self.num_stages - 1, -1, -1):
             self.rests[begin] = self._best_from(begin)
 
     def best(self) -> tuple[Cut, ...] | None:
-        """The best placement if the first group passed nothing on; None: the limits allow none.
-        Raises ResourceExhausted: there are too many partial ones.
-        """
-        _, cuts = self._best_from(0)
-        return cuts if self._is_within_limits(cuts) else self._best_within_limits()
+        """The best placement, if the groups of it are independent; else None."""
+        _, cuts = self.rests[0]
+        return cuts if self._is_within_limits(cuts) and self._has_room(cuts) else None
 
-    def has_room(self, cuts: Sequence[Cut]) -> bool:
+    def _has_room(self, cuts: Sequence[Cut]) -> bool:
         """Whether the first group passes on what crosses between the others without one worker
         more.
         """
         _, _, number, workers = cuts[0]
         return self.workers(number, load_of_first(self.loads, cuts)) == workers
 
-    # ---- each group by itself ----
-
     def _best_from(self, begin: int) -> _Rest:
         best: tuple[Cut, ...] = ()
         least: tuple[int, int, int] | None = None
-        for cut in self.cuts(begin):
+        for cut in self.cuts[begin]:
             _, end, number, workers = cut
             rest = self.rests[end][0]
             cost = workers * self.prices[number] + rest.cost
@@ -109,16 +96,17 @@ class GroupSearch:
         (first,) = best
         return PlacementKey(*least, self._names_from(first)), (first, *self.rests[first[1]][1])
 
-    def cuts(self, begin: int) -> Iterator[Cut]:
+    def _cuts(self, begin: int) -> list[Cut]:
         """The groups that begin at a stage, with the workers that the rate takes."""
-        over = self.rate.numerator
-        numbers = self._readers if begin == 0 else range(len(self.loads))
+        over, cuts = self.rate.numerator, list[Cut]()
+        numbers = self.readers if begin == 0 else range(len(self.loads))
         first_end = self._num_first if begin == 0 else begin + 1
         for number in numbers:
             loads, unit = self.loads[number].of_groups(begin, first_end), self.unit(number)
             for end, load in enumerate(loads, first_end):
                 workers = load * over // unit + 1 if self._exceeds else -(-load * over // unit)
-                yield begin, end, number, workers or 1
+                cuts.append((begin, end, number, workers or 1))
+        return cuts
 
     def workers(self, number: int, load: int) -> int:
         """That a load takes on this type."""
@@ -132,8 +120,6 @@ class GroupSearch:
     def _names_from(self, cut: Cut) -> tuple[str, ...]:
         begin, end, number, _ = cut
         return (self.names[number],) * (end - begin) + self.rests[end][0].names
-
-    # ---- within limits ----
 
     def _is_within_limits(self, cuts: Sequence[Cut]) -> bool:
         used = (0,) * len(self.limits)
@@ -150,42 +136,3 @@ class GroupSearch:
     def fits(self, used: Sequence[int]) -> bool:
         limits = zip(used, self.limits, strict=True)
         return all(limit is None or num <= limit for num, limit in limits)
-
-    def _best_within_limits(self) -> tuple[Cut, ...] | None:
-        num_stages = self.num_stages
-        kept: list[list[tuple[int, ...]]] = [[] for _ in range(num_stages + 1)]
-        none_used = (0,) * len(self.limits)
-        # (the best that can become of it, the stages placed, workers of limited types, its groups)
-        heap: list[tuple[PlacementKey, int, tuple[int, ...], tuple[Cut, ...]]] = [
-            (PlacementKey(0, 0, 0, ()), 0, none_used, ())
-        ]
-        while heap:
-            _, stage, used, cuts = heapq.heappop(heap)
-            if stage == num_stages:
-                return cuts
-            if any(all(map(int.__le__, other, used)) for other in kept[stage]):
-                continue
-            kept[stage].append(used)
-            for cut in self.cuts(stage):
-                now_used = self.with_workers(used, cut[2], cut[3])
-                if self.fits(now_used):
-                    now = (*cuts, cut)
-                    heapq.heappush(heap, (self._bound(now), cut[1], now_used, now))
-            if len(heap) > PARTIAL_MAX:
-                raise ResourceExhausted(
-                    f"place: expected at most {PARTIAL_MAX:,} partial placements to keep within the"
-                    f" limits, found more, of {num_stages} stages; give fewer types a limit, or"
-                    " join stages"
-                )
-        return None
-
-    def _bound(self, cuts: Sequence[Cut]) -> PlacementKey:
-        """The key of these groups with the best rest."""
-        rest = self.rests[cuts[-1][1]][0]
-        names = itertools.chain(*((self.names[n],) * (e - b) for b, e, n, _ in cuts), rest.names)
-        return PlacementKey(
-            sum(workers * self.prices[number] for _, _, number, workers in cuts) + rest.cost,
-            sum(cut[3] for cut in cuts) + rest.workers,
-            len(cuts) + rest.groups,
-            tuple(names),
-        )

@@ -23,7 +23,7 @@ from fractions import Fraction
 
 from trireme.place.choice import Choice, Group, StageChain, exact
 from trireme.place.group_search import Cut, GroupSearch, load_of_first
-from trireme.place.relay_search import RelaySearch
+from trireme.place.partial_search import PartialSearch
 from trireme.place.type_loads import TypeLoads
 
 _HALVINGS = 20
@@ -50,12 +50,10 @@ class Solver:
         types by name, that computes `rate` examples per second, or with `exceeds` more than these;
         None: the limits allow none.
 
-        Raises ResourceExhausted: a search within limits became too large.
+        Raises ResourceExhausted: the search became too large.
         """
         search = GroupSearch(self._chain, self._loads, self._prices, rate, exceeds=exceeds)
-        cuts = search.best()
-        if cuts is not None and not search.has_room(cuts):
-            cuts = RelaySearch(search).best()
+        cuts = search.best() or PartialSearch(search).best()
         return None if cuts is None else self.choice_of(cuts)
 
     def fastest(self, rate: Fraction, *, below: Fraction | None = None) -> Choice | None:

@@ -371,10 +371,20 @@ class Connection:
         elif kind == zmq.EVENT_CLOSED:
             self._lose("no process listens there")
         else:
-            self._lose(
-                f"the handshake failed ({zmq.Event(kind).name} {value:#x}): another program, a "
-                f"wrong server key, or keys on one side only"
-            )
+            self._lose(_failed_handshake(kind, value, has_keys=self._keys is not None))
+
+
+def _failed_handshake(kind: int, value: int, *, has_keys: bool) -> str:
+    """What may be the cause. A process that ends, another program and a server that does not
+    understand this client all just close the connection; only what answers in other words is
+    certainly running.
+    """
+    causes = ["another program", *(["a wrong server key"] if has_keys else [])]
+    if kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+        what = f"the handshake failed ({value:#x})"
+    else:
+        what, causes = "it closed the connection before a handshake", ["it has ended", *causes]
+    return f"{what}: {', '.join(causes)}, or keys on one side only"
 
 
 def _of_another_state(states: Mapping[str, str], expected: str, state: str) -> Corruption:

@@ -249,16 +249,18 @@ class ComputeWorkers:
         with self._changed:
             client = self._idle.pop() if self._idle else None
         client = client or self._connect()
-        start, reply = time.monotonic(), None
+        start = time.monotonic()
         try:
             [reply] = client.call_all([call], timeout_s=timeout_s)
+            if COMPUTED_S in reply.body:
+                computed_s = need(reply.body, COMPUTED_S, float)
+                with self._changed:
+                    self._num_batches += 1
+                    self._computed_s += computed_s
             return reply
         finally:
             with self._changed:
                 self._waited_s += time.monotonic() - start
-                if reply is not None and COMPUTED_S in reply.body:
-                    self._num_batches += 1
-                    self._computed_s += need(reply.body, COMPUTED_S, float)
                 is_kept = not self._is_closed
                 if is_kept:
                     self._idle.append(client)

@@ -50,10 +50,13 @@ def digest(description: Description) -> str:
 
 def differences(own: Description, other: Mapping[str, Any]) -> str:
     """The first fields that differ, with both values, in words."""
+    others_by_kind = {
+        kind: others if isinstance(others := other.get(kind), Mapping) else {} for kind in own
+    }
     differing = [
         f"{kind} {name}: {parts.get(name, 'none')} here, {others.get(name, 'none')} there"
         for kind, parts in own.items()
-        for others in [dict(other.get(kind, {}))]
+        for others in [others_by_kind[kind]]
         for name in dict.fromkeys((*parts, *others))
         if parts.get(name) != others.get(name)
     ]
@@ -77,9 +80,10 @@ class ModelIdentity:
         try:
             yield
         except SchemaMismatch as error:
-            if "model" not in (details := error.details or {}):
+            model = (error.details or {}).get("model")
+            if not isinstance(model, Mapping):
                 raise
-            there = differences(self._description, details["model"])
+            there = differences(self._description, model)
             raise SchemaMismatch(f"{error}: {there}") from None
 
 
@@ -123,31 +127,76 @@ def changed(buffers: Sequence[Tensor], before: Sequence[Tensor]) -> dict[int, Te
     }
 
 
-def write_buffers(buffers: Sequence[Tensor], changed: Mapping[int, Tensor]) -> None:
-    """Copy those that have changed into a model's. Raises BadRequest: they have other shapes."""
+def check_buffers(buffers: Sequence[Tensor], changed: Mapping[int, Tensor]) -> None:
+    """Raises BadRequest: an answer's buffers are not some of a model's."""
     for i, value in changed.items():
-        if not 0 <= i < len(buffers) or buffers[i].shape != value.shape:
+        if not 0 <= i < len(buffers):
             raise BadRequest(
-                f"compute workers: expected buffer {i} of {len(buffers)}, found one of shape"
-                f" {tuple(value.shape)}"
+                f"compute workers: expected the number of one of {len(buffers)} buffers, found {i}"
             )
+        _check_forms(f"buffer {i}", [buffers[i]], [value])
+
+
+def check_gradients(targets: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Raises BadRequest: an answer's gradients are not those of these tensors."""
+    _check_forms("gradients", targets, gradients)
+
+
+def check_loss(loss: Tensor | None, *, is_wanted: bool) -> None:
+    """Raises BadRequest: an answer lacks the loss, has one that was not asked for, or more numbers
+    than one.
+    """
+    is_loss = loss is not None and loss.numel() == 1 and loss.is_floating_point()
+    if is_loss if is_wanted else loss is None:
+        return
+    expected = "a loss of one float" if is_wanted else "no loss"
+    raise BadRequest(
+        f"compute workers: expected {expected}, found {'none' if loss is None else _form(loss)}"
+    )
+
+
+def check_random(random: Tensor | None, sent: Tensor | None) -> None:
+    """Raises BadRequest: an answer lacks torch's random numbers though they were sent, or has what
+    is no state of them.
+    """
+    if random is None and sent is None:
+        return
+    if random is None or sent is None or _form(random) != _form(sent):
+        expected, actual = (("none" if t is None else _form(t)) for t in (sent, random))
+        raise BadRequest(
+            f"compute workers: expected a state of random numbers {expected}, found {actual}"
+        )
+    try:
+        torch.Generator().set_state(random)
+    except RuntimeError as error:
+        raise BadRequest(
+            f"compute workers: expected a state of random numbers, found another: {error}"
+        ) from error
+
+
+def _check_forms(what: str, own: Sequence[Tensor], received: Sequence[Tensor | None]) -> None:
+    """received: None in place of one that is not there."""
+    if len(own) == len(received) and all(
+        other is None or (other.dtype, other.shape) == (one.dtype, one.shape)
+        for one, other in zip(own, received, strict=True)
+    ):
+        return
+    forms = ["none" if tensor is None else _form(tensor) for tensor in received]
+    raise BadRequest(
+        f"compute workers: expected {what} of {', '.join(map(_form, own)) or 'nothing'}, found"
+        f" {', '.join(forms) or 'nothing'}"
+    )
+
+
+def write_buffers(buffers: Sequence[Tensor], changed: Mapping[int, Tensor]) -> None:
+    """Copy those that have changed into a model's, as `check_buffers` has found them."""
+    for i, value in changed.items():
         buffers[i].data.copy_(value)
 
 
-def write_gradients(
-    targets: Iterator[Tensor] | Sequence[Tensor], gradients: Sequence[Tensor | None]
-) -> None:
-    """Give each tensor its gradient, on its device, in place of the one that it has. Raises
-    BadRequest: other shapes.
+def write_gradients(targets: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Give each tensor its gradient, on its device, in place of the one that it has, as
+    `check_gradients` has found them.
     """
-    own = list(targets)
-    forms = [None if g is None else g.shape for g in gradients]
-    if len(own) != len(forms) or any(
-        f not in (None, t.shape) for t, f in zip(own, forms, strict=True)
-    ):
-        raise BadRequest(
-            f"compute workers: expected gradients of shapes {[tuple(t.shape) for t in own]}, found"
-            f" {[None if f is None else tuple(f) for f in forms]}"
-        )
-    for target, gradient in zip(own, gradients, strict=True):
+    for target, gradient in zip(targets, gradients, strict=True):
         target.grad = None if gradient is None else gradient.to(target.device)

@@ -20,6 +20,10 @@ from trireme.train.compute.compute_messages import METHOD, ComputeAnswer, Comput
 from trireme.train.compute.compute_workers import ComputeWorkers, workers_of_label
 from trireme.train.compute.model_state import (
     ModelIdentity,
+    check_buffers,
+    check_gradients,
+    check_loss,
+    check_random,
     frozen_in,
     state_of,
     write_buffers,
@@ -33,6 +37,11 @@ T = TypeVar("T")
 
 CREDITS = 2
 """Batches in flight for each compute worker: one is on its way while one is computed."""
+
+
+def credits_of(num_compute: int, num_workers: int) -> int:
+    """Batches in flight of one worker that keep the compute workers of a job busy."""
+    return max(CREDITS, math.ceil(CREDITS * num_compute / max(1, num_workers)))
 
 
 def remote_model(cluster: Cluster, model: nn.Module, loss: Loss, label: str | None) -> RemoteModel:
@@ -53,8 +62,7 @@ class RemoteModel:
     """Runs batches at compute workers.
 
     Attributes:
-        credits: batches in flight of this worker that keep the compute workers busy: two for each,
-            shared by the workers, so that one is on its way while one is computed.
+        credits: batches in flight of this worker, see `credits_of`.
     """
 
     def __init__(
@@ -67,7 +75,7 @@ class RemoteModel:
         num_workers: int,
     ) -> None:
         self.workers = workers
-        self.credits = max(CREDITS, math.ceil(CREDITS * len(workers) / max(1, num_workers)))
+        self.credits = credits_of(len(workers), num_workers)
         self.labels, self.identity = (workers.label,), ModelIdentity(model, loss, label)
 
     def begin(self, model: nn.Module, *, training: bool, threads: int) -> RemotePass:
@@ -126,9 +134,16 @@ class RemotePass:
             seed=self._seed_of(replica.number),
         )
         answer = self._remote.run(request, state)
+        parameters, buffers = list(replica.model.parameters()), list(replica.model.buffers())
+        # All is checked before anything is written: an answer that is wrong changes nothing.
+        check_loss(answer.loss, is_wanted=True)
+        check_gradients(leaves, answer.rows)
+        check_gradients(parameters, answer.gradients)
+        check_buffers(buffers, answer.buffers)
+        check_random(answer.random, request.random)
         write_gradients(leaves, answer.rows)
-        write_gradients(list(replica.model.parameters()), answer.gradients)
-        write_buffers(list(replica.model.buffers()), answer.buffers)
+        write_gradients(parameters, answer.gradients)
+        write_buffers(buffers, answer.buffers)
         if answer.random is not None:
             torch.set_rng_state(answer.random)
         return Scored(batch, answer.outputs, answer.loss)
@@ -147,6 +162,7 @@ class RemotePass:
                 seed=self._seed_of(number),
             )
             answer = self._remote.run(request, self._state)
+            check_loss(answer.loss, is_wanted=scores)
             return Scored(batch, answer.outputs, answer.loss)
 
         return in_order(score, batches, self._remote.credits)

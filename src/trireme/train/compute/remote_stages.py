@@ -7,7 +7,6 @@ the loss reaches all stages, here and there, in the order of one process.
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from trireme.nn.stages import Stages, stage_label
 from trireme.train.compute.compute_messages import leaves_of
 from trireme.train.compute.compute_workers import ComputeWorkers, workers_of_label
 from trireme.train.compute.model_state import ModelIdentity
-from trireme.train.compute.remote_model import in_order, number_of
+from trireme.train.compute.remote_model import credits_of, in_order, number_of
 from trireme.train.compute.stage_call import StageCall, call_stages
 from trireme.train.compute.stage_messages import DROP, Owner, StageRequest
 from trireme.train.compute.stage_runner import part_state
@@ -64,7 +63,7 @@ class RemoteStages:
     """The stages of a model on the compute workers of their labels.
 
     Attributes:
-        credits: batches in flight of this worker, as of RemoteModel.
+        credits: batches in flight of this worker, see `credits_of`.
 
     Threads: any may use it.
     """
@@ -73,7 +72,7 @@ class RemoteStages:
         self.groups = stage_groups(stages, cluster)
         self.identity = ModelIdentity(stages, loss, label)
         self.loss, self.label = loss, label
-        self.credits = max(2, math.ceil(2 * len(cluster.heter) / max(1, cluster.num_workers)))
+        self.credits = credits_of(len(cluster.heter), cluster.num_workers)
         self.owner = Owner(cluster.worker, cluster.client.incarnation)
         self._tokens = itertools.count()
         self._kept: dict[str, tuple[ComputeWorkers, str]] = {}
@@ -83,7 +82,9 @@ class RemoteStages:
     @property
     def labels(self) -> tuple[str, ...]:
         """Of the compute workers."""
-        return tuple(dict.fromkeys(p.workers.label for p in self.groups if p.workers is not None))
+        return tuple(
+            dict.fromkeys(one.workers.label for one in self.groups if one.workers is not None)
+        )
 
     def begin(self, stages: nn.Module, *, training: bool, threads: int) -> StagePass:
         """One pass over data; what is left of an earlier one that failed is dropped."""

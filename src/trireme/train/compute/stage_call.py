@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trireme.errors import NotReady
+from trireme.errors import BadRequest, NotReady
 from trireme.train.compute.compute_workers import ComputeWorkers
-from trireme.train.compute.model_state import write_buffers
+from trireme.train.compute.model_state import (
+    check_buffers,
+    check_gradients,
+    check_loss,
+    check_random,
+    write_buffers,
+)
 from trireme.train.compute.stage_messages import (
     BACKWARD,
     STAGES,
@@ -53,6 +59,7 @@ class StageCall:
         answer, address = self._ask(request)
         if request.token:
             self._remote.note_kept(request.token, self._workers, address)
+        self._check(answer)
         write_buffers(self._buffers, answer.buffers)
         if answer.random is not None:
             torch.set_rng_state(answer.random)
@@ -61,6 +68,27 @@ class StageCall:
         self._answer = answer
         return answer
 
+    def _check(self, answer: StageAnswer) -> None:
+        """Raises BadRequest: it is no answer to the request. Then nothing has changed here."""
+        has_loss = self.request.labels is not None
+        check_loss(answer.loss, is_wanted=has_loss)
+        if has_loss and self.request.training:
+            check_gradients(self._leaves, [*answer.inputs, *answer.parameters])
+        for name in answer.learned:
+            output = answer.outputs.get(name)
+            if output is None or not output.is_floating_point():
+                raise BadRequest(
+                    f"compute workers: expected floats that learn among the outputs"
+                    f" {', '.join(answer.outputs)}, found {name}"
+                )
+        check_buffers(self._buffers, answer.buffers)
+        check_random(answer.random, self.request.random)
+
+    @property
+    def _leaves(self) -> list[Tensor]:
+        """What gets gradients, in their order."""
+        return [*self.inputs, *self.parameters]
+
     def backward(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients of the inputs, then of the parameters. gradients: of the outputs, or of the
         loss, if it was asked for.
@@ -68,7 +96,9 @@ class StageCall:
         if self.request.labels is not None:
             return _scaled([*self._answer.inputs, *self._answer.parameters], gradients[0])
         answer = self._kept_backward(gradients) or self._anew(gradients)
-        return [*answer.inputs, *answer.parameters]
+        of_leaves = [*answer.inputs, *answer.parameters]
+        check_gradients(self._leaves, of_leaves)
+        return of_leaves
 
     def _kept_backward(self, gradients: list[Tensor | None]) -> StageAnswer | None:
         """None: the graph has gone, or its compute worker has."""
