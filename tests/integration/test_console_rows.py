@@ -20,7 +20,7 @@ from tests.integration.test_table_view import DIM, MOVIES, Model, ssd_dir, train
 from tests.jobs import Job
 from trireme.console.distributions import sample
 from trireme.console.feed import Feed
-from trireme.console.rows import TEXT_MAX, Rows
+from trireme.console.row_look import TEXT_MAX, Rows
 from trireme.console.web import Console
 from trireme.job.embedded import embedded
 from trireme.protocol.block_messages import map_to_wire
@@ -44,15 +44,15 @@ def looking(servers: list[str]) -> Iterator[Rows]:
 
 
 def check_row(rows: Rows, model: Model) -> None:
-    found = rows.find("t", "movie=movie 7")
+    content = rows.find("t", "movie=movie 7")
     batch = {"movie": ["movie 7"], "user": torch.tensor([7])}
     weights = model.eval().rows(batch)[0, 0].tolist()
-    assert found["weights"] == weights
-    assert (found["show"], found["click"], found["time"]) == (7.0, 0.0, 0)
-    assert (found["rule"], len(found["state"])) == ("adagrad", DIM)
-    assert min(found["state"]) > 0
-    by_key = rows.find("t", found["key"])  # which the lookup has brought into memory
-    assert {**by_key, "row": "", "place": ""} == {**found, "row": "", "place": ""}
+    assert content["weights"] == weights
+    assert (content["show"], content["click"], content["time"]) == (7.0, 0.0, 0)
+    assert (content["rule"], len(content["state"])) == ("adagrad", DIM)
+    assert min(content["state"]) > 0
+    by_key = rows.find("t", content["key"])  # which the lookup has brought into memory
+    assert {**by_key, "row": "", "place": ""} == {**content, "row": "", "place": ""}
     assert rows.find("t", "user=7")["show"] == 7.0
     assert rows.find("t", "user=999")["place"] == "none"
     assert rows.find("t", "7")["place"] == "none", "features have keys of their own"
@@ -94,19 +94,19 @@ def test_a_row_on_ssd_is_read_there_and_stays_there(ssd_dir: Path) -> None:
             assert table.tier["rows"] == before["rows"]
             check_row(rows, model)
             with RpcClient(name="sampler") as client:
-                [found] = sample(client, [endpoint], ["t"], 60.0)
-            assert found.num_on_ssd == before["rows"]
-            assert found.num_sampled == found.num_in_memory == 600 - before["rows"]
-            assert sum(found.bars[0].rows) == pytest.approx(found.num_in_memory)
+                [content] = sample(client, [endpoint], ["t"], 60.0)
+            assert content.num_on_ssd == before["rows"]
+            assert content.num_sampled == content.num_in_memory == 600 - before["rows"]
+            assert sum(content.bars[0].rows) == pytest.approx(content.num_in_memory)
 
 
 def test_distributions_are_of_all_rows_of_a_small_table() -> None:
     with Job(2) as job:
         job.run(1, trained)
         with RpcClient(name="sampler") as client:
-            [found, none] = sample(client, job.endpoints, ["t", "no such"], 60.0)
-    assert (found.num_in_memory, found.num_on_ssd, found.num_sampled) == (600, 0, 600)
-    shows, changes = found.bars
+            [content, none] = sample(client, job.endpoints, ["t", "no such"], 60.0)
+    assert (content.num_in_memory, content.num_on_ssd, content.num_sampled) == (600, 0, 600)
+    shows, changes = content.bars
     assert (shows.kind, changes.kind) == ("show", "version")
     exact = np.histogram(np.arange(300), [*shows.from_, np.inf])[0]
     assert shows.rows == pytest.approx((2 * exact).tolist())
@@ -132,10 +132,10 @@ def test_a_sample_of_a_large_table_is_bounded_and_stands_for_all_rows() -> None:
     with Job(1) as job:
         job.run(1, fill)
         with RpcClient(name="sampler") as client:
-            [found] = sample(client, job.endpoints, ["t"], 60.0)
-    assert found.num_in_memory == num
-    assert SAMPLE_ROWS // 2 < found.num_sampled < 2 * SAMPLE_ROWS
-    shows, ages = found.bars
+            [content] = sample(client, job.endpoints, ["t"], 60.0)
+    assert content.num_in_memory == num
+    assert SAMPLE_ROWS // 2 < content.num_sampled < 2 * SAMPLE_ROWS
+    shows, ages = content.bars
     assert ages.kind == "age_s"
     assert [sum(shows.rows), sum(ages.rows)] == pytest.approx([num, num])
     assert shows.rows[1] / num == pytest.approx(0.75, abs=0.05)
@@ -171,9 +171,9 @@ def ask(page: Console, **query: str) -> tuple[int, dict[str, Any]]:
     cookie = {"Cookie": f"trireme_console={TOKEN}"}
     connection.request("GET", f"/row?{urlencode(query)}", headers=cookie)
     answer = connection.getresponse()
-    found = json.loads(answer.read())
+    content = json.loads(answer.read())
     connection.close()
-    return answer.status, found
+    return answer.status, content
 
 
 def test_hostile_wishes_get_a_typed_error() -> None:
@@ -189,15 +189,15 @@ def test_hostile_wishes_get_a_typed_error() -> None:
                 f"user={2**70}x\0",
                 "a" * (TEXT_MAX + 1),
             ):
-                status, found = ask(page, table="t", row=row)
-                assert (status, found["type"]) == (400, "BadRequest"), row
+                status, content = ask(page, table="t", row=row)
+                assert (status, content["type"]) == (400, "BadRequest"), row
             for table in ("<script>alert(1)</script>", "../../etc/passwd", "t' or 1=1"):
-                status, found = ask(page, table=table, row="1")
-                assert (status, found["type"]) == (404, "UnknownTable")
+                status, content = ask(page, table=table, row="1")
+                assert (status, content["type"]) == (404, "UnknownTable")
             assert ask(page, table="t\n", row="1")[0] == 400
             assert ask(page)[0] == 400
-            status, found = ask(page, table="t", row="movie=<img src=x onerror=alert(1)>")
-            assert (status, found["place"]) == (200, "none")
+            status, content = ask(page, table="t", row="movie=<img src=x onerror=alert(1)>")
+            assert (status, content["place"]) == (200, "none")
             assert ask(page, table="t", row="movie=movie 3")[1]["show"] == 3.0
 
 
@@ -224,9 +224,9 @@ def test_distributions_and_rows_in_a_browser(tmp_path: Path) -> None:
                 )
                 assert browser.evaluate("document.getElementById('look-table').value") == "t"
                 browser.evaluate(look("movie=movie 7"))
-                told = browser.wait_for("document.querySelector('#row dl')?.textContent")
-                assert "movie=movie 7" in told
-                assert "in memory" in told
+                text = browser.wait_for("document.querySelector('#row dl')?.textContent")
+                assert "movie=movie 7" in text
+                assert "in memory" in text
                 assert not browser.evaluate(WIDER), f"the page is wider than {width} points"
                 assert browser.evaluate(LEAST_CONTRAST) >= 4.5, f"{scheme}: too little contrast"
                 assert browser.evaluate(UNNAMED) == 0

@@ -19,7 +19,7 @@ from trireme.commands import cli
 from trireme.commands.console import token_of
 from trireme.console.feed import Feed
 from trireme.console.history import POINTS_MAX, History, Point, point_of
-from trireme.console.rows import Rows
+from trireme.console.row_look import Rows
 from trireme.console.web import VIEWERS_MAX, Console
 from trireme.errors import NotReady
 from trireme.rpc import Reply, Request, RpcClient, Server

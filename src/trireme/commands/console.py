@@ -72,7 +72,7 @@ def _console(arguments: argparse.Namespace) -> int:
     import ipaddress
 
     from trireme.console.feed import Feed
-    from trireme.console.rows import Rows
+    from trireme.console.row_look import Rows
     from trireme.console.web import Console
     from trireme.launch.init import log_to_stderr
     from trireme.launch.key_folder import client_keys

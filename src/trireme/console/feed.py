@@ -115,7 +115,7 @@ class Feed:
         job = status_of(before, now)
         point = point_of(self._now(), job)
         self._sample(job)
-        body = {"job": asdict(job), "point": point.to_json()}
+        body: dict[str, Any] = {"job": asdict(job), "point": point.to_json()}
         body["distributions"] = [asdict(one) for one in self._distributions]
         self._tell("job", body, point)
 

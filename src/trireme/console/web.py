@@ -17,7 +17,7 @@ from importlib import resources
 from urllib.parse import parse_qs, urlsplit
 
 from trireme.console.feed import Feed, as_json
-from trireme.console.rows import Rows
+from trireme.console.row_look import Rows
 from trireme.errors import BadRequest, TriremeError, UnknownTable
 from trireme.telemetry.http_server import HttpServer, RequestHandler
 

@@ -95,8 +95,8 @@ class Looking:
             raise BadRequest(f"ps.top: expected k of 1 to {TOP_MAX}, found {k}")
         keys, numbers = np.empty(0, np.uint64), np.empty(0)
         for bucket in self._state.assignment.owned_buckets().tolist():
-            found, of_found = _ranked(table, bucket, by, time)
-            keys, numbers = np.concatenate([keys, found]), np.concatenate([numbers, of_found])
+            others, of_others = _ranked(table, bucket, by, time)
+            keys, numbers = np.concatenate([keys, others]), np.concatenate([numbers, of_others])
             if len(keys) > k:
                 best = np.lexsort((keys, -numbers))[:k]
                 keys, numbers = keys[best], numbers[best]

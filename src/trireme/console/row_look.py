@@ -74,8 +74,8 @@ class Rows:
             answer = self._look(server, table, keys)
         finally:
             self._lock.release()
-        found = {"table": table, "row": shown_wanted(wanted), "key": str(key), "server": server}
-        return found | _content(schema, answer)
+        named = {"table": table, "row": shown_wanted(wanted), "key": str(key), "server": server}
+        return named | _content(schema, answer)
 
     def _look(self, server: str, table: str, keys: Keys) -> Reply:
         body = {"table": table}
