@@ -242,3 +242,31 @@ def test_distributions_and_rows_in_a_browser(tmp_path: Path) -> None:
             )
             assert browser.evaluate("document.title") == "Trireme console"
             assert [error for error in browser.errors if "400" not in error] == []
+
+
+def test_rows_are_sampled_only_while_somebody_looks() -> None:
+    asked: list[str] = []
+    with Job(1) as job:
+        job.run(1, trained)
+        [server] = job.servers
+        answer = server.rpc._handlers["ps.sample"]
+
+        def counted(request: Request) -> Any:
+            asked.append(request.method)
+            return answer(request)
+
+        server.rpc._handlers["ps.sample"] = counted
+        feed = Feed(RpcClient(name="console"), job.endpoints, interval_s=0.02, timeout_s=60.0)
+        feed.start()
+        try:
+            number = 0
+            while number < 5:
+                number = (feed.after(number, 60.0) or (0, "", ""))[0]
+            assert asked == []
+            with feed.watched():
+                for _ in range(5):
+                    number, _, text = feed.after(number, 60.0) or (0, "", "")
+            assert len(asked) == 1, "once in ten seconds"
+            assert json.loads(text)["distributions"][0]["num_sampled"] == 600
+        finally:
+            feed.stop()
