@@ -19,9 +19,11 @@ from trireme.job.connecting import connect
 from trireme.job.handlers import handlers_of
 from trireme.rpc import Server
 from trireme.server.attendance import Attendance
+from trireme.server.monitoring import RequestMetrics, watch_state, watch_workers
 from trireme.server.server_limits import ServerLimits, parse_limits
 from trireme.server.state import ServerState
 from trireme.server.store_hosts import StoreHosts
+from trireme.telemetry.registry import new_registry
 
 T = TypeVar("T")
 TIMEOUT_S = 80.0  # a process of the tests may wait for its turn for long
@@ -41,9 +43,13 @@ class InProcessServer:
         self.state = ServerState(_core.Pool(2), limits.capacity, store_hosts)
         self.coordinator = Coordinator(held=self.state.held)
         self.attendance = Attendance()
+        registry = new_registry("server", "server")
+        watch_state(registry, self.state)
+        watch_workers(registry, self.attendance)
+        handlers = handlers_of(self.state, self.coordinator, self.attendance.handlers(), root)
         self.rpc = Server(
             listen,
-            handlers_of(self.state, self.coordinator, self.attendance.handlers(), root),
+            handlers | RequestMetrics(registry).handlers(),
             name="server",
             limits=limits.messages,
         )

@@ -30,7 +30,8 @@ def test_a_job_is_shown_in_a_browser(programs: Template, tmp_path: Path) -> None
             assert page.evaluate("document.querySelectorAll('figure svg .line').length") >= 4
             names = "[...document.querySelectorAll('tbody th')].map((cell) => cell.textContent)"
             assert "rows" in page.evaluate(f"{names}.join(' ')").split(), "the table of the job"
-            unnamed = "[...document.querySelectorAll('figure svg')].filter((drawing) =>"
+            drawings = "document.querySelectorAll('figure svg:not([aria-hidden])')"
+            unnamed = f"[...{drawings}].filter((drawing) =>"
             assert page.evaluate(f"{unnamed} !drawing.ariaLabel).length") == 0
             for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light")):
                 page.open(link, width=width, height=900, scheme=scheme)

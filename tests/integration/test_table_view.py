@@ -17,7 +17,8 @@ from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.nn import EmbeddingBag
+from trireme.nn import EmbeddingBag, keys_of
+from trireme.nn.ids import keys_of_values
 from trireme.policy import ShowClick, SparseAccessor
 from trireme.server.row_tier import make_row_tier
 
@@ -29,10 +30,10 @@ SHOWS = pd.DataFrame(
 
 
 class Model(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dim: int = DIM) -> None:
         super().__init__()
         policy = SparseAccessor(show_click=ShowClick("show", "click"), embedx_threshold=None)
-        table = tr.Table("t", dim=DIM, salt=True, policy=policy, optimizer=tr.optim.Adagrad(lr=0.1))
+        table = tr.Table("t", dim=dim, salt=True, policy=policy, optimizer=tr.optim.Adagrad(lr=0.1))
         self.rows, self.table = EmbeddingBag(table, features=["movie", "user"]), table
 
     def forward(self, batch: tr.data.Batch) -> torch.Tensor:
@@ -69,6 +70,22 @@ def check(cluster: Cluster) -> None:
         assert [[MOVIES.index(v) for v in one.values] for one in nearest] == expected
     users = tr.TableView(model.table, "user", [3, 999], cluster=cluster)
     assert users.top("show", 5).values == [3], "999 has no row"
+    everything = tr.TableView(model.table, cluster=cluster)
+    best = everything.top("show", 4)
+    assert best.numbers == [299.0, 299.0, 298.0, 298.0], "a movie and a user each"
+    keys = np.concatenate(
+        [keys_of_values("movie", MOVIES[-2:], salted=True), keys_of("user", [298, 299])]
+    )
+    assert sorted(best.values) == sorted(keys.tolist())
+    assert len(everything.top("time", 1000).values) == 600
+    with pytest.raises(BadRequest, match="expected one of time, show, click, score of table 't'"):
+        everything.top("<b>", 1)
+    with pytest.raises(BadRequest, match="k of 1 to 10000, found 10001"):
+        everything.top("show", 10_001)
+    with pytest.raises(BadRequest, match="a feature whose values these are"):
+        everything["movie 7"]
+    with pytest.raises(BadRequest, match="expected values of 'movie' to choose among"):
+        tr.TableView(model.table, "movie", cluster=cluster).top("show", 1)
 
 
 @pytest.fixture

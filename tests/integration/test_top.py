@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import select
 import signal
+import subprocess
+import sys
+import termios
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -134,3 +140,47 @@ def test_wrong_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = top(capsys)
     assert code == 2
     assert "TRIREME_SERVERS" in err
+
+
+def test_a_terminal_of_eighty_columns_has_all_numbers_of_a_large_job() -> None:
+    """A real terminal, as the program sees it: no line is cut, and all fits in its lines."""
+    names = [f"the_{n}th_table_of_a_job_with_long_names" for n in range(40)]
+    lines = ["# TYPE trireme_table_rows gauge"]
+    lines += [f'trireme_table_rows{{table="{name}"}} {i}e6' for i, name in enumerate(names)]
+    text = np.frombuffer("\n".join([*lines, ""]).encode(), np.uint8)
+    handlers: dict[str, Handler] = {
+        "server.metrics": lambda _: Reply({"waits": ["step 2 waits for streams [1]"]}, [text]),
+        "coord.map": lambda _: Reply({"map": head}, arrays),
+    }
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(Server("127.0.0.1:0", handlers, name=f"server {n}"))
+            for n in range(12)
+        ]
+        head, arrays = map_to_wire(BucketMap.even(tuple(one.endpoint for one in servers)))
+        shown = in_terminal(["top", "--servers", servers[0].endpoint, "--interval_s", "0.2"])
+    assert "12 servers, 0 workers" in shown
+    for what in ("push ms", "log age", "pushed keys/s", "staleness:", "... and 33 more"):
+        assert what in shown
+    assert "waits: step 2 waits for streams [1]" in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert "the_39th_" in shown, "the largest table"
+    assert "the_0th_" not in shown
+
+
+def in_terminal(arguments: list[str]) -> str:
+    """What a command shows first on a terminal of 80 columns and 60 lines, without its codes."""
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (60, 80))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "trireme", *arguments]
+    with subprocess.Popen(command, stdout=slave, stderr=slave, env=env | {"TERM": "xterm"}) as top:
+        os.close(slave)
+        seen = b""
+        while b"staleness:" not in seen:
+            assert select.select([master], [], [], 60.0)[0], seen
+            seen += os.read(master, 1 << 16)
+        top.send_signal(signal.SIGINT)
+        assert top.wait(60.0) == 0
+    os.close(master)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).replace("\r", "")

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import trireme as tr
+from tests.jobs import Job
 from trireme.commands.cli import main
 from trireme.errors import BadRequest, SchemaMismatch
 from trireme.inference import Predictor
@@ -81,6 +84,42 @@ def test_rows_are_imported_and_seen_by_value() -> None:
         view = tr.TableView(trainer.model.table, "movie", ["Heat", "Alien", "Up"])
         assert view[["Alien", "Heat"]].tolist() == weights[::-1].tolist()
         assert view.nearest(weights[1], 3).values == ["Alien", "Heat"]
+
+
+@pytest.mark.parametrize("salt", [True, False])
+def test_rows_of_parquet_files_are_imported_by_value(tmp_path: Path, *, salt: bool) -> None:
+    weights = np.arange(12, dtype=np.float32).reshape(3, 4)
+    path = str(tmp_path / "movies.parquet")
+    with Job(2) as job:
+
+        def work(cluster: Cluster) -> None:
+            set_default(cluster)
+            trainer = trainer_of(cluster, salt=salt)
+
+            def load(values: pa.Array, feature: str | None) -> int:
+                lists = pa.array(weights[: len(values)].tolist(), pa.list_(pa.float32()))
+                pq.write_table(pa.table({"movie": values, "weights": lists}), path)
+                names = {"key": "movie"}
+                return tr.interchange.import_parquet(
+                    trainer, "t", path, columns=names, feature=feature
+                )
+
+            titles = pa.array(["Heat", "Alien", "Heat 2"])
+            for values in (titles, titles.dictionary_encode()):
+                assert load(values, "movie") == 3
+                view = tr.TableView(trainer.model.table, "movie", titles.to_pylist())
+                assert view[["Alien", "Heat 2", "Heat"]].tolist() == weights[[1, 2, 0]].tolist()
+            assert load(pa.array([7, -3], pa.int32()), "user") == 2
+            assert tr.TableView(trainer.model.table, "user", [7])[7].tolist() == weights[0].tolist()
+            missing = "movies.parquet: expected a value of 'movie' in each row, found 1 "
+            with pytest.raises(BadRequest, match=missing):
+                load(pa.array(["Up", None]), "movie")
+            with pytest.raises(BadRequest, match="as integers or strings, found double"):
+                load(pa.array([1.5]), "movie")
+            with pytest.raises(BadRequest, match="column 'key' of uint64"):
+                load(titles, None)
+
+        job.run(1, work)
 
 
 def test_a_table_of_another_salt_is_refused() -> None:

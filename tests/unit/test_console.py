@@ -19,6 +19,7 @@ from trireme.commands import cli
 from trireme.commands.console import token_of
 from trireme.console.feed import Feed
 from trireme.console.history import POINTS_MAX, History, Point, point_of
+from trireme.console.row_look import Rows
 from trireme.console.web import VIEWERS_MAX, Console
 from trireme.errors import NotReady
 from trireme.rpc import Reply, Request, RpcClient, Server
@@ -78,7 +79,8 @@ def console() -> Iterator[Console]:
     handlers = {"server.metrics": lambda _: Reply({}, [text]), "coord.map": not_ready}
     with Server("127.0.0.1:0", handlers, name="server 0") as server:
         feed = Feed(RpcClient(name="console"), [server.endpoint], interval_s=0.01, timeout_s=10.0)
-        console = Console("127.0.0.1:0", feed, TOKEN)
+        rows = Rows(RpcClient(name="rows"), [server.endpoint], timeout_s=10.0)
+        console = Console("127.0.0.1:0", feed, rows, TOKEN)
         feed.start()
         console.start()
         try:
@@ -86,6 +88,7 @@ def console() -> Iterator[Console]:
         finally:
             feed.stop()
             console.stop()
+            rows.close()
 
 
 def not_ready(_: Request) -> Reply:
@@ -101,7 +104,14 @@ def ask(console: Console, path: str, **headers: str) -> http.client.HTTPResponse
 
 def test_only_who_knows_the_token_gets_anything(console: Console) -> None:
     cookie = {"Cookie": f"trireme_console={TOKEN}"}
-    for path in ("/", "/events", "/console.js", "/?token=another", "/events?token="):
+    for path in (
+        "/",
+        "/events",
+        "/console.js",
+        "/row?table=t&row=1",
+        "/?token=another",
+        "/events?token=",
+    ):
         with closing(ask(console, path)) as answer:
             assert answer.status == 403
             assert b"the link" in answer.read()

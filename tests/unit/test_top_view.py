@@ -22,7 +22,7 @@ def samples_of(endpoint: str, **numbers: float | list[tuple[Labels, float]]) -> 
 def shown(before: Snapshot, now: Snapshot) -> dict[str, list[str]]:
     """The lines by their first word."""
     file = io.StringIO()
-    Console(file=file, width=220).print(view(before, now))
+    Console(file=file, width=240).print(view(before, now))
     lines = [line.split() for line in file.getvalue().splitlines()]
     return {words[0]: words[1:] for words in lines if words}
 
@@ -67,7 +67,7 @@ def test_rates_and_times_are_of_the_interval() -> None:
     lines = shown(Snapshot(10.0, [busy("a:1", 100)]), Snapshot(12.0, [busy("a:1", 140)]))
     assert lines["a:1"] == [
         "1:02:03", "12.0k", "3.0", "MiB", "1.0", "GiB", "20", "20", "10.00", "30.00", "40.0", "KiB",
-        "20.0", "KiB", "3", "2", "1", "20", "5.0", "s",
+        "20.0", "KiB", "3", "2", "1", "20", "5.0", "s", "-", "-", "0.30",
     ]  # fmt: skip
     assert lines["ads"] == ["12.0k", "3.0", "MiB", "20.0k", "25.0%", "18.0k"]
     assert lines["users"] == ["7", "512", "B", "0", "-", "0"]
@@ -164,3 +164,33 @@ def test_the_lines_of_labels_fit_a_narrow_terminal() -> None:
     assert title.split()[-2:] == ["failovers", "waiting"]
     assert "123.4k" in line
     assert len(line) <= 80
+
+
+def test_many_long_names_are_readable_in_eighty_columns() -> None:
+    """Each number is there, under its title, and every name can be told from the others."""
+    names = [f"embedding_of_the_user_{n}_in_the_last_thirty_days" for n in range(30)]
+    tables = {"table_rows": 12_345_678.0, "table_bytes": 3.5e9, "table_pulled_keys_total": 9e9}
+    samples = {what: [({"table": t}, value) for t in names] for what, value in tables.items()}
+
+    def server(n: int) -> ServerSamples:
+        endpoint = f"a-server-{n}.of-a-long-name.in.a.cluster.example:60000"
+        merged = {**busy(endpoint, 123_456).samples, **samples_of(endpoint, **samples).samples}
+        waits = ["step 8 waits for streams [3]"] if n == 2 else []
+        return ServerSamples(endpoint, merged, waits=waits)
+
+    now = Snapshot(12.0, [server(n) for n in range(20)])
+    before = Snapshot(10.0, [busy(one.endpoint, 100) for one in now.servers])
+    for rows_max in (None, 8):
+        file = io.StringIO()
+        Console(file=file, width=80).print(view(before, now, rows_max))
+        text = file.getvalue()
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= 80
+        titles = " ".join(line for line in lines if line.startswith(("server", "table")))
+        for title in ("push ms", "deferred", "saved ago", "log age", "staleness", "pushed keys/s"):
+            assert title in titles
+        assert "waits: step 8 waits for streams [3]" in lines
+        whole = "".join(line.split()[0] for line in lines if line.strip())
+        assert sum(name in whole for name in names) == (rows_max or 30)
+        assert ("... and 22 more" in lines) == (rows_max is not None)
+        assert sum(line.startswith("a-server-7") for line in lines) >= 2, "part under part"

@@ -28,10 +28,10 @@ examples:
       a job with keys, seen from elsewhere: the second command forwards the port of the machine
       where the first one runs
 
-The page shows rates, loss and metrics over time, servers, tables, workers and compute workers. It
-only reads, through the servers' own port. Who opens it has to know the token in the link. Beyond
-loopback (--listen 0.0.0.0:8080) the page is not encrypted: put it behind a proxy that is, or use
-ssh as above.
+The page shows rates, loss and metrics over time, servers, tables, workers and compute workers, how
+shows and ages of rows are distributed, and single rows. It only reads, through the servers' own
+port. Who opens it has to know the token in the link. Beyond loopback (--listen 0.0.0.0:8080) the
+page is not encrypted: put it behind a proxy that is, or use ssh as above.
 
 Environment:
   TRIREME_SERVERS, TRIREME_KEYS
@@ -72,6 +72,7 @@ def _console(arguments: argparse.Namespace) -> int:
     import ipaddress
 
     from trireme.console.feed import Feed
+    from trireme.console.row_look import Rows
     from trireme.console.web import Console
     from trireme.launch.init import log_to_stderr
     from trireme.launch.key_folder import client_keys
@@ -88,7 +89,9 @@ def _console(arguments: argparse.Namespace) -> int:
     feed = Feed(
         client, role.servers, interval_s=arguments.interval_s, timeout_s=arguments.timeout_s
     )
-    console = Console(arguments.listen, feed, token)
+    looks = RpcClient(name="console rows", keys=keys, on_wait=log.debug)
+    rows = Rows(looks, role.servers, timeout_s=arguments.timeout_s)
+    console = Console(arguments.listen, feed, rows, token)
     signal.signal(signal.SIGTERM, lambda *_: feed.over.set())
     feed.start()
     console.start()
@@ -102,6 +105,7 @@ def _console(arguments: argparse.Namespace) -> int:
     finally:
         feed.stop()
         console.stop()
+        rows.close()
     return 0
 
 

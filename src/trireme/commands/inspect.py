@@ -12,6 +12,7 @@ from trireme.errors import BadRequest
 
 if TYPE_CHECKING:
     from trireme.inspect.saved_model import SavedModel
+    from trireme.inspect.wanted import Wanted
 
 SUMMARY = "show what a checkpoint or an export contains"
 EXAMPLES = """
@@ -99,26 +100,13 @@ def _choose(source: SavedModel, names: list[str] | None) -> None:
         source.tables = {name: source.tables[name] for name in names}
 
 
-def _key(text: str) -> int | tuple[str, int | str]:
-    """A key, or a feature and a value."""
-    feature, is_value, value = text.partition("=")
-    if is_value:
-        if value[:1] == value[-1:] == "'" and len(value) > 2:
-            return feature, value[1:-1]
-        try:
-            return feature, int(value)
-        except ValueError:
-            if value:
-                return feature, value
+def _key(text: str) -> Wanted:
+    from trireme.inspect.wanted import wanted_row
+
     try:
-        key = int(text, 0)
-    except ValueError:
-        key = 1 << 64
-    if not -(2**63) <= key < 2**64:
-        raise argparse.ArgumentTypeError(
-            f"expected a 64-bit number or FEATURE=VALUE, found {text!r}"
-        )
-    return key % 2**64
+        return wanted_row(text)
+    except BadRequest as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 @contextmanager

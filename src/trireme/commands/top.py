@@ -32,7 +32,7 @@ Environment: TRIREME_SERVERS and TRIREME_KEYS mean the same as the options. Opti
 """
     + KEYS
 )
-_PIPE_WIDTH = 200
+_PIPE_WIDTH = 240
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
@@ -68,15 +68,17 @@ def _top(arguments: argparse.Namespace) -> int:
         while True:
             pause.wait(arguments.interval_s)
             now = take_snapshot(client, role.servers, arguments.timeout_s)
-            yield view(before, now)
+            yield view(before, now, rows_max)
             before = now
 
     console = Console()
+    is_live = console.is_terminal and not arguments.once
+    rows_max = _rows_that_fit(console.height) if is_live else None
     with (
         RpcClient(name="top", keys=keys, on_wait=log.debug) as client,
         contextlib.suppress(KeyboardInterrupt),  # the usual way to end it
     ):
-        if console.is_terminal and not arguments.once:
+        if is_live:
             with Live(console=console, screen=True, auto_refresh=False) as live:
                 for shown in views(client):
                     live.update(shown, refresh=True)
@@ -87,3 +89,8 @@ def _top(arguments: argparse.Namespace) -> int:
             if arguments.once:
                 break
     return 0
+
+
+def _rows_that_fit(height: int) -> int:
+    """How many servers, tables and workers each a terminal of 80 columns has lines for."""
+    return max(1, (height - 16) // 6)

@@ -7,24 +7,32 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from trireme.console.distributions import TABLES_MAX, Distribution, sample
 from trireme.console.history import History, Point, point_of
 from trireme.errors import TriremeError
 from trireme.rpc import RpcClient
 from trireme.top.interval import status_of
 from trireme.top.job_snapshot import Snapshot, take_snapshot
+from trireme.top.job_status import JobStatus
 
 _log = logging.getLogger("trireme.console")
+
+
+SAMPLE_EVERY_S = 10.0
+"""Between two samples of rows, of which there are none while nobody looks."""
 
 
 class Feed:
     """Asks the servers of a job every `interval_s`, and tells browsers.
 
-    An event is a name and JSON. "job": the status of the job (`JobStatus`), and the point of its
-    history; "silent": no server answers, when and why. The last event stays until the next.
+    An event is a name and JSON. "job": the status of the job (`JobStatus`), the point of its
+    history, and the last distributions of rows; "silent": no server answers, when and why. The last
+    event stays until the next.
     `over` is set when the feed has ended, and ends it when it is set.
 
     Args:
@@ -41,6 +49,9 @@ class Feed:
         self._history, self._started = History(), time.monotonic()
         self._changed = threading.Condition()
         self._number, self._event = 0, ("", "")
+        self._num_viewers = 0
+        self._distributions: list[Distribution] = []
+        self._sample_at = 0.0
         self.over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trireme-console-feed", daemon=True)
 
@@ -56,7 +67,18 @@ class Feed:
         """All points so far, as JSON."""
         with self._changed:
             points = self._history.points
-        return _json([point.to_json() for point in points])
+        return as_json([point.to_json() for point in points])
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Somebody looks: only then are rows sampled."""
+        with self._changed:
+            self._num_viewers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_viewers -= 1
 
     def after(self, number: int, timeout_s: float) -> tuple[int, str, str] | None:
         """The number, name and JSON of the newest event if it is newer than event `number`; waits
@@ -92,13 +114,27 @@ class Feed:
     def _tell_status(self, before: Snapshot, now: Snapshot) -> None:
         job = status_of(before, now)
         point = point_of(self._now(), job)
-        self._tell("job", {"job": asdict(job), "point": point.to_json()}, point)
+        self._sample(job)
+        body: dict[str, Any] = {"job": asdict(job), "point": point.to_json()}
+        body["distributions"] = [asdict(one) for one in self._distributions]
+        self._tell("job", body, point)
+
+    def _sample(self, job: JobStatus) -> None:
+        with self._changed:
+            is_watched = self._num_viewers > 0
+        if not is_watched or time.monotonic() < self._sample_at:
+            return
+        self._sample_at = time.monotonic() + SAMPLE_EVERY_S
+        largest = sorted(job.tables, key=lambda table: -table.num_rows)[:TABLES_MAX]
+        servers = [server.endpoint for server in job.servers if not server.error]
+        names = sorted(table.name for table in largest)
+        self._distributions = sample(self._client, servers, names, self._timeout_s)
 
     def _now(self) -> float:
         return time.monotonic() - self._started
 
     def _tell(self, name: str, body: dict[str, Any], point: Point | None = None) -> None:
-        text = _json(body)
+        text = as_json(body)
         with self._changed:
             if point is not None:
                 self._history.add(point)
@@ -106,7 +142,7 @@ class Feed:
             self._changed.notify_all()
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
     """JSON has no NaN and no infinity; a browser gets null for them."""
     return json.dumps(_finite(value), separators=(",", ":"))
 

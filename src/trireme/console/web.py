@@ -1,5 +1,7 @@
 """The web server of the console: one page, and events for it. It only reads.
 
+/events follows the job, /row?table=T&row=R is JSON of one row.
+
 Whoever asks for the page or the events has to know the token, in the link (?token=...) or in the
 cookie that the link leaves. The page loads nothing from elsewhere, and its security policy forbids
 it to.
@@ -8,12 +10,15 @@ it to.
 from __future__ import annotations
 
 import hmac
+import json
 import threading
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
 from urllib.parse import parse_qs, urlsplit
 
-from trireme.console.feed import Feed
+from trireme.console.feed import Feed, as_json
+from trireme.console.row_look import Rows
+from trireme.errors import BadRequest, TriremeError, UnknownTable
 from trireme.telemetry.http_server import HttpServer, RequestHandler
 
 THREADS_MAX = 32
@@ -39,8 +44,8 @@ _HEADERS = {
 class Console(HttpServer):
     """Serves the page of a feed at `address`. Raises BadRequest: it cannot be bound."""
 
-    def __init__(self, address: str, feed: Feed, token: str) -> None:
-        self.feed, self.token = feed, token
+    def __init__(self, address: str, feed: Feed, rows: Rows, token: str) -> None:
+        self.feed, self.rows, self.token = feed, rows, token
         self.viewers = threading.Semaphore(VIEWERS_MAX)
         super().__init__("console", address, _ConsoleHandler, threads_max=THREADS_MAX)
 
@@ -57,8 +62,8 @@ class _ConsoleHandler(RequestHandler):
         self.limit_answer()
         url = urlsplit(self.path)
         token = parse_qs(url.query).get("token", [""])[0]
-        if url.path not in (*_FILES, "/events"):
-            self._say(404, "there are / and /events")
+        if url.path not in (*_FILES, "/events", "/row"):
+            self._say(404, "there are /, /events and /row")
         elif not self._knows(token or self._cookie()):
             self._say(403, "open the link that trireme console has printed: it has the token")
         elif token:  # the token leaves the address bar
@@ -66,6 +71,8 @@ class _ConsoleHandler(RequestHandler):
             self.answer(303, b"", "text/plain", {"Location": url.path, "Set-Cookie": cookie})
         elif url.path == "/events":
             self._follow()
+        elif url.path == "/row":
+            self._look(parse_qs(url.query, keep_blank_values=True))
         else:
             name, kind = _FILES[url.path]
             body = resources.files("trireme.console").joinpath("page").joinpath(name).read_bytes()
@@ -81,6 +88,17 @@ class _ConsoleHandler(RequestHandler):
             return ""
         return cookies[_COOKIE].value if _COOKIE in cookies else ""
 
+    def _look(self, query: dict[str, list[str]]) -> None:
+        """Answer what there is of a row, or {"error": why not}."""
+        try:
+            table, row = (query.get(name, [""])[0] for name in ("table", "row"))
+            status, body = 200, as_json(self.server.rows.find(table, row))
+        except TriremeError as error:
+            status = 400 if isinstance(error, BadRequest) else 503
+            status = 404 if isinstance(error, UnknownTable) else status
+            body = json.dumps({"error": str(error), "type": type(error).__name__})
+        self.answer(status, body.encode(), "application/json", _HEADERS)
+
     def _follow(self) -> None:
         """Send the history, then events until the browser leaves."""
         server = self.server
@@ -88,21 +106,26 @@ class _ConsoleHandler(RequestHandler):
             self._say(503, f"{VIEWERS_MAX} browsers follow already")
             return
         try:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self._send("history", server.feed.history())
-            number = 0
-            while not server.feed.over.is_set():
-                event = server.feed.after(number, _SILENCE_S)
-                if event is None:
-                    self.wfile.write(b": still here\n\n")
-                else:
-                    number, name, text = event
-                    self._send(name, text)
+            with server.feed.watched():
+                self._send_events()
         finally:
             server.viewers.release()
+
+    def _send_events(self) -> None:
+        server = self.server
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self._send("history", server.feed.history())
+        number = 0
+        while not server.feed.over.is_set():
+            event = server.feed.after(number, _SILENCE_S)
+            if event is None:
+                self.wfile.write(b": still here\n\n")
+            else:
+                number, name, text = event
+                self._send(name, text)
 
     def _send(self, name: str, text: str) -> None:
         self.wfile.write(f"event: {name}\ndata: {text}\n\n".encode())

@@ -13,9 +13,9 @@ from torch import Tensor
 from trireme.data.batch import Bags, Batch, Ragged, Strings, check_stream
 from trireme.data.batch import Column as BatchColumn
 from trireme.data.schema import Content, Dense, Field, InsId, Number, Schema, Sparse, Weight
-from trireme.data.strings import text_keys
 from trireme.data.user_columns import as_column, columns_of
 from trireme.errors import BadRequest, DataError
+from trireme.rows.feature_keys import text_keys
 
 BATCH_SIZE = 512
 """Examples per batch, unless said otherwise."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trireme.data.batch import Bags, Batch, Strings
 from trireme.data.schema import Content, Dense, Field, InsId, Label, Schema, Sparse
-from trireme.data.strings import arrow_string_keys
+from trireme.rows.feature_keys import arrow_string_keys
 
 
 class RaggedArray(NamedTuple):

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from trireme import drawing
-from trireme.errors import BadRequest
 from trireme.inspect.difference import Difference
 from trireme.inspect.saved_checkpoint import shown_time
 from trireme.inspect.saved_model import RowBatch, SavedModel, SavedTable
 from trireme.inspect.value_statistics import QUANTILES, ScoreHistogram, ValueStatistics
-from trireme.nn.ids import keys_of_values
+from trireme.inspect.wanted import Wanted, key_of
 from trireme.protocol.wire import Array
 
 Watch = Callable[[int], None]
@@ -92,11 +91,11 @@ def _score_bars(name: str, scores: ScoreHistogram) -> Iterator[str]:
     yield from drawing.bars(*scores.bars())
 
 
-def rows_of_keys(table: SavedTable, wanted: list[int | tuple[str, int | str]]) -> Iterator[str]:
+def rows_of_keys(table: SavedTable, wanted: list[Wanted]) -> Iterator[str]:
     """The rows of these keys, or of (feature, value), or a line that there is none. Raises
     BadRequest: a value, where nobody knows whether features have keys of their own.
     """
-    keys = [_key_of(table, one) for one in wanted]
+    keys = [key_of(table.name, one, table.salt) for one in wanted]
     rows = table.find(np.array(keys, np.uint64))
     for one, key in dict(zip(wanted, keys, strict=True)).items():
         row = rows.get(key)
@@ -108,19 +107,6 @@ def rows_of_keys(table: SavedTable, wanted: list[int | tuple[str, int | str]]) -
         if row is not None:
             [(weights, state)] = table.floats(row)
             yield from (f"  {line}" for line in _row_lines(row, weights[0], state[0]))
-
-
-def _key_of(table: SavedTable, wanted: int | tuple[str, int | str]) -> int:
-    if isinstance(wanted, int):
-        return wanted
-    if table.salt is None:
-        raise BadRequest(
-            f"inspect: expected a key of table {table.name!r}, found {wanted[0]}={wanted[1]}: this"
-            " checkpoint does not say whether each feature has keys of its own"
-        )
-    feature, value = wanted
-    values = [value] if isinstance(value, str) else np.array([value % 2**64], np.uint64)
-    return int(keys_of_values(feature, values, salted=table.salt)[0])
 
 
 def _row_lines(row: RowBatch, weights: Array, state: Array) -> Iterator[str]:

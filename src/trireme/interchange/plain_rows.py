@@ -13,7 +13,7 @@ from trireme.interchange.worker_side.import_requests import (
     read_files,
     send_rows,
 )
-from trireme.nn.ids import keys_of_values
+from trireme.nn.ids import keys_of_values, salt_of
 from trireme.protocol.wire import Array
 from trireme.storage.atomic_folder import new_folder
 from trireme.train.optimizer import DistributedOptimizer
@@ -26,6 +26,7 @@ def import_parquet(
     source: str | os.PathLike[str] | Sequence[str],
     *,
     columns: Mapping[str, str] | None = None,
+    feature: str | None = None,
     replace: bool = False,
     time: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -36,6 +37,8 @@ def import_parquet(
         source: a file, a folder of files, or a list of files.
         columns: what the files call a column, by its name here: key, weights, and optionally
             state, show, click, delta_score, feature, time (docs/interchange.md).
+        feature: the column `key` has values of this feature as training takes them, integers or
+            strings. None: it has the keys of rows; of a table with `salt`, those of `keys_of`.
         replace: True: the table has these rows alone afterwards. False: they replace rows of the
             same keys.
         time: data time in seconds of the last push, for rows without a column `time`; None: that
@@ -50,7 +53,13 @@ def import_parquet(
         files = parquet_files(source, storage_options)
         with progress_of(trainer, f"import {table}") as watch:
             client = optimizer.cluster.client
-            options = {"columns": dict(columns or {}), "time": int(data_time(optimizer, time))}
+            options: dict[str, Any] = {
+                "columns": dict(columns or {}),
+                "time": int(data_time(optimizer, time)),
+            }
+            if feature is not None:
+                salt = _signed(salt_of(feature)) if _is_salted(optimizer, table) else None
+                options["feature"] = {"name": feature, "salt": salt}
             return read_files(
                 client, "import.parquet", table, files, options, storage_options, watch
             )
@@ -71,12 +80,11 @@ def import_arrays(
 
     Args:
         arrays: by column; columns, `replace` and `time` as in `import_parquet`.
-        feature: the column `key` has values of this feature as training takes them, integers or
-            strings. None: it has the keys of rows; of a table with `salt`, those of `keys_of`.
+        feature: as in `import_parquet`.
     """
     optimizer = optimizer_of(trainer)
     if feature is not None and "key" in arrays:
-        salted = any(known.salt for known in optimizer.tables if known.name == table)
+        salted = _is_salted(optimizer, table)
         arrays = {**arrays, "key": keys_of_values(feature, arrays["key"], salted=salted)}
 
     def send() -> int:
@@ -84,6 +92,15 @@ def import_arrays(
         return send_rows(cluster.client, table, arrays, time=at, pool=cluster.pool)
 
     return _import(optimizer, table, replace, "import_arrays", send)
+
+
+def _is_salted(optimizer: DistributedOptimizer, table: str) -> bool:
+    return any(known.salt for known in optimizer.tables if known.name == table)
+
+
+def _signed(salt: int) -> int:
+    """The int64 with the bits of a uint64: messages have no larger ones."""
+    return salt - 2**64 if salt >= 2**63 else salt
 
 
 def _import(

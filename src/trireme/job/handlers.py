@@ -11,6 +11,7 @@ from trireme.interchange.server_side.importing import ImportHandlers
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.frozen_export import frozen_export_handlers
+from trireme.server.looking import Looking
 from trireme.server.requests import RequestHandlers
 from trireme.server.state import ServerState
 
@@ -47,6 +48,7 @@ def handlers_of(
 
     return {
         **RequestHandlers(server).handlers(),
+        **Looking(server).handlers(),
         **coordinator.handlers(),
         "coord.join": on_join,
         **attendance,

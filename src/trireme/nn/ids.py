@@ -17,9 +17,9 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.data.batch import Batch, Ragged, Strings
-from trireme.data.strings import text_keys
 from trireme.data.user_columns import as_column
 from trireme.errors import BadRequest
+from trireme.rows.feature_keys import text_keys
 
 Columns = Batch | Mapping[str, Tensor | Ragged | Strings]
 

@@ -19,12 +19,13 @@ from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn.ids import Keys, keys_of_values
-from trireme.policy import ScorePolicy, policy_of
+from trireme.protocol.wire import Arrays
 from trireme.rows.core_table import make_core_table
-from trireme.rows.row_statistics import faded, scores
+from trireme.rows.row_statistics import numbers_of
 from trireme.rows.wide_rows import RowLayout
+from trireme.rpc import Reply
 from trireme.table import Table
-from trireme.worker.whole_rows import Reading, read_now
+from trireme.worker.whole_rows import TIMEOUT_S, Reading, read_now
 
 METRICS = ("dot", "cosine")
 
@@ -47,13 +48,14 @@ class TableView:
 
     Args:
         table: which the servers make if they do not have it.
-        feature: whose values are given.
+        feature: whose values are given. None: of all rows, which only `top` and `len` tell of, by
+            their keys.
         values: N distinct values of the feature, integers or strings as in training, for `top` and
             `nearest`: rows have no names, as keys of strings are hashes.
         cluster: default the one that `trireme.init()` made.
 
     Raises:
-        BadRequest: values of another kind, missing ones, or one given twice.
+        BadRequest: values of another kind, missing ones, one given twice, or no feature for them.
 
     Threads: any, one at a time.
     """
@@ -61,13 +63,14 @@ class TableView:
     def __init__(
         self,
         table: Table,
-        feature: str,
+        feature: str | None = None,
         values: Any = (),
         *,
         cluster: Cluster | None = None,
     ) -> None:
         self._cluster = default() if cluster is None else cluster
-        self._table, self.feature = table.of_feature(feature), feature
+        self._table = table if feature is None else table.of_feature(feature)
+        self.feature = feature
         self.values = _listed(values)
         self._keys = self._keys_of(values) if self.values else np.empty(0, np.uint64)
         if len(np.unique(self._keys)) < len(self._keys):
@@ -93,7 +96,8 @@ class TableView:
         return rows[:, self._table.width - self._table.dim :]
 
     def top(self, by: str, k: int, *, time: int = 0) -> Ranked:
-        """The values whose rows have the largest statistic.
+        """The values whose rows have the largest statistic; without a feature the keys, as ints,
+        of all rows of the table, which servers read one after the other, those on SSD too.
 
         Args:
             by: "time", the data time of the last push; with a ScorePolicy also "show", "click" and
@@ -101,24 +105,29 @@ class TableView:
             time: data time to which shows and clicks have faded; 0: of each row's last push.
 
         Raises:
-            BadRequest: another statistic, or k below 1.
+            BadRequest: another statistic; k below 1, or without a feature above 10,000; a feature
+                without values.
         """
-        policy = policy_of(self._table.schema.policy)
-        is_scored = isinstance(policy, ScorePolicy)
-        known = ("time", "show", "click", "score") if is_scored else ("time",)
-        if by not in known:
-            raise BadRequest(
-                f"TableView.top: expected one of {', '.join(known)} of table"
-                f" {self._table.name!r}, found {by!r}"
-            )
+        if self.feature is None:
+            return self._top_of_all(by, k, time)
         present, layout, rows = self._rows()
-        statistics = layout.statistics(rows)
-        numbers = statistics["time"].astype(np.float64)
-        if isinstance(policy, ScorePolicy) and by != "time":
-            shows, clicks = faded(policy, statistics, time, False)
-            counts = {"show": shows, "click": clicks}
-            numbers = counts[by] if by in counts else scores(policy, shows, clicks)
+        numbers = numbers_of(self._table.schema, layout.statistics(rows), by, time)
         return self._ranked(present, numbers, k)
+
+    def _top_of_all(self, by: str, k: int, time: int) -> Ranked:
+        _check(k)
+        body = {"table": self._table.name, "by": by, "k": k, "time": time}
+        servers = self._cluster.client.servers
+
+        def attempt(left_s: float) -> list[Reply]:
+            return servers.everywhere("ps.top", body, timeout_s=left_s, aside=True)
+
+        replies = servers.until_current("ps.top", attempt, TIMEOUT_S)
+        arrays = [Arrays(reply.arrays) for reply in replies]
+        keys = np.concatenate([one.take("keys", np.uint64, (None,)) for one in arrays])
+        numbers = np.concatenate([one.take("numbers", np.float64, (None,)) for one in arrays])
+        best = np.lexsort((keys, -numbers))[:k]
+        return Ranked(keys[best].tolist(), numbers[best].tolist())
 
     def nearest(
         self, vectors: Any, k: int, *, metric: str = "dot", faiss: bool = False
@@ -172,6 +181,11 @@ class TableView:
 
     def _rows(self) -> tuple[NDArray[np.intp], RowLayout, NDArray[np.uint8]]:
         """Which of the values have a row, and these rows."""
+        if not self.values:
+            raise BadRequest(
+                f"TableView: expected values of {self.feature!r} to choose among, found none: rows"
+                " have no names; TableView(table).top(...) ranks the keys of all rows"
+            )
         core = make_core_table(self._table.schema)
         layout = RowLayout.of(self._table.schema, core)
         client, pool = self._cluster.client, self._cluster.pool
@@ -192,6 +206,11 @@ class TableView:
         return Ranked([self.values[present[i]] for i in best], numbers[best].tolist())
 
     def _keys_of(self, values: Any) -> Keys:
+        if self.feature is None:
+            raise BadRequest(
+                "TableView: expected a feature whose values these are, found none: give"
+                " TableView(table, feature, values)"
+            )
         return keys_of_values(self.feature, values, salted=self._table.salt)
 
     def __repr__(self) -> str:

@@ -6,7 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
-from trireme.policy import ScorePolicy
+from trireme.errors import BadRequest
+from trireme.policy import ScorePolicy, policy_of
+from trireme.table import TableSchema
 
 DAY_S = 86_400
 
@@ -29,3 +31,19 @@ def faded(
 def scores(policy: ScorePolicy, shows: Numbers, clicks: Numbers) -> Numbers:
     """(n,) the score of each row's shows and clicks."""
     return _core.score(shows, clicks, policy.nonclk_coeff, policy.click_coeff)
+
+
+def numbers_of(schema: TableSchema, statistics: npt.NDArray[Any], by: str, time: int) -> Numbers:
+    """(n,) one statistic of rows: "time" of the last push; of scored tables also "show", "click"
+    and "score", faded to a data time. Raises BadRequest: another one.
+    """
+    policy = policy_of(schema.policy)
+    known = ("time", "show", "click", "score") if schema.is_scored else ("time",)
+    if by not in known:
+        raise BadRequest(
+            f"top: expected one of {', '.join(known)} of table {schema.name!r}, found {by[:64]!r}"
+        )
+    if by == "time" or not isinstance(policy, ScorePolicy):
+        return np.asarray(statistics["time"], np.float64)
+    shows, clicks = faded(policy, statistics, time, False)
+    return {"show": shows, "click": clicks}.get(by, scores(policy, shows, clicks))

@@ -30,7 +30,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -245,6 +245,12 @@ class Server:
                 num_bytes_out=self._socket.num_bytes_out,
                 num_faults=self._socket.num_faults,
             )
+
+    def waits(self, methods: Collection[str], num_max: int) -> list[str]:
+        """What the first answers to these methods wait for, where it is not ready."""
+        with self._lock:
+            deferred = [d for p, d in self._deferred.items() if p.method in methods]
+        return [one.describe() for one in deferred[:num_max]]
 
     def __enter__(self) -> Server:
         return self if self._threads else self.start()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from prometheus_client.core import Metric
 
-from trireme.rpc import Handler, Reply, Server
+from trireme.rpc import Handler, Reply, Request, Server
 from trireme.server.attendance import Attendance
 from trireme.server.server_stats import sync_waits
 from trireme.server.state import ServerState
@@ -79,11 +79,16 @@ TIER = {
 """Gauges of a table with rows on SSD: the field of `_core.Table.tier`, and the documentation."""
 
 
+WAITS_MAX = 3
+"""Of the pulls that wait for other workers: of how many `server.metrics` says for whom."""
+
+
 class RequestMetrics:
     """Metrics of requests. Give `observe` to the RPC server, and that server to `watch`."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self._waits: Callable[[], list[str]] = list
         self._requests = Counter(
             "trireme_server_requests_total",
             "Requests answered, by method and by the name of the error, OK if none.",
@@ -104,6 +109,7 @@ class RequestMetrics:
 
     def watch(self, server: Server) -> None:
         """Add gauges of this server's queues, connections and bytes."""
+        self._waits = lambda: server.waits(("ps.pull", "ps.norm"), WAITS_MAX)
 
         def queues() -> dict[str, int]:
             usage = server.usage()
@@ -123,7 +129,12 @@ class RequestMetrics:
     def handlers(self) -> dict[str, Handler]:
         """For `trireme top`, which therefore needs no other port than the server's."""
         registry = self._registry
-        return {"server.metrics": lambda _: Reply({}, [np.frombuffer(text_of(registry), np.uint8)])}
+
+        def on_metrics(_: Request) -> Reply:
+            text = np.frombuffer(text_of(registry), np.uint8)
+            return Reply({"waits": self._waits()}, [text])
+
+        return {"server.metrics": on_metrics}
 
 
 Read = Callable[[], Mapping[Any, float]]

@@ -86,6 +86,10 @@ def _server(interval: _Interval, server: ServerSamples) -> ServerStatus:
         saved_ago_s=_least(server, "trireme_checkpoint_age_seconds"),
         log_bytes=_least(server, "trireme_log_bytes"),
         log_age_s=_least(server, "trireme_log_age_seconds"),
+        staleness=_share(
+            server.total("trireme_push_staleness_sum"), server.total("trireme_push_staleness_count")
+        ),
+        waits=list(dict.fromkeys(server.waits)),
     )
 
 

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from trireme.errors import BadRequest, NotReady, TriremeError
 from trireme.protocol.block_messages import map_from_wire
-from trireme.protocol.wire import Arrays
+from trireme.protocol.wire import Arrays, need_list
 from trireme.rpc import Call, Reply, RpcClient
 
 Labels = Mapping[str, str]
@@ -22,11 +22,13 @@ class ServerSamples:
         endpoint: of the server.
         samples: labels and values by name of the metric; empty if the server did not answer.
         error: why the server did not answer; "" if it did.
+        waits: what some of the pulls there wait for.
     """
 
     endpoint: str
     samples: Mapping[str, Sequence[tuple[Labels, float]]]
     error: str = ""
+    waits: Sequence[str] = ()
 
     def matching(self, name: str, **labels: str) -> Iterator[tuple[Labels, float]]:
         """The samples of this name whose labels include these."""
@@ -103,4 +105,8 @@ def _parse(endpoint: str, answer: Reply | TriremeError) -> ServerSamples:
     for family in text_string_to_metric_families(answer.arrays[0].tobytes().decode()):
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return ServerSamples(endpoint, samples)
+    return ServerSamples(endpoint, samples, waits=_waits(answer))
+
+
+def _waits(answer: Reply) -> Sequence[str]:
+    return need_list(answer.body, "waits", str) if "waits" in answer.body else ()

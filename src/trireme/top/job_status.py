@@ -18,6 +18,8 @@ class ServerStatus:
         full_per_s: requests refused for now because a limit was reached.
         saved_ago_s: since the last checkpoint of any mode.
         log_bytes, log_age_s: of what a recovery would replay.
+        staleness: mean of all pushes since the start, in pushes.
+        waits: what some of the pulls that wait for other workers wait for.
     """
 
     endpoint: str
@@ -39,6 +41,8 @@ class ServerStatus:
     saved_ago_s: float | None = None
     log_bytes: float | None = None
     log_age_s: float | None = None
+    staleness: float | None = None
+    waits: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

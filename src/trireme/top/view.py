@@ -1,8 +1,11 @@
 """The state of a job as tables in the terminal."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -19,19 +22,83 @@ from trireme.top.job_status import (
 )
 
 _NONE = "-"
+_GAP = 2
+_WAITS_MAX = 3
 
 
-def view(before: Snapshot, now: Snapshot) -> RenderableType:
-    """The job at `now`; rates and latencies are those since `before`."""
+class _Sheet:
+    """A table as wide as the terminal: columns that find no place follow below, beside the first
+    column again. There long names in the first column lack their middle, or take several lines
+    where they would be equal.
+
+    rows_max: further rows are counted alone; None: all are shown.
+    """
+
+    def __init__(self, columns: Sequence[str], rows_max: int | None) -> None:
+        self._columns, self._rows_max = columns, rows_max
+        self._rows: list[Sequence[str]] = []
+
+    def add_row(self, *cells: str) -> None:
+        self._rows.append([*cells, *([""] * (len(self._columns) - len(cells)))])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self._rows[: self._rows_max]
+        widths = [max(map(cell_len, cells)) for cells in zip(self._columns, *shown, strict=True)]
+        room, name = options.max_width, widths[0]
+        if sum(widths) + _GAP * len(widths[1:]) > room:
+            name = min(name, max(room // 3, cell_len(self._columns[0])))
+        part, width = [0], name
+        for column in range(1, len(widths)):
+            width += _GAP + widths[column]
+            if width > room and len(part) > 1:
+                yield self._table(part, shown, name)
+                part, width = [0], name + _GAP + widths[column]
+            part.append(column)
+        yield self._table(part, shown, name)
+        if len(shown) < len(self._rows):
+            yield Text(f"... and {len(self._rows) - len(shown)} more")
+
+    def _table(self, part: Sequence[int], rows: Sequence[Sequence[str]], name: int) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        names = [row[0] for row in rows]
+        short = [_short(one, name) for one in names]
+        if len(set(short)) < len(set(names)):
+            short = names  # on several lines
+        table.add_column(self._columns[0], overflow="fold", max_width=name)
+        for column in part[1:]:
+            table.add_column(self._columns[column], justify="right", no_wrap=True)
+        for first, row in zip(short, rows, strict=True):
+            table.add_row(first, *(row[column] for column in part[1:]))
+        return table
+
+
+def _short(name: str, width: int) -> str:
+    """A name without its middle, if it is longer."""
+    if cell_len(name) <= width:
+        return name
+    end = (width - 1) // 2
+    return f"{name[: width - 1 - end]}\N{HORIZONTAL ELLIPSIS}{name[-end:]}"
+
+
+def view(before: Snapshot, now: Snapshot, rows_max: int | None = None) -> RenderableType:
+    """The job at `now`; rates and latencies are those since `before`. rows_max: of each kind, the
+    servers that do not answer and the largest tables first.
+    """
     job = status_of(before, now)
+    job = replace(
+        job,
+        servers=sorted(job.servers, key=lambda server: not server.error),
+        tables=sorted(job.tables, key=lambda table: -table.num_rows) if rows_max else job.tables,
+    )
     return Group(
         _summary(job),
-        _servers(job),
-        *(Text(f"no answer: {server.error}") for server in job.servers if server.error),
-        _tables(job),
-        *([_tiers(job)] if any(table.tier for table in job.tables) else []),
-        _workers(job),
-        *([_labels(job)] if job.labels else []),
+        _servers(job, rows_max),
+        *[Text(f"no answer: {s.error}") for s in job.servers if s.error][:rows_max],
+        *_waits(job),
+        _tables(job, rows_max),
+        *([_tiers(job, rows_max)] if any(table.tier for table in job.tables) else []),
+        _workers(job, rows_max),
+        *([_labels(job, rows_max)] if job.labels else []),
         _staleness(job.staleness),
     )
 
@@ -48,14 +115,21 @@ def _summary(job: JobStatus) -> Text:
     return Text("trireme top: " + ", ".join(parts))
 
 
-def _servers(job: JobStatus) -> Table:
-    table = _table(
+def _servers(job: JobStatus, rows_max: int | None) -> _Sheet:
+    columns = (
         "server", "up", "rows", "tables", "memory", "pull/s", "push/s", "pull ms", "push ms",
-        "in/s", "out/s", "queued", "running", "deferred", "full/s", "saved ago",
+        "in/s", "out/s", "queued", "running", "deferred", "full/s", "saved ago", "log", "log age",
+        "staleness",
     )  # fmt: skip
+    table = _Sheet(columns, rows_max)
     for server in job.servers:
         table.add_row(*(_server(server) if not server.error else (server.endpoint, "no answer")))
     return table
+
+
+def _waits(job: JobStatus) -> list[Text]:
+    waits = dict.fromkeys(what for server in job.servers for what in server.waits)
+    return [Text(f"waits: {what}") for what in list(waits)[:_WAITS_MAX]]
 
 
 def _server(server: ServerStatus) -> tuple[str, ...]:
@@ -76,11 +150,15 @@ def _server(server: ServerStatus) -> tuple[str, ...]:
         _count(server.num_deferred),
         _count(server.full_per_s),
         _NONE if server.saved_ago_s is None else _seconds(server.saved_ago_s),
+        _NONE if server.log_bytes is None else drawing.size(server.log_bytes),
+        _NONE if server.log_age_s is None else _seconds(server.log_age_s),
+        _NONE if server.staleness is None else f"{server.staleness:.2f}",
     )
 
 
-def _tables(job: JobStatus) -> Table:
-    table = _table("table", "rows", "bytes", "pulled keys/s", "missing", "pushed keys/s")
+def _tables(job: JobStatus, rows_max: int | None) -> _Sheet:
+    columns = ("table", "rows", "bytes", "pulled keys/s", "missing", "pushed keys/s")
+    table = _Sheet(columns, rows_max)
     for state in job.tables:
         table.add_row(
             state.name,
@@ -93,12 +171,13 @@ def _tables(job: JobStatus) -> Table:
     return table
 
 
-def _tiers(job: JobStatus) -> Table:
+def _tiers(job: JobStatus, rows_max: int | None) -> _Sheet:
     """Tables with rows on SSD. Written: rows written by rows that left memory."""
-    table = _table(
+    columns = (
         "on SSD", "in memory", "on SSD", "budget", "files", "in use", "hits", "reads/s",
         "reads/pull", "fetched/s", "evicted/s", "written",
     )  # fmt: skip
+    table = _Sheet(columns, rows_max)
     for state in job.tables:
         if state.tier is not None:
             table.add_row(*_tier(state))
@@ -125,11 +204,12 @@ def _tier(table: TableStatus) -> tuple[str, ...]:
     )
 
 
-def _workers(job: JobStatus) -> Table:
-    table = _table(
+def _workers(job: JobStatus, rows_max: int | None) -> _Sheet:
+    columns = (
         "worker", "heard ago", "steps", "examples", "examples/s", "retries",
         "planned", "pulled", "pushes",
     )  # fmt: skip
+    table = _Sheet(columns, rows_max)
     for worker in job.workers:
         table.add_row(*_worker(worker))
     return table
@@ -150,11 +230,12 @@ def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     )
 
 
-def _labels(job: JobStatus) -> Table:
-    table = _table(
+def _labels(job: JobStatus, rows_max: int | None) -> _Sheet:
+    columns = (
         "label", "compute", "credits", "in flight", "batches/s", "ms", "busy", "failovers",
         "waiting",
     )  # fmt: skip
+    table = _Sheet(columns, rows_max)
     for label in job.labels:
         table.add_row(*_label(label))
     return table
@@ -186,14 +267,6 @@ def _staleness(staleness: StalenessStatus | None) -> Text:
         f"staleness (pushes between pull and push): mean {staleness.mean:.2f},"
         f" median {bound(staleness.median)}, 99% {bound(staleness.quantile_99)}"
     )
-
-
-def _table(first: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
 
 
 def _percent(share: float | None) -> str:

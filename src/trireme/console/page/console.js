@@ -128,6 +128,8 @@ function showTables(job) {
     ["pushes/s", (s) => count(s.pushes_per_s)],
     ["pull", (s) => ms(s.pull_s)],
     ["push", (s) => ms(s.push_s)],
+    ["staleness", (s) => (known(s.staleness) ? s.staleness.toFixed(2) : NONE)],
+    ["waits for", (s) => s.waits.join("; ") || NONE],
     ["in/s", (s) => size(s.received_per_s)],
     ["out/s", (s) => size(s.sent_per_s)],
     ["queued", (s) => count(s.num_queued)],
@@ -159,6 +161,110 @@ function showTables(job) {
     ["evicted/s", (t) => count(t.tier.evicted_per_s)],
     ["written", (t) => (known(t.tier.written) ? `${t.tier.written.toFixed(2)}x` : NONE)],
   ], "There are none.");
+}
+
+// ---- rows ----
+
+const KINDS = {
+  show: ["shows", (bound) => count(bound)],
+  age_s: ["age", (bound) => age(bound)],
+  version: ["last change, saves ago", (bound) => count(bound)],
+};
+
+function age(seconds) {
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
+    if (seconds >= size) return `${seconds / size} ${unit}`;
+  }
+  return `${seconds} s`;
+}
+
+function histogram(table, { kind, from_: bounds, rows }) {
+  const [title, text] = KINDS[kind];
+  const most = Math.max(...rows, 1), all = rows.reduce((sum, n) => sum + n, 0);
+  const bars = rows.flatMap((number, i) => {
+    const drawing = svg("svg", {
+      viewBox: `0 0 ${WIDTH} 10`, preserveAspectRatio: "none", "aria-hidden": "true",
+    });
+    drawing.append(svg("rect", {
+      class: "bar", x: 0, y: 0, height: 10, width: ((WIDTH * number) / most).toFixed(1),
+    }));
+    const from = `${text(bounds[i])}${i + 1 < bounds.length ? ` \u2013 ${text(bounds[i + 1])}` : " +"}`;
+    return [element("span", from, "bound"), drawing, element("span", percent(all ? number / all : 0))];
+  });
+  const drawn = element("figure", [
+    element("figcaption", [
+      element("span", [`${table.table} `, element("span", title, "kind")], "name"),
+      element("span", seen(table), "value"),
+    ]),
+    element("div", bars, "bars"),
+  ]);
+  return drawn;
+}
+
+function seen(table) {
+  const all = table.num_sampled >= table.num_in_memory;
+  const rows = `${count(table.num_sampled)}${all ? "" : ` of ${count(table.num_in_memory)}`} rows`;
+  return table.num_on_ssd ? `${rows}; ${count(table.num_on_ssd)} on SSD` : rows;
+}
+
+function showDistributions(tables) {
+  byId("rows-part").hidden = !tables.some((table) => table.bars.length);
+  byId("distributions").replaceChildren(
+    ...tables.flatMap((table) => table.bars.map((bars) => histogram(table, bars))),
+  );
+}
+
+let namesShown = "";
+function offerNames(tables) {
+  const names = tables.map((table) => table.name);
+  if (names.join("\n") === namesShown) return;
+  namesShown = names.join("\n");
+  byId("table-names").replaceChildren(...names.map((name) => {
+    const option = element("option");
+    option.value = name;
+    return option;
+  }));
+  if (!byId("look-table").value && names.length) byId("look-table").value = names[0];
+}
+
+const PLACES = { none: "no row: a lookup gives initial weights", memory: "in memory", ssd: "on SSD" };
+const floats = (values) => values.map((value) => (known(value) ? value.toPrecision(6) : "NaN")).join(" ");
+const time = (seconds) => (seconds ? new Date(1000 * seconds).toISOString().replace(".000", "") : "none");
+
+function showRow(found) {
+  const cells = [["row", found.row], ["key", found.key], ["place", PLACES[found.place]], ["server", found.server]];
+  const lists = [];
+  if (found.place !== "none") {
+    for (const name of ["show", "click", "delta_score", "feature"]) {
+      if (known(found[name])) cells.push([name, String(Number(found[name].toPrecision(7)))]);
+    }
+    cells.push(["last push", time(found.time)], ["changed in save", String(found.version)]);
+    if (found.updates.length) cells.push(["updates", found.updates.join(" ")]);
+    lists.push([`weights (${found.weights.length})`, found.weights]);
+    if (found.state.length) lists.push([`state of ${found.rule} (${found.state.length})`, found.state]);
+  }
+  const pairs = cells.map(([name, value]) => element("div", [element("dt", name), element("dd", value)]));
+  for (const [name, values] of lists) {
+    const numbers = element("dd", floats(values), "numbers");
+    numbers.tabIndex = 0; // to scroll it
+    numbers.ariaLabel = name;
+    pairs.push(element("div", [element("dt", name), numbers]));
+  }
+  byId("row").replaceChildren(element("div", element("dl", pairs), "wide"));
+}
+
+async function look(event) {
+  event.preventDefault();
+  const wanted = new URLSearchParams({ table: byId("look-table").value, row: byId("look-row").value });
+  let answer, found;
+  try {
+    answer = await fetch(`/row?${wanted}`);
+    found = await answer.json();
+  } catch {
+    found = { error: "the console does not answer" };
+  }
+  if (found.error) byId("row").replaceChildren(element("p", found.error, "error"));
+  else showRow(found);
 }
 
 // ---- charts ----
@@ -264,7 +370,7 @@ function follow() {
     points = JSON.parse(event.data);
   });
   events.addEventListener("job", (event) => {
-    const { job, point } = JSON.parse(event.data);
+    const { job, point, distributions } = JSON.parse(event.data);
     note(point.at);
     const without = job.servers.filter((server) => server.error).length;
     add(point);
@@ -275,6 +381,8 @@ function follow() {
     );
     showNow(job);
     showTables(job);
+    showDistributions(distributions);
+    offerNames(job.tables);
     drawCharts();
   });
   events.addEventListener("silent", (event) => {
@@ -286,4 +394,5 @@ function follow() {
   events.addEventListener("error", () => say("the console does not answer; trying again", "bad"));
 }
 
+byId("look").addEventListener("submit", look);
 follow();

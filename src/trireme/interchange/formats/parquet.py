@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from trireme.errors import BadRequest, DataError
 from trireme.interchange.formats.named_columns import RANK2, STATISTICS, checked
 from trireme.protocol.wire import Array
+from trireme.rows.feature_keys import FeatureKeys
 from trireme.rows.wide_rows import RowLayout, WideRows
 
 BATCH_ROWS = 1 << 16
@@ -53,12 +54,16 @@ def _lists(values: Array, lengths: Array) -> pa.Array:
 
 
 def batches(
-    path: str, names: Mapping[str, str], storage_options: Mapping[str, Any] | None = None
+    path: str,
+    names: Mapping[str, str],
+    storage_options: Mapping[str, Any] | None = None,
+    feature: FeatureKeys | None = None,
 ) -> Iterator[dict[str, Array]]:
     """A file's rows, some thousand at a time, as checked columns and `num_weights`. Lists with
     fewer weights are filled up with zeros.
 
     names: the file's name of a column by ours; other columns have ours. The rest is ignored.
+    feature: the column `key` has its values; None: keys.
 
     Raises DataError: no such file, no key or weights, or nulls.
     """
@@ -68,7 +73,7 @@ def batches(
             wanted = _wanted(path, file.schema_arrow.names, names)
             for batch in file.iter_batches(BATCH_ROWS, columns=list(wanted.values())):
                 columns = {
-                    name: checked(name, _array(path, name, batch[in_file]))
+                    name: _column(path, name, batch[in_file], feature)
                     for name, in_file in wanted.items()
                 }
                 yield {**columns, "num_weights": _lengths(batch[wanted["weights"]])}
@@ -91,6 +96,15 @@ def _wanted(path: str, in_file: Sequence[str], names: Mapping[str, str]) -> dict
     if missing:
         raise DataError(f"{path}: expected columns {missing}, found {list(in_file)}")
     return wanted
+
+
+def _column(path: str, name: str, column: pa.Array, feature: FeatureKeys | None) -> Array:
+    if name == "key" and feature is not None:
+        try:
+            return feature.of(column)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+    return checked(name, _array(path, name, column))
 
 
 def _array(path: str, name: str, column: pa.Array) -> Array:

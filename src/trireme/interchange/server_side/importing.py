@@ -37,6 +37,7 @@ from trireme.interchange.server_side.staged_rows import StagedRows
 from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys, buckets_of
 from trireme.protocol.wire import Array, Arrays, need, need_list
+from trireme.rows.feature_keys import FeatureKeys
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
 from trireme.server.prepared_import import PreparedImport, RowPart
@@ -129,21 +130,22 @@ class ImportHandlers:
         staged, stamp = self._staged_rows(request), self._stamp(request)
         options = need(request.body, "storage_options", dict)
         columns = need(request.body, "columns", dict)
+        feature = _feature(request)
 
         def stage(path: str) -> Iterator[int]:
             num_rows = 0
-            for batch in batches(path, columns, options):
+            for batch in batches(path, columns, options, feature):
                 self._stage(staged, batch, stamp, path, num_rows)
                 num_rows += len(batch["key"])
                 yield len(batch["key"])
 
         def keys_of(path: str) -> Iterator[Keys]:
-            for batch in batches(path, columns, options):
+            for batch in batches(path, columns, options, feature):
                 yield batch["key"][staged.wanted[buckets_of(batch["key"])] > 0]
 
         def places_of(path: str, key: int) -> Iterator[str]:
             num_rows = 0
-            for batch in batches(path, columns, options):
+            for batch in batches(path, columns, options, feature):
                 rows = np.flatnonzero(batch["key"] == np.uint64(key))
                 yield from (f"{path}: row {num_rows + row}" for row in rows)
                 num_rows += len(batch["key"])
@@ -305,6 +307,14 @@ class ImportHandlers:
             return Reply()
 
         return server.journal.change_once(finish)
+
+
+def _feature(request: Request) -> FeatureKeys | None:
+    """Whose values the column `key` has; None: keys."""
+    if (body := request.body.get("feature")) is None:
+        return None
+    salt = None if body.get("salt") is None else need(body, "salt", int) % 2**64
+    return FeatureKeys(need(body, "name", str), salt)
 
 
 def _stage_lines(
