@@ -93,7 +93,8 @@ def _svg(title: str, groups: Sequence[_Group]) -> str:
     height = y - 16
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}"'
-        f' viewBox="0 0 {_WIDTH} {height}">\n<title>{title}</title>\n<rect width="100%" height="100%" fill="#ffffff"/>'
+        f' viewBox="0 0 {_WIDTH} {height}">\n<title>{title}</title>\n'
+        '<rect width="100%" height="100%" fill="#ffffff"/>'
     )
     return "\n".join([head, *lines, "</svg>"]) + "\n"
 

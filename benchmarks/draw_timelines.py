@@ -1,4 +1,4 @@
-"""Draws what happens over time: the pictures of docs/consistency.md, docs/rows.md and docs/failures.md.
+"""Draws the pictures of docs/consistency.md, docs/rows.md and docs/failures.md: what happens when.
 
 python -m benchmarks.draw_timelines
 """

@@ -1,4 +1,4 @@
-"""The site that `make docs` builds: README.md, docs/, notebooks, and a reference made from docstrings.
+"""The site that `make docs` builds: README.md, docs/, notebooks, a reference made from docstrings.
 
 Its sources are the files of the repository as they are, so that one link works on both.
 """
