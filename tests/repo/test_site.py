@@ -1,4 +1,4 @@
-"""The site of `make docs`: it builds without warnings, names everything, and is complete offline."""
+"""The site of `make docs`: it builds without warnings, names everything, and works offline."""
 
 import importlib
 import os
