@@ -47,7 +47,9 @@ def test_the_site_loads_nothing_from_another_host(site: Path) -> None:
     assert site / "index.html" in pages
     assert site / "docs/consistency.html" in pages
     wrong = [
-        f"{page.relative_to(site)}: {found}" for page in pages for found in loads(page.read_text())
+        f"{page.relative_to(site)}: {address}"
+        for page in pages
+        for address in loads(page.read_text())
     ]
     assert not wrong, "\n".join(wrong)
 
