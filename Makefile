@@ -7,6 +7,7 @@
 # make check      formatters, linters, types; the C++ tests under sanitizers
 # make wheel      wheels in dist/ for the Pythons found (PYTHONS="python3.10 python3.12": for these); tries one
 # make bench      benchmarks (BENCH=name: one of them; RIVAL=name: beside a rival)
+# make docs       the site in build/docs: the pages, notebooks with their outputs, a reference of all names
 # make format     rewrite the sources as `make check` wants them
 # make fuzz       SECONDS=150 of random text for each parser (needs clang and libFuzzer)
 # make fuzz-wire  SECONDS=150 of mutated messages for the handlers of a server
@@ -29,7 +30,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Hundreds of processes of the tests import the same modules, which are therefore compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test chaos long paddlerec gpu check bench wheel paddle torchrec setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
+.PHONY: help demo test chaos long paddlerec gpu check bench docs wheel paddle torchrec setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -69,6 +70,11 @@ bench: setup $(if $(filter paddle%,$(RIVAL)),paddle)
 # Wheels run on systems as old as the one that builds them: auditwheel says which.
 wheel:
 	@$(PYTHON) wheels/build.py $(if $(PYTHONS),--pythons '$(PYTHONS)')
+
+# A warning is an error: a link that leads nowhere, a page that no other lists, a notebook that fails.
+docs: setup
+	@$(BIN)/python -m sphinx -W --keep-going -q -c docs/site . build/docs
+	@echo "docs: build/docs/index.html"
 
 # The last release of Paddle with a parameter server. Its dependencies exclude ours, so it has an
 # environment of its own.

@@ -50,7 +50,7 @@ def draw(results: Path = RESULTS) -> str:
             value = values[metric, batch, rival]
             bars.append((label, value / largest, f"{value:,.0f}", colour))
         groups.append(_Group(f"CTR-DNN, batches of {batch}, examples/s on 2 cores", bars))
-    return _svg(groups)
+    return _svg("Examples per second of Trireme, Paddle and PyTorch", groups)
 
 
 def draw_tiers(results: Path = TIER_RESULTS) -> str:
@@ -68,14 +68,15 @@ def draw_tiers(results: Path = TIER_RESULTS) -> str:
             rate = 1 - (run["misses"] + run["fetched"]) / (run["hits"] + run["misses"])
             hits.append((share, rate, f"{rate:.0%}", "#54aeff"))
     return _svg(
+        "Examples per second and hit rate with less memory than rows",
         [
             _Group("CTR-DNN, batches of 4096, examples/s on 2 cores", speed),
             _Group("Distinct keys of a batch whose rows are in memory", hits),
-        ]
+        ],
     )
 
 
-def _svg(groups: Sequence[_Group]) -> str:
+def _svg(title: str, groups: Sequence[_Group]) -> str:
     lines, y = [], 30
     for group in groups:
         lines.append(_text(16, y, group.title, bold=True))
@@ -89,10 +90,11 @@ def _svg(groups: Sequence[_Group]) -> str:
             lines.append(_text(_LEFT + width + 6, y + 13, beside))
             y += _STEP
         y += 28
-    height = y - 28
+    height = y - 16
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}"'
-        f' viewBox="0 0 {_WIDTH} {height}">\n<rect width="100%" height="100%" fill="#ffffff"/>'
+        f' viewBox="0 0 {_WIDTH} {height}">\n<title>{title}</title>\n'
+        '<rect width="100%" height="100%" fill="#ffffff"/>'
     )
     return "\n".join([head, *lines, "</svg>"]) + "\n"
 

@@ -56,6 +56,7 @@ def draw() -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}"'
         f' viewBox="0 0 {_WIDTH} {_HEIGHT}">',
+        "<title>Who computes what in a heterogeneous job</title>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8"'
         ' markerHeight="8" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#57606a"/></marker>'
         "</defs>",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks import draw, draw_heterogeneous
+from benchmarks import draw, draw_heterogeneous, draw_timelines
 from tests.repo import tree
 from trireme import errors
 
@@ -87,3 +87,35 @@ def test_every_line_of_failures_names_a_test_that_exists() -> None:
         assert names, row
         for name in names:
             assert f"def {name}(" in tests, name
+
+
+def test_the_pictures_of_time_are_those_of_their_script() -> None:
+    for name, picture in draw_timelines.PICTURES.items():
+        assert (tree.ROOT / "docs" / name).read_text() == picture()
+
+
+def test_every_picture_has_a_title_and_text_that_can_be_read() -> None:
+    pictures = tree.files(".svg", under="docs")
+    assert len(pictures) >= 6
+    for picture in pictures:
+        text = picture.read_text()
+        assert re.search(r"<title>[^<]{20,}</title>", text), picture
+        colours = set(re.findall(r'<text[^>]*fill="(#\w{6})"', text))
+        behind = {"#ffffff"}  # of bars, text is beside them
+        if picture not in (draw.PICTURE, draw.TIER_PICTURE):
+            behind |= set(re.findall(r'<rect[^>]*fill="(#\w{6})"', text))
+        for colour in colours:
+            for other in behind:
+                assert contrast(colour, other) >= 4.5, (picture, colour, other)
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of WCAG 2.1, from 1 to 21."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

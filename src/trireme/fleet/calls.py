@@ -80,6 +80,7 @@ class FleetJob:
         return self._own_role
 
     def is_server(self) -> bool:
+        """Whether this process is a server."""
         return self.role.role == "server"
 
     def is_worker(self) -> bool:
@@ -91,6 +92,7 @@ class FleetJob:
         return self.role.role == "heter"
 
     def is_first_worker(self) -> bool:
+        """Whether this process is worker 0."""
         return self.is_worker() and self.worker_index() == 0
 
     def worker_index(self) -> int:
