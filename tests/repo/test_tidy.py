@@ -27,7 +27,7 @@ LONGER: dict[str, str] = {}
 # a console in the browser, notebooks, data frames, callbacks, PaddleRec's and Fleet's files as they
 # are. A feature raises it by what
 # it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 68_000
+PACKAGE_LINES_MAX = 68_800
 
 CODE = (".py", ".h", ".cc")
 
