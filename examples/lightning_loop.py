@@ -28,6 +28,7 @@ class Click(lightning.LightningModule):
         return tr.DistributedOptimizer(torch.optim.Adam(self.parameters(), lr=0.01), self)
 
     def on_train_epoch_end(self):
+        self.optimizers(use_pl_optimizer=False).end_pass()  # other workers may have more batches
         figures = scorer().evaluate(valid)  # of all workers, rows included
         self.log_dict({f"valid_{name}": figures[name] for name in ("loss", "auc")})
 
@@ -37,6 +38,9 @@ class Batches:
 
     def __init__(self, dataset):
         self.dataset, self.epoch = dataset, 0
+
+    def __len__(self):  # without it Lightning takes each batch before the step of the last one
+        return -(-len(self.dataset) // cluster.num_workers)
 
     def __iter__(self):
         epoch, self.epoch = self.epoch, self.epoch + 1
