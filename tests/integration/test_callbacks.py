@@ -216,7 +216,7 @@ def test_a_signal_closes_callbacks(number: signal.Signals) -> None:
     with embedded() as cluster, pytest.raises(Stopped):
         trainer_with(cluster, recorder).fit(loader(500))
     assert recorder.calls[-1] == ("end_fit", "Stopped")
-    assert recorder.calls[-2] == ("step", 2)
+    assert recorder.calls[-2] in (("step", 2), ("step", 3))
 
 
 def test_wrong_use_is_refused(tmp_path: Path) -> None:

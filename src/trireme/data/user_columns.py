@@ -57,9 +57,10 @@ def _arrow_of_dataset(source: Any) -> Any:
     unless the rows were chosen or shuffled.
     """
     if isinstance(source, Mapping):
+        names = ", ".join(map(str, source))
         raise DataError(
-            f"columns: expected one Dataset, found those named {', '.join(map(str, source))}; choose"
-            f" one, as in data[{next(iter(source), 'train')!r}]"
+            f"columns: expected one Dataset, found those named {names}; choose one, as in"
+            f" data[{next(iter(source), 'train')!r}]"
         )
     return source.with_format("arrow")[:]
 

@@ -32,7 +32,7 @@ class FitState:
         self.trainer, self.random, self.end, self.resumes = trainer, random, end, resumes
         self.epoch, self.is_repeated, self.wants_stop = trainer.num_epochs, False, False
         self.valid: Mapping[str, float] = {}
-        self._told: Mapping[str, float] = {}
+        self._figures: Mapping[str, float] = {}
         self._scored: Scored | None = None
         self._tally: Tally | None = None
 
@@ -53,7 +53,7 @@ class FitState:
         workers. In `step`: loss and metrics of this worker's batches of the epoch so far, computed
         when they are read.
         """
-        return self._told if self._tally is None else self._tally.figures()
+        return self._figures if self._tally is None else self._tally.figures()
 
     @property
     def examples(self) -> int:
@@ -84,7 +84,7 @@ class FitState:
     def see_epoch(self, figures: Mapping[str, float], valid: Mapping[str, float]) -> None:
         """An epoch has ended."""
         self._scored = self._tally = None
-        self._told, self.valid = figures, valid
+        self._figures, self.valid = figures, valid
 
 
 class Callback:

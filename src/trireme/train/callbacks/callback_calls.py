@@ -37,14 +37,14 @@ class CallbackCalls:
         self._all, self._fit, self._cluster = callbacks, fit, fit.trainer.cluster
         is_first = self._cluster.worker == 0
         names = _names(callbacks)
-        self._here = {n: c for n, c in names.items() if is_first or c.on_all_workers}
-        self._of_steps = [c for c in self._here.values() if type(c).step is not Callback.step]
+        self._called = {n: c for n, c in names.items() if is_first or c.on_all_workers}
+        self._of_steps = [c for c in self._called.values() if type(c).step is not Callback.step]
 
     @contextmanager
     def running(self, resumed: Mapping[str, Any] | None) -> Iterator[None]:
         """Between begin_fit and end_fit. resumed: states of a checkpoint that the fit continues."""
         with ExitStack() as stack:
-            for name, callback in self._here.items():
+            for name, callback in self._called.items():
                 stack.push(self._end_of(callback))
                 callback.begin_fit(self._fit)
                 if resumed is not None and name in resumed:
@@ -86,7 +86,7 @@ class CallbackCalls:
                 lambda: {"figures": dict(figures), "valid": dict(valid)},
             )
         fit.see_epoch(agreed["figures"], agreed["valid"])
-        for callback in self._here.values():
+        for callback in self._called.values():
             callback.epoch(fit)
 
     def agree_to_stop(self, saver: Saver | None) -> bool:
@@ -100,7 +100,7 @@ class CallbackCalls:
 
     def states(self) -> dict[str, Any]:
         """What a checkpoint keeps of the callbacks, by name."""
-        states = {name: callback.state_dict() for name, callback in self._here.items()}
+        states = {name: callback.state_dict() for name, callback in self._called.items()}
         return {name: state for name, state in states.items() if state}
 
 

@@ -163,6 +163,7 @@ class MLflow(_Logger):
         every_steps: int = EVERY_STEPS,
     ) -> None:
         super().__init__("mlflow", "mlflow", every_steps)
+        self._clock = importlib.import_module("mlflow.utils.time")
         self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
         self.params, self.run_id, self._continued = dict(params or {}), run_id, run_id
         self._client: Any = None
@@ -181,13 +182,13 @@ class MLflow(_Logger):
             self._client.log_param(self.run_id, name, value)
 
     def _begin_run(self) -> str:
-        found = self._client.get_experiment_by_name(self.experiment)
-        number = found.experiment_id if found else self._client.create_experiment(self.experiment)
+        known = self._client.get_experiment_by_name(self.experiment)
+        number = known.experiment_id if known else self._client.create_experiment(self.experiment)
         run_id: str = self._client.create_run(number, run_name=self.run_name).info.run_id
         return run_id
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
-        metric, now_ms = self._library.entities.Metric, int(time.time() * 1000)
+        metric, now_ms = self._library.entities.Metric, self._clock.get_current_time_millis()
         metrics = [metric(name, float(value), now_ms, step) for name, value in values.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
 
