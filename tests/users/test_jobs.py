@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.programs import Template
 from tests.repo import tree
@@ -111,3 +112,23 @@ def test_lightning_runs_the_loop_alone_and_as_a_job(programs: Template, tmp_path
     assert ended[1][1] == ended[2][1]
     assert (tmp_path / "alone/manifest.json").exists()
     assert (tmp_path / "saved/manifest.json").exists()
+
+
+@pytest.mark.parametrize(("mode", "worker"), [("sync", 0), ("async", 1)])
+def test_a_worker_that_was_killed_continues_with_its_callbacks(
+    mode: str, worker: int, programs: Template, tmp_path: Path
+) -> None:
+    command = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "2"]
+    command += ["--max_restart", "1", str(HERE / "killed_once.py"), mode, str(worker)]
+    programs.run(tmp_path, command)
+    assert (tmp_path / "killed").exists()
+    logs = [(tmp_path / "log" / f"workerlog.{number}").read_text() for number in (0, 1)]
+    ends = [re.findall(r"^ended \d (.*)$", log, re.MULTILINE) for log in logs]
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 1
+    num_epochs, _, _, path = ends[0][0].split()
+    assert Path(path, "manifest.json").exists()
+    events = EventAccumulator(str(tmp_path / "runs"))
+    events.Reload()
+    epochs = [event.value for event in events.Scalars("epoch")]
+    assert epochs == list(range(1, int(num_epochs) + 1))

@@ -236,7 +236,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- the step ----
 
-    def step(  # type: ignore[override]  # torch's overloads for mypy
+    def step(
         self,
         closure: Callable[[], Any] | None = None,
         *,
