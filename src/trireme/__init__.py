@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from trireme.strategy import Strategy
     from trireme.table import Table
     from trireme.train import (
+        BestCheckpoint,
+        Callback,
         Checkpoints,
         DistributedOptimizer,
         Dump,
+        EarlyStopping,
         Evaluation,
+        FitState,
+        MLflow,
         Recipe,
         Report,
+        TensorBoard,
         Trainer,
+        WandB,
         prefetch,
     )
     from trireme.train.online.passes import Pass
@@ -36,13 +43,18 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "BestCheckpoint",
     "Blocks",
+    "Callback",
     "Checkpoints",
     "Cluster",
     "Config",
     "DistributedOptimizer",
     "Dump",
+    "EarlyStopping",
     "Evaluation",
+    "FitState",
+    "MLflow",
     "Pass",
     "Publishing",
     "Recipe",
@@ -51,7 +63,9 @@ __all__ = [
     "Strategy",
     "Table",
     "TableView",
+    "TensorBoard",
     "Trainer",
+    "WandB",
     "data",
     "embedded",
     "errors",
@@ -70,8 +84,9 @@ __all__ = [
 
 # Module -> the names that it has; the others are modules themselves.
 _TRAIN = (
-    *("Checkpoints", "DistributedOptimizer", "Dump", "Evaluation", "Recipe"),
-    *("Report", "Trainer", "prefetch"),
+    *("BestCheckpoint", "Callback", "Checkpoints", "DistributedOptimizer", "Dump"),
+    *("EarlyStopping", "Evaluation", "FitState", "MLflow", "Recipe", "Report", "TensorBoard"),
+    *("Trainer", "WandB", "prefetch"),
 )
 _HOMES = {
     "blocks": ("Blocks",),

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.programs import Template
 from tests.repo import tree
@@ -71,3 +72,63 @@ def test_ctrl_c_takes_a_checkpoint_and_the_next_start_resumes(
     assert re.search(rf"resumed from {tmp_path}/saved/\S+ at epoch 1, step {steps}\n", printed)
     assert "done 2 600" in printed
     assert printed.count("step\n") == 600 - steps
+
+
+def test_a_fit_stops_early_and_keeps_the_best_alone_and_as_a_job(
+    programs: Template, tmp_path: Path
+) -> None:
+    (tmp_path / "alone").mkdir()
+    alone = programs.run(tmp_path / "alone", [str(HERE / "stopped_early.py")]).splitlines()
+    lines = launch(programs, tmp_path, "stopped_early.py")
+    for printed in (alone, lines):
+        (ended,) = {line for line in printed if " epochs " in line and " best " in line}
+        num_epochs, best_auc, path = ended.split()[0], *ended.split()[-2:]
+        assert 2 < int(num_epochs) < 20
+        assert best_auc in printed  # of the loaded model, on every worker
+        assert Path(path, "manifest.json").exists()
+    assert lines.count(best_auc) >= 2
+    for folder in (tmp_path, tmp_path / "alone"):
+        assert len(list((folder / "runs/1").iterdir())) == 1
+        assert len(list((folder / "best").iterdir())) == 1
+
+
+def test_the_page_of_callbacks_shows_the_script() -> None:
+    page = (tree.ROOT / "docs/callbacks.md").read_text()
+    script = (HERE / "stopped_early.py").read_text().split("\nmodel = Model()")[1]
+    assert f"model = Model(){script}" in page
+
+
+def test_lightning_runs_the_loop_alone_and_as_a_job(programs: Template, tmp_path: Path) -> None:
+    example = tree.ROOT / "examples/lightning_loop.py"
+    printed = programs.run(tmp_path, [str(example), "alone"])
+    lines = launch(programs, tmp_path, str(example), "saved")
+    aucs = [
+        re.search(r"^(\d) .*'valid_auc': ([\d.]+)", line)
+        for line in (*printed.splitlines(), *dict.fromkeys(lines))
+    ]
+    ended = [(int(match[1]), float(match[2])) for match in aucs if match is not None]
+    assert [worker for worker, _ in ended] == [0, 0, 1]
+    assert min(auc for _, auc in ended) > 0.6
+    assert ended[1][1] == ended[2][1]
+    assert (tmp_path / "alone/manifest.json").exists()
+    assert (tmp_path / "saved/manifest.json").exists()
+
+
+@pytest.mark.parametrize(("mode", "worker"), [("sync", 0), ("async", 1)])
+def test_a_worker_that_was_killed_continues_with_its_callbacks(
+    mode: str, worker: int, programs: Template, tmp_path: Path
+) -> None:
+    command = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "2"]
+    command += ["--max_restart", "1", str(HERE / "killed_once.py"), mode, str(worker)]
+    programs.run(tmp_path, command)
+    assert (tmp_path / "killed").exists()
+    logs = [(tmp_path / "log" / f"workerlog.{number}").read_text() for number in (0, 1)]
+    ends = [re.findall(r"^ended \d (.*)$", log, re.MULTILINE) for log in logs]
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 1
+    num_epochs, _, _, path = ends[0][0].split()
+    assert Path(path, "manifest.json").exists()
+    events = EventAccumulator(str(tmp_path / "runs"))
+    events.Reload()
+    epochs = [event.value for event in events.Scalars("epoch")]
+    assert epochs == list(range(1, int(num_epochs) + 1))

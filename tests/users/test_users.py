@@ -27,6 +27,13 @@ def test_strings_are_the_same_in_training_and_serving(tmp_path: Path, programs: 
     assert "weights (4): " in shown
 
 
+def test_a_dataset_of_hugging_face_trains(tmp_path: Path, programs: Template) -> None:
+    shutil.copy(tree.ROOT / "examples/hf_datasets.py", tmp_path)
+    output = programs.run(tmp_path, ["hf_datasets.py", "data"]).splitlines()
+    assert float(output[-2 if output[-2][0].isdigit() else -3]) > 0.95
+    assert output[-1].startswith("tensor([")
+
+
 def written(folder: Path, programs: Template, script: str) -> str:
     shutil.copy(tree.ROOT / script, folder)
     return programs.run(folder, [Path(script).name])

@@ -29,9 +29,12 @@ _WRONG = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, Overf
 
 
 def columns_of(source: Any) -> Mapping[str, Any] | None:
-    """The columns of a mapping, a DataFrame of pandas or polars, or a table of Arrow; None: it is
-    something else. Raises DataError: two columns share a name.
+    """The columns of a mapping, a DataFrame of pandas or polars, a table of Arrow, or a Dataset of
+    Hugging Face; None: it is something else. Raises DataError: two columns share a name, or there
+    are several Datasets.
     """
+    if type(source).__module__.startswith("datasets.") and hasattr(source, "num_rows"):
+        source = _arrow_of_dataset(source)
     if isinstance(source, Mapping):
         return source
     if hasattr(source, "get_columns") and hasattr(source, "to_arrow"):  # of polars
@@ -47,6 +50,19 @@ def columns_of(source: Any) -> Mapping[str, Any] | None:
         twice = sorted({name for name in names if names.count(name) > 1})
         raise DataError(f"columns: expected distinct names, found twice: {', '.join(twice)}")
     return dict(zip(names, columns, strict=True))
+
+
+def _arrow_of_dataset(source: Any) -> Any:
+    """The table of a Dataset of the library `datasets`: its memory-mapped columns, without a copy
+    unless the rows were chosen or shuffled.
+    """
+    if isinstance(source, Mapping):
+        names = ", ".join(map(str, source))
+        raise DataError(
+            f"columns: expected one Dataset, found those named {names}; choose one, as in"
+            f" data[{next(iter(source), 'train')!r}]"
+        )
+    return source.with_format("arrow")[:]
 
 
 def as_column(name: str, values: Any) -> Any:

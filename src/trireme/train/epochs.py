@@ -54,6 +54,11 @@ class Epochs:
 
     # ---- checkpoints ----
 
+    @property
+    def resumed(self) -> FitProgress | None:
+        """How far the fit was that the next epoch continues; None: it continues none."""
+        return None if self._resumed is None else FitProgress.from_json(self._resumed.extra)
+
     def load(self, location: Location, dense: Dense, tables: Collection[str] | None) -> list[str]:
         """See Trainer.load."""
         self._resumed = self.dealt = None
@@ -125,8 +130,9 @@ class Epochs:
             )
         if self.resume(checkpoints.path, checkpoints.storage_options) is None:
             return FitProgress()
+        progress = self.resumed
+        assert progress is not None
         assert self._resumed is not None
-        progress = FitProgress.from_json(self._resumed.extra)
         num_done = self.num_epochs - progress.begun_at
         if num_done > epochs or (num_done == epochs and not progress.figures):
             raise BadRequest(

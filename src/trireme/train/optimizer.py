@@ -236,18 +236,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- the step ----
 
-    def step(  # type: ignore[override]  # torch's closure form is refused, see below
+    def step(
         self,
         closure: Callable[[], Any] | None = None,
         *,
         examples: int | None = None,
         position: tuple[int, ...] = (),
-    ) -> None:
+    ) -> Any:
         """Make a step of the gradients of all dense parameters and of the rows looked up since the
         last step.
 
         Args:
-            closure: refused: servers step once per push.
+            closure: computes the loss and its gradients, once, before the step; its value is
+                returned.
             examples: of the batch, which weigh it in sync; default what the forward passes saw.
             position: of the stream after this batch, kept by the servers for a successor.
 
@@ -261,8 +262,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A torch.amp.GradScaler may call it. If the scaler found a gradient that is not finite, the
         push has none: nothing changes, and in sync the batch has no weight among the others'.
         """
+        loss = None
         if closure is not None:
-            raise BadRequest("DistributedOptimizer.step: a closure cannot run on the servers")
+            with torch.enable_grad():
+                loss = closure()
         is_skipped = not unscale(self)
         self.step_of(
             self.replica,
@@ -273,6 +276,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         if not self._session.is_prefetching:
             self.mode.wait_for_step()
+        return loss
 
     def step_of(
         self,

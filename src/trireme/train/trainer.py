@@ -20,18 +20,21 @@ from trireme.metrics.by_name import metric_of
 from trireme.nn.on_device import device_of
 from trireme.strategy import Strategy
 from trireme.train import row_life
+from trireme.train.callbacks.callback import Callback
+from trireme.train.callbacks.callback_calls import checked_callbacks
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.load import Dense
 from trireme.train.checkpointing.save import SaveOptions, save
-from trireme.train.checkpointing.savers import Saver, saving
+from trireme.train.checkpointing.savers import Saver
 from trireme.train.collected_outputs import CollectedOutputs
 from trireme.train.compute.remote_model import CREDITS
 from trireme.train.compute.service import serve_model
 from trireme.train.compute.trainer_remote import remote_of
 from trireme.train.dump import Dump, dumping
-from trireme.train.epochs import Epochs, stop_if_asked
+from trireme.train.epochs import Epochs
+from trireme.train.fitting import FitRequest, fit
 from trireme.train.leased_streams import StreamBatches, part_among
 from trireme.train.loop.data_pass import DataPass, PassOptions
 from trireme.train.loop.reporting import Report
@@ -42,11 +45,9 @@ from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.pass_data import PassData, WindowSize
-from trireme.train.predecessor import kept_figures, remaining_dump
+from trireme.train.predecessor import kept_figures
 from trireme.train.recipe import Evaluation, Recipe
-from trireme.train.stopping import stopping_on_signals
 from trireme.train.trainer_checks import (
-    check_epochs,
     check_made,
     check_pass,
     check_pass_data,
@@ -90,6 +91,7 @@ class Trainer:
             workers, in modes that allow it, two for each of them, shared by the workers, but at
             least 2.
         progress: worker 0 shows a progress bar (on a terminal) or lines (elsewhere).
+        callbacks: called by `fit` after steps and epochs, in this order; see Callback.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Trainer:
         depth: int = 2,
         threads: int | None = None,
         progress: bool = True,
+        callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
     ) -> None:
         own_metrics = [metric_of(metric) for metric in metrics]
@@ -146,6 +149,7 @@ class Trainer:
             cluster=self.cluster,
         )
         self._epochs = Epochs(self.optimizer)
+        self.callbacks = checked_callbacks(callbacks)
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, **options: Any) -> Trainer:
@@ -188,6 +192,7 @@ class Trainer:
         dataset: Iterable[Any],
         *,
         epochs: int = 1,
+        valid: Iterable[Any] | None = None,
         checkpoints: Checkpoints | CheckpointAtStop | None = None,
         resume: bool = False,
         report: Report | None = None,
@@ -200,6 +205,7 @@ class Trainer:
             dataset: of trireme.data, a DataLoader, or any iterable of batches; or a DataFrame, an
                 Arrow table or a mapping of columns: an ArrayDataset of it, shuffled.
             epochs: after `Trainer.resume` the first is the one that was under way.
+            valid: data that `evaluate` scores after each epoch.
             checkpoints: to take during the epochs and at their end.
             resume: continue with an earlier run of the same call: with the newest checkpoint below
                 `checkpoints.path`, if there is one. `epochs` counts from the beginning of that
@@ -221,7 +227,7 @@ class Trainer:
         Returns:
             Of the last epoch and all workers: "loss", each metric, "examples", "examples_per_s".
             Metrics are of each batch before it was trained on (progressive). Of an epoch that was
-            resumed they cover the batches since.
+            resumed they cover the batches since. With `valid` also "valid_loss", "valid_auc", ...
 
         Raises:
             DataError: there are no examples at all.
@@ -232,36 +238,17 @@ class Trainer:
                 `resume` without checkpoints, or of a trainer that has trained.
             Others as `resume`.
         """
-        dataset = as_dataset(dataset, shuffle=True)
-        check_epochs(dataset, epochs)
-        if checkpoints is not None or resume:
-            self.optimizer.mode.check_between_passes("fit with checkpoints")
-        state, progress = self._epochs, FitProgress(self.num_epochs)
-        if resume:
-            progress = state.resume_fit(checkpoints, epochs)
-            if self.num_epochs == progress.begun_at + epochs:
-                return progress.figures
-        left = remaining_dump(dump, self.cluster, progress.begun_at + epochs - self.num_epochs)
-        with (
-            stopping_on_signals(self.cluster),
-            self.cluster.client.script.section(),
-            row_life.at_data_time(dataset, self.optimizer),
-            dumping(left, dataset, self.model, self.cluster) as file,
-            saving(checkpoints, self.optimizer, state.random, progress.to_json) as saver,
-        ):
-            ids = ExampleIds(dataset) if check_nan else None
-            options = PassOptions(report or Report(), file, ids)
-            for epoch in range(self.num_epochs - progress.begun_at, epochs):
-                title = "train" if epochs == 1 else f"train {epoch + 1}/{epochs}"
-                progress.num_epochs, progress.is_under_way = self.num_epochs, True
-                progress.dealt = state.dealt
-                with self.cluster.client.script.section():
-                    progress.figures = self._train_epoch(title, dataset, options, saver)
-                    stop_if_asked(self.cluster, saver)
-                state.num_epochs += 1
-                progress.num_epochs, progress.is_under_way = self.num_epochs, False
-                progress.dealt = state.dealt = None
-        return progress.figures
+        request = FitRequest(
+            dataset=as_dataset(dataset, shuffle=True),
+            valid=None if valid is None else as_dataset(valid),
+            epochs=epochs,
+            checkpoints=checkpoints,
+            resume=resume,
+            report=report or Report(),
+            dump=dump,
+            check_nan=check_nan,
+        )
+        return fit(self, self._epochs, request, self._train_epoch)
 
     def _train_epoch(
         self, title: str, dataset: Iterable[Any], options: PassOptions, saver: Saver | None

@@ -40,15 +40,16 @@ def check_threads(threads: int | None, strategy: Strategy) -> None:
         )
 
 
-def check_epochs(dataset: Any, epochs: int) -> None:
+def check_epochs(dataset: Any, valid: Any, epochs: int) -> None:
     """Raises BadRequest: no epoch, or data that cannot be read so often."""
     if epochs < 1:
         raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
-    if epochs > 1 and isinstance(dataset, Iterator):
-        raise BadRequest(
-            f"Trainer.fit: expected a dataset that can be read {epochs} times, found"
-            f" {type(dataset).__name__}, an iterator, which is empty after the first"
-        )
+    for name, data in (("a dataset", dataset), ("valid", valid)):
+        if epochs > 1 and isinstance(data, Iterator):
+            raise BadRequest(
+                f"Trainer.fit: expected {name} that can be read {epochs} times, found"
+                f" {type(data).__name__}, an iterator, which is empty after the first"
+            )
 
 
 def check_pass(

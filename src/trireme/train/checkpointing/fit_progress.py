@@ -18,6 +18,7 @@ class FitProgress:
     num_epochs: int = 0  # epochs made until now
     is_under_way: bool = False  # an epoch has begun and not ended
     figures: dict[str, float] = field(default_factory=dict)  # of the last epoch
+    callbacks: dict[str, Any] = field(default_factory=dict)  # their states, by name
     dealt: DealtStreams | None = None  # the streams of the epoch, if others had begun it
 
     def to_json(self) -> dict[str, Any]:
@@ -36,6 +37,7 @@ class FitProgress:
             int(values.get("num_epochs", 0)),
             bool(values.get("is_under_way", False)),
             figures_from_json(values.get("figures", {})),
+            dict(values.get("callbacks", {})),
             DealtStreams.from_json(values["dealt"]) if "dealt" in values else None,
         )
 

@@ -47,6 +47,7 @@ class PassOptions:
     report: Report  # what worker 0 prints
     dump: BatchObserver | None  # gets every batch
     ids: ExampleIds | None  # name examples whose outputs are not finite; None: no check
+    after_step: Callable[[Scored, Tally], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +154,8 @@ class DataPass:
             observers.append(self.options.dump.observe)
         if report is not None:
             observers.append(lambda _, scored: report.observe(scored.batch.num_examples))
+        if (after_step := self.options.after_step) is not None:
+            observers.append(lambda _, scored: after_step(scored, self.tally))
         return observers
 
     def _waited_s(self) -> float:

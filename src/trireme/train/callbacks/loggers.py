@@ -1,0 +1,201 @@
+"""Loggers: figures of a fit to TensorBoard, Weights & Biases, or MLflow, by worker 0."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from trireme.errors import BadRequest, Stopped
+from trireme.train.callbacks.callback import Callback, FitState
+
+EVERY_STEPS = 50
+"""Steps from one line of figures to the next, unless said otherwise."""
+
+
+class _Logger(Callback):
+    """Every so many steps "step/loss" (of that batch), "step/examples_per_s" (of worker 0, since
+    the last) and "step/lr/NAME" of tables and dense parameters; after each epoch "train/NAME" and
+    "valid/NAME" for each figure, and "epoch". All have the number of the step.
+    """
+
+    def __init__(self, module: str, extra: str, every_steps: int) -> None:
+        who = type(self).__name__
+        if every_steps < 1:
+            raise BadRequest(f"{who}: expected every_steps >= 1, found {every_steps}")
+        try:
+            self._library: Any = importlib.import_module(module)
+        except ImportError as error:
+            raise BadRequest(
+                f"{who}: expected its library, found that {error}: pip install trireme-ps[{extra}]"
+            ) from error
+        self.every_steps = every_steps
+        self._last = (0, 0, 0.0)  # epoch, examples and time of the last line
+
+    @abstractmethod
+    def _write(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def begin_fit(self, fit: FitState) -> None:
+        self._last = (0, 0, time.monotonic())
+
+    def step(self, fit: FitState) -> None:
+        if fit.step % self.every_steps:
+            return
+        (epoch, examples, before_s), now_s = self._last, time.monotonic()
+        self._last = (fit.epoch, fit.examples, now_s)
+        values = {f"step/lr/{name}": rate for name, rate in fit.rates.items()}
+        values["step/loss"] = fit.loss
+        if epoch == fit.epoch:
+            values["step/examples_per_s"] = (fit.examples - examples) / max(now_s - before_s, 1e-9)
+        self._write(values, fit.step)
+
+    def epoch(self, fit: FitState) -> None:
+        if fit.is_repeated:
+            return
+        values = {f"train/{name}": value for name, value in fit.figures.items()}
+        values |= {f"valid/{name}": value for name, value in fit.valid.items()}
+        self._write({**values, "epoch": fit.epoch}, fit.step)
+
+
+class TensorBoard(_Logger):
+    """Writes event files that TensorBoard shows.
+
+    A fit that resumes hides what the earlier one wrote of steps after its checkpoint.
+
+    Args:
+        folder: of this run, made if absent.
+        every_steps: see "step/..." below.
+
+    Tags: every so many steps "step/loss" (of that batch), "step/examples_per_s" (of worker 0) and
+    "step/lr/NAME" of tables and dense parameters; after each epoch "train/NAME" and "valid/NAME"
+    for each figure, and "epoch"; all by step.
+
+    Raises BadRequest: TensorBoard is not installed; every_steps < 1.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, every_steps: int = EVERY_STEPS) -> None:
+        super().__init__("torch.utils.tensorboard", "tensorboard", every_steps)
+        self.folder = folder
+        self._writer: Any = None
+
+    def begin_fit(self, fit: FitState) -> None:
+        super().begin_fit(fit)
+        purged = fit.step + 1 if fit.resumes else None
+        self._writer = self._library.SummaryWriter(os.fspath(self.folder), purge_step=purged)
+
+    def _write(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def epoch(self, fit: FitState) -> None:
+        super().epoch(fit)
+        self._writer.flush()
+
+    def end_fit(self, fit: FitState, error: BaseException | None) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandB(_Logger):
+    """A run of Weights & Biases for each fit, with the names of TensorBoard.
+
+    Args:
+        every_steps: see TensorBoard.
+        options: of `wandb.init`: project, name, config, dir, mode="offline", ...; with id and
+            resume="allow" a fit that resumes continues the run.
+
+    Attributes:
+        run: of the fit under way, or of the last.
+
+    A fit that ends by an error or is stopped ends the run with exit code 1.
+
+    Raises BadRequest: wandb is not installed; every_steps < 1.
+    """
+
+    def __init__(self, *, every_steps: int = EVERY_STEPS, **options: Any) -> None:
+        super().__init__("wandb", "wandb", every_steps)
+        self._options = options
+        self.run: Any = None
+
+    def begin_fit(self, fit: FitState) -> None:
+        super().begin_fit(fit)
+        self.run = None
+        self.run = self._library.init(**self._options)
+
+    def _write(self, values: Mapping[str, float], step: int) -> None:
+        self.run.log(dict(values), step=step)
+
+    def end_fit(self, fit: FitState, error: BaseException | None) -> None:
+        if self.run is not None:
+            self.run.finish(exit_code=0 if error is None else 1)
+
+
+class MLflow(_Logger):
+    """A run of MLflow for each fit, with the names of TensorBoard.
+
+    Args:
+        experiment: name, made if absent.
+        tracking_uri: of the server or store; None: as MLflow finds it, from MLFLOW_TRACKING_URI.
+        run_name: None: MLflow makes one.
+        run_id: of a run to go on with, for a fit that resumes.
+        params: hyperparameters to note.
+        every_steps: see TensorBoard.
+
+    Attributes:
+        run_id: of the fit under way, or of the last; None: before the first.
+
+    The run ends as FINISHED, after SIGTERM or Ctrl-C as KILLED, after an error as FAILED.
+
+    Raises BadRequest: MLflow is not installed; every_steps < 1.
+    """
+
+    def __init__(
+        self,
+        experiment: str = "Default",
+        *,
+        tracking_uri: str | None = None,
+        run_name: str | None = None,
+        run_id: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        every_steps: int = EVERY_STEPS,
+    ) -> None:
+        super().__init__("mlflow", "mlflow", every_steps)
+        self._clock = importlib.import_module("mlflow.utils.time")
+        self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
+        self.params, self.run_id, self._continued = dict(params or {}), run_id, run_id
+        self._client: Any = None
+        self._is_open = False
+
+    def begin_fit(self, fit: FitState) -> None:
+        super().begin_fit(fit)
+        # The client, because `mlflow.log_metrics` knows the run in one thread only.
+        self._client = self._library.MlflowClient(tracking_uri=self.tracking_uri)
+        if self._continued is None:
+            self.run_id = self._begin_run()
+        else:
+            self._client.update_run(self._continued, status="RUNNING")
+        self._is_open = True
+        for name, value in self.params.items():
+            self._client.log_param(self.run_id, name, value)
+
+    def _begin_run(self) -> str:
+        known = self._client.get_experiment_by_name(self.experiment)
+        number = known.experiment_id if known else self._client.create_experiment(self.experiment)
+        run_id: str = self._client.create_run(number, run_name=self.run_name).info.run_id
+        return run_id
+
+    def _write(self, values: Mapping[str, float], step: int) -> None:
+        metric, now_ms = self._library.entities.Metric, self._clock.get_current_time_millis()
+        metrics = [metric(name, float(value), now_ms, step) for name, value in values.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+
+    def end_fit(self, fit: FitState, error: BaseException | None) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        stopped = isinstance(error, (Stopped, KeyboardInterrupt))
+        status = "FINISHED" if error is None else "KILLED" if stopped else "FAILED"
+        self._client.set_terminated(self.run_id, status)

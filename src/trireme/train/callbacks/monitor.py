@@ -1,0 +1,61 @@
+"""One figure of each epoch, and which of two is better."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from trireme.errors import BadRequest
+from trireme.train.callbacks.callback import FitState
+
+Better = Literal["min", "max"]
+
+_MODES: dict[str, Better] = {
+    **dict.fromkeys(("loss", "log_loss", "normalized_entropy", "mae", "rmse"), "min"),
+    **dict.fromkeys(("bucket_error",), "min"),
+    **dict.fromkeys(("auc", "pr_auc", "gauc", "accuracy"), "max"),
+}
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """A figure of `valid` data, or of training if the fit has none.
+
+    mode: whether it is to fall or to rise. min_delta: by more than this.
+    """
+
+    figure: str
+    mode: Better
+    min_delta: float
+
+    @classmethod
+    def of(cls, who: str, figure: str, mode: Better | None, min_delta: float) -> Monitor:
+        """mode None: as the metric of that name has it. Raises BadRequest: it is unknown, or an
+        argument is out of range.
+        """
+        mode = _MODES.get(figure) if mode is None else mode
+        if mode not in ("min", "max"):
+            raise BadRequest(
+                f"{who}: expected mode 'min' or 'max', whether a lower or a higher {figure!r} is"
+                f" better, found {mode!r}"
+            )
+        if not 0 <= min_delta < math.inf:
+            raise BadRequest(f"{who}: expected min_delta >= 0, found {min_delta}")
+        return cls(figure, mode, min_delta)
+
+    def value(self, who: str, fit: FitState) -> float:
+        """Of this epoch. Raises BadRequest: there is no figure of that name."""
+        figures = fit.valid or fit.figures
+        if self.figure not in figures:
+            raise BadRequest(
+                f"{who}: expected monitor to be one of {', '.join(figures)}, found {self.figure!r}"
+            )
+        return figures[self.figure]
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Whether a value improves on the best so far, None: there is none. NaN never does."""
+        if best is None or math.isnan(value):
+            return not math.isnan(value)
+        gain = best - value if self.mode == "min" else value - best
+        return gain > self.min_delta
