@@ -25,7 +25,7 @@ from trireme.interchange.worker_side.dense_blocks import read_blocks, write_bloc
 from trireme.interchange.worker_side.import_requests import importing
 from trireme.job.cluster import Cluster
 from trireme.job.handlers import handlers_of
-from trireme.rpc import Deferred, Handler, Reply, Request, frames
+from trireme.rpc import Call, Deferred, Handler, Reply, Request, frames
 from trireme.rpc.limits import Limits
 from trireme.server.attendance import Attendance
 from trireme.server.state import ServerState
@@ -254,6 +254,13 @@ def _run(cluster: Cluster, folder: Path) -> None:
     trainer.save(folder / "delta", mode="delta")
     shrink(cluster.client, time=3 * DAY_S, day_over=True)
     counters(cluster.client)
+    servers = cluster.client.servers  # looks, as the console's and a view's
+    servers.everywhere("ps.sample", {"table": "plain"})
+    servers.everywhere("ps.top", {"table": "plain", "by": "time", "k": 3, "time": 0})
+    some = [np.arange(3, dtype=np.uint64)]
+    servers.call_all(
+        [Call(server, "ps.look", {"table": "plain"}, some) for server in servers.endpoints], 30.0
+    )
     tr.interchange.export_parquet(trainer, folder / "rows", state=True)
     keys = {"key": np.arange(5, dtype=np.uint64), "weights": np.ones((5, 4), np.float32)}
     tr.interchange.import_arrays(trainer, "plain", keys)
