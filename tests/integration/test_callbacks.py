@@ -190,15 +190,15 @@ def test_a_resumed_fit_continues_the_best_and_the_patience(
 
 
 def test_a_run_that_is_repeated_finds_the_best_checkpoint(tmp_path: Path) -> None:
-    checkpoints, found = tr.Checkpoints(tmp_path / "saved", every_steps=6), []
+    checkpoints, runs = tr.Checkpoints(tmp_path / "saved", every_steps=6), []
     for _ in range(2):  # the second makes no step
         with embedded() as cluster:
             best = tr.BestCheckpoint(tmp_path / "best", monitor="loss")
             trainer = trainer_with(cluster, best)
             figures = trainer.fit(loader(200), epochs=2, checkpoints=checkpoints, resume=True)
-            found.append((best.path, best.best, best.best_epoch, figures["loss"]))
-    assert found[0] == found[1]
-    assert found[0][0] is not None
+            runs.append((best.path, best.best, best.best_epoch, figures["loss"]))
+    assert runs[0] == runs[1]
+    assert runs[0][0] is not None
 
 
 def test_a_fit_after_one_that_was_stopped_has_its_full_patience(tmp_path: Path) -> None:
