@@ -189,6 +189,33 @@ def test_a_resumed_fit_continues_the_best_and_the_patience(
     assert "EarlyStopping: the checkpoint has no state of it: it begins anew" in caplog.text
 
 
+def test_a_run_that_is_repeated_finds_the_best_checkpoint(tmp_path: Path) -> None:
+    checkpoints, runs = tr.Checkpoints(tmp_path / "saved", every_steps=6), []
+    for _ in range(2):  # the second makes no step
+        with embedded() as cluster:
+            best = tr.BestCheckpoint(tmp_path / "best", monitor="loss")
+            trainer = trainer_with(cluster, best)
+            figures = trainer.fit(loader(200), epochs=2, checkpoints=checkpoints, resume=True)
+            runs.append((best.path, best.best, best.best_epoch, figures["loss"]))
+    assert runs[0] == runs[1]
+    assert runs[0][0] is not None
+
+
+def test_a_fit_after_one_that_was_stopped_has_its_full_patience(tmp_path: Path) -> None:
+    losses = [1.0, 2.0, 2.0, 2.0]
+    with embedded() as cluster:
+        trainer = trainer_with(cluster, Told(losses, patience=1))
+        stopped = trainer.fit(
+            loader(100), epochs=4, checkpoints=tr.Checkpoints(tmp_path, every_steps=9)
+        )
+    with embedded() as cluster:
+        trainer = trainer_with(cluster, Told(losses, patience=1))
+        trainer.resume(tmp_path)
+        assert trainer.fit(loader(100), epochs=2) == stopped  # stopped is stopped
+        trainer.fit(loader(100), epochs=2)
+        assert trainer.num_epochs == 4
+
+
 @pytest.mark.parametrize("fails", ["begin_fit", "step", "epoch", "end_fit"])
 def test_an_error_in_a_callback_ends_the_fit_and_closes_all(fails: str) -> None:
     def work(cluster: Cluster) -> list[Any]:

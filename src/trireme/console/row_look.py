@@ -29,7 +29,7 @@ class Rows:
     Args:
         client: used by looks alone.
         servers: of the job, the first one first.
-        timeout_s: of a look.
+        timeout_s: of each of the up to three calls of a look, and of the wait for other looks.
     """
 
     def __init__(self, client: RpcClient, servers: Sequence[str], *, timeout_s: float) -> None:
@@ -83,8 +83,8 @@ class Rows:
 
 
 def _content(schema: TableSchema, answer: Reply) -> dict[str, Any]:
-    """Where the row is, and what it has. uint64 and float64 would lose digits in a browser's
-    numbers, so keys are texts.
+    """Where the row is, and what it has. Keys are texts, for a browser's numbers are
+    float64, which would lose digits of a uint64.
     """
     core = make_core_table(schema)
     layout, arrays = RowLayout.of(schema, core), Arrays(answer.arrays)

@@ -13,7 +13,7 @@ from trireme.interchange.worker_side.import_requests import (
     read_files,
     send_rows,
 )
-from trireme.nn.ids import keys_of_values, salt_of
+from trireme.nn.ids import keys_of_values
 from trireme.protocol.wire import Array
 from trireme.storage.atomic_folder import new_folder
 from trireme.train.optimizer import DistributedOptimizer
@@ -58,8 +58,8 @@ def import_parquet(
                 "time": int(data_time(optimizer, time)),
             }
             if feature is not None:
-                salt = _signed(salt_of(feature)) if _is_salted(optimizer, table) else None
-                options["feature"] = {"name": feature, "salt": salt}
+                is_salted = _is_salted(optimizer, table)
+                options["feature"] = {"name": feature, "is_salted": is_salted}
             return read_files(
                 client, "import.parquet", table, files, options, storage_options, watch
             )
@@ -96,11 +96,6 @@ def import_arrays(
 
 def _is_salted(optimizer: DistributedOptimizer, table: str) -> bool:
     return any(known.salt for known in optimizer.tables if known.name == table)
-
-
-def _signed(salt: int) -> int:
-    """The int64 with the bits of a uint64: messages have no larger ones."""
-    return salt - 2**64 if salt >= 2**63 else salt
 
 
 def _import(

@@ -5,7 +5,6 @@ Shapes: B examples, F features, N ids. Bags are feature-major, as in `trireme.da
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from trireme import _core
 from trireme.data.batch import Batch, Ragged, Strings
 from trireme.data.user_columns import as_column
 from trireme.errors import BadRequest
-from trireme.rows.feature_keys import text_keys
+from trireme.rows.feature_keys import salt_of, text_keys
 
 Columns = Batch | Mapping[str, Tensor | Ragged | Strings]
 
@@ -241,14 +240,6 @@ def _weights_or_ones(ids: Ids) -> np.ndarray[Any, Any]:
 
 
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
-
-
-def salt_of(feature: str) -> int:
-    """The salt of a feature's keys: a uint64 that depends only on its name.
-
-    Permanent: rows of saved tables are found by it.
-    """
-    return int.from_bytes(hashlib.blake2b(feature.encode(), digest_size=8).digest(), "little")
 
 
 def keys_of(feature: str, ids: npt.ArrayLike) -> Keys:

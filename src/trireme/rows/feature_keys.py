@@ -6,6 +6,7 @@ trireme.data.strings; of a number the number itself. Salted tables map these onc
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +19,10 @@ from trireme.errors import DataError
 
 @dataclass(frozen=True)
 class FeatureKeys:
-    """salt: that of the feature in a salted table; None: its ids are the keys."""
+    """is_salted: of a table with `salt`; else the ids of the feature are the keys."""
 
     feature: str
-    salt: int | None
+    is_salted: bool
 
     def of(self, values: pa.Array) -> NDArray[np.uint64]:
         """(n,) the key of each value, integers or strings. Raises DataError: other values, or one
@@ -45,13 +46,21 @@ class FeatureKeys:
                 f"expected a value of {self.feature!r} in each row, found"
                 f" {int((~is_there).sum())} rows without"
             )
-        if self.salt is None:
+        if not self.is_salted:
             return np.ascontiguousarray(keys)
         salted = np.empty(len(keys), np.uint64)
         offsets = np.array([0, len(keys)], np.int64)
-        salts = np.array([self.salt], np.uint64)
+        salts = np.array([salt_of(self.feature)], np.uint64)
         _core.salt(np.ascontiguousarray(keys), offsets, salts, salted, None)
         return salted
+
+
+def salt_of(feature: str) -> int:
+    """The salt of a feature's keys: a uint64 that depends only on its name.
+
+    Permanent: rows of saved tables are found by it.
+    """
+    return int.from_bytes(hashlib.blake2b(feature.encode(), digest_size=8).digest(), "little")
 
 
 def arrow_string_keys(

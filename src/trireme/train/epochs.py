@@ -41,7 +41,8 @@ class EpochStart:
 
 class Epochs:
     """Counts the epochs of a trainer (num_epochs) and finds where each begins. random: the random
-    numbers that checkpoints hold.
+    numbers that checkpoints hold. callbacks: states of a checkpoint that the next fit takes; None:
+    it continues none.
     """
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
@@ -49,6 +50,7 @@ class Epochs:
         self.num_epochs = 0
         self.random = RandomState()
         self._resumed: LoadedCheckpoint | None = None
+        self.callbacks: Mapping[str, Any] | None = None
         # The streams of the next epoch, or the one under way, if another number of workers began it
         self.dealt: DealtStreams | None = None
 
@@ -56,12 +58,12 @@ class Epochs:
 
     @property
     def resumed(self) -> FitProgress | None:
-        """How far the fit was that the next epoch continues; None: it continues none."""
+        """How far the fit was whose checkpoint the next epoch continues; None: it has none."""
         return None if self._resumed is None else FitProgress.from_json(self._resumed.extra)
 
     def load(self, location: Location, dense: Dense, tables: Collection[str] | None) -> list[str]:
         """See Trainer.load."""
-        self._resumed = self.dealt = None
+        self._resumed = self.dealt = self.callbacks = None
         if dense != "strict" or tables is not None:
             return load_part(self._optimizer, location, dense, tables)
         loaded = load(self._optimizer, location, self.random)
@@ -85,7 +87,8 @@ class Epochs:
                 " number, and begins the epoch again"
             )
         self._resumed = loaded
-        self.num_epochs = FitProgress.from_json(loaded.extra).num_epochs
+        progress = FitProgress.from_json(loaded.extra)
+        self.num_epochs, self.callbacks = progress.num_epochs, progress.callbacks
         if self._cluster.worker == 0:
             log.info(
                 "resumed from %s at epoch %d, step %d",

@@ -51,15 +51,17 @@ def fit(
     check_epochs(dataset, request.valid, epochs)
     if request.checkpoints is not None or request.resume:
         optimizer.mode.check_between_passes("fit with checkpoints")
-    progress = FitProgress(state.num_epochs)
+    before = state.resumed
+    progress = FitProgress(state.num_epochs, figures={} if before is None else before.figures)
     if request.resume:
         progress = state.resume_fit(request.checkpoints, epochs)
-        if state.num_epochs == progress.begun_at + epochs:
-            return progress.figures
     end = progress.begun_at + epochs
-    resumed = state.resumed
-    seen = FitState(trainer, state.random, end, request.resume or resumed is not None)
+    states, state.callbacks = state.callbacks, None
+    seen = FitState(trainer, state.random, end, request.resume or states is not None)
     calls = CallbackCalls(trainer.callbacks, seen)
+    if state.num_epochs == end:  # an earlier run made all epochs: callbacks find what it kept
+        with script.section(), calls.running(states):
+            return progress.figures
     left = remaining_dump(request.dump, cluster, end - state.num_epochs)
     with (
         stopping_on_signals(cluster),
@@ -67,7 +69,7 @@ def fit(
         row_life.at_data_time(dataset, optimizer),
         dumping(left, dataset, trainer.model, cluster) as file,
         saving(request.checkpoints, optimizer, state.random, progress.to_json) as saver,
-        calls.running(None if resumed is None else resumed.callbacks),
+        calls.running(states),
     ):
         ids = ExampleIds(dataset) if request.check_nan else None
         options = PassOptions(request.report, file, ids, calls.after_step)

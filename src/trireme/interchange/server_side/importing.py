@@ -311,10 +311,10 @@ class ImportHandlers:
 
 def _feature(request: Request) -> FeatureKeys | None:
     """Whose values the column `key` has; None: keys."""
-    if (body := request.body.get("feature")) is None:
+    if "feature" not in request.body:
         return None
-    salt = None if body.get("salt") is None else need(body, "salt", int) % 2**64
-    return FeatureKeys(need(body, "name", str), salt)
+    body = need(request.body, "feature", dict)
+    return FeatureKeys(need(body, "name", str), need(body, "is_salted", bool))
 
 
 def _stage_lines(

@@ -98,7 +98,7 @@ class Callback:
     on_all_workers = False
 
     def begin_fit(self, fit: FitState) -> None:
-        """The first epoch is about to begin."""
+        """The first epoch is about to begin; of a run that is repeated after its last, none is."""
 
     def resume(self, fit: FitState, state: Mapping[str, Any]) -> None:
         """After `begin_fit`, of a fit that continues with a checkpoint: what `state_dict` returned

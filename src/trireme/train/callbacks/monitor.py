@@ -12,8 +12,9 @@ from trireme.train.callbacks.callback import FitState
 Better = Literal["min", "max"]
 
 _MODES: dict[str, Better] = {
-    **dict.fromkeys(("loss", "log_loss", "normalized_entropy", "mae", "rmse"), "min"),
-    **dict.fromkeys(("bucket_error",), "min"),
+    **dict.fromkeys(
+        ("loss", "log_loss", "normalized_entropy", "mae", "rmse", "bucket_error"), "min"
+    ),
     **dict.fromkeys(("auc", "pr_auc", "gauc", "accuracy"), "max"),
 }
 

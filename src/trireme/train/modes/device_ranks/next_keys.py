@@ -89,10 +89,11 @@ class NextKeys:
         return False, parts
 
     def take(self, worker: int, arrays: Sequence[Keys], *, is_last: bool) -> None:
-        """A message of this worker has brought a part."""
+        """A message of this worker has brought a part: none while it still reads."""
         with self._changed:
             for class_id, keys in zip(self._classes, arrays, strict=False):
-                self._received[class_id].append(np.array(keys, np.uint64))  # the rest may go
+                # A copy, which does not keep the whole message.
+                self._received[class_id].append(np.array(keys, np.uint64))
             if is_last:
                 self._waits_for.discard(worker)
                 self._changed.notify_all()
