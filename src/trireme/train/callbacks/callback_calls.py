@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
@@ -21,13 +21,14 @@ log = logging.getLogger("trireme.train")
 
 def checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
     """Raises BadRequest: something else than a Callback, such as a class."""
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise BadRequest(
-                "Trainer: expected callbacks as a list of objects of tr.Callback's subclasses,"
-                f" found {callback!r}"
-            )
-    return tuple(callbacks)
+    listed = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
+    wrong = [callback for callback in listed if not isinstance(callback, Callback)]
+    if wrong or listed == (callbacks,):
+        raise BadRequest(
+            "Trainer: expected callbacks as a list of objects of tr.Callback's subclasses,"
+            f" found {(wrong or listed)[0]!r}"
+        )
+    return listed
 
 
 class CallbackCalls:
