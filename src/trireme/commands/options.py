@@ -3,22 +3,18 @@
 import argparse
 import dataclasses
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.launch import fact_values
+from trireme.launch.environment import read_facts
 from trireme.launch.process_role import ProcessRole, read_role
-from trireme.launch.stated_facts import is_set
 
 KEYS = """
 Keys: a server's folder has server.key and clients.pub (the admitted public keys, one per line), a
 worker's folder has client.key and server.pub. `trireme keys` writes them.
 """
-
-
-_SERVERS = ("TRIREME_SERVERS", "PADDLE_PSERVERS_IP_PORT_LIST")
 
 
 def add_config(
@@ -49,12 +45,13 @@ def add_config(
 
 def read_client(servers: str | None, keys: str | None) -> ProcessRole:
     """Whose servers a command looks at. Raises BadRequest: no servers are named."""
-    if servers is None and not any(is_set(os.environ, name) for name in _SERVERS):
+    place: dict[str, Any] = {"role": "worker", "index": 0, "num": 1}
+    if servers is None and "servers" not in read_facts(None, place):
         raise BadRequest(
             "expected --servers HOST:PORT,... of a running job, which trireme launch prints, or"
             " TRIREME_SERVERS, found neither"
         )
-    return read_role(role="worker", servers=servers, index=0, num=1, keys=keys)
+    return read_role(**place, servers=servers, keys=keys)
 
 
 def add_infer(command: argparse.ArgumentParser) -> None:

@@ -21,14 +21,15 @@ log = logging.getLogger("trireme.train")
 
 def checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
     """Raises BadRequest: something else than a Callback, such as a class."""
-    listed = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
-    wrong = [callback for callback in listed if not isinstance(callback, Callback)]
-    if wrong or listed == (callbacks,):
-        raise BadRequest(
-            "Trainer: expected callbacks as a list of objects of tr.Callback's subclasses,"
-            f" found {(wrong or listed)[0]!r}"
-        )
-    return listed
+    is_list = isinstance(callbacks, Iterable)
+    listed = tuple(callbacks) if is_list else (callbacks,)
+    for callback in listed:
+        if not is_list or not isinstance(callback, Callback):
+            raise BadRequest(
+                "Trainer: expected callbacks as a list of objects of tr.Callback's subclasses,"
+                f" found {callback!r}"
+            )
+    return tuple(callbacks)
 
 
 class CallbackCalls:
