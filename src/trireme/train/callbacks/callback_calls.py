@@ -22,14 +22,14 @@ log = logging.getLogger("trireme.train")
 def checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
     """Raises BadRequest: something else than a Callback, such as a class."""
     is_list = isinstance(callbacks, Iterable)
-    listed = tuple(callbacks) if is_list else (callbacks,)
+    listed: tuple[Any, ...] = tuple(callbacks) if is_list else (callbacks,)
     for callback in listed:
         if not is_list or not isinstance(callback, Callback):
             raise BadRequest(
                 "Trainer: expected callbacks as a list of objects of tr.Callback's subclasses,"
                 f" found {callback!r}"
             )
-    return tuple(callbacks)
+    return listed
 
 
 class CallbackCalls:
