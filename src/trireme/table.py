@@ -279,8 +279,8 @@ class Table:
         self.optimizer = Adagrad() if optimizer is None else optimizer
         if not isinstance(self.optimizer, Rule):
             raise BadRequest(
-                f"Table {name!r}: expected optimizer to be one of trireme.optim,"
-                f" found {type(optimizer).__name__}"
+                f"Table {name!r}: expected optimizer to be one of trireme.optim, such as"
+                f" tr.optim.Adagrad(lr=0.05), found {optimizer!r}"
             )
         self.policy = Policy() if policy is None else policy
         for what, value, kind in (("policy", self.policy, Policy), ("admit", admit, Admission)):

@@ -498,7 +498,9 @@ def test_arrays_that_do_not_fit_are_refused(change, what):
             tr.interchange.import_arrays(trainer, "t", {**columns(), **change})
         with pytest.raises(BadRequest, match="expected columns key and weights"):
             tr.interchange.import_arrays(trainer, "t", {"key": columns()["key"]})
-        with pytest.raises(BadRequest, match=r"expected a table among \['t'\], found 'u'"):
+        with pytest.raises(
+            BadRequest, match=r"expected the name of a table among \['t'\], found 'u'"
+        ):
             tr.interchange.import_arrays(trainer, "u", columns())
         assert everything(cluster, trainer)["missing"] == NUM_KEYS
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -22,6 +24,7 @@ from trireme.data import (
     criteo,
     string_keys,
 )
+from trireme.data.array_dataset import as_dataset
 from trireme.errors import BadRequest, DataError
 
 N = 103
@@ -220,3 +223,16 @@ def test_names_and_texts_of_examples_are_strings():
         assert batch["ins_id"].decode() == batch["text"].decode() == expected
     with pytest.raises(DataError, match="expected strings in 'ins_id', found 3 in row 0"):
         ArrayDataset({"ins_id": [3]}, schema=Schema([InsId()]), batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("train.csv", "expected a dataset, .* found 'train.csv'; tr.data.QueueDataset reads files"),
+        (Path("train.csv"), "found PosixPath.'train.csv'.; tr.data.QueueDataset reads files"),
+        (pd.Series([1, 2]), "expected a DataFrame, or columns by name, found a Series"),
+    ],
+)
+def test_what_is_no_data_is_refused_with_what_is(data, message):
+    with pytest.raises(BadRequest, match=message):
+        as_dataset(data)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trireme.commands import cli
+from trireme.commands import cli, inspect
 from trireme.launch import environment
 
 # Changing this list changes what users type: add to it, and say so in CHANGELOG.md.
@@ -242,6 +242,28 @@ def test_cli_explains_wrong_use(
         cli.main(argv)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["top", "console"])
+def test_a_look_at_a_job_needs_its_servers(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRIREME_SERVERS", raising=False)
+    assert cli.main([command]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"trireme {command}: error: expected --servers HOST:PORT,... of a")
+
+
+def test_ctrl_c_ends_a_command_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: argparse.Namespace) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    monkeypatch.setattr(inspect, "run", interrupted)
+    assert cli.main(["inspect", "ckpt/1"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "trireme inspect: interrupted\n"
 
 
 def test_a_server_refuses_a_root_that_is_no_folder(

@@ -60,8 +60,9 @@ def test_ratings_run_twice_begin_anew_and_find_true_neighbours(tmp_path: Path) -
 @pytest.mark.timeout(300)
 def test_a_sweep_over_seeds_repeats_each(tmp_path: Path) -> None:
     (text,) = run("seeds", tmp_path)
-    mean, _ = figures(r"AUC (\S+), standard deviation (\S+)", text)
+    mean, deviation = figures(r"AUC (\S+), standard deviation (\S+)", text)
     assert mean > 0.75
+    assert deviation > 0
 
 
 @pytest.mark.timeout(300)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import trireme as tr
 from tests.repo import tree
@@ -120,6 +121,33 @@ def test_the_former_model_says_what_took_its_rows(
     }
     with pytest.raises(Superseded, match=r"a new Model has begun anew .* other names, or each"):
         uses[use]()
+
+
+def test_the_former_model_of_another_shape_says_so_too(notebook: Notebook) -> None:
+    notebook.run(TRAIN)
+    former = notebook["trainer"]
+    notebook["make_trainer"](notebook["Model"](dim=4))
+    with pytest.raises(Superseded, match="a new Model has begun anew"):
+        former.fit(notebook["data"])
+
+
+def test_a_cell_with_a_wrong_setting_leaves_the_rows(notebook: Notebook) -> None:
+    notebook.run(TRAIN)
+    figures = notebook["trainer"].evaluate(notebook["data"])
+    model, loss = notebook["Model"](dim=8), nn.functional.mse_loss
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"strategy": "sync"}, r"strategy as a Strategy, such as tr.Strategy\('sync'\), found"),
+        ({"metrics": "auc"}, r"metrics as a list, such as \['auc'\], found 'auc'"),
+        ({"metrics": ["aucc"]}, "found 'aucc'"),
+        ({"callbacks": tr.EarlyStopping("loss")}, "callbacks as a list .* found <trireme"),
+        ({"callbacks": [tr.EarlyStopping]}, "callbacks as a list .* found <class"),
+    ]
+    for options, expected in wrong:
+        with pytest.raises(BadRequest, match=expected):
+            tr.Trainer(model, torch.optim.Adam(model.parameters()), loss=loss, **options)
+    with pytest.raises(BadRequest, match=r"checkpoints as Checkpoints, such as .* found 'ckpt'"):
+        notebook["trainer"].fit(notebook["data"], checkpoints="ckpt")
+    assert notebook["trainer"].evaluate(notebook["data"])["loss"] == figures["loss"]
 
 
 def test_two_models_with_other_tables_keep_their_rows(notebook: Notebook, tmp_path: Path) -> None:

@@ -100,6 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TriremeError as error:
         print(f"{command.prog}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadRequest) else 1
+    except KeyboardInterrupt:
+        print(f"{command.prog}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         if not _has_reader_gone():
             raise

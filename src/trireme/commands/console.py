@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from trireme.commands.options import KEYS, seconds
+from trireme.commands.options import KEYS, read_client, seconds
 from trireme.errors import BadRequest
-from trireme.launch import process_role
 
 SUMMARY = "show a running job in a browser"
 EXAMPLES = (
@@ -79,9 +78,7 @@ def _console(arguments: argparse.Namespace) -> int:
     from trireme.rpc import RpcClient
 
     log_to_stderr()
-    role = process_role.read_role(
-        role="worker", servers=arguments.servers, index=0, num=1, keys=arguments.keys
-    )
+    role = read_client(arguments.servers, arguments.keys)
     token = token_of(arguments.token_file)
     keys = None if role.keys is None else client_keys(Path(role.keys))
     log = logging.getLogger("trireme.console")

@@ -6,7 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from trireme.errors import BadRequest
 from trireme.launch import fact_values
+from trireme.launch.environment import read_facts
+from trireme.launch.process_role import ProcessRole, read_role
 
 KEYS = """
 Keys: a server's folder has server.key and clients.pub (the admitted public keys, one per line), a
@@ -38,6 +41,17 @@ def add_config(
         metavar="KEY=VALUE",
         help="values that override those of the file",
     )
+
+
+def read_client(servers: str | None, keys: str | None) -> ProcessRole:
+    """Whose servers a command looks at. Raises BadRequest: no servers are named."""
+    place: dict[str, Any] = {"role": "worker", "index": 0, "num": 1}
+    if servers is None and "servers" not in read_facts(None, place):
+        raise BadRequest(
+            "expected --servers HOST:PORT,... of a running job, which trireme launch prints, or"
+            " TRIREME_SERVERS, found neither"
+        )
+    return read_role(**place, servers=servers, keys=keys)
 
 
 def add_infer(command: argparse.ArgumentParser) -> None:

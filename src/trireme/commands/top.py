@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from trireme.commands.options import KEYS, seconds
-from trireme.launch import process_role
+from trireme.commands.options import KEYS, read_client, seconds
 
 SUMMARY = "show a running job: servers, tables, workers"
 EXAMPLES = (
@@ -56,9 +55,7 @@ def _top(arguments: argparse.Namespace) -> int:
     from trireme.top.job_snapshot import take_snapshot
     from trireme.top.view import view
 
-    role = process_role.read_role(
-        role="worker", servers=arguments.servers, index=0, num=1, keys=arguments.keys
-    )
+    role = read_client(arguments.servers, arguments.keys)
     keys = None if role.keys is None else client_keys(Path(role.keys))
     log = logging.getLogger("trireme.top")
 

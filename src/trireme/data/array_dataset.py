@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -357,5 +358,17 @@ def _require(name: str, expected: str, array: NDArray[Any], right: NDArray[np.bo
 
 
 def as_dataset(data: Any, *, shuffle: bool = False) -> Any:
-    """Columns in memory as a dataset; anything else as it is. shuffle: anew in every epoch."""
+    """Columns in memory as a dataset; anything else as it is. shuffle: anew in every epoch. Raises
+    BadRequest: a path, or a single column.
+    """
+    if isinstance(data, (str, bytes, os.PathLike)):
+        raise BadRequest(
+            f"data: expected a dataset, batches, or columns by name, found {data!r};"
+            " tr.data.QueueDataset reads files, and pandas.read_csv makes a DataFrame"
+        )
+    if hasattr(data, "iloc") and not hasattr(data, "columns"):  # a Series of pandas
+        raise BadRequest(
+            "data: expected a DataFrame, or columns by name, found a Series, which is one column or"
+            " row; data[['name']] and data[:1] are DataFrames"
+        )
     return data if columns_of(data) is None else ArrayDataset(data, shuffle=shuffle)

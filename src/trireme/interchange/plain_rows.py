@@ -103,7 +103,7 @@ def _import(
 ) -> int:
     known = [table.name for table in optimizer.tables]
     if table not in known:
-        raise BadRequest(f"{name}: expected a table among {known}, found {table!r}")
+        raise BadRequest(f"{name}: expected the name of a table among {known}, found {table!r}")
 
     def act() -> dict[str, Any]:
         with importing(optimizer.cluster.client, [table], replace=replace):

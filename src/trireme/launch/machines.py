@@ -132,8 +132,8 @@ def _all_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
         visible = tuple(map(str, range(accelerator.num_gpus())))
     if not visible:
         raise BadRequest(
-            "launch: expected --server_num or --servers before the script, or GPUs for a job"
-            " without servers, a worker on each, found neither; without GPUs give"
+            "launch: expected --server_num or --servers before the script, such as --server_num 1,"
+            " or GPUs for a job without servers, a worker on each, found neither; without GPUs give"
             " --nproc_per_node"
         )
     return visible

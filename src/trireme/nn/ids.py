@@ -121,7 +121,7 @@ def _of_column(batch: Columns, name: str, reader: str) -> Ids:
     if not isinstance(column, Tensor) or column.dim() not in (1, 2):
         raise BadRequest(
             f"{reader}: expected feature {name!r} as Ragged or as a tensor of shape (B,) or "
-            f"(B, L), found {_describe(column)}"
+            f"(B, L), found {_describe(column)}{_of_a_record(column)}"
         )
     whole = _whole(column.reshape(-1), f"feature {name!r}", reader)
     values = _array(whole, torch.int64, f"feature {name!r}", reader)
@@ -193,6 +193,11 @@ def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
     return type(value).__name__
+
+
+def _of_a_record(value: object) -> str:
+    is_single = isinstance(value, (str, int, float))
+    return "; of examples one by one pandas.DataFrame(examples) makes columns" if is_single else ""
 
 
 def _expect_rising_offsets(ids: Ids, offsets: np.ndarray[Any, Any], reader: str) -> None:

@@ -51,6 +51,7 @@ from trireme.train.trainer_checks import (
     check_made,
     check_pass,
     check_pass_data,
+    check_settings,
     check_threads,
 )
 from trireme.worker import expiry_calls
@@ -114,8 +115,10 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
     ) -> None:
+        check_settings(strategy, metrics)
         own_metrics = [metric_of(metric) for metric in metrics]
         check_metrics(own_metrics, label)
+        self.callbacks = checked_callbacks(callbacks)
         made = optimizer if isinstance(optimizer, DistributedOptimizer) else None
         if made is not None:
             options: dict[str, Any] = {"strategy": strategy, "blocks": blocks}
@@ -149,7 +152,6 @@ class Trainer:
             cluster=self.cluster,
         )
         self._epochs = Epochs(self.optimizer)
-        self.callbacks = checked_callbacks(callbacks)
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, **options: Any) -> Trainer:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from trireme.errors import BadRequest
 from trireme.strategy import Strategy
+from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.compute.trainer_remote import Remote
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer
@@ -26,6 +27,26 @@ def check_made(made: DistributedOptimizer, model: nn.Module, options: Mapping[st
         raise BadRequest(
             "Trainer: expected a DistributedOptimizer alone, which was made with its own"
             f" {', '.join(options)}, found {', '.join(settings)} beside it"
+        )
+
+
+def check_settings(strategy: Any, metrics: Any) -> None:
+    """Raises BadRequest: a name or a single metric in place of the object or the list."""
+    if strategy is not None and not isinstance(strategy, Strategy):
+        raise BadRequest(
+            "Trainer: expected strategy as a Strategy, such as tr.Strategy('sync'), found"
+            f" {strategy!r}"
+        )
+    if isinstance(metrics, str) or not isinstance(metrics, Iterable):
+        raise BadRequest(f"Trainer: expected metrics as a list, such as ['auc'], found {metrics!r}")
+
+
+def check_checkpoints(checkpoints: Any) -> None:
+    """Raises BadRequest: a path in place of Checkpoints."""
+    if checkpoints is not None and not isinstance(checkpoints, (Checkpoints, CheckpointAtStop)):
+        raise BadRequest(
+            "Trainer.fit: expected checkpoints as Checkpoints, such as"
+            f" tr.Checkpoints('ckpt', every_s=600), found {checkpoints!r}"
         )
 
 

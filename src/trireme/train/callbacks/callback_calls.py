@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
@@ -21,13 +21,15 @@ log = logging.getLogger("trireme.train")
 
 def checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
     """Raises BadRequest: something else than a Callback, such as a class."""
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
+    is_list = isinstance(callbacks, Iterable)
+    listed: tuple[Any, ...] = tuple(callbacks) if is_list else (callbacks,)
+    for callback in listed:
+        if not is_list or not isinstance(callback, Callback):
             raise BadRequest(
                 "Trainer: expected callbacks as a list of objects of tr.Callback's subclasses,"
                 f" found {callback!r}"
             )
-    return tuple(callbacks)
+    return listed
 
 
 class CallbackCalls:

@@ -53,8 +53,8 @@ class Scorer:
             labels = column_of(batch, self._label, "Trainer(label=)")
             if not isinstance(labels, Tensor):
                 raise BadRequest(
-                    f"Trainer: expected column {self._label!r} as a tensor, found"
-                    f" {type(labels).__name__}"
+                    f"Trainer(label=): expected column {self._label!r} as a number per example,"
+                    f" found {type(labels).__name__}: strings, or bags of ids"
                 )
             if isinstance(outputs, Tensor):
                 labels = _as_outputs(labels, outputs)
