@@ -54,12 +54,15 @@ def fit(
     progress = FitProgress(state.num_epochs)
     if request.resume:
         progress = state.resume_fit(request.checkpoints, epochs)
-        if state.num_epochs == progress.begun_at + epochs:
-            return progress.figures
     end = progress.begun_at + epochs
     resumed = state.resumed
-    seen = FitState(trainer, state.random, end, request.resume or resumed is not None)
+    states = None if resumed is None else resumed.callbacks
+    resumes = request.resume or resumed is not None
+    seen = FitState(trainer, state.random, end, resumes, request.checkpoints)
     calls = CallbackCalls(trainer.callbacks, seen)
+    if request.resume and state.num_epochs == end:
+        with script.section(), calls.running(states):  # they know the best of the earlier run
+            return progress.figures
     left = remaining_dump(request.dump, cluster, end - state.num_epochs)
     with (
         stopping_on_signals(cluster),
@@ -67,7 +70,7 @@ def fit(
         row_life.at_data_time(dataset, optimizer),
         dumping(left, dataset, trainer.model, cluster) as file,
         saving(request.checkpoints, optimizer, state.random, progress.to_json) as saver,
-        calls.running(None if resumed is None else resumed.callbacks),
+        calls.running(states),
     ):
         ids = ExampleIds(dataset) if request.check_nan else None
         options = PassOptions(request.report, file, ids, calls.after_step)
