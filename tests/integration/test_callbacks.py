@@ -307,7 +307,7 @@ def test_the_best_stays_in_its_folder_when_the_script_leaves(
 
 
 def test_a_fit_that_was_done_gives_its_best_again(tmp_path: Path) -> None:
-    found = []
+    results = []
     for _ in range(2):
         best = tr.BestCheckpoint(tmp_path / "best", monitor="loss")
         stopping, recorder = tr.EarlyStopping("loss"), Recorder()
@@ -315,9 +315,9 @@ def test_a_fit_that_was_done_gives_its_best_again(tmp_path: Path) -> None:
         with embedded() as cluster:
             trainer = trainer_with(cluster, best, stopping, recorder)
             trainer.fit(loader(100), epochs=2, checkpoints=checkpoints, resume=True)
-        found.append((best.path, best.best, best.best_epoch, stopping.best))
-    assert found[0][0] is not None
-    assert found[0] == found[1]
+        results.append((best.path, best.best, best.best_epoch, stopping.best))
+    assert results[0][0] is not None
+    assert results[0] == results[1]
     assert [call[0] for call in recorder.calls] == ["begin_fit", "end_fit"]
 
 

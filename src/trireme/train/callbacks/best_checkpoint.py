@@ -107,8 +107,8 @@ class BestCheckpoint(Callback):
                 f" {path}, found {'no such note' if noted is None else noted}; choose another"
                 " folder"
             )
-        found: dict[str, Any] = noted
-        return found
+        checked: dict[str, Any] = noted
+        return checked
 
     def epoch(self, fit: FitState) -> None:
         value = self.monitor.value("BestCheckpoint", fit)
