@@ -55,28 +55,40 @@ def _shown(
     short = _to_users_line(traceback)
     if short is traceback:
         return value, traceback
-    # The errors that it came from happened below the user's line, and their texts are in its own.
-    value.__cause__, value.__suppress_context__ = None, True
+    # Errors that happened below the user's line have their texts in its own; the user's stay.
+    before = _before(value)
+    while before is not None and not _concerns_user(before):
+        before = _before(before)
+    value.__cause__, value.__context__, value.__suppress_context__ = None, before, False
     return value.with_traceback(short), short
+
+
+def _before(error: BaseException) -> BaseException | None:
+    """The error that Python would show above this one."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _concerns_user(error: BaseException) -> bool:
+    """Whether an error was caught by others than Trireme, or passed through a script."""
+    files = list(map(_file, _calls(error.__traceback__)))
+    packages = _folders("purelib", "platlib")
+    scripts = [
+        f for f in files if not f.startswith((_OWN, *packages, *_folders("stdlib", "platstdlib")))
+    ]
+    return bool(scripts) or bool(files and not files[0].startswith(_OWN))
 
 
 def _to_users_line(traceback: TracebackType | None) -> TracebackType | None:
     """Without the calls at the end that are ours or of libraries through which we were called. As
     it is, if it does not end in our own or if there are no others.
     """
-    import sysconfig
-
-    calls = []
-    while traceback is not None:
-        calls.append(traceback)
-        traceback = traceback.tb_next
+    calls = _calls(traceback)
     if not calls:
         return None
     whole, last = calls[0], len(calls)
     if not _file(calls[-1]).startswith(_OWN):
         return whole
-    libraries = (_OWN, *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
-    while last and _file(calls[last - 1]).startswith(libraries):
+    while last and _is_below_user(_file(calls[last - 1])):
         last -= 1
     if not last:
         return whole
@@ -86,5 +98,29 @@ def _to_users_line(traceback: TracebackType | None) -> TracebackType | None:
     return short
 
 
+def _calls(traceback: TracebackType | None) -> list[TracebackType]:
+    calls = []
+    while traceback is not None:
+        calls.append(traceback)
+        traceback = traceback.tb_next
+    return calls
+
+
+def _is_below_user(file: str) -> bool:
+    """Ours, torch or Python's. Other packages may be the user's program, which was installed."""
+    packages, standard = _folders("purelib", "platlib"), _folders("stdlib", "platstdlib")
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    known = (_OWN,) if torch is None else (_OWN, os.path.dirname(torch) + os.sep)
+    return file.startswith(known) or (file.startswith(standard) and not file.startswith(packages))
+
+
+def _folders(*names: str) -> tuple[str, ...]:
+    import sysconfig
+
+    return tuple(sysconfig.get_path(name) + os.sep for name in names)
+
+
 def _file(call: TracebackType) -> str:
-    return call.tb_frame.f_code.co_filename
+    """Of the module, for code that it has made has none: a dataclass's __init__, Cython's."""
+    made = call.tb_frame.f_globals.get("__file__")
+    return made if isinstance(made, str) else call.tb_frame.f_code.co_filename

@@ -250,6 +250,9 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     for wrong in (tr.Callback, print):
         with embedded() as cluster, pytest.raises(BadRequest, match="list of objects of"):
             trainer_with(cluster, wrong)  # type: ignore[arg-type]
+    twice = tr.EarlyStopping("loss")
+    with embedded() as cluster, pytest.raises(BadRequest, match="each callback once"):
+        trainer_with(cluster, twice, twice)
     with pytest.raises(BadRequest, match="mode 'min' or 'max', whether a lower or a higher 'copc'"):
         tr.EarlyStopping("copc")
     with pytest.raises(BadRequest, match="patience >= 1, found 0"):
@@ -278,6 +281,93 @@ def test_an_improvement_is_more_than_min_delta(mode: Any, values: list[float], b
     with embedded() as cluster:
         trainer_with(cluster, stopping).fit(loader(100), epochs=4)
     assert stopping.best == best
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_two_best_checkpoints_are_apart(tmp_path: Path, num_workers: int) -> None:
+    def work(cluster: Cluster) -> list[str | None]:
+        auc = tr.BestCheckpoint(tmp_path / "auc", monitor="auc")
+        loss = tr.BestCheckpoint(tmp_path / "loss", monitor="loss")
+        trainer_with(cluster, auc, loss).fit(loader(100), epochs=2)
+        return [best.path and str(Path(best.path).parent) for best in (auc, loss)]
+
+    folders = [str(tmp_path / name) for name in ("auc", "loss")]
+    if num_workers == 1:
+        with embedded() as cluster:
+            assert work(cluster) == folders
+    else:
+        with Job(2) as job:
+            assert job.run(2, work) == [folders, folders]
+    assert all(len(os.listdir(folder)) == 1 for folder in folders)
+
+
+def test_the_folder_of_the_best_is_shared_with_nobody(tmp_path: Path) -> None:
+    first = tr.BestCheckpoint(tmp_path, monitor="auc")
+    second = tr.BestCheckpoint(tmp_path, monitor="loss")
+    with embedded() as cluster:
+        with pytest.raises(BadRequest, match=r"best loss \(min\) in .*found .*'monitor': 'auc'"):
+            trainer_with(cluster, first, second).fit(loader(100))
+        assert first.path is not None
+        assert Path(first.path, "manifest.json").exists()
+        with pytest.raises(BadRequest, match="another folder than that of the fit's checkpoints"):
+            trainer_with(cluster, first).fit(
+                loader(100), checkpoints=tr.Checkpoints(tmp_path, every_steps=1)
+            )
+    assert os.listdir(tmp_path) == ["1"]
+
+
+def test_the_best_stays_in_its_folder_when_the_script_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leaves(tr.Callback):
+        def epoch(self, fit: tr.FitState) -> None:
+            (tmp_path / "other").mkdir(exist_ok=True)
+            monkeypatch.chdir(tmp_path / "other")
+
+    monkeypatch.chdir(tmp_path)
+    best = tr.BestCheckpoint("best", monitor="loss")
+    with embedded() as cluster:
+        trainer_with(cluster, best, Leaves()).fit(loader(100), epochs=3)
+    assert best.path is not None
+    assert os.listdir(tmp_path / "best") == [Path(best.path).name]
+    assert os.listdir(tmp_path / "other") == []
+
+
+def test_a_fit_that_was_done_gives_its_best_again(tmp_path: Path) -> None:
+    results = []
+    for _ in range(2):
+        best = tr.BestCheckpoint(tmp_path / "best", monitor="loss")
+        stopping, recorder = tr.EarlyStopping("loss"), Recorder()
+        checkpoints = tr.Checkpoints(tmp_path / "saved", every_steps=6)
+        with embedded() as cluster:
+            trainer = trainer_with(cluster, best, stopping, recorder)
+            trainer.fit(loader(100), epochs=2, checkpoints=checkpoints, resume=True)
+        results.append((best.path, best.best, best.best_epoch, stopping.best))
+    assert results[0][0] is not None
+    assert results[0] == results[1]
+    assert [call[0] for call in recorder.calls] == ["begin_fit", "end_fit"]
+
+
+@pytest.mark.parametrize("state", [torch.ones(2), {1, 2}, math.nan])
+def test_a_state_that_no_checkpoint_can_hold_is_refused(state: Any) -> None:
+    class Odd(tr.Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"odd": state}
+
+    with embedded() as cluster, pytest.raises(BadRequest, match=r"Odd.state_dict: .*JSON values"):
+        trainer_with(cluster, Odd()).fit(loader(100))
+
+
+def test_infinity_is_no_improvement(tmp_path: Path) -> None:
+    class Figures(tr.BestCheckpoint):
+        def epoch(self, fit: tr.FitState) -> None:
+            fit.valid = {"x": [math.inf, 1.0, math.inf][fit.epoch - 1]}
+            super().epoch(fit)
+
+    best = Figures(tmp_path, monitor="x", mode="max")
+    with embedded() as cluster:
+        trainer_with(cluster, best).fit(loader(100), epochs=3)
+    assert (best.best, best.best_epoch) == (1.0, 2)
 
 
 def test_a_step_with_a_closure_is_a_step() -> None:

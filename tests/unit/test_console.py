@@ -131,6 +131,14 @@ def test_only_who_knows_the_token_gets_anything(console: Console) -> None:
         assert answer.status == 404
 
 
+def test_what_is_no_url_is_answered_and_logs_no_error(
+    console: Console, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in ("http://[/", "http://[::1/row?table=a"):
+        assert ask(console, path, Host="here").status == 400
+    assert "Traceback" not in caplog.text
+
+
 def events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
     name = ""
     for line in answer:

@@ -186,3 +186,18 @@ def test_labels_of_any_type_are_compared_with_outputs() -> None:
     scorer = Scorer(torch.nn.functional.cross_entropy, "y")
     classes = Batch({"y": torch.tensor([0, 1]), "x": torch.ones(2, 3)})
     assert scorer(lambda b: b["x"], classes).loss is not None
+
+
+@pytest.mark.parametrize("values", [[1, 2**64], [-(2**63) - 1, 1], [[1], [2**64]]])
+def test_a_key_of_more_than_64_bits_is_refused(values: list[Any]) -> None:
+    with pytest.raises(DataError, match="column 'id'"):
+        as_column("id", values)
+
+
+def test_keys_of_both_signs_keep_their_bits() -> None:
+    assert as_column("id", [-1, 2**63]).tolist() == [-1, -(2**63)]
+
+
+def test_a_string_that_is_no_unicode_names_column_and_row() -> None:
+    with pytest.raises(DataError, match=r"column 'name': .*in row 1"):
+        as_column("name", ["a", "b\ud800"])

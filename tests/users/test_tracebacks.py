@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,13 @@ def train():
         raise tr.errors.Internal("a bug")
     elif sys.argv[1] == "theirs":
         tr.Table("t", dim=4, optimizer=property(lambda: 1 / 0).fget())
+    elif sys.argv[1] == "dataclass":
+        tr.Checkpoints("here")  # of the user
+    elif sys.argv[1] == "handler":
+        try:
+            {}["mine"]
+        except KeyError:
+            tr.Strategy("nonsense")  # of the user
     elif sys.argv[1] == "caught":
         try:
             tr.Strategy("nonsense")
@@ -63,7 +71,7 @@ def traceback_of(folder: Path, case: str, *flags: str) -> list[str]:
     return ended.stderr.splitlines()
 
 
-@pytest.mark.parametrize("case", ["strategy", "forward", "hook"])
+@pytest.mark.parametrize("case", ["strategy", "forward", "hook", "dataclass"])
 def test_a_traceback_ends_at_the_line_of_the_user(tmp_path: Path, case: str) -> None:
     lines = traceback_of(tmp_path, case)
     places = [line for line in lines if line.startswith("  File ")]
@@ -85,3 +93,37 @@ def test_what_is_not_shortened(tmp_path: Path, case: str, flags: list[str]) -> N
     assert ("script.py" in places[-1]) == (case in ("internal", "theirs"))
     if case == "theirs":
         assert lines[-1].startswith("ZeroDivisionError")
+
+
+def test_the_users_own_error_before_stays(tmp_path: Path) -> None:
+    lines = traceback_of(tmp_path, "handler")
+    assert "KeyError: 'mine'" in lines
+    assert "During handling of the above exception, another exception occurred:" in lines
+    assert "script.py" in [line for line in lines if line.startswith("  File ")][-1]
+
+
+def test_an_installed_program_is_the_users(tmp_path: Path) -> None:
+    """As `pip install` does: the package in site-packages, and a script that calls it."""
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path)}))
+    packages.mkdir(parents=True)
+    (packages / "program.py").write_text(
+        "import trireme as tr\n\ndef main():\n    tr.Strategy('nonsense')  # of the user\n"
+    )
+    patched = (
+        "import sysconfig, sys\n"
+        "path = sysconfig.get_path\n"
+        f"sysconfig.get_path = lambda n: {str(packages)!r} if n.endswith('lib') and n[0] == 'p'"
+        " and 'std' not in n else path(n)\n"
+        f"sys.path.append({str(packages)!r})\n"
+        "import program\nprogram.main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", patched],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    places = [line for line in ended.stderr.splitlines() if line.startswith("  File ")]
+    assert "program.py" in places[-1]
+    assert "in main" in places[-1]

@@ -14,7 +14,7 @@ import json
 import threading
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from trireme.console.feed import Feed, as_json
 from trireme.console.row_look import Rows
@@ -60,7 +60,7 @@ class _ConsoleHandler(RequestHandler):
 
     def do_GET(self) -> None:
         self.limit_answer()
-        url = urlsplit(self.path)
+        url = self.url
         token = parse_qs(url.query).get("token", [""])[0]
         if url.path not in (*_FILES, "/events", "/row"):
             self._say(404, "there are /, /events and /row")

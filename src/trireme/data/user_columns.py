@@ -25,7 +25,10 @@ from trireme.errors import DataError
 
 Column: TypeAlias = Tensor | Ragged | Strings
 
-_WRONG = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
+_WRONG = (
+    *(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError),
+    *(OverflowError, UnicodeEncodeError),
+)
 
 
 def columns_of(source: Any) -> Mapping[str, Any] | None:
@@ -146,9 +149,14 @@ def arrow_of(name: str, values: Any) -> pa.Array:
 
 def _unsigned(values: Sequence[Any]) -> list[Any]:
     return [
-        [key % 2**64 for key in value] if isinstance(value, (list, tuple)) else value % 2**64
+        [_bits(key) for key in value] if isinstance(value, (list, tuple)) else _bits(value)
         for value in values
     ]
+
+
+def _bits(key: Any) -> Any:
+    """Those of a negative key as uint64 has them; others as they are, also those out of range."""
+    return key % 2**64 if -(2**63) <= key < 0 else key
 
 
 def _described(name: str, values: Sequence[Any], error: Exception) -> str:

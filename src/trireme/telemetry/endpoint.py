@@ -71,7 +71,7 @@ class _EndpointHandler(RequestHandler, MetricsHandler):
 
     def do_GET(self) -> None:
         self.limit_answer()
-        path = urlsplit(self.path).path
+        path = self.url.path
         if path == "/metrics":
             MetricsHandler.do_GET(self)
         elif path == "/healthz":

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any, cast
+from urllib.parse import SplitResult, urlsplit
 
 from trireme.errors import BadRequest
 from trireme.telemetry.address import join_address, split_address
@@ -112,6 +113,19 @@ class RequestHandler(BaseHTTPRequestHandler):
     """Answers one request of a connection."""
 
     server: HttpServer
+    url: SplitResult  # of the request
+
+    def parse_request(self) -> bool:
+        """Also answers what is no URL, which `urlsplit` refuses."""
+        if not super().parse_request():
+            return False
+        try:
+            self.url = urlsplit(self.path)
+        except ValueError as error:
+            self.limit_answer()
+            self.send_error(400, f"expected a path, found none: {error}")
+            return False
+        return True
 
     def setup(self) -> None:
         super().setup()

@@ -59,7 +59,8 @@ def fit(
         progress = state.resume_fit(request.checkpoints, epochs)
     end = progress.begun_at + epochs
     states, state.callbacks = state.callbacks, None
-    seen = FitState(trainer, state.random, end, request.resume or states is not None)
+    resumes = request.resume or states is not None
+    seen = FitState(trainer, state.random, end, resumes, request.checkpoints)
     calls = CallbackCalls(trainer.callbacks, seen)
     if state.num_epochs == end:  # an earlier run made all epochs: callbacks find what it kept
         with script.section(), calls.running(states):

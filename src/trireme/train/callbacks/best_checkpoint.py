@@ -56,6 +56,7 @@ class BestCheckpoint(Callback):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder, self._options = folder, storage_options
+        self._folders = NumberedFolders(folder, storage_options)  # also after a change of folder
         self.monitor = Monitor.of("BestCheckpoint", monitor, mode, min_delta)
         self.best: float | None = None
         self.best_epoch = 0
@@ -64,6 +65,12 @@ class BestCheckpoint(Callback):
     def begin_fit(self, fit: FitState) -> None:
         trainer = fit.trainer
         trainer.optimizer.mode.check_between_passes("BestCheckpoint")
+        other = fit.checkpoints
+        if other is not None and self._folders.is_at(other.path, other.storage_options):
+            raise BadRequest(
+                f"BestCheckpoint: expected another folder than that of the fit's checkpoints, found"
+                f" {self.folder} for both"
+            )
         continues = fit.resumes or self.path is not None
         kept = let_first_worker(
             trainer.cluster, "a look for the best checkpoint", lambda: self._kept(continues)
@@ -77,7 +84,7 @@ class BestCheckpoint(Callback):
 
     def _kept(self, continues: bool) -> dict[str, Any]:
         """What the folder holds, on worker 0. Raises BadRequest: of another fit."""
-        held = NumberedFolders(self.folder, self._options).complete()
+        held = self._folders.complete()
         if not held:
             return {"path": None, "best": None, "epoch": 0}
         path = str(held[0].path)
@@ -87,6 +94,11 @@ class BestCheckpoint(Callback):
                 " fit, which a better epoch of this one would remove; choose another folder, remove"
                 " it, or continue that fit with resume=True"
             )
+        noted = self._note_in(path)
+        return {"path": path, "best": noted["value"], "epoch": noted["epoch"]}
+
+    def _note_in(self, path: str) -> dict[str, Any]:
+        """What a checkpoint notes of the best. Raises BadRequest: it is not one of these."""
         noted = read_manifest(open_storage(path, self._options)).extra.get("user", {}).get("best")
         own = {"monitor": self.monitor.figure, "mode": self.monitor.mode}
         if noted is None or {name: noted[name] for name in own} != own:
@@ -95,7 +107,8 @@ class BestCheckpoint(Callback):
                 f" {path}, found {'no such note' if noted is None else noted}; choose another"
                 " folder"
             )
-        return {"path": path, "best": noted["value"], "epoch": noted["epoch"]}
+        checked: dict[str, Any] = noted
+        return checked
 
     def epoch(self, fit: FitState) -> None:
         value = self.monitor.value("BestCheckpoint", fit)
@@ -114,4 +127,7 @@ class BestCheckpoint(Callback):
         self.best, self.best_epoch, self.path = value, fit.epoch, chosen["path"]
 
     def _choose(self) -> dict[str, Any]:
-        return {"path": str(NumberedFolders(self.folder, self._options).next().path)}
+        """Raises BadRequest: others save there too, whose checkpoints would be removed."""
+        for held in self._folders.complete():
+            self._note_in(str(held.path))
+        return {"path": str(self._folders.next().path)}

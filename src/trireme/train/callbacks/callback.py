@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.loop.scoring import Scored
 from trireme.train.loop.tally import Tally
@@ -26,10 +27,19 @@ class FitState:
         is_repeated: this epoch's figures were told before, to the predecessor of this worker, which
             was killed.
         random: the random numbers that checkpoints hold.
+        checkpoints: that `fit` was asked for.
     """
 
-    def __init__(self, trainer: Trainer, random: RandomState, end: int, resumes: bool) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        random: RandomState,
+        end: int,
+        resumes: bool,
+        checkpoints: Checkpoints | CheckpointAtStop | None,
+    ) -> None:
         self.trainer, self.random, self.end, self.resumes = trainer, random, end, resumes
+        self.checkpoints = checkpoints
         self.epoch, self.is_repeated, self.wants_stop = trainer.num_epochs, False, False
         self.valid: Mapping[str, float] = {}
         self._figures: Mapping[str, float] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,10 @@ def checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
             raise BadRequest(
                 "Trainer: expected callbacks as a list of objects of tr.Callback's subclasses,"
                 f" found {callback!r}"
+            )
+        if sum(callback is other for other in listed) > 1:
+            raise BadRequest(
+                f"Trainer: expected each callback once, found {callback!r} twice: make two of them"
             )
     return listed
 
@@ -87,9 +92,10 @@ class CallbackCalls:
                 "an epoch's figures",
                 lambda: {"figures": dict(figures), "valid": dict(valid)},
             )
-        fit.see_epoch(agreed["figures"], agreed["valid"])
-        for callback in self._called.values():
-            callback.epoch(fit)
+            fit.see_epoch(agreed["figures"], agreed["valid"])
+            for name, callback in self._called.items():
+                with script.section(name):  # meetings of two callbacks have names of their own
+                    callback.epoch(fit)
 
     def agree_to_stop(self, saver: Saver | None) -> bool:
         """Whether a callback of any worker ends the fit; every worker calls it. Raises Stopped if
@@ -101,8 +107,15 @@ class CallbackCalls:
         return True
 
     def states(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the callbacks, by name."""
+        """What a checkpoint keeps of the callbacks, by name. Raises BadRequest: not JSON values."""
         states = {name: callback.state_dict() for name, callback in self._called.items()}
+        for name, state in states.items():
+            try:
+                json.dumps(state, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise BadRequest(
+                    f"{name}.state_dict: expected JSON values, found {state!r:.200}: {error}"
+                ) from error
         return {name: state for name, state in states.items() if state}
 
 

@@ -55,8 +55,10 @@ class Monitor:
         return figures[self.figure]
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Whether a value improves on the best so far, None: there is none. NaN never does."""
-        if best is None or math.isnan(value):
-            return not math.isnan(value)
+        """Whether a value improves on the best so far, None: there is none. What is not finite
+        never does, and checkpoints could not note it.
+        """
+        if best is None or not math.isfinite(value):
+            return math.isfinite(value)
         gain = best - value if self.mode == "min" else value - best
         return gain > self.min_delta

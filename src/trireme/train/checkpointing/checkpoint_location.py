@@ -54,6 +54,12 @@ class NumberedFolders:
         self._parent = open_storage(path, storage_options)
         self._options = storage_options
 
+    def is_at(
+        self, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
+    ) -> bool:
+        """Whether they are below this location."""
+        return open_storage(path, storage_options).name == self._parent.name
+
     def next(self) -> Location:
         """The location of the next checkpoint: after the newest folder, complete or not."""
         return self._location(1 + max(self._numbers(), default=0))
