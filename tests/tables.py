@@ -113,6 +113,12 @@ def snapshot(table: _core.Table) -> Snapshot:
     return content
 
 
+def rows_of(table: _core.Table) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of all rows, (K,) uint64, and their bytes, (K, row_bytes) uint8."""
+    content = _core.snapshot_columns(table, 0, _core.NUM_BUCKETS, 0, 0, [table.row_bytes])
+    return content.keys, content.columns[0].reshape(len(content.keys), table.row_bytes)
+
+
 def restore(table: _core.Table, bucket: int, content: Any) -> None:
     """Give a bucket the content of a snapshot."""
     table.restore(

@@ -31,6 +31,7 @@ import trireme.commands.cli
 import trireme.job.embedded
 import trireme.job.serving
 import trireme.server.log.durable_journal
+from trireme.threads import frozen_objects
 
 ORDER_BYTES_MAX = 1 << 17
 # The other end of a socket may be killed at any time, which must not end the template.
@@ -175,6 +176,8 @@ def serve(control_fd: int, door_fd: int, python: str) -> None:
     # Else each child, at its collections and at its end, walks through all that was imported, and
     # so copies it.
     gc.freeze()
+    with frozen_objects():  # which counts the frozen ones once, here, and not in each child
+        pass
     loop = Loop(socket.socket(fileno=control_fd), socket.socket(fileno=door_fd), python)
     become(*loop.run())
 

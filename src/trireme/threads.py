@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,18 @@ from trireme import _core
 
 # More than the buffers of a step with large batches.
 FREED_BYTES_KEPT = 512 << 20
+
+
+class _Frozen:
+    """Who has frozen the objects of this process: num_blocks of `frozen_objects`, or others.
+
+    Python answers by counting the frozen objects, which takes tens of milliseconds: it is asked
+    only where no block runs, and no more once others have.
+    """
+
+    lock = threading.Lock()
+    num_blocks = 0
+    by_others = False
 
 
 def start_pool(threads: int) -> _core.Pool:
@@ -33,18 +46,23 @@ def frozen_objects(num_new: int = 0) -> Iterator[None]:
     stops all threads for a tenth of a second. No effect on them if the process has frozen objects
     itself.
     """
-    is_ours = gc.get_freeze_count() == 0
     thresholds = gc.get_threshold()
-    if is_ours:
-        gc.freeze()
+    with _Frozen.lock:
+        if _Frozen.num_blocks == 0 and not _Frozen.by_others:
+            _Frozen.by_others = gc.get_freeze_count() > 0
+            if not _Frozen.by_others:
+                gc.freeze()
+        _Frozen.num_blocks += 1
     if num_new:
         gc.set_threshold(num_new, *thresholds[1:])
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        if is_ours:
-            gc.unfreeze()
+        with _Frozen.lock:
+            _Frozen.num_blocks -= 1
+            if _Frozen.num_blocks == 0 and not _Frozen.by_others:
+                gc.unfreeze()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from trireme.job.cluster import Cluster
 from trireme.policy import CountFilter, Probability, ScorePolicy, ShowClick
 
 NUM_IDS, DAY = 50, 86400
-LENGTHS = (9, 0, 14)  # batches of the workers
+LENGTHS = (4, 0, 7)  # batches of the workers
 OPTIMIZERS = {
     "sgd": tr.optim.SGD(lr=0.1, weight_decay=0.01),
     "momentum": tr.optim.SGD(lr=0.1, momentum=0.9, nesterov=True),

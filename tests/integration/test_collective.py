@@ -13,6 +13,7 @@ from tests.integration import test_sync as exact
 from tests.integration.test_predecessor import Model, counts, make_trainer
 from tests.integration.test_uneven import BATCH, EPOCHS, LENGTHS, Data, expected_counts
 from tests.jobs import Job
+from tests.long import sampled
 from tests.ranks import run_ranks
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
@@ -35,6 +36,7 @@ def test_two_ranks_equal_plain_torch_and_sync_with_two_workers_bit_for_bit(name:
         np.testing.assert_allclose(results[0][part], values, atol=exact.ATOL, rtol=0, err_msg=part)
 
 
+@sampled(keep=3)
 @pytest.mark.parametrize("clips", [True, False], ids=["clip_norm", "scored"])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_rows_of_every_rule_and_kind_have_the_bits_of_sync(

@@ -14,6 +14,7 @@ from torch import nn
 import trireme as tr
 from tests.integration.durable_servers import DurableServers
 from tests.programs import Template
+from tests.tables import rows_of
 from trireme.errors import BadRequest
 from trireme.interchange.worker_side.import_requests import importing, send_rows
 from trireme.job.cluster import Cluster
@@ -83,10 +84,8 @@ def contents(cluster: Cluster) -> dict[str, np.ndarray]:
     assert cluster.server is not None
     actual: dict[str, np.ndarray] = {}
     for name, table in cluster.server.tables.items():
-        for bucket in range(4096):
-            content = table.rows.snapshot(bucket)
-            for key, row in zip(content.keys, content.rows, strict=True):
-                actual[f"{name}:{key}"] = np.array(row)
+        for key, row in zip(*rows_of(table.rows), strict=True):
+            actual[f"{name}:{key}"] = np.array(row)
     blocks = cluster.server.blocks
     for spec in blocks.specs():
         for tensor, values in blocks.state_with(spec.id, {}).items():

@@ -16,7 +16,9 @@ from torch import nn
 import trireme as tr
 from tests.integration.test_device_passes import RULES, assert_equal
 from tests.jobs import Job
+from tests.long import sampled
 from tests.ranks import run_ranks
+from tests.tables import rows_of
 from trireme.errors import BadRequest, DataError, Leased, Stopped, Unavailable
 from trireme.interchange.worker_side.import_requests import importing
 from trireme.job.cluster import Cluster
@@ -78,10 +80,8 @@ def contents(states: list[ServerState]) -> dict[str, np.ndarray]:
     actual: dict[str, np.ndarray] = {}
     for state in states:
         for name, table in state.tables.items():
-            for bucket in range(4096):
-                content = table.rows.snapshot(bucket)
-                for key, row in zip(content.keys, content.rows, strict=True):
-                    actual[f"{name}:{key}"] = np.array(row)
+            for key, row in zip(*rows_of(table.rows), strict=True):
+                actual[f"{name}:{key}"] = np.array(row)
         for spec in state.blocks.specs():
             for tensor, values in state.blocks.state_with(spec.id, {}).items():
                 actual[f"{spec.id}:{tensor}"] = np.copy(values.numpy())
@@ -143,12 +143,14 @@ def assert_same(actual: Any, expected: Any) -> None:
     assert_equal(actual[1], expected[1])
 
 
+@sampled(keep=len(RULES))
+@pytest.mark.parametrize("mode", ["sync", "collective"])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_pass_of_three_workers_trains_to_the_bits_of_sync(rule: str) -> None:
+def test_a_pass_of_three_workers_trains_to_the_bits_of_sync(rule: str, mode: str) -> None:
     expected = on_servers(3, training(RULES[rule], "sync", in_passes=False))
     assert len(expected[1]) > 50
-    assert_same(on_servers(3, training(RULES[rule], "sync", in_passes=True)), expected)
-    assert_same(on_ranks(3, training(RULES[rule], "collective", in_passes=True)), expected)
+    run = on_servers if mode == "sync" else on_ranks
+    assert_same(run(3, training(RULES[rule], mode, in_passes=True)), expected)
 
 
 @pytest.mark.parametrize("lengths", [(3, 4), (0, 3), (0, 0, 1), (4, 4, 3)])

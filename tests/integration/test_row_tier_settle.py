@@ -11,6 +11,7 @@ import pytest
 
 import trireme as tr
 from tests.integration.test_row_tier import Kept
+from tests.tables import rows_of
 from trireme import _core
 from trireme.errors import ResourceExhausted
 from trireme.rows.wide_rows import RowLayout
@@ -65,9 +66,8 @@ def gains(server: ServerState) -> Any:
     table = server.tables["scored"]
     layout = RowLayout.of(table.schema, table.rows)
     by_key = np.empty(len(KEYS), np.float32)
-    for bucket in range(4096):
-        content = table.rows.snapshot(bucket)
-        by_key[content.keys.astype(np.int64)] = layout.statistics(content.rows)["delta_score"]
+    keys, rows = rows_of(table.rows)
+    by_key[keys.astype(np.int64)] = layout.statistics(rows)["delta_score"]
     return by_key
 
 

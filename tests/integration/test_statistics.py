@@ -11,7 +11,7 @@ import torch
 
 import trireme as tr
 from tests.jobs import Job
-from tests.tables import T_ROWS
+from tests.tables import T_ROWS, rows_of
 from trireme import _core
 from trireme.data import Ragged
 from trireme.errors import BadRequest
@@ -76,10 +76,8 @@ def statistics(states: list[ServerState]) -> dict[int, Any]:
     for state in states:
         table = state.tables["t"]
         layout = RowLayout.of(table.schema, table.rows)
-        for bucket in range(4096):
-            content = table.rows.snapshot(bucket)
-            records = layout.statistics(content.rows)
-            actual.update(zip(content.keys.tolist(), records, strict=True))
+        keys, rows = rows_of(table.rows)
+        actual.update(zip(keys.tolist(), layout.statistics(rows), strict=True))
     return actual
 
 
