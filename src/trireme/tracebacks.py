@@ -121,6 +121,6 @@ def _folders(*names: str) -> tuple[str, ...]:
 
 
 def _file(call: TracebackType) -> str:
-    """Of the module, for code that it has made has none: a dataclass's __init__, Cython's."""
+    """Of the module: code that it makes has no file, such as a dataclass's __init__."""
     made = call.tb_frame.f_globals.get("__file__")
     return made if isinstance(made, str) else call.tb_frame.f_code.co_filename

@@ -105,6 +105,9 @@ def test_distributions_are_of_all_rows_of_a_small_table() -> None:
         job.run(1, trained)
         with RpcClient(name="sampler") as client:
             [content, none] = sample(client, job.endpoints, ["t", "no such"], 60.0)
+            [partial] = sample(client, [job.endpoints[0], "127.0.0.1:1"], ["t"], 3.0)
+    assert (content.num_silent, none.num_silent, partial.num_silent) == (0, 2, 1)
+    assert 0 < partial.num_in_memory < 600
     assert (content.num_in_memory, content.num_on_ssd, content.num_sampled) == (600, 0, 600)
     shows, changes = content.bars
     assert (shows.kind, changes.kind) == ("show", "version")

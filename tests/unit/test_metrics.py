@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trireme import _core
+from trireme import _core, metrics
 from trireme.errors import BadRequest
 from trireme.metrics import AUC, LogLoss
+from trireme.metrics.by_name import better_of
 
 
 def exact_auc(scores, labels, weights=None) -> float:
@@ -257,3 +258,20 @@ def test_core_refuses_arrays_that_do_not_fit():
     ]:
         with pytest.raises(TypeError):
             _core.histogram_add(*arguments)
+
+
+def test_which_way_is_better_is_said_of_each_metric() -> None:
+    names = [cls.NAME for cls in vars(metrics).values() if hasattr(cls, "NAME")]
+    lower = ["bucket_error", "log_loss", "mae", "normalized_entropy", "rmse"]
+    higher = ["accuracy", "auc", "gauc", "pr_auc"]
+    several_or_neither = [
+        "actual_ctr",
+        "at_threshold",
+        "copc",
+        "ctr_metric_bundle",
+        "predicted_ctr",
+    ]
+    assert sorted(names) == sorted(lower + higher + several_or_neither)
+    expected = {**dict.fromkeys(lower, "min"), **dict.fromkeys(higher, "max")}
+    assert {name: better_of(name) for name in names} == {name: expected.get(name) for name in names}
+    assert better_of("of the user") is None

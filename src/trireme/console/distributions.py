@@ -33,7 +33,8 @@ class Bars:
 class Distribution:
     """Of the rows of a table that are in memory.
 
-    num_in_memory, num_on_ssd: rows. num_sampled: rows that the numbers are from; 0 of many: the
+    num_in_memory, num_on_ssd: rows, of the servers that answered; num_silent: servers that did not.
+    num_sampled: rows that the numbers are from; 0 of many: the
     table is too large to sample.
     bars: the shows of a scored table; ages since the newest push that has a data time, or where no
     push has one how many saves ago rows have changed.
@@ -43,13 +44,14 @@ class Distribution:
     num_in_memory: int
     num_on_ssd: int
     num_sampled: int
+    num_silent: int
     bars: Sequence[Bars]
 
 
 def sample(
     client: RpcClient, servers: Sequence[str], tables: Sequence[str], timeout_s: float
 ) -> list[Distribution]:
-    """The distributions of these tables, of the servers that answer."""
+    """The distributions of these tables."""
     calls = [Call(server, "ps.sample", {"table": table}) for table in tables for server in servers]
     replies = client.call_all(calls, timeout_s=timeout_s, return_errors=True) if calls else []
     num = len(servers)
@@ -70,9 +72,8 @@ class _Sampled:
 
 def _distribution(table: str, replies: Sequence[Reply | TriremeError]) -> Distribution:
     sampled, in_memory, on_ssd, is_scored = _Sampled(), 0, 0, False
-    for reply in replies:
-        if isinstance(reply, TriremeError):
-            continue
+    answers = [reply for reply in replies if not isinstance(reply, TriremeError)]
+    for reply in answers:
         arrays = Arrays(reply.arrays)
         times = arrays.take("times", np.uint32, (None,))
         num = need(reply.body, "in_memory", int)
@@ -97,6 +98,7 @@ def _distribution(table: str, replies: Sequence[Reply | TriremeError]) -> Distri
         num_in_memory=in_memory,
         num_on_ssd=on_ssd,
         num_sampled=len(times),
+        num_silent=len(replies) - len(answers),
         bars=bars,
     )
 

@@ -12,6 +12,7 @@ from trireme.errors import BadRequest, NotReady, ResourceExhausted
 from trireme.inspect.wanted import key_of, shown_wanted, wanted_row
 from trireme.protocol.block_messages import map_from_wire
 from trireme.protocol.routing import Keys, buckets_of
+from trireme.protocol.row_places import NONE, PLACES
 from trireme.protocol.wire import Array, Arrays, need
 from trireme.rows.core_table import make_core_table
 from trireme.rows.wide_rows import RowLayout
@@ -20,7 +21,6 @@ from trireme.table import TableSchema
 
 TEXT_MAX = 1024
 """Characters of a table's name, and of what names a row."""
-PLACES = ("none", "memory", "ssd")
 
 
 class Rows:
@@ -90,7 +90,7 @@ def _content(schema: TableSchema, answer: Reply) -> dict[str, Any]:
     layout, arrays = RowLayout.of(schema, core), Arrays(answer.arrays)
     place = PLACES[int(arrays.take("places", np.uint8, (1,))[0])]
     wide = arrays.take("rows", np.uint8, (1, layout.row_bytes))
-    if place == "none":
+    if place == NONE:
         return {"place": place}
     state = layout.state(wide)[0]
     num_floats = len(state) - core.state_counts

@@ -57,12 +57,12 @@ def _addresses() -> Finding:
 
 def _host_name(name: str) -> Finding:
     addresses: list[str] = []
-    errors: list[OSError] = []
+    errors: list[Exception] = []
 
     def resolve() -> None:
         try:
             addresses.extend(str(info[4][0]) for info in socket.getaddrinfo(name, None))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of a name that is none
             errors.append(error)
 
     thread = threading.Thread(target=resolve, daemon=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trireme.errors import BadRequest
-from trireme.metrics.metric import State, Values
+from trireme.metrics.metric import Better, State, Values
 
 
 class ScoredMetric(ABC):
@@ -37,6 +37,9 @@ class ScoredMetric(ABC):
     """
 
     NAME: ClassVar[str]
+    BETTER: ClassVar[Better | None] = None
+    """Whether a lower or a higher number is better, of a metric that is one number; None: neither
+    is, or it is several numbers."""
     TAKES_ANY_NUMBERS: ClassVar[bool] = False
 
     def __init__(

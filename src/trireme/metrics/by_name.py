@@ -1,8 +1,10 @@
 """Metrics by their names."""
 
+from typing import Any
+
 from trireme import metrics
 from trireme.errors import BadRequest
-from trireme.metrics.metric import Metric
+from trireme.metrics.metric import Better, Metric
 
 
 def metric_of(metric: Metric | str) -> Metric:
@@ -11,8 +13,7 @@ def metric_of(metric: Metric | str) -> Metric:
     """
     if not isinstance(metric, str):
         return metric
-    classes = [cls for cls in map(metrics.__dict__.get, metrics.__all__) if hasattr(cls, "NAME")]
-    made = {cls.NAME: cls for cls in classes if cls is not None}
+    made = _by_name()
     if metric not in made:
         raise BadRequest(
             f"metrics: expected one of {', '.join(sorted(made))}, or one with options such as"
@@ -20,3 +21,16 @@ def metric_of(metric: Metric | str) -> Metric:
         )
     named: Metric = made[metric]()
     return named
+
+
+def better_of(name: str) -> Better | None:
+    """Whether a lower or a higher number is better, of the metric of a name; None: there is none
+    such, or neither is.
+    """
+    better: Better | None = getattr(_by_name().get(name), "BETTER", None)
+    return better
+
+
+def _by_name() -> dict[str, type[Any]]:
+    classes = [metrics.__dict__[name] for name in metrics.__all__]
+    return {cls.NAME: cls for cls in classes if hasattr(cls, "NAME")}

@@ -40,7 +40,7 @@ class GAUC(ScoredMetric):
     Source: Zhou et al., Deep Interest Network, KDD 2018, section 6.3 (weights: impressions).
     """
 
-    NAME = "gauc"
+    NAME, BETTER = "gauc", "max"
 
     def __init__(self, users: str = "user", *, max_pairs: int = 1 << 23, **options: Any) -> None:
         if max_pairs < 1:

@@ -66,7 +66,7 @@ class BucketError(HistogramMetric):
     those here are finer (see `AUC`) and represented by their middle. Args as of `AUC`.
     """
 
-    NAME = "bucket_error"
+    NAME, BETTER = "bucket_error", "min"
 
     def compute(self) -> float:
         """>= 0; NaN until a group is complete."""
@@ -94,7 +94,7 @@ class AUC(HistogramMetric):
         name, output, label, weights: see `ScoredMetric`.
     """
 
-    NAME = "auc"
+    NAME, BETTER = "auc", "max"
 
     def compute(self) -> float:
         """The area, 0..1; NaN until there are both positives and negatives."""
@@ -108,7 +108,7 @@ class PRAUC(HistogramMetric):
     interpolation; equal scores, and those of one bucket, are one step. Args as of `AUC`.
     """
 
-    NAME = "pr_auc"
+    NAME, BETTER = "pr_auc", "max"
 
     def compute(self) -> float:
         """0..1; NaN until there is a positive."""

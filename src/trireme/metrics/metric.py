@@ -1,7 +1,7 @@
 """The protocol of metrics: a state to which examples are added, and which can be merged."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from trireme.errors import BadRequest
 
 Values: TypeAlias = Tensor | NDArray[Any]
 State: TypeAlias = dict[str, NDArray[Any]]
+Better: TypeAlias = Literal["min", "max"]
 
 
 class Metric(Protocol):

@@ -83,7 +83,7 @@ class MAE(SumMetric):
     as in regression.
     """
 
-    NAME = "mae"
+    NAME, BETTER = "mae", "min"
     TAKES_ANY_NUMBERS = True
     SUMS = ("error", "weight")
 
@@ -99,7 +99,7 @@ class MAE(SumMetric):
 class RMSE(SumMetric):
     """Square root of the weighted mean of (prediction - label)^2. Args as of `MAE`."""
 
-    NAME = "rmse"
+    NAME, BETTER = "rmse", "min"
     TAKES_ANY_NUMBERS = True
     SUMS = ("squared_error", "weight")
 
@@ -199,7 +199,7 @@ class LogLoss(SumMetric):
     `PredictedCTR`.
     """
 
-    NAME = "log_loss"
+    NAME, BETTER = "log_loss", "min"
     SUMS: ClassVar[tuple[str, ...]] = ("loss", "weight")
 
     def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:
@@ -223,7 +223,7 @@ class NormalizedEntropy(LogLoss):
     Source: He et al., Practical Lessons from Predicting Clicks on Ads at Facebook, 2014, section 3.
     """
 
-    NAME = "normalized_entropy"
+    NAME, BETTER = "normalized_entropy", "min"
     SUMS = ("loss", "weight", "clicks")
 
     def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:
@@ -265,7 +265,7 @@ class Accuracy(_ThresholdMetric):
     Args as of `PrecisionRecall`.
     """
 
-    NAME = "accuracy"
+    NAME, BETTER = "accuracy", "max"
     SUMS = ("right", "weight")
 
     def _terms(self, examples: Examples) -> Sequence[NDArray[Any]]:

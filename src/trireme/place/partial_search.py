@@ -25,7 +25,7 @@ from trireme.place.lower_bounds import Floats, LowerBounds
 
 PARTIAL_MAX = 200_000
 """Partial placements that a search may keep."""
-_NEARLY = 1 + 1e-12  # more than a float differs from the whole number that it was made of
+_ROUNDED = 1 + 1e-12  # more than a float differs from the whole number that it was made of
 
 
 class _Partial(NamedTuple):
@@ -73,7 +73,7 @@ class PartialSearch:
             if self._rivals[partial.cuts[0][2]][partial.stage].add(partial):
                 for longer in self._extensions(partial):
                     heapq.heappush(heap, longer)
-            if len(heap) > PARTIAL_MAX:
+            if num_tried + len(heap) > PARTIAL_MAX:
                 raise ResourceExhausted(
                     f"place: expected at most {PARTIAL_MAX:,} partial placements of many groups,"
                     f" found more, of {self._search.num_stages} stages; join stages, or give fewer"
@@ -139,7 +139,7 @@ class PartialSearch:
             yield from self._partial(first, (*others, cut), key, now_used, load, float(costs[i]))
 
     def _is_hopeful(self, cost: Floats) -> NDArray[np.bool_]:
-        return (cost < math.inf) & (cost <= self._cost_max * _NEARLY)
+        return (cost < math.inf) & (cost <= self._cost_max * _ROUNDED)
 
     def _parts(self, number: int, load: int) -> float:
         """Workers that a load takes, not rounded up."""
@@ -187,12 +187,12 @@ class _Rivals:
         """Keep it, unless another is as good; whether it is kept."""
         num = len(self._all)
         values = np.array([partial.others.cost, partial.load, *partial.used], np.float64)
-        for i in np.flatnonzero((self._floats[:num] <= values * _NEARLY).all(axis=1)):
+        for i in np.flatnonzero((self._floats[:num] <= values * _ROUNDED).all(axis=1)):
             if self._is_as_good(self._all[i], partial):
                 return False
         least_key, least_used = self._total(partial, partial.load)
         least = np.array([least_key.cost, *least_used], np.float64)
-        for i in np.flatnonzero((self._most_floats[:num] <= least * _NEARLY).all(axis=1)):
+        for i in np.flatnonzero((self._most_floats[:num] <= least * _ROUNDED).all(axis=1)):
             key, used = self._most[i]
             if key <= least_key and all(map(int.__le__, used, least_used)):
                 return False

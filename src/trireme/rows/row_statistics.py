@@ -41,7 +41,7 @@ def numbers_of(schema: TableSchema, statistics: npt.NDArray[Any], by: str, time:
     known = ("time", "show", "click", "score") if schema.is_scored else ("time",)
     if by not in known:
         raise BadRequest(
-            f"top: expected one of {', '.join(known)} of table {schema.name!r}, found {by[:64]!r}"
+            f"top: expected one of {', '.join(known)} of table {schema.name!r}, found {by!r:.66}"
         )
     if by == "time" or not isinstance(policy, ScorePolicy):
         return np.asarray(statistics["time"], np.float64)

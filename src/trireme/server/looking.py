@@ -13,6 +13,7 @@ import numpy.typing as npt
 from trireme import _core
 from trireme.errors import BadRequest
 from trireme.protocol.routing import NUM_BUCKETS, Keys, buckets_of
+from trireme.protocol.row_places import MEMORY, NONE, PLACES, SSD
 from trireme.protocol.wire import Arrays, need, need_time
 from trireme.rows.row_statistics import Numbers, numbers_of
 from trireme.rows.wide_rows import RowLayout
@@ -25,8 +26,6 @@ SAMPLE_ROWS = 8192
 SAMPLE_BYTES_MAX = 64 << 20
 LOOK_KEYS_MAX = 16
 TOP_MAX = 10_000
-ABSENT, IN_MEMORY, ON_SSD = 0, 1, 2
-"""Where a row is, in the answer of `ps.look`."""
 
 
 class Looking:
@@ -49,7 +48,8 @@ class Looking:
         in_memory = _are_in_memory(table, keys_K)
         num_buckets = max(len(self._state.assignment.owned_buckets()), 1)
         is_present, wide = read_rows(table.rows, keys_K, num_buckets, self._state.pool)
-        places = np.where(is_present, np.where(in_memory, IN_MEMORY, ON_SSD), ABSENT)
+        none, memory, ssd = map(PLACES.index, (NONE, MEMORY, SSD))
+        places = np.where(is_present, np.where(in_memory, memory, ssd), none)
         body = {"schema": table.schema.declaration()}
         return Reply(body, [places.astype(np.uint8), wide])
 

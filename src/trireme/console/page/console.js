@@ -204,7 +204,8 @@ function histogram(table, { kind, from_: bounds, rows }) {
 function seen(table) {
   const all = table.num_sampled >= table.num_in_memory;
   const rows = `${count(table.num_sampled)}${all ? "" : ` of ${count(table.num_in_memory)}`} rows`;
-  return table.num_on_ssd ? `${rows}; ${count(table.num_on_ssd)} on SSD` : rows;
+  const onSsd = table.num_on_ssd ? `; ${count(table.num_on_ssd)} on SSD` : "";
+  return `${rows}${onSsd}${table.num_silent ? `; without ${table.num_silent} silent servers` : ""}`;
 }
 
 function showDistributions(tables) {

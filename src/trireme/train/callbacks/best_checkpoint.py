@@ -9,9 +9,10 @@ from typing import Any
 
 from trireme.checkpoint.format.manifest import read_manifest
 from trireme.errors import BadRequest
+from trireme.metrics.metric import Better
 from trireme.storage.storage import open_storage
 from trireme.train.callbacks.callback import Callback, FitState
-from trireme.train.callbacks.monitor import Better, Monitor
+from trireme.train.callbacks.monitor import Monitor
 from trireme.train.checkpointing.checkpoint_location import Location, NumberedFolders
 from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.save import SaveOptions, save

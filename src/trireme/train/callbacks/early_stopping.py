@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trireme.errors import BadRequest
+from trireme.metrics.metric import Better
 from trireme.train.callbacks.callback import Callback, FitState
-from trireme.train.callbacks.monitor import Better, Monitor
+from trireme.train.callbacks.monitor import Monitor
 
 log = logging.getLogger("trireme.train")
 

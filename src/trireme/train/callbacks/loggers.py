@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import os
 import time
@@ -17,10 +18,7 @@ EVERY_STEPS = 50
 
 
 class _Logger(Callback):
-    """Every so many steps "step/loss" (of that batch), "step/examples_per_s" (of worker 0, since
-    the last) and "step/lr/NAME" of tables and dense parameters; after each epoch "train/NAME" and
-    "valid/NAME" for each figure, and "epoch". All have the number of the step.
-    """
+    """Figures at the names that TensorBoard's docstring gives, for `_write`."""
 
     def __init__(self, module: str, extra: str, every_steps: int) -> None:
         who = type(self).__name__
@@ -163,7 +161,6 @@ class MLflow(_Logger):
         every_steps: int = EVERY_STEPS,
     ) -> None:
         super().__init__("mlflow", "mlflow", every_steps)
-        self._clock = importlib.import_module("mlflow.utils.time")
         self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
         self.params, self.run_id, self._continued = dict(params or {}), run_id, run_id
         self._client: Any = None
@@ -188,7 +185,8 @@ class MLflow(_Logger):
         return run_id
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
-        metric, now_ms = self._library.entities.Metric, self._clock.get_current_time_millis()
+        metric = self._library.entities.Metric
+        now_ms = int(1000 * datetime.datetime.now(datetime.timezone.utc).timestamp())
         metrics = [metric(name, float(value), now_ms, step) for name, value in values.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
 

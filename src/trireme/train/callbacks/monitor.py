@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from trireme.errors import BadRequest
+from trireme.metrics.by_name import better_of
+from trireme.metrics.metric import Better
 from trireme.train.callbacks.callback import FitState
-
-Better = Literal["min", "max"]
-
-_MODES: dict[str, Better] = {
-    **dict.fromkeys(
-        ("loss", "log_loss", "normalized_entropy", "mae", "rmse", "bucket_error"), "min"
-    ),
-    **dict.fromkeys(("auc", "pr_auc", "gauc", "accuracy"), "max"),
-}
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,8 @@ class Monitor:
         """mode None: as the metric of that name has it. Raises BadRequest: it is unknown, or an
         argument is out of range.
         """
-        mode = _MODES.get(figure) if mode is None else mode
+        if mode is None:
+            mode = "min" if figure == "loss" else better_of(figure)
         if mode not in ("min", "max"):
             raise BadRequest(
                 f"{who}: expected mode 'min' or 'max', whether a lower or a higher {figure!r} is"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from trireme.errors import TriremeError, Unavailable
+from trireme.errors import BadRequest, TriremeError, Unavailable
 from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_ranks.owners import Owners
@@ -89,9 +89,16 @@ class NextKeys:
         return False, parts
 
     def take(self, worker: int, arrays: Sequence[Keys], *, is_last: bool) -> None:
-        """A message of this worker has brought a part: none while it still reads."""
+        """A message of this worker has brought a part: none while it still reads. Raises
+        BadRequest: of other row classes.
+        """
+        if len(arrays) not in (0, len(self._classes)):
+            raise BadRequest(
+                f"keys of the next pass: expected those of {len(self._classes)} row classes from"
+                f" worker {worker}, found {len(arrays)}"
+            )
         with self._changed:
-            for class_id, keys in zip(self._classes, arrays, strict=False):
+            for class_id, keys in zip(self._classes, arrays, strict=bool(arrays)):
                 # A copy, which does not keep the whole message.
                 self._received[class_id].append(np.array(keys, np.uint64))
             if is_last:
