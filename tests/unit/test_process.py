@@ -21,6 +21,29 @@ page_faults(20)
 print(page_faults(10))
 """
 
+FROZEN = """
+import gc
+from trireme.threads import frozen_objects
+def are_frozen():
+    return gc.get_freeze_count() > 0
+seen = [are_frozen()]
+first, second = frozen_objects(), frozen_objects()
+first.__enter__()
+second.__enter__()  # as of two threads
+seen.append(are_frozen())
+first.__exit__(None, None, None)
+seen.append(are_frozen())
+second.__exit__(None, None, None)
+seen.append(are_frozen())
+with frozen_objects():
+    seen.append(are_frozen())
+seen.append(are_frozen())
+gc.freeze()  # by the script
+with frozen_objects():
+    pass
+print(*map(int, [*seen, are_frozen()]))
+"""
+
 
 def page_faults_of_a_step(*, is_started):
     return int(
@@ -45,3 +68,8 @@ def test_freed_memory_is_kept_for_the_next_step():
 def test_a_pool_has_the_threads_asked_for():
     assert start_pool(3).threads == 3
     assert start_pool(0).threads >= 1
+
+
+def test_objects_are_frozen_while_any_needs_it_and_stay_so_if_the_script_wants_it():
+    printed = subprocess.check_output([sys.executable, "-c", FROZEN], text=True, timeout=100)
+    assert printed.split() == list("0110101")
