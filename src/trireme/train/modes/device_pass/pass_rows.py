@@ -116,9 +116,12 @@ class PassRows(RowsOnDevice):
         ahead = following.wait()
         if ahead is None:
             return None
-        marks = {class_id.table: one.read.marks for class_id, one in ahead.items()}
-        are_as_begun = all(self._begin.marks[name] == mark for name, mark in marks.items())
-        if are_as_begun and self._end is not None and self._end.marks == now.marks:
+        # What this pass lacked, it has not changed: it may have been read before the end, or after.
+        are_as_now = all(
+            one.read.marks in (self._begin.marks[class_id.table], now.marks[class_id.table])
+            for class_id, one in ahead.items()
+        )
+        if are_as_now and self._end is not None and self._end.marks == now.marks:
             return ahead
         log.info("pass on a device: its rows are read again, they may have changed meanwhile")
         return None
