@@ -1,5 +1,5 @@
-"""A worker sees its own pushes: alone, async, bounded and hybrid train as sync does, bit by bit, and
-pull ahead all that the batch under way does not push.
+"""A worker sees its own pushes: alone, async, bounded and hybrid train as sync does, bit by bit,
+and pull ahead all that the batch under way does not push.
 """
 
 from __future__ import annotations
