@@ -317,7 +317,7 @@ class Trainer:
 
         Returns:
             By name, (N, ...) on the CPU; a single tensor is "output", as of a Predictor, which
-            gives the same bits for the same batches. Empty: there are no examples.
+            gives the same bits for the same batches (under the same autocast). Empty: no examples.
 
         Raises:
             Unavailable: this worker was restarted and is past this call, for which the rows of
