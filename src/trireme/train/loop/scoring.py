@@ -1,6 +1,7 @@
 """The outputs of a model for a batch, by name, and the loss."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from trireme.data.batch import Batch, Column, Strings
 from trireme.data.schema import InsId, Schema
 from trireme.errors import BadRequest, NotFinite
+from trireme.nn.lookup import specs_of
 
 OUTPUT = "output"
 """The name of the output of a model that returns one tensor."""
@@ -43,8 +45,15 @@ class Scorer:
         return self._loss is not None
 
     def __call__(self, model: Callable[[Batch], Any], batch: Batch) -> Scored:
-        """Raises BadRequest: outputs that are not tensors, or no such label column."""
-        outputs = model(batch)
+        """Raises BadRequest: outputs that are not tensors, no such label column, or strings or bags
+        that the model reads as numbers.
+        """
+        try:
+            outputs = model(batch)
+        except (TypeError, AttributeError) as error:
+            if (wrong := _without_numbers(model, batch)) and _NOT_TENSORS.search(str(error)):
+                raise BadRequest(f"{wrong}: {error}") from error
+            raise
         scored = outputs_by_name(outputs)
         if self._loss is None:
             return Scored(batch, scored, None)
@@ -59,6 +68,23 @@ class Scorer:
             if isinstance(outputs, Tensor):
                 labels = _as_outputs(labels, outputs)
         return Scored(batch, scored, self._loss(outputs, labels))
+
+
+_NOT_TENSORS = re.compile("Strings|Ragged|tuple|sequence")
+"""How Python and torch name a column without numbers that is used as a tensor."""
+
+
+def _without_numbers(model: Callable[[Batch], Any], batch: Batch) -> str:
+    """The columns of strings and bags that no module looks up; empty: there are none."""
+    modules = [model] if isinstance(model, nn.Module) else []
+    looked_up = {name for spec in specs_of(modules) for name in spec.features}
+    wrong = [
+        f"column {name!r}, found {batch.shown_without_numbers(name)}"
+        for name, column in batch.items()
+        if name not in looked_up and not isinstance(column, Tensor)
+    ]
+    expected = "Trainer: expected numbers where the model computes with"
+    return f"{expected} {'; or with '.join(wrong)}" if wrong else ""
 
 
 def _as_outputs(labels: Tensor, outputs: Tensor) -> Tensor:
