@@ -122,6 +122,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shows", action="store_true", help="rows count shows and clicks")
     parser.add_argument("--in_memory", action="store_true", help="load the data before it is timed")
     parser.add_argument("--in_pass", action="store_true", help="time a pass on a device")
+    parser.add_argument("--bf16", action="store_true", help="forward passes in bfloat16")
     parser.add_argument("--blind", action="store_true", help="pull each batch ahead whole")
     parser.add_argument("--strategy", default="async", help="a consistency mode")
     parser.add_argument("--rule", choices=sorted(RULES), default="adam", help="of the rows")
@@ -167,6 +168,7 @@ def make_trainer(args: argparse.Namespace) -> tr.Trainer:
         metrics=[] if args.net == "sum" else [tr.metrics.AUC()],
         label="click" if is_slot else "label",
         threads=args.threads,
+        autocast=torch.bfloat16 if args.bf16 else None,
     )
 
 

@@ -41,6 +41,7 @@ def run_job(
     ends: tuple[End, End] | None = None,
     in_memory: bool = False,
     in_pass: bool = False,
+    bf16: bool = False,
     is_blind: bool = False,
     under: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -48,8 +49,8 @@ def run_job(
 
     ends: network ends of the server and of the worker, if they are apart. num_ranks: workers of a
     job without servers, instead of one server and one worker. num_compute: compute workers, on the
-    CPU. under: a command that runs the job's. strategy, rule, in_memory, in_pass, is_blind: see
-    job.py.
+    CPU. under: a command that runs the job's. strategy, rule, in_memory, in_pass, bf16, is_blind:
+    see job.py.
     """
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
@@ -66,8 +67,13 @@ def run_job(
         command += [f"--threads={threads}", *(["--shows"] if shows else [])]
         command += [f"--out={out}", "--warm", *warm, "--timed", *timed]
         command += ["--test", *test] if test else []
-        options = {"--in_memory": in_memory, "--in_pass": in_pass, "--blind": is_blind}
-        command += [option for option, is_on in options.items() if is_on]
+        flags = {
+            "--in_memory": in_memory,
+            "--in_pass": in_pass,
+            "--bf16": bf16,
+            "--blind": is_blind,
+        }
+        command += [flag for flag, is_given in flags.items() if is_given]
         if not is_embedded:
             wrapped = command
             launch = ["-m", "trireme", "launch"]

@@ -184,7 +184,9 @@ def test_two_workers_equal_plain_torch_and_one_another_on_1_2_and_3_servers(name
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_one_worker_gives_the_same_bits_in_sync_and_async_embedded_and_on_1_and_3_servers(name: str) -> None:
+def test_one_worker_gives_the_same_bits_in_sync_and_async_embedded_and_on_1_and_3_servers(
+    name: str,
+) -> None:
     rule, results = RULES[name], []
     for strategy in (tr.Strategy("sync"), tr.Strategy("async")):
         with embedded(threads=1) as cluster:

@@ -61,6 +61,7 @@ class TableModule(nn.Module):
         if padding_key is not None and not -(2**63) <= padding_key < 2**64:
             raise self._wrong("a padding_key of 64 bits", padding_key)
         self.padding_key = None if padding_key is None else padding_key % 2**64
+        table.features.declare(self.features)
         self.lookup_specs: tuple[LookupSpec, ...] = ()
         self.rows_device = HOST
 

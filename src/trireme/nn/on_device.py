@@ -30,6 +30,11 @@ def device_of(*modules: nn.Module) -> torch.device:
     return accelerator.common_device(on_devices, "embedding modules of a model")
 
 
+def devices_of(model: nn.Module) -> set[torch.device]:
+    """Where the model computes: the devices of its parameters, and where it returns rows."""
+    return {parameter.device for parameter in model.parameters()} | {device_of(model)}
+
+
 class SentBatch:
     """A batch on its way to the device of `link`, with its plan; the rows of its keys follow."""
 
