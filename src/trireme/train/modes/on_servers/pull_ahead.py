@@ -29,14 +29,14 @@ class Pull(Protocol):
     def __call__(self, keys: KeysByClass, *, blocks: bool) -> Pulled: ...
 
 
-class _Part(NamedTuple):
+class _KeyPart(NamedTuple):
     """Some keys of a row class."""
 
     keys: Keys  # (A,)
     places: NDArray[np.int32]  # (A,) among all, ascending
 
 
-_Parts = dict[RowClassId, _Part]
+_KeyParts = dict[RowClassId, _KeyPart]
 
 
 class PullAhead:
@@ -73,11 +73,11 @@ class PullAhead:
         if self._early is not None:
             self._fill(early, self._early)
 
-    def _divided(self) -> tuple[_Parts, _Parts]:
+    def _divided(self) -> tuple[_KeyParts, _KeyParts]:
         """The keys to pull now, and those to pull later."""
         losing = {table.name for table in self._setup.tables if _may_lose_rows(table)}
-        divided: dict[tuple[int, ...], tuple[_Part, _Part]] = {}
-        early, late = _Parts(), _Parts()
+        divided: dict[tuple[int, ...], tuple[_KeyPart, _KeyPart]] = {}
+        early, late = _KeyParts(), _KeyParts()
         for class_id, keys_K in self._keys.items():
             sets = [set_K for c, set_K in self._under_way.items() if c.table == class_id.table]
             if class_id.table in losing:
@@ -85,7 +85,7 @@ class PullAhead:
             arrays = (id(keys_K), *map(id, sets))  # tables that read the same features share them
             if arrays not in divided:
                 keys_A, places_A, keys_B, places_B = _core.partition(keys_K, sets)
-                divided[arrays] = _Part(keys_A, places_A), _Part(keys_B, places_B)
+                divided[arrays] = _KeyPart(keys_A, places_A), _KeyPart(keys_B, places_B)
             others, shared = divided[arrays]
             if len(others.keys):
                 early[class_id] = others
@@ -93,7 +93,7 @@ class PullAhead:
                 late[class_id] = shared
         return early, late
 
-    def _fill(self, parts: _Parts, pulled: Pulled) -> None:
+    def _fill(self, parts: _KeyParts, pulled: Pulled) -> None:
         """Put the rows of the parts where their keys are among all."""
         for class_id, (_, places) in parts.items():
             rows_AW, num_keys = pulled.rows[class_id], len(self._keys[class_id])
@@ -146,7 +146,7 @@ class PullAhead:
         return all(self._under_way.get(c) is keys_K for c, keys_K in pushed.items())
 
 
-def _keys_of(parts: _Parts) -> KeysByClass:
+def _keys_of(parts: _KeyParts) -> KeysByClass:
     return {class_id: part.keys for class_id, part in parts.items()}
 
 
