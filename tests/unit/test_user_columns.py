@@ -194,14 +194,14 @@ def test_labels_of_any_type_are_compared_with_outputs() -> None:
     ):
         scorer = Scorer(torch.nn.functional.binary_cross_entropy_with_logits, "y")
         batch = Batch({"y": labels, "x": torch.tensor([0.5, 2.0])})
-        scored = scorer(lambda b: b["x"], batch)
+        scored = scorer.scored(batch["x"], batch)
         expected = torch.nn.functional.binary_cross_entropy_with_logits(
             batch["x"], torch.tensor([0.0, 1.0])
         )
         assert scored.loss == expected
     scorer = Scorer(torch.nn.functional.cross_entropy, "y")
     classes = Batch({"y": torch.tensor([0, 1]), "x": torch.ones(2, 3)})
-    assert scorer(lambda b: b["x"], classes).loss is not None
+    assert scorer.scored(classes["x"], classes).loss is not None
 
 
 @pytest.mark.parametrize("values", [[1, 2**64], [-(2**63) - 1, 1], [[1], [2**64]]])

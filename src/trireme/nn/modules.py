@@ -102,7 +102,9 @@ class TableModule(nn.Module):
         home.client.create_table(self.table.schema)
         pulled = session.pull(plan.keys(), training=training)
         link = accelerator.link_to(self.rows_device)
-        _, plan, rows = SentBatch(link, Batch({}), plan, pulled.rows).receive()
+        sent = SentBatch(link, Batch({}), plan)
+        sent.send_rows(pulled.rows)
+        _, plan, rows = sent.receive()
         leaves = plan.leaves(rows, train=training)
         if training:
             session.note_untrained(session.pending, [self.table])

@@ -136,22 +136,34 @@ def _column(kind: pa.DataType, num_rows: int, values: Array) -> pa.Array:
 
 
 def _bucket_batch(snapshot: _core.BucketColumns, first: int, counts: Array) -> pa.RecordBatch:
-    num_buckets = len(counts)
+    # Without `pa.array`, which imports pandas: see numbers_of.
+    num_buckets, num_marks = len(counts), len(snapshot.streams)
+    streams, sequences = MARKS.value_type
     marks = pa.StructArray.from_arrays(
-        [pa.array(snapshot.streams), pa.array(snapshot.sequences)], fields=list(MARKS.value_type)
+        [
+            _column(streams.type, num_marks, snapshot.streams),
+            _column(sequences.type, num_marks, snapshot.sequences),
+        ],
+        fields=[streams, sequences],
     )
+    removed = _column(REMOVED.value_type, len(snapshot.removed), snapshot.removed)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(np.arange(first, first + num_buckets, dtype=np.uint16)),
-            pa.array(np.ascontiguousarray(counts, np.uint32)),
-            pa.ListArray.from_arrays(pa.array(snapshot.mark_offsets), marks, type=MARKS),
+            _bucket_numbers(first, num_buckets),
+            _column(pa.uint32(), num_buckets, np.ascontiguousarray(counts, np.uint32)),
+            pa.ListArray.from_buffers(
+                MARKS, num_buckets, [None, pa.py_buffer(snapshot.mark_offsets)], children=[marks]
+            ),
             pa.LargeBinaryArray.from_buffers(
                 pa.large_binary(),
                 num_buckets,
                 [None, pa.py_buffer(snapshot.pending_offsets), pa.py_buffer(snapshot.pending)],
             ),
-            pa.LargeListArray.from_arrays(
-                pa.array(snapshot.removed_offsets), pa.array(snapshot.removed), type=REMOVED
+            pa.LargeListArray.from_buffers(
+                REMOVED,
+                num_buckets,
+                [None, pa.py_buffer(snapshot.removed_offsets)],
+                children=[removed],
             ),
         ],
         schema=BUCKET_LINES,
@@ -162,8 +174,13 @@ def _place_batch(snapshot: _core.BucketColumns, first: int, num_buckets: int) ->
     buffers = [None, pa.py_buffer(snapshot.place_offsets), pa.py_buffer(snapshot.places)]
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(np.arange(first, first + num_buckets, dtype=np.uint16)),
+            _bucket_numbers(first, num_buckets),
             pa.LargeBinaryArray.from_buffers(pa.large_binary(), num_buckets, buffers),
         ],
         schema=PLACES,
     )
+
+
+def _bucket_numbers(first: int, num_buckets: int) -> pa.Array:
+    numbers = np.arange(first, first + num_buckets, dtype=np.uint16)
+    return _column(pa.uint16(), num_buckets, numbers)

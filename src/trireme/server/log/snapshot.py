@@ -23,6 +23,7 @@ from trireme.checkpoint.format.row_files import (
     BucketLines,
     Places,
     RowColumns,
+    numbers_of,
     read_places,
     read_rows,
 )
@@ -176,7 +177,7 @@ def _read_piece(server: ServerState, storage: LocalStorage, version: int, piece:
         restore = partial(
             columns.restore,
             rows,
-            _without(lines, batch["key"].to_numpy()),
+            _without(lines, numbers_of(batch["key"])),
             batch,
             wanted=np.ones(len(lines.buckets), bool),
             removed_at=version,
