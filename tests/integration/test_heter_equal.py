@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     # Rows are pulled while a push is under way, which makes their age a matter of chance.
     "hybrid": {"strategy": {"mode": "hybrid"}, "dropout": 0.4, "norm": True, "rows_lr": 0.0},
     "empty": {**SYNC, "empty": 3},
+    "autocast": {**SYNC, "autocast": "bfloat16", "norm": True},
 }
 
 
