@@ -27,7 +27,7 @@ from trireme.job.cluster import Cluster
 from trireme.policy import CountFilter, CtrCommonAccessor, Policy, Probability, ShowClick
 from trireme.table import Table
 
-BATCH, NUM_IDS, NUM_BATCHES, DAY_S = 180, 12_000, 25, 86_400
+BATCH, NUM_IDS, NUM_BATCHES, DAY_S = 180, 12_000, 40, 86_400
 MEMORIES = ("70MiB", "16MiB", "7MiB", "4MiB")
 """Of a server: for all of the 5 to 50 MB of rows, and less, beside 2 MB for what finds them. The
 least holds the rows of a push.

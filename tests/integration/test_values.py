@@ -74,12 +74,12 @@ def test_outputs_have_the_same_bits_in_training_and_serving(tmp_path: Path, salt
     assert torch.equal(prediction.outputs["output"], outputs)
     assert prediction.num_missing == 0
     assert predictor.manifest.integers == ("user",)
-    for wrong, expected, given in (
+    for wrong, expected, shown in (
         ({"movie": 1}, "strings as feature 'movie'", "integers"),
         ({"user": "1"}, "integers as feature 'user'", "strings"),
         ({"genres": [[1]] * 40}, "strings as feature 'genres'", "integers"),
     ):
-        with pytest.raises(BadRequest, match=f"expected {expected}, as in training, found {given}"):
+        with pytest.raises(BadRequest, match=f"expected {expected}, as in training, found {shown}"):
             predictor.predict(asked.assign(**wrong))
 
 

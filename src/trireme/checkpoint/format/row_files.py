@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trireme import _core
+from trireme.checkpoint.format.arrow_arrays import to_numpy
 from trireme.checkpoint.format.arrow_batches import batches_of
 from trireme.checkpoint.format.manifest import RowFiles
 from trireme.errors import Corruption, SchemaMismatch
@@ -102,9 +103,9 @@ class RowColumns:
         _core.restore_columns(
             rows,
             **vars(lines),
-            keys=numbers_of(batch["key"]),
-            classes=numbers_of(batch["row_class"]),
-            columns=[numbers_of(column).view(np.uint8) for column in columns],
+            keys=to_numpy(batch["key"]),
+            classes=to_numpy(batch["row_class"]),
+            columns=[to_numpy(column).view(np.uint8) for column in columns],
             widths=list(self.widths),
             wanted=wanted,
             removed_at=removed_at,
@@ -154,7 +155,6 @@ def read_rows(
         _reader(storage, files.buckets.path, BUCKET_LINES) as lines,
     ):
         batches = _non_empty(rows, where)
-        no_rows = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
         expected, num_rows = files.low, 0
         for line_batch in lines:
             buckets = _bucket_lines(line_batch)
@@ -163,7 +163,7 @@ def read_rows(
                 buckets.buckets, np.arange(expected, expected + len(buckets.buckets))
             ):
                 raise Corruption(f"{where}: expected buckets from {expected} on next")
-            batch = next(batches, None) if count else no_rows
+            batch = next(batches, None) if count else pa.RecordBatch.from_pylist([], schema)
             if batch is None or batch.num_rows != count:
                 num_read = 0 if batch is None else batch.num_rows
                 raise Corruption(f"{where}: expected {count} rows next, found {num_read}")
@@ -182,7 +182,7 @@ def read_checked_rows(
 ) -> Iterator[tuple[BucketLines, pa.RecordBatch]]:
     """As `read_rows`; also raises Corruption for rows of other buckets."""
     for buckets, batch in read_rows(storage, files, schema):
-        actual = buckets_of(numbers_of(batch["key"]))
+        actual = buckets_of(to_numpy(batch["key"]))
         if not np.array_equal(actual, np.repeat(buckets.buckets, buckets.num_rows)):
             raise Corruption(
                 f"{storage.name}/{files.rows.path}: expected keys in the order of their buckets"
@@ -234,26 +234,17 @@ def _non_empty(batches: Iterator[pa.RecordBatch], where: str) -> Iterator[pa.Rec
             yield batch
 
 
-def numbers_of(column: pa.Array) -> npt.NDArray[Any]:
-    """The memory of a column of numbers without nulls.
-
-    pyarrow's own `to_numpy` and `pa.array` import pandas, if it is installed: half a second, and
-    tens of megabytes of each server.
-    """
-    return np.from_dlpack(column)
-
-
 def _bucket_lines(batch: pa.RecordBatch) -> BucketLines:
     batch.validate(full=True)  # wrong offsets would lead out of the batch's memory
     marks, pending, removed = (batch[name] for name in ("marks", "pending", "removed"))
     return BucketLines(
-        buckets=numbers_of(batch["bucket"]),
-        num_rows=numbers_of(batch["num_rows"]),
-        mark_offsets=numbers_of(marks.offsets),
-        streams=numbers_of(marks.values.field("stream")),
-        sequences=numbers_of(marks.values.field("sequence")),
+        buckets=to_numpy(batch["bucket"]),
+        num_rows=to_numpy(batch["num_rows"]),
+        mark_offsets=to_numpy(marks.offsets),
+        streams=to_numpy(marks.values.field("stream")),
+        sequences=to_numpy(marks.values.field("sequence")),
         pending_offsets=np.frombuffer(pending.buffers()[1], np.int64)[: batch.num_rows + 1],
         pending=np.frombuffer(pending.buffers()[2] or b"", np.uint8),
-        removed_offsets=numbers_of(removed.offsets),
-        removed=numbers_of(removed.values),
+        removed_offsets=to_numpy(removed.offsets),
+        removed=to_numpy(removed.values),
     )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trireme import _core
+from trireme.checkpoint.format.arrow_arrays import to_arrow
 from trireme.checkpoint.format.row_files import (
     BUCKET_LINES,
     MARKS,
@@ -136,34 +137,22 @@ def _column(kind: pa.DataType, num_rows: int, values: Array) -> pa.Array:
 
 
 def _bucket_batch(snapshot: _core.BucketColumns, first: int, counts: Array) -> pa.RecordBatch:
-    # Without `pa.array`, which imports pandas: see numbers_of.
-    num_buckets, num_marks = len(counts), len(snapshot.streams)
-    streams, sequences = MARKS.value_type
+    num_buckets = len(counts)
     marks = pa.StructArray.from_arrays(
-        [
-            _column(streams.type, num_marks, snapshot.streams),
-            _column(sequences.type, num_marks, snapshot.sequences),
-        ],
-        fields=[streams, sequences],
+        [to_arrow(snapshot.streams), to_arrow(snapshot.sequences)], fields=list(MARKS.value_type)
     )
-    removed = _column(REMOVED.value_type, len(snapshot.removed), snapshot.removed)
     return pa.RecordBatch.from_arrays(
         [
-            _bucket_numbers(first, num_buckets),
-            _column(pa.uint32(), num_buckets, np.ascontiguousarray(counts, np.uint32)),
-            pa.ListArray.from_buffers(
-                MARKS, num_buckets, [None, pa.py_buffer(snapshot.mark_offsets)], children=[marks]
-            ),
+            to_arrow(np.arange(first, first + num_buckets, dtype=np.uint16)),
+            to_arrow(np.ascontiguousarray(counts, np.uint32)),
+            pa.ListArray.from_arrays(to_arrow(snapshot.mark_offsets), marks, type=MARKS),
             pa.LargeBinaryArray.from_buffers(
                 pa.large_binary(),
                 num_buckets,
                 [None, pa.py_buffer(snapshot.pending_offsets), pa.py_buffer(snapshot.pending)],
             ),
-            pa.LargeListArray.from_buffers(
-                REMOVED,
-                num_buckets,
-                [None, pa.py_buffer(snapshot.removed_offsets)],
-                children=[removed],
+            pa.LargeListArray.from_arrays(
+                to_arrow(snapshot.removed_offsets), to_arrow(snapshot.removed), type=REMOVED
             ),
         ],
         schema=BUCKET_LINES,
@@ -174,13 +163,8 @@ def _place_batch(snapshot: _core.BucketColumns, first: int, num_buckets: int) ->
     buffers = [None, pa.py_buffer(snapshot.place_offsets), pa.py_buffer(snapshot.places)]
     return pa.RecordBatch.from_arrays(
         [
-            _bucket_numbers(first, num_buckets),
+            to_arrow(np.arange(first, first + num_buckets, dtype=np.uint16)),
             pa.LargeBinaryArray.from_buffers(pa.large_binary(), num_buckets, buffers),
         ],
         schema=PLACES,
     )
-
-
-def _bucket_numbers(first: int, num_buckets: int) -> pa.Array:
-    numbers = np.arange(first, first + num_buckets, dtype=np.uint16)
-    return _column(pa.uint16(), num_buckets, numbers)
