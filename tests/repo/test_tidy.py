@@ -28,7 +28,7 @@ LONGER: dict[str, str] = {}
 # a console in the browser, notebooks, data frames, callbacks, PaddleRec's and Fleet's files as they
 # are; and a command that examines a machine; and forward passes in bfloat16. A feature raises it by
 # what it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 71_100
+PACKAGE_LINES_MAX = 72_100
 
 CODE = (".py", ".h", ".cc")
 

@@ -132,7 +132,8 @@ class StageMeasuring:
             plan = self._planner.plan(source)
         with self._measured(READ, "pull"):
             pulled = self._optimizer.mode.pull(plan.keys(), blocks=True, number=number)
-            sent = SentBatch(self._link, source, plan, pulled.rows)
+            sent = SentBatch(self._link, source, plan)
+            sent.send_rows(pulled.rows)
             self._optimizer.replica.install(pulled)
             batch, plan, rows = sent.receive()
             leaves = plan.attach(batch, rows, train=True)

@@ -73,8 +73,8 @@ class Trainer:
         strategy: the consistency mode, default async.
         blocks: how dense parameters are cut into blocks and placed on servers.
         clip_norm, clip_value: how gradients are clipped, see DistributedOptimizer.
-        fresh: whether to begin without rows and optimizer state of an earlier model whose tables
-            have the same names, see DistributedOptimizer.
+        fresh: whether to begin anew: without rows and optimizer state of an earlier model whose
+            tables have the same names, see DistributedOptimizer.
         skip_not_finite: skip steps whose gradients are not finite, see DistributedOptimizer.
         loss: (outputs, labels) -> scalar tensor, the mean over the batch's examples. With
             `label=None` it gets the batch in place of the labels.
@@ -245,7 +245,8 @@ class Trainer:
                 is pushed.
             ResourceExhausted: no room for a checkpoint or a dump; earlier checkpoints are intact.
             BadRequest: unknown names in `report` or `dump`; a folder that already holds a dump;
-                `resume` without checkpoints, or of a trainer that has trained.
+                `resume` without checkpoints, or of a trainer that has trained; within a callback of
+                this trainer's fit.
             Others as `resume`.
         """
         request = FitRequest(
@@ -258,7 +259,8 @@ class Trainer:
             dump=dump,
             check_nan=check_nan,
         )
-        return fit(self, self._epochs, request, self._train_epoch)
+        with self._epochs.fitting():
+            return fit(self, self._epochs, request, self._train_epoch)
 
     def _train_epoch(
         self, title: str, dataset: Iterable[Any], options: PassOptions, saver: Saver | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from trireme import accelerator
 from trireme.data.batch import Batch, Column, Strings
 from trireme.data.schema import InsId, Schema
 from trireme.errors import BadRequest, NotFinite
+from trireme.nn.lookup import specs_of
 from trireme.nn.on_device import devices_of
 
 OUTPUT = "output"
@@ -53,9 +55,16 @@ class Scorer:
         return Scorer(None, None, self.autocast)
 
     def __call__(self, model: nn.Module, batch: Batch) -> Scored:
-        """Raises BadRequest: outputs that are not tensors, or no such label column."""
-        with self.autocasting(devices_of(model) if self.autocast is not None else ()):
-            outputs = model(batch)
+        """Raises BadRequest: outputs that are not tensors, no such label column, or strings or bags
+        that the model reads as numbers.
+        """
+        try:
+            with self.autocasting(devices_of(model) if self.autocast is not None else ()):
+                outputs = model(batch)
+        except (TypeError, AttributeError) as error:
+            if (wrong := _without_numbers(model, batch)) and _NOT_TENSORS.search(str(error)):
+                raise BadRequest(f"{wrong}: {error}") from error
+            raise
         return self.scored(outputs, batch)
 
     def autocasting(self, devices: Iterable[torch.device]) -> AbstractContextManager[Any]:
@@ -88,6 +97,22 @@ def _widened(outputs: Any, dtype: torch.dtype) -> Any:
         return {name: _widened(output, dtype) for name, output in outputs.items()}
     is_narrow = isinstance(outputs, Tensor) and outputs.dtype == dtype
     return outputs.float() if is_narrow else outputs
+
+
+_NOT_TENSORS = re.compile("Strings|Ragged|tuple|sequence")
+"""How Python and torch name a column without numbers that is used as a tensor."""
+
+
+def _without_numbers(model: nn.Module, batch: Batch) -> str:
+    """The columns of strings and bags that no module looks up; empty: there are none."""
+    looked_up = {name for spec in specs_of([model]) for name in spec.features}
+    wrong = [
+        f"column {name!r}, found {batch.shown_without_numbers(name)}"
+        for name, column in batch.items()
+        if name not in looked_up and not isinstance(column, Tensor)
+    ]
+    expected = "Trainer: expected numbers where the model computes with"
+    return f"{expected} {'; or with '.join(wrong)}" if wrong else ""
 
 
 def _as_outputs(labels: Tensor, outputs: Tensor) -> Tensor:
