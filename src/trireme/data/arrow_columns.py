@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
@@ -143,7 +142,7 @@ def _numbers(field: Field, array: pa.Array) -> tuple[NDArray[np.float32], NDArra
 
 
 def _vectors(array: pa.Array, dim: int) -> tuple[NDArray[np.float32], NDArray[np.bool_], str]:
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     wrong_n = lengths != dim
     values, wrong_values = _floats(array.flatten())
     row_of_value = np.repeat(np.arange(len(array)), lengths)
@@ -160,7 +159,7 @@ def _floats(array: pa.Array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         array = array.cast(pa.uint8())
     elif pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
-    numbers = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+    numbers = array.fill_null(0).to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):  # checked below
         floats = numbers.astype(np.float32)
     return floats, _nulls(array) | ~np.isfinite(floats)
@@ -170,7 +169,7 @@ def bags_of_arrow(field: Sparse, array: pa.Array) -> RaggedArray:
     """A bag per row; null and empty strings have no key."""
     bounds = np.arange(len(array) + 1)
     if without_list(array.type) != array.type:
-        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         bounds = np.zeros(len(array) + 1, np.int64)
         np.cumsum(lengths, out=bounds[1:])
         array = array.flatten()
@@ -189,13 +188,13 @@ def _keys(field: Sparse, array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
         is_null = _nulls(array)
         if len(keys) == 0:
             return np.zeros(len(array), np.int64), ~is_null
-        index = pc.fill_null(array.indices, 0).to_numpy(zero_copy_only=False)
+        index = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
         return keys[index], present[index] & ~is_null
     if is_text(array.type):
         return arrow_string_keys(field.name, array)
     if field.hashed:
         return arrow_string_keys(field.name, array.cast(pa.large_string()))
-    keys = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+    keys = array.fill_null(0).to_numpy(zero_copy_only=False)
     return keys.astype(np.int64), ~_nulls(array)
 
 
@@ -205,14 +204,14 @@ def strings_of_arrow(array: pa.Array) -> RaggedArray:
         array = array.dictionary_decode()
     if pa.types.is_integer(array.type):
         array = array.cast(pa.large_string())
-    array = pc.fill_null(array.cast(pa.large_binary()), b"")
+    array = array.cast(pa.large_binary()).fill_null(b"")
     _, offsets, data = array.buffers()
     bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     return RaggedArray(np.frombuffer(data or b"", np.uint8), bounds)
 
 
 def _nulls(array: pa.Array) -> NDArray[np.bool_]:
-    nulls: NDArray[np.bool_] = pc.is_null(array).to_numpy(zero_copy_only=False)
+    nulls: NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
     return nulls
 
 

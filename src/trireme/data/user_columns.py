@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -189,7 +188,7 @@ def _of_arrow(name: str, array: pa.Array) -> Column:
     if types.is_integer(array.type):
         return _ids(name, array) if array.null_count else _numbers(array)
     if types.is_floating(array.type):
-        return _numbers(pc.fill_null(array, float("nan")))
+        return _numbers(array.fill_null(float("nan")))
     if types.is_boolean(kind) and not array.null_count:
         return _numbers(array)
     inner = without_list(kind)
@@ -218,7 +217,7 @@ def _numbers(array: pa.Array) -> Tensor:
 
 
 def _vectors(name: str, array: pa.Array) -> Tensor:
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     dim = int(lengths[0]) if len(lengths) else 0
     if (lengths != dim).any():
         row = int(np.argmax(lengths != dim))
@@ -226,7 +225,7 @@ def _vectors(name: str, array: pa.Array) -> Tensor:
             f"column {name!r}: expected {dim} fractions in each list, as in row 0, found"
             f" {lengths[row]} in row {row}"
         )
-    return _numbers(pc.fill_null(array.flatten(), float("nan"))).reshape(-1, dim)
+    return _numbers(array.flatten().fill_null(float("nan"))).reshape(-1, dim)
 
 
 def _are_arrays(parts: Sequence[Any]) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trireme.errors import BadRequest, DataError
@@ -115,7 +114,7 @@ def _array(path: str, name: str, column: pa.Array) -> Array:
     if name not in RANK2:
         values: Array = column.to_numpy(zero_copy_only=False)
         return values
-    if not hasattr(column, "flatten"):
+    if not hasattr(column, "value_lengths"):
         raise DataError(f"{path}: expected lists in column {name!r}, found {column.type}")
     flat, lengths = column.flatten(), _lengths(column)
     if flat.null_count:
@@ -126,5 +125,5 @@ def _array(path: str, name: str, column: pa.Array) -> Array:
 
 
 def _lengths(column: pa.Array) -> Array:
-    lengths: Array = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths: Array = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
     return lengths
