@@ -19,7 +19,7 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 Context: TypeAlias = "zmq.Context[Socket]"
 
 # Smaller parts are copied: sending a buffer without a copy wakes a thread (pyzmq's collector) when
-# it is free again, which costs more than copying a small array.
+# it is free again, which costs more than copying the rows of a small batch: 80 of 570 us of a pull.
 COPY_BYTES_MAX = 1 << 18
 
 # The kernel notices hosts that vanish (power, network): it probes idle connections after 30 s, 3
