@@ -37,7 +37,9 @@ _REPLAY_DISTANCE_MAX = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """How often each thing happens to a request, as probabilities; `delay_s_max` in seconds."""
+    """How often each thing happens to a request, as probabilities; `delay_s_max` in seconds.
+    lose_reply_to: what the first request contains whose reply is lost besides.
+    """
 
     seed: int
     lose_request: float = 0.0
@@ -48,6 +50,7 @@ class Faults:
     replay: float = 0.0
     delay: float = 0.0
     delay_s_max: float = 0.02
+    lose_reply_to: bytes = b""
 
 
 class Proxy:
@@ -141,7 +144,7 @@ class Proxy:
             if self._happens("cut_request"):
                 await _part(message, link.back_writer)
                 return
-            link.loses_reply = self._happens("lose_reply")
+            link.loses_reply = self._happens("lose_reply") or self._is_chosen(message)
             link.cuts_reply = self._happens("cut_reply")
             link.back_writer.write(message)
             if self._happens("duplicate"):
@@ -172,6 +175,12 @@ class Proxy:
             elif not writer.is_closing():
                 writer.write(message)
         self._replays = waiting
+
+    def _is_chosen(self, request: bytes) -> bool:
+        chosen = self._faults.lose_reply_to
+        is_chosen = chosen != b"" and chosen in request and not self.counts["lose_reply_to"]
+        self.counts["lose_reply_to"] += is_chosen
+        return is_chosen
 
     def _happens(self, fault: str) -> bool:
         happens = not self.is_calm and self._random.random() < getattr(self._faults, fault)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import Program, Template
+from tests.proxy import Faults, Proxy
 
 TRAINING_SCRIPT = str(Path(__file__).with_name("training_script.py"))
 SERVER = ["-m", "trireme", "server"]
@@ -117,6 +118,19 @@ def test_workers_connect_to_a_server_that_starts_late(
     assert server.finish() == 0
     assert worker.output.count("not ready endpoints") == 1
     assert last_line(worker) == "trained 5 steps"
+
+
+def test_a_goodbye_whose_answer_is_lost_is_said_again_before_the_server_ends(cast: Cast) -> None:
+    cast.timeout_s = LONG_S
+    [server] = cast.servers()
+    lossy = Faults(seed=0, lose_reply_to=b"server.goodbye")
+    with Proxy(cast.addresses[0], lossy) as proxy:
+        cast.addresses = [proxy.endpoint]
+        worker = cast.worker(0, 1, "--batches", "5")
+        assert worker.finish() == 0
+        assert server.finish() == 0
+        assert proxy.counts["lose_reply_to"] == 1
+    assert last_line(worker) == "trained 5 steps"  # no warning that it ends without goodbye
 
 
 @pytest.mark.parametrize(("mode", "killed"), [("async", 0), ("async", 1), ("sync", 0)])

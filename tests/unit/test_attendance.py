@@ -11,7 +11,7 @@ import pytest
 
 from trireme.errors import BadRequest, Unavailable
 from trireme.rpc import Request
-from trireme.server.attendance import Attendance
+from trireme.server.attendance import GOODBYE_S, Attendance
 
 SILENCE_S = 60.0
 
@@ -35,6 +35,11 @@ def tell(
     attendance.handlers()[f"server.{method}"](request)
 
 
+def leave(attendance: Attendance, worker: int, incarnation: int = 1) -> None:
+    for method in ("goodbye", "left"):
+        tell(attendance, method, worker, incarnation)
+
+
 def outcome(attendance: Attendance) -> queue.SimpleQueue[Any]:
     """What `wait` returns or raises, once it does."""
     result: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -54,20 +59,44 @@ def test_the_job_is_over_when_every_worker_has_left() -> None:
     result = outcome(attendance)
     for worker in (0, 1):
         tell(attendance, "alive", worker)
-        tell(attendance, "goodbye", worker)
+        leave(attendance, worker)
+    assert result.get(timeout=30) == "all workers have said goodbye"
+
+
+@pytest.mark.parametrize("is_recovered", [False, True])
+def test_a_server_stays_for_the_worker_that_may_not_know_that_its_goodbye_was_heard(
+    is_recovered: bool,
+) -> None:
+    """Such a worker says it again; one that was killed meanwhile does not."""
+    clock = Clock()
+    attendance = Attendance(clock)
+    leave(attendance, 0)
+    tell(attendance, "goodbye", 1)
+    if is_recovered:
+        gone, attendance = attendance.gone(), Attendance(clock)
+        attendance.install(gone)
+    clock.now += GOODBYE_S - 1
+    tell(attendance, "goodbye", 1)
+    clock.now += 2
+    tell(attendance, "left", 0)
+    assert attendance.is_over
+    result = outcome(attendance)
+    with pytest.raises(queue.Empty):
+        result.get(timeout=0.2)
+    clock.now += GOODBYE_S
     assert result.get(timeout=30) == "all workers have said goodbye"
 
 
 def test_a_late_sign_of_life_does_not_take_a_goodbye_back_but_a_successor_does() -> None:
     attendance = Attendance()
-    tell(attendance, "goodbye", 0)
-    tell(attendance, "goodbye", 1)
+    leave(attendance, 0)
+    leave(attendance, 1)
     tell(attendance, "alive", 1)
     assert outcome(attendance).get(timeout=30) == "all workers have said goodbye"
     tell(attendance, "alive", 1, incarnation=2)
     result = outcome(attendance)
     tell(attendance, "goodbye", 1)  # its predecessor's, again
-    tell(attendance, "goodbye", 1, incarnation=2)
+    leave(attendance, 1, incarnation=2)
     assert result.get(timeout=30) == "all workers have said goodbye"
 
 

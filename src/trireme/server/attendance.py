@@ -16,6 +16,8 @@ from trireme.server.end_waiters import EndWaiters
 from trireme.server.journal import Journal
 
 REPORTED = ("retries", "planned", "pulled", "pushes")
+GOODBYE_S = 10.0
+"""How long a server stays for a worker that may say goodbye again, because the answer was lost."""
 
 
 class Attendance:
@@ -29,6 +31,7 @@ class Attendance:
         self._members: set[int] | None = None  # of a job that workers may join late and leave
         self._last_heard: dict[int, float] = {}
         self._gone: dict[int, int] = {}  # worker -> the incarnation that said goodbye
+        self._left: dict[int, int] = {}  # worker -> the incarnation that knows that it was heard
         self._newest: dict[int, int] = {}  # worker -> the newest incarnation heard
         self._reports: dict[int, dict[str, int]] = {}
         self._figures: dict[int, dict[str, float]] = {}
@@ -44,6 +47,7 @@ class Attendance:
             "server.ready": lambda _: Reply(),
             "server.alive": self._on_alive,
             "server.goodbye": self._on_goodbye,
+            "server.left": self._on_left,
             "server.attendance": self._on_attendance,
             "server.end": self._on_end,
         }
@@ -97,6 +101,21 @@ class Attendance:
         if members is not None:
             self._members = set(members) & (self._members or set(members))
         self._gone[worker] = max(incarnation, self._gone.get(worker, 0))
+
+    def _on_left(self, request: Request) -> Reply:
+        with self._changed:
+            worker, incarnation = self._note_heartbeat(request)
+            self._left[worker] = max(incarnation, self._left.get(worker, 0))
+            self._changed.notify_all()
+        return Reply()
+
+    def _have_left(self) -> bool:
+        """Whether no worker will say goodbye again: each has the answer, or had the time to ask."""
+        since = self._clock() - GOODBYE_S
+        return all(
+            self._left.get(worker, 0) >= incarnation or self._last_heard[worker] < since
+            for worker, incarnation in self._gone.items()
+        )
 
     def _expected(self) -> set[int]:
         return set(range(self._num_workers or 0)) if self._members is None else self._members
@@ -201,7 +220,7 @@ class Attendance:
                 if self._stopped is not None:
                     return self._stopped
                 is_over = self._num_workers is not None and self.is_over
-                if is_over and self._end_waiters.are_told:
+                if is_over and self._end_waiters.are_told and self._have_left():
                     return "all workers have said goodbye"
                 heard = max([self._default_heard, *self._last_heard.values()])
                 # No limit before the first worker of a new job: workers start when they do.

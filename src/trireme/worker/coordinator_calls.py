@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from trireme.errors import DeadlineExceeded
+from trireme.errors import DeadlineExceeded, TriremeError
 from trireme.protocol.wire import ALL, Array
 from trireme.rpc import Call, Reply
 from trireme.worker.script import Script
@@ -15,6 +15,8 @@ log = logging.getLogger("trireme.worker")
 
 PATIENCE = 30
 """Timeouts that a worker waits for others that are alive."""
+LEFT_S = 1.0
+"""Seconds to tell servers that their answers to a goodbye have come."""
 
 
 class CoordinatorCalls:
@@ -92,8 +94,16 @@ class CoordinatorCalls:
         return silent
 
     def say_goodbye(self, body: dict[str, Any]) -> None:
-        """End the script of this worker, for successors too. body: of `server.goodbye`."""
+        """End the script of this worker, for successors too. body: of `server.goodbye`.
+
+        A server whose answer was lost stays for a while, so that it is there for the repetition.
+        """
         end = self.call("coord.end", {"run": self._script.run})
         servers, body = self._servers, {**body, "members": end.body.get("members")}
         goodbyes = [Call(server, "server.goodbye", body, []) for server in servers.endpoints]
         servers.call_all(goodbyes, servers.timeout_s)
+        ends = [Call(server, "server.left", body, [], once=True) for server in servers.endpoints]
+        try:
+            servers.call_all(ends, LEFT_S)
+        except TriremeError as error:  # the server has ended, or does so by itself
+            log.debug("at the end: %s", error)
