@@ -6,9 +6,9 @@
 //
 // Memory is bounded by a budget, over rows, both indexes, buffers and reads. Whoever needs room
 // for rows promises it beforehand. If it is not there, a hand goes round the buckets: of each it
-// moves the rows that were used least since to SSD, whole pages at a time. Where many of the rows on
-// SSD have left their pages, rows leave memory by cleaning instead: old pages are written anew, with
-// rows from memory in the place of those that are gone.
+// moves the rows that were used least since to SSD, whole pages at a time. Where many of the rows
+// on SSD have left their pages, rows leave memory by cleaning instead: old pages are written anew,
+// with rows from memory in the place of those that are gone.
 //
 // Threads: any.
 #pragma once
@@ -297,9 +297,9 @@ class Tier {
   std::atomic<int> halvings_{0};
   std::atomic<bool> saw_more_{false};  // since bucket 0: a bucket for which one less would do
 
-  std::atomic<bool> cleans_in_vain_{false};  // until rows leave memory by the hand
+  std::atomic<bool> cleans_in_vain_{false};   // until rows leave memory by the hand
   std::atomic<bool> is_cleaner_late_{false};  // until it has cleaned
-  TimedMutex clean_mutex_;                   // guards what follows
+  TimedMutex clean_mutex_;                    // guards what follows
   ssd::Position clean_next_ = 0;
   std::size_t clean_left_ = 0;  // pages of the segment that is being cleaned
   std::uint64_t clean_generation_ = 0;

@@ -18,10 +18,10 @@ namespace trireme {
 namespace {
 
 // Per cent of the rows that fit into the pages on SSD: with fewer left, a step cleans instead of
-// moving rows out; with fewer than that, pages are joined. And the share of those of a segment above
-// which it is not worth it.
-constexpr std::size_t kLeftPercentMin = 62;
-constexpr std::size_t kJoinPercentMax = 59;
+// moving rows out; with fewer than that, pages are joined. And the share of those of a segment
+// above which it is not worth it.
+constexpr std::size_t kLeftPercentMin = 58;
+constexpr std::size_t kJoinPercentMax = 55;
 constexpr std::size_t kWorthPercentMax = 95;
 
 // Pages of a segment that are cleaned at a time. Fewer where memory has few rows: their rows in

@@ -119,8 +119,8 @@ class ColdRows {
     return number < own.pages.size() && own.pages[number].position == position &&
            is_left(own, number, slot);
   }
-  // Of a bucket's pages that have rows, but for those from `first` to before `end`: the one with the
-  // fewest.
+  // Of a bucket's pages that have rows, but for those from `first` to before `end`: the one with
+  // the fewest.
   std::optional<Position> emptiest(std::uint32_t bucket, Position first,
                                    Position end) const noexcept;
   // Whether a page of the log still has rows.
