@@ -27,6 +27,7 @@ _TORCHREC_MADE = _ROOT / "build" / "torchrec" / "bin" / "python"  # by `make tor
 # Name: module with `contests(settings)`, what it measures.
 BENCHES = {
     "ctr": ("benchmarks.macro.ctr", "CTR-DNN jobs: examples/s and held-out AUC"),
+    "own_pushes": ("benchmarks.macro.own_pushes", "what it costs to see one's own pushes"),
     "step": ("benchmarks.macro.step", "where the CPU of a step goes, under perf"),
     "collective": ("benchmarks.macro.collective", "CTR-DNN without servers, beside torchrec"),
     "pass": ("benchmarks.macro.device_pass", "data in memory, in passes on a device"),

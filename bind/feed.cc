@@ -1,5 +1,6 @@
 // The batch work of the core: unique, gather, scatter, split, merge, and functions on bags.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <array>
 #include <limits>
@@ -14,6 +15,7 @@
 #include "feed/distinct.h"
 #include "feed/gather.h"
 #include "feed/merge.h"
+#include "feed/partition.h"
 #include "feed/shows.h"
 #include "feed/split.h"
 #include "feed/unique.h"
@@ -195,6 +197,25 @@ nb::tuple bind_split(Keys keys, Array1<const std::uint16_t> owners, std::uint16_
   return nb::make_tuple(result(std::move(s.order)), result(std::move(s.counts)));
 }
 
+nb::tuple bind_partition(Keys keys, std::vector<Keys> sets) {
+  std::vector<std::span<const std::uint64_t>> spans;
+  for (const Keys& set : sets) spans.push_back(as_span(set));
+  Partition p;
+  {
+    nb::gil_scoped_release release;
+    p = partition(as_span(keys), spans);
+  }
+  return nb::make_tuple(result(std::move(p.others.keys)), result(std::move(p.others.places)),
+                        result(std::move(p.shared.keys)), result(std::move(p.shared.places)));
+}
+
+void bind_put_rows(Array2<const float> rows, Index places, Array2<float> out) {
+  expect("put_rows", "the number of places", places.size(), rows.shape(0));
+  expect("put_rows", "the number of columns of out", out.shape(1), rows.shape(1));
+  nb::gil_scoped_release release;
+  put_rows(as_span(rows), as_span(places), rows.shape(1), as_span(out));
+}
+
 struct PartArrays {
   Keys keys;
   Array2<const float> grads;
@@ -344,6 +365,22 @@ keys: (K,) uint64. owners: (4096,) uint16, the owner of each bucket, below num_o
 Returns (order (K,) int32, counts (num_owners,) int64). order has the positions of the keys of owner
 0, ascending, then those of owner 1, and so on; counts has the number of keys of each owner.
 Raises BadRequest, naming an owner that is out of range.)");
+
+  m.def("partition", &bind_partition, "keys"_a.noconvert(), "sets"_a,
+        R"(Divide keys into those that are in none of the sets, and the others.
+
+keys: (K,) uint64. sets: list of (S_i,) uint64. All are in the order of their buckets, as `unique`
+returns them.
+Returns (keys (A,) uint64, places (A,) int32) of those in none of the sets, then (keys (B,) uint64,
+places (B,) int32) of the others. Both keep the order of the keys; places are where they were.
+Raises BadRequest for keys in another order, and for 2^31 keys or more.)");
+
+  m.def("put_rows", &bind_put_rows, "rows"_a.noconvert(), "places"_a.noconvert(),
+        "out"_a.noconvert(),
+        R"(Copy row i of rows to row places[i] of out.
+
+rows: (A, D) float32. places: (A,) int32, from `partition`. out: (K, D) float32.
+Raises BadRequest if sizes do not agree, or naming a place that is not a row of out.)");
 
   m.def("merge", &bind_merge, "parts"_a, "pool"_a,
         R"(Add several sparse gradients to one.

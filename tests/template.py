@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -173,6 +174,10 @@ def enter(network: str) -> None:
 def serve(control_fd: int, door_fd: int, python: str) -> None:
     for name in trireme.__all__:
         getattr(trireme, name)
+    # Nor does a child take torch apart at its end (60 ms), which imports have arranged.
+    atexit.unregister(torch._dynamo.utils.dump_compile_times)
+    for finalizer in list(weakref.finalize._registry):
+        finalizer.atexit = False
     # Else each child, at its collections and at its end, walks through all that was imported, and
     # so copies it.
     gc.freeze()

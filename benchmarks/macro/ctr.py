@@ -1,7 +1,8 @@
 """CTR-DNN on Criteo-shaped text: async with one server and one worker, and embedded.
 
 Per batch size: examples/s against Paddle, plain torch and the MLP alone; then the held-out AUC
-after one pass over everything, against plain torch. All processes share this machine's cores.
+after one pass over everything, against plain torch. Both also with forward passes in bfloat16.
+All processes share this machine's cores.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _speed(settings: Settings, batch: int) -> Contest:
     return Contest(
         {
             spawned: lambda _: _rate(settings, batch, is_embedded=False),
+            f"{spawned}_bf16": lambda _: _rate(settings, batch, is_embedded=False, bf16=True),
             embedded: lambda _: _rate(settings, batch, is_embedded=True),
+            f"{embedded}_bf16": lambda _: _rate(settings, batch, is_embedded=True, bf16=True),
             "dense_bound": lambda _: rivals.dense_bound(settings, batch=batch),
             "torch": lambda _: rivals.torch_step(settings, batch=batch),
             "paddle": lambda _: paddle(),
@@ -42,7 +45,9 @@ def _speed(settings: Settings, batch: int) -> Contest:
         },
         [
             Claim(spawned, spawned, ("paddle", "paddle_tuned", "dense_bound")),
+            Claim(f"{spawned}_bf16", f"{spawned}_bf16", ("paddle", "paddle_tuned", spawned)),
             Claim(embedded, embedded, ("dense_bound", "torch")),
+            Claim(f"{embedded}_bf16", f"{embedded}_bf16", (embedded, "torch")),
         ],
         settings.rounds,
     )
@@ -53,15 +58,19 @@ def _quality(settings: Settings, batch: int) -> Contest:
     return Contest(
         {
             metric: lambda seed: _auc(settings, batch, seed + 1),
+            f"{metric}_bf16": lambda seed: _auc(settings, batch, seed + 1, bf16=True),
             "torch": lambda seed: rivals.torch_auc(settings, batch=batch, seed=seed + 1),
         },
-        [Claim(metric, metric, ("torch",), unit="auc")],
+        [
+            Claim(metric, metric, ("torch",), unit="auc"),
+            Claim(f"{metric}_bf16", f"{metric}_bf16", (metric, "torch"), unit="auc"),
+        ],
         settings.pick(smoke=1, real=_NUM_SEEDS),
         statistic="mean",
     )
 
 
-def _rate(settings: Settings, batch: int, *, is_embedded: bool) -> Run:
+def _rate(settings: Settings, batch: int, *, is_embedded: bool, bf16: bool = False) -> Run:
     train = tsv_files(settings).train
     out = run_job(
         is_embedded=is_embedded,
@@ -72,11 +81,12 @@ def _rate(settings: Settings, batch: int, *, is_embedded: bool) -> Run:
         seed=1,
         warm=train[:_NUM_WARM],
         timed=train[_NUM_WARM : _NUM_WARM + _NUM_TIMED],
+        bf16=bf16,
     )
     return Run(out["examples_per_s"], detail=out)
 
 
-def _auc(settings: Settings, batch: int, seed: int) -> Run:
+def _auc(settings: Settings, batch: int, seed: int, *, bf16: bool = False) -> Run:
     """One pass over all files, the first one as the warm-up, with one server and one worker."""
     files = tsv_files(settings)
     out = run_job(
@@ -89,5 +99,6 @@ def _auc(settings: Settings, batch: int, seed: int) -> Run:
         warm=files.train[:1],
         timed=files.train[1:],
         test=files.test,
+        bf16=bf16,
     )
     return Run(out["test_auc"], detail=out)

@@ -23,6 +23,10 @@ import torch
 from torch import Tensor, nn
 
 import trireme as tr
+import trireme.train.optimizer
+from trireme.train.modes import Async
+from trireme.train.modes.base import BeginPull, CompletePull
+from trireme.worker.gradients import KeysByClass
 
 NUM_SPARSE, NUM_DENSE = 26, 13
 FEATURES = [f"C{i}" for i in range(1, NUM_SPARSE + 1)]
@@ -63,6 +67,17 @@ class Sum(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return self.emb(batch).flatten(1).sum(1) * self.w
+
+
+class Blind(Async):
+    """Mode async as if batches shared no rows and pushes changed no dense weights."""
+
+    def pull_ahead(self, *, steps: bool) -> BeginPull:
+        def begin(keys: KeysByClass, _: KeysByClass, number: int | None) -> CompletePull:
+            pulled = self.pull(keys, blocks=True, number=number)
+            return lambda: pulled
+
+        return begin
 
 
 def cross_entropy(logits_B2: Tensor, labels_B: Tensor) -> Tensor:
@@ -107,6 +122,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shows", action="store_true", help="rows count shows and clicks")
     parser.add_argument("--in_memory", action="store_true", help="load the data before it is timed")
     parser.add_argument("--in_pass", action="store_true", help="time a pass on a device")
+    parser.add_argument("--bf16", action="store_true", help="forward passes in bfloat16")
+    parser.add_argument("--blind", action="store_true", help="pull each batch ahead whole")
     parser.add_argument("--strategy", default="async", help="a consistency mode")
     parser.add_argument("--rule", choices=sorted(RULES), default="adam", help="of the rows")
     parser.add_argument("--threads", type=int, required=True)
@@ -151,6 +168,7 @@ def make_trainer(args: argparse.Namespace) -> tr.Trainer:
         metrics=[] if args.net == "sum" else [tr.metrics.AUC()],
         label="click" if is_slot else "label",
         threads=args.threads,
+        autocast=torch.bfloat16 if args.bf16 else None,
     )
 
 
@@ -165,6 +183,8 @@ def main() -> None:
     args = arguments()
     cluster = tr.init()
     torch.manual_seed(args.seed)
+    if args.blind:
+        trireme.train.optimizer.mode_class = lambda _: Blind
     trainer = make_trainer(args)
     schema = schema_of(args.data)
 

@@ -41,13 +41,16 @@ def run_job(
     ends: tuple[End, End] | None = None,
     in_memory: bool = False,
     in_pass: bool = False,
+    bf16: bool = False,
+    is_blind: bool = False,
     under: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train over the warm-up files, then over the timed ones, in processes of their own.
 
     ends: network ends of the server and of the worker, if they are apart. num_ranks: workers of a
     job without servers, instead of one server and one worker. num_compute: compute workers, on the
-    CPU. under: a command that runs the job's. strategy, rule, in_memory, in_pass: see job.py.
+    CPU. under: a command that runs the job's. strategy, rule, in_memory, in_pass, bf16, is_blind:
+    see job.py.
     """
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
@@ -64,7 +67,13 @@ def run_job(
         command += [f"--threads={threads}", *(["--shows"] if shows else [])]
         command += [f"--out={out}", "--warm", *warm, "--timed", *timed]
         command += ["--test", *test] if test else []
-        command += [*(["--in_memory"] if in_memory else []), *(["--in_pass"] if in_pass else [])]
+        flags = {
+            "--in_memory": in_memory,
+            "--in_pass": in_pass,
+            "--bf16": bf16,
+            "--blind": is_blind,
+        }
+        command += [flag for flag, is_given in flags.items() if is_given]
         if not is_embedded:
             wrapped = command
             launch = ["-m", "trireme", "launch"]

@@ -69,48 +69,49 @@ std::size_t StreamMarks::bytes() const noexcept {
   return sizeof *this + num_parted_ * sizeof(Parted);
 }
 
-Marks::Marks(int num_streams_max) {
+Marks::Marks(int num_streams_max) : num_streams_max_(num_streams_max) {
   if (num_streams_max < 1) {
     throw Error(ErrorCode::kBadRequest,
                 "Table: expected num_streams_max >= 1, found " + std::to_string(num_streams_max));
   }
-  streams_.resize(static_cast<std::size_t>(num_streams_max));
 }
 
 void Marks::check(std::int64_t stream) const {
-  const auto num_streams_max = static_cast<std::int64_t>(streams_.size());
-  if (stream >= 0 && stream < num_streams_max) return;
+  if (stream >= 0 && stream < num_streams_max_) return;
   throw Error(ErrorCode::kBadRequest, "Table: expected a stream in [0, " +
-                                          std::to_string(num_streams_max) + "), found " +
+                                          std::to_string(num_streams_max_) + "), found " +
                                           std::to_string(stream));
 }
 
 StreamMarks& Marks::of(std::int64_t stream) {
   check(stream);
   std::lock_guard lock(mutex_);
-  std::unique_ptr<StreamMarks>& marks = streams_[static_cast<std::size_t>(stream)];
-  if (marks == nullptr) marks = std::make_unique<StreamMarks>();
-  return *marks;
+  auto place = std::ranges::lower_bound(streams_, stream, {}, &Stream::first);
+  if (place == streams_.end() || place->first != stream) {
+    place = streams_.emplace(place, stream, std::make_unique<StreamMarks>());
+  }
+  return *place->second;
 }
 
 const StreamMarks* Marks::find(std::int64_t stream) const {
   check(stream);
   std::lock_guard lock(mutex_);
-  return streams_[static_cast<std::size_t>(stream)].get();
+  const auto place = std::ranges::lower_bound(streams_, stream, {}, &Stream::first);
+  return place == streams_.end() || place->first != stream ? nullptr : place->second.get();
 }
 
 std::vector<std::pair<std::int64_t, StreamMarks*>> Marks::streams() const {
   std::lock_guard lock(mutex_);
   std::vector<std::pair<std::int64_t, StreamMarks*>> found;
-  for (std::size_t i = 0; i < streams_.size(); ++i) {
-    if (streams_[i] != nullptr) found.emplace_back(static_cast<std::int64_t>(i), streams_[i].get());
-  }
+  found.reserve(streams_.size());
+  for (const auto& [stream, marks] : streams_) found.emplace_back(stream, marks.get());
   return found;
 }
 
 std::size_t Marks::bytes() const {
-  std::size_t n = streams_.size() * sizeof streams_[0];
-  for (const auto& [stream, marks] : streams()) n += marks->bytes();
+  std::lock_guard lock(mutex_);
+  std::size_t n = streams_.capacity() * sizeof(Stream);
+  for (const auto& [stream, marks] : streams_) n += marks->bytes();
   return n;
 }
 

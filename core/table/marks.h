@@ -68,16 +68,19 @@ class Marks {
   // The same, but null for a stream that is not used yet.
   const StreamMarks* find(std::int64_t stream) const;
 
-  // Every stream seen so far.
+  // Every stream seen so far, by number.
   std::vector<std::pair<std::int64_t, StreamMarks*>> streams() const;
 
   std::size_t bytes() const;
 
  private:
+  using Stream = std::pair<std::int64_t, std::unique_ptr<StreamMarks>>;
+
   void check(std::int64_t stream) const;
 
+  const std::int64_t num_streams_max_;
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<StreamMarks>> streams_;  // guarded by mutex_
+  std::vector<Stream> streams_;  // those seen so far, by number; guarded by mutex_
 };
 
 // A push, or the pushes merged into one gradient, with the marks that it advances.

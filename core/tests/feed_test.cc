@@ -1,5 +1,5 @@
 // Batch work against plain models, on random batches: unique, occurrences, gather, scatter, bags,
-// split, merge.
+// split, partition, merge.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -14,6 +14,7 @@
 #include "feed/distinct.h"
 #include "feed/gather.h"
 #include "feed/merge.h"
+#include "feed/partition.h"
 #include "feed/split.h"
 #include "feed/unique.h"
 
@@ -313,6 +314,55 @@ void split_groups_by_owner(Random& random, Pool& pool) {
                 "expected 4096 owners, found 9");
 }
 
+void partition_finds_shared_keys_and_rows_return_to_their_places(Random& random, Pool& pool) {
+  constexpr std::size_t kDim = 3;
+  const std::set<std::uint64_t> values{0, ~std::uint64_t{0}, 7, 8, 9};
+  const auto in_order = [&](std::vector<std::uint64_t> some) {
+    const auto found = unique(some, std::nullopt, pool).keys;
+    return std::vector<std::uint64_t>(found.data(), found.data() + found.size());
+  };
+  auto all = random_values(random, 5000);
+  all.insert(all.end(), values.begin(), values.end());
+  const auto keys = in_order(all), some = in_order(random_values(random, 4000));
+  const auto first = in_order({0, 9});
+  const std::vector<std::uint64_t> empty;
+  for (const auto& sets : {std::vector<std::span<const std::uint64_t>>{},
+                           {empty, empty},
+                           {first, some},
+                           {keys},
+                           {some}}) {
+    std::set<std::uint64_t> in_sets;
+    for (const auto& set : sets) in_sets.insert(set.begin(), set.end());
+    const Partition found = partition(keys, sets);
+    CHECK_EQUAL(found.others.keys.size() + found.shared.keys.size(), keys.size());
+    const auto rows = random_floats(random, keys.size() * kDim);
+    std::vector<float> joined(rows.size(), -1.0F);
+    for (const auto* part : {&found.others, &found.shared}) {
+      std::vector<float> of_part;
+      std::int32_t before = -1;
+      for (std::size_t i = 0; i < part->keys.size(); ++i) {
+        const auto place = static_cast<std::size_t>(part->places[i]);
+        CHECK(part->places[i] > before);
+        before = part->places[i];
+        CHECK_EQUAL(part->keys[i], keys[place]);
+        CHECK_EQUAL(in_sets.contains(keys[place]), part == &found.shared);
+        const float* const row = rows.data() + place * kDim;
+        of_part.insert(of_part.end(), row, row + kDim);
+      }
+      put_rows(of_part, part->places.span(), kDim, joined);
+    }
+    CHECK(joined == rows);
+  }
+  std::array<float, 2> row{}, out{};
+  const std::array<std::int32_t, 1> behind{1}, before{-1};
+  check_refused([&] { put_rows(row, behind, 2, out); }, "places below 1, found 1");
+  check_refused([&] { put_rows(row, before, 2, out); }, "found -1");
+  const std::vector<std::uint64_t> wrong{keys.back(), keys.front()};
+  const std::vector<std::span<const std::uint64_t>> sets{keys}, wrong_sets{wrong, keys};
+  check_refused([&] { partition(wrong, sets); }, "in the order of their buckets");
+  check_refused([&] { partition(keys, wrong_sets); }, "in the order of their buckets");
+}
+
 void merge_sums_in_order_of_the_parts(Random& random, Pool& pool) {
   constexpr std::size_t kDim = 3;
   std::vector<std::vector<std::uint64_t>> keys;
@@ -352,6 +402,7 @@ int main(int argc, char** argv) {
     wrong_numbers_are_errors_that_name_them(pool);
     split_groups_by_owner(random, pool);
     merge_sums_in_order_of_the_parts(random, pool);
+    partition_finds_shared_keys_and_rows_return_to_their_places(random, pool);
   }
   large_batches_are_the_same_for_any_number_of_threads(random);
   salt_separates_features_and_keeps_padding(random);

@@ -10,8 +10,8 @@ Threads: a Link may be used by several.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -53,6 +53,24 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
         torch.cuda.device(device) if device.type == _GPU else nullcontext()
     )
     return context
+
+
+@contextmanager
+def autocast(dtype: torch.dtype | None, devices: Iterable[torch.device]) -> Iterator[None]:
+    """Let torch compute on these devices under `torch.autocast`; None: as outside. Raises
+    BadRequest: there is none for one of them.
+    """
+    with ExitStack() as contexts:
+        for kind in {device.type for device in devices if dtype is not None}:
+            if not torch.amp.is_autocast_available(kind):
+                raise BadRequest(f"autocast: expected a device that torch has it for, found {kind}")
+            contexts.enter_context(torch.autocast(kind, dtype))
+        yield
+
+
+def is_in_autocast() -> bool:
+    """Whether this thread is within a `torch.autocast` of any device."""
+    return any(torch.is_autocast_enabled(kind) for kind in (HOST.type, _GPU))
 
 
 def device_of_label(label: str, places: Mapping[str, str]) -> torch.device:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from trireme.byte_size import parse_bytes
 from trireme.errors import BadRequest, check_values
+from trireme.feature_values import FeatureValues
 from trireme.initializer import Initializer, Uniform
 from trireme.optim import SGD, Adagrad, Rule
 from trireme.policy import (
@@ -230,6 +231,7 @@ class Table:
     Attributes:
         feature_numbers: feature -> the number that scored rows store as their feature. Default: the
             feature's name if it is a number, else its index in the table.
+        features: those that read the table, and the kind of their values.
 
     Args:
         name: in servers and checkpoints.
@@ -291,6 +293,7 @@ class Table:
                 )
         self.salt = bool(salt)
         self.feature_numbers: dict[str, int] = {}
+        self.features = FeatureValues()
         self._dim_of = _checked_dims(name, dim, dims, self.salt)
         self.schema = TableSchema(
             name=name,

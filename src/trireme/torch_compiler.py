@@ -4,7 +4,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -40,7 +40,13 @@ def keep_unloaded() -> None:
 def step(optimizer: torch.optim.Optimizer) -> None:
     """The `step` of an optimizer of torch's own, without its hooks and without the compiler."""
     with torch.no_grad():
-        inspect.unwrap(type(optimizer).step)(optimizer)
+        _plain_step(type(optimizer))(optimizer)
+
+
+@functools.cache
+def _plain_step(cls: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
+    plain: Callable[[torch.optim.Optimizer], Any] = inspect.unwrap(cls.step)
+    return plain
 
 
 def _chosen_at_call(plain: Callable[_P, _R], disabled: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -29,6 +29,7 @@ OPTIONS: dict[str, Any] = {
     "wrong": "",
     "checkpoint": "",
     "threads": None,
+    "autocast": None,
     "empty": 0,
     **json.loads(sys.argv[1]),
 }
@@ -76,6 +77,7 @@ def main() -> None:
         clip_norm=OPTIONS["clip_norm"],
         clip_value=OPTIONS["clip_value"],
         threads=OPTIONS["threads"],
+        autocast=OPTIONS["autocast"] and getattr(torch, OPTIONS["autocast"]),
         progress=False,
     )
     checkpoints = None

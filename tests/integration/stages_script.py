@@ -31,6 +31,7 @@ OPTIONS: dict[str, Any] = {
     "label": "label",
     "wrong": "",
     "threads": None,
+    "autocast": None,
     "empty": 0,
     "waits": {"worker": [], "heter": []},
     **json.loads(sys.argv[1]),
@@ -144,6 +145,7 @@ def main() -> None:
         clip_norm=OPTIONS["clip_norm"],
         label=OPTIONS["label"],
         threads=OPTIONS["threads"],
+        autocast=OPTIONS["autocast"] and getattr(torch, OPTIONS["autocast"]),
         progress=False,
     )
     first: Any = model[model.names[0]]

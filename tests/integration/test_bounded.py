@@ -91,14 +91,14 @@ def test_measured_lead_and_staleness_stay_within_the_bound(staleness: int, threa
     assert max(ahead) <= staleness
     assert all(result["staleness"] == stale for result in results)
     # Others: from this pull's admission to theirs; and this worker's pushes in flight.
-    assert max(stale) <= 2 * (2 * staleness - 1) + threads
+    assert max(stale) <= 2 * (2 * staleness - 1) + threads - 1
 
 
 def test_the_same_delays_make_async_staler() -> None:
     data = Delayed((30, 120, 120), 5, slow=8)
     with Job(1) as job:
         job.run(3, lambda cluster: fit(cluster, tr.Strategy("async"), data))
-        assert max(histograms(job, "staleness")) > 3
+        assert max(histograms(job, "staleness")) > 2
 
 
 @pytest.mark.parametrize("lengths", [(0, 20), (20, 0), (1, 30)])

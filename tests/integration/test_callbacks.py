@@ -271,13 +271,37 @@ def test_an_improvement_is_more_than_min_delta(mode: Any, values: list[float], b
     assert stopping.best == best
 
 
+def test_a_best_without_an_epoch_has_no_path(tmp_path: Path) -> None:
+    best = tr.BestCheckpoint(tmp_path / "best", monitor="loss")
+    with pytest.raises(BadRequest, match=r"a checkpoint below .*best, found none: no epoch"):
+        Path(best.path)
+
+
+@pytest.mark.parametrize("method", ["begin_fit", "step", "epoch", "end_fit"])
+def test_a_callback_cannot_fit(method: str) -> None:
+    """Also after that the script can."""
+    more = loader(100)
+
+    class Fits(tr.Callback):
+        def fit_again(self, fit: tr.FitState, *_: object) -> None:
+            trainer.fit(more)
+
+    setattr(Fits, method, Fits.fit_again)
+    with embedded() as cluster:
+        trainer = trainer_with(cluster, Fits())
+        with pytest.raises(BadRequest, match="found fit under way: a callback cannot call it"):
+            trainer.fit(more)
+        trainer.callbacks = ()
+        assert trainer.fit(more)["examples"] == 100
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_two_best_checkpoints_are_apart(tmp_path: Path, num_workers: int) -> None:
-    def work(cluster: Cluster) -> list[str | None]:
+    def work(cluster: Cluster) -> list[str]:
         auc = tr.BestCheckpoint(tmp_path / "auc", monitor="auc")
         loss = tr.BestCheckpoint(tmp_path / "loss", monitor="loss")
         trainer_with(cluster, auc, loss).fit(loader(100), epochs=2)
-        return [best.path and str(Path(best.path).parent) for best in (auc, loss)]
+        return [str(Path(best.path).parent) for best in (auc, loss)]
 
     folders = [str(tmp_path / name) for name in ("auc", "loss")]
     if num_workers == 1:
@@ -295,7 +319,6 @@ def test_the_folder_of_the_best_is_shared_with_nobody(tmp_path: Path) -> None:
     with embedded() as cluster:
         with pytest.raises(BadRequest, match=r"best loss \(min\) in .*found .*'monitor': 'auc'"):
             trainer_with(cluster, first, second).fit(loader(100))
-        assert first.path is not None
         assert Path(first.path, "manifest.json").exists()
         with pytest.raises(BadRequest, match="another folder than that of the fit's checkpoints"):
             trainer_with(cluster, first).fit(
@@ -316,7 +339,6 @@ def test_the_best_stays_in_its_folder_when_the_script_leaves(
     best = tr.BestCheckpoint("best", monitor="loss")
     with embedded() as cluster:
         trainer_with(cluster, best, Leaves()).fit(loader(100), epochs=3)
-    assert best.path is not None
     assert os.listdir(tmp_path / "best") == [Path(best.path).name]
     assert os.listdir(tmp_path / "other") == []
 
@@ -332,7 +354,6 @@ def test_a_fit_that_was_done_gives_its_best_again(tmp_path: Path) -> None:
             figures = trainer.fit(loader(100), epochs=2, checkpoints=checkpoints, resume=True)
         kept = best.path, best.best, best.best_epoch, stopping.best
         results.append((*kept, figures["loss"]))
-    assert results[0][0] is not None
     assert results[0] == results[1]
     assert [call[0] for call in recorder.calls] == ["begin_fit", "end_fit"]
 

@@ -13,6 +13,7 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.programs import Template
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted, SchemaMismatch
@@ -20,6 +21,19 @@ from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 
 NUM_KEYS = 2000
+SAVE_AND_LOAD = """
+import sys, torch, trireme as tr
+with tr.init():
+    rows = tr.nn.EmbeddingBag(tr.Table("t", dim=4, policy=tr.policy.ScorePolicy()), features="a")
+    top = torch.nn.Linear(4, 1)
+    model = torch.nn.Sequential(rows, torch.nn.Flatten(), top)
+    sgd = torch.optim.SGD(top.parameters(), lr=0.1)
+    trainer = tr.Trainer(model, sgd, loss=lambda out, _: out.sum(), progress=False)
+    trainer.fit([{"a": torch.tensor([1, 2, 3]), "label": torch.ones(3)}] * 2)
+    trainer.save("saved")
+    trainer.load("saved")
+print("pandas:", "pandas" in sys.modules)
+"""
 
 
 class Model(nn.Module):
@@ -131,6 +145,12 @@ def test_row_files_are_plain_arrow(saved: dict[str, Any]) -> None:
     assert len(np.unique(keys)) == len(keys) > 1000
     assert tables[0].schema.field("weights").type == pa.list_(pa.float32(), 3)
     assert tables[0].schema.field("state").type == pa.list_(pa.float32(), 6)
+
+
+def test_saving_and_loading_import_no_pandas(tmp_path: Path, programs: Template) -> None:
+    """Which pyarrow does wherever it makes a column of an array of NumPy, or the reverse."""
+    (tmp_path / "script.py").write_text(SAVE_AND_LOAD)
+    assert programs.run(tmp_path, ["script.py"]).splitlines()[-1] == "pandas: False"
 
 
 def test_an_existing_folder_is_not_touched(saved: dict[str, Any]) -> None:

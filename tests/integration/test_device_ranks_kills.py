@@ -22,7 +22,7 @@ from tests.integration.test_device_pass_kills import kill_at
 from tests.integration.test_device_passes import assert_equal
 from tests.integration.test_device_ranks import contents
 from tests.jobs import Job, in_threads
-from tests.long import sampled
+from tests.long import sample, sampled
 from tests.programs import Program, Template
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
@@ -91,7 +91,7 @@ def loaded(path: Path) -> dict[str, np.ndarray]:
         return contents([cluster.server])
 
 
-@sampled(keep=6)
+@sampled(keep=5)
 @pytest.mark.parametrize("how", ["passes", "following", "windows"])
 @pytest.mark.parametrize("name", HOLDS)
 def test_a_killed_worker_ends_the_pass_for_all_and_all_repeat_it(
@@ -168,11 +168,20 @@ def test_a_pass_does_not_end_when_a_worker_of_it_has_a_successor(
 
 @pytest.mark.parametrize(
     ("worker", "method", "how"),
-    [
-        *((worker, method, "passes") for worker in (0, 1) for method in ("ps.rows", "import.wide")),
-        *((0, method, "passes") for method in ("import.prepare", "import.finish")),  # it alone does
-        *((worker, "ps.rows aside", "following") for worker in (0, 1)),
-    ],
+    sample(
+        [
+            *(
+                (worker, method, "passes")
+                for worker in (0, 1)
+                for method in ("ps.rows", "import.wide")
+            ),
+            *(
+                (0, method, "passes") for method in ("import.prepare", "import.finish")
+            ),  # it alone does
+            *((worker, "ps.rows aside", "following") for worker in (0, 1)),
+        ],
+        keep=5,
+    ),
 )
 def test_a_server_killed_in_a_pass_costs_no_update(
     programs: Template, tmp_path: Path, undisturbed: Any, worker: int, method: str, how: str

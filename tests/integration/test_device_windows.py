@@ -22,6 +22,7 @@ from tests.integration.test_device_passes import (
     saved,
     trainer,
 )
+from tests.long import sampled
 from tests.programs import Template
 from trireme.device import BlockLayout
 from trireme.errors import BadRequest, NotReady, ResourceExhausted
@@ -68,6 +69,7 @@ def trained(rule: str, num_rows: int | None, batches: int = 1, **options: Any) -
         return contents(opened)
 
 
+@sampled(keep=6)
 @pytest.mark.parametrize("rule", ["adagrad", "adam", "row_adam", "ftrl"])
 @pytest.mark.parametrize(("num_rows", "batches"), [(12, 1), (20, 4), (40, 30), (1000, 8)])
 def test_a_window_of_any_size_trains_to_the_bits_of_sync(

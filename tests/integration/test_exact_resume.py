@@ -104,7 +104,7 @@ def test_stopped_and_resumed_equals_never_stopped(
     jobs = Jobs(programs, num_workers, num_servers, tmp_path)
     whole = tmp_path / "whole"
     jobs.run(str(whole), *NEVER)
-    for number in range(pick(short=2 if num_workers > 1 else 1, long=10)):
+    for number in range(pick(short=1, long=10)):
         stopped = tmp_path / f"stopped{number}"
         worker, step = draw_stop(random, num_workers)
         stop_at(jobs, stopped, worker, step, *NEVER)

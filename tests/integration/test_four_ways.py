@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.integration.criteo_folder import NUM_TEST, write_criteo_folder
-from tests.integration.processes import Processes
 from tests.programs import Program, Template
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "train.py")
-TRIREME = [sys.executable, "-m", "trireme"]
 WAIT_S = 100.0
 
 
@@ -41,11 +38,9 @@ def test_train_py_runs_alone(folder: Path, programs: Template) -> None:
     check(output, folder)
 
 
-def test_train_py_runs_launched(folder: Path) -> None:
-    with Processes(folder) as processes:
-        options = ["--server_num", "2", "--worker_num", "2"]
-        processes.start("launch", [*TRIREME, "launch", *options, SCRIPT], {})
-        output = processes.finish(WAIT_S)["launch"]
+def test_train_py_runs_launched(folder: Path, programs: Template) -> None:
+    options = ["--server_num", "2", "--worker_num", "2"]
+    output = programs.run(folder, ["-m", "trireme", "launch", *options, SCRIPT], wait_s=WAIT_S)
     assert "2 servers and 2 workers ended well" in output
     check(output, folder)
     for index in range(2):
@@ -91,22 +86,21 @@ def free_ports(num: int) -> list[int]:
     return ports
 
 
-def test_train_py_runs_under_torchrun_with_servers_without_a_script(folder: Path) -> None:
-    with Processes(folder) as processes:
-        held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in held]
-        for index, server in enumerate(held):
-            listen = ["--listen", addresses[index]]
-            handed = {"TRIREME_LISTEN_FD": str(server.fileno())}
-            processes.start(
-                f"server {index}", [*TRIREME, "server", *listen], handed, [server.fileno()]
-            )
-            server.close()
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        env = {"TRIREME_SERVERS": ",".join(addresses), "OMP_NUM_THREADS": "1"}
-        processes.start("torchrun", [*torchrun, "--nproc_per_node", "2", SCRIPT], env)
-        outputs = processes.finish(WAIT_S)
-    check(outputs["torchrun"], folder)
-    assert "trireme: worker 1 of 2" in outputs["torchrun"]
-    for index in range(2):
-        assert "all workers have said goodbye" in outputs[f"server {index}"]
+def test_train_py_runs_under_torchrun_with_servers_without_a_script(
+    folder: Path, programs: Template
+) -> None:
+    with ExitStack() as stack:
+        servers = []
+        for index in range(2):
+            command = ["-m", "trireme", "server", "--listen", "127.0.0.1:0"]
+            server = programs.start(f"server {index}", command, {}, folder=folder)
+            servers.append(stack.enter_context(server))
+        addresses = [server.wait_line(r"^listening on (\S+)")[1] for server in servers]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", SCRIPT]
+        env = {"TRIREME_SERVERS": ",".join(addresses)}
+        output = programs.run(folder, torchrun, env, wait_s=WAIT_S)
+        assert [server.finish() for server in servers] == [0, 0]
+    check(output, folder)
+    assert "trireme: worker 1 of 2" in output
+    for server in servers:
+        assert "all workers have said goodbye" in server.output

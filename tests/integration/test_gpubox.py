@@ -50,8 +50,7 @@ def saved(folder: Path, name: str, model: str) -> dict[str, np.ndarray]:
         return contents(cluster)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize(("name", "servers"), [("dnn", 0), ("wide_deep", 2)])
 def test_gpubox_gives_the_results_of_the_same_configuration_without_passes(
     name: str,
     servers: int,

@@ -17,6 +17,7 @@ from trireme.job.connecting import connect
 from trireme.rpc import Server
 from trireme.train.compute.model_runner import ModelRunner
 from trireme.train.compute.service import Service
+from trireme.train.loop.scoring import Scorer
 
 LOSS = nn.functional.binary_cross_entropy_with_logits
 NUM_BATCHES, DEPTH = 50, 3
@@ -81,7 +82,7 @@ def training(threads: int, queue_max: int = 64) -> Iterator[Service]:
     global gate
     gate = Gate()
     host = accelerator.HOST
-    runner = ModelRunner(Model(), LOSS, "label", host, _core.Pool(1))
+    runner = ModelRunner(Model(), Scorer(LOSS, "label"), host, _core.Pool(1))
     service = Service("heter 0", runner, accelerator.link_to(host), queue_max=queue_max)
     server = Server(
         "127.0.0.1:0", service.handlers(), name="heter 0", threads=1, observe=gate.observe

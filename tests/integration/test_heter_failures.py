@@ -127,6 +127,14 @@ def test_another_model_is_refused_with_the_parts_that_differ(programs: Template)
     assert "float32 (1, 1) there" in error
 
 
+def test_another_autocast_is_refused(programs: Template) -> None:
+    half = {**OPTIONS, "autocast": "bfloat16"}
+    with HeterJob(programs, half, compute_options=OPTIONS) as job:
+        error = job.workers[0].wait_line(r"^trireme.errors.SchemaMismatch: (.*)")[1]
+        assert job.workers[0].finish() == 1
+    assert "trainer autocast: torch.bfloat16 here, None there" in error
+
+
 def test_a_loop_without_a_trainer_is_refused_at_a_compute_worker(programs: Template) -> None:
     wrong = {**OPTIONS, "wrong": "optimizer"}
     with HeterJob(programs, OPTIONS, compute_options=wrong) as job:

@@ -20,6 +20,7 @@ from trireme.rpc import Limits, Server
 from trireme.train.compute.kept_graphs import KeptGraphs
 from trireme.train.compute.service import Service
 from trireme.train.compute.stage_runner import StageRunner
+from trireme.train.loop.scoring import Scorer
 
 LOSS = nn.functional.binary_cross_entropy_with_logits
 NUM_EXAMPLES, NUM_BATCHES, DIM = 400_000, 2, 16
@@ -61,7 +62,7 @@ def model() -> tr.Stages:
 @contextmanager
 def compute_worker(limits: Limits) -> Iterator[Server]:
     graphs = KeptGraphs(60.0)
-    runner = StageRunner(model(), LOSS, "label", accelerator.HOST, _core.Pool(1), graphs)
+    runner = StageRunner(model(), Scorer(LOSS, "label"), accelerator.HOST, _core.Pool(1), graphs)
     service = Service("heter 0", runner, accelerator.link_to(accelerator.HOST))
     computing = threading.Thread(target=service.run)
     with Server(

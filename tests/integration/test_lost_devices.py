@@ -16,7 +16,7 @@ import pytest
 from tests.conditions import wait_until
 from tests.integration.counted_rows import KEYS, CountedRows
 from tests.integration.durable_servers import DurableServers
-from tests.programs import template
+from tests.programs import Template, template
 from trireme.errors import DeadlineExceeded, TriremeError, Unavailable
 
 THERE, FAILS, HANGS = range(3)
@@ -40,20 +40,27 @@ class Disk:
         struct.pack_into("i", self._word, 0, state)
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Disk:
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler is not None, "the core was built here, so a compiler is expected"
-    return Disk(tmp_path, compiler)
+    return Disk(tmp_path_factory.mktemp("disk"), compiler)
+
+
+@pytest.fixture(scope="module")
+def programs(disk: Disk) -> Iterator[Template]:
+    """Programs whose files are on the disk."""
+    with template(disk.env) as made:
+        yield made
 
 
 @pytest.fixture
-def job(tmp_path: Path, disk: Disk) -> Iterator[CountedRows]:
+def job(tmp_path: Path, disk: Disk, programs: Template) -> Iterator[CountedRows]:
+    disk.becomes(THERE)
     ssd_dir = tmp_path / "ssd"
     ssd_dir.mkdir()
     options = ["--memory", "5MiB", "--ssd_dir", str(ssd_dir)]
     with (
-        template(disk.env) as programs,
         DurableServers(programs, 1, tmp_path, options=options, timeout_s=TIMEOUT_S) as servers,
         servers.join(0, 1, timeout_s=TIMEOUT_S) as cluster,
     ):

@@ -29,7 +29,7 @@ from trireme.rpc import Request
 from trireme.train import optimizer as optimizer_module
 from trireme.train.clipping import clip_gradients
 from trireme.train.loop.scoring import Compute, Scored
-from trireme.train.modes.base import Mode
+from trireme.train.modes.base import BeginPull, Mode
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
@@ -62,10 +62,7 @@ class Alone(Mode):
         groups = [group_values(group, optimizer.defaults) for group in optimizer.param_groups]
         self.client.create_blocks(optimizer_spec(optimizer), groups, self.setup.replica.dense)
 
-    def may_pull_ahead(self, *, steps: bool) -> bool:
-        return False
-
-    def fetcher(self) -> Callable[[KeysByClass], None] | None:
+    def pull_ahead(self, *, steps: bool) -> BeginPull | None:
         return None
 
     def begin_run(self) -> None: ...

@@ -324,7 +324,7 @@ def test_a_dump_cannot_be_resumed(job: Job, tmp_path: Path) -> None:
     cluster.abandon()
 
 
-def test_buffers_start_fresh_with_a_log_line(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_buffers_start_over_with_a_log_line(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         model = Model(kill_at)
         model.register_buffer("seen", torch.zeros(1))

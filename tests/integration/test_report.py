@@ -117,7 +117,7 @@ def test_a_wrong_report_is_refused() -> None:
 @pytest.mark.parametrize(
     ("mode", "threads", "in_loop", "behind"),
     [
-        ("async", 1, "wait forward backward push other", "read unique pull push"),
+        ("async", 1, "wait pull forward backward push other", "read unique pull push"),
         ("async", 3, "wait pull forward backward push other", "read unique"),
         ("sync", 1, "wait pull forward backward push other", "read unique"),
     ],

@@ -39,7 +39,7 @@ from trireme.server.log import snapshot as snapshots
 from trireme.server.row_tier import RowTier, make_row_tier
 from trireme.server.state import ServerState
 
-BATCH, NUM_KEYS, MEMORY = 2048, 60_000, "12MiB"
+BATCH, NUM_BATCHES, NUM_KEYS, MEMORY = 2048, 20, 60_000, "12MiB"
 
 
 STRATEGIES = {
@@ -79,7 +79,7 @@ def batches(number: int) -> list[dict[str, torch.Tensor]]:
             "b": torch.from_numpy(rng.zipf(1.2, BATCH) % NUM_KEYS),
             "label": torch.from_numpy(rng.integers(0, 2, BATCH).astype(np.float32)),
         }
-        for _ in range(25)
+        for _ in range(NUM_BATCHES)
     ]
 
 

@@ -121,6 +121,8 @@ def test_an_import_and_a_load_of_many_times_the_memory_stay_within_it(
     saved, order = saved_rows(tmp_path / "saved")["ids"], np.argsort(rows["key"])
     for name in ("key", "weights", "state"):
         np.testing.assert_array_equal(saved[name], rows[name][order])
+    if replace:
+        return  # the rows are the same
     again = RowTier(MEMORY, [tmp_path / "ssd"])
     with embedded(tier=again) as cluster:
         trainer = make_trainer(cluster)

@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "clip": {**SYNC, "clip_norm": 0.1},
     "admission": {**SYNC, "admit": 4},
     "empty": {**SYNC, "empty": 3},
+    "autocast": {**SYNC, "autocast": "bfloat16", "norm": True},
     "batch_loss": {**SYNC, "label": None, "dropout": 0.2},
     "geo": {"strategy": {"mode": "geo", "k": 1}},
     # Rows are pulled while a push is under way, which makes their age a matter of chance.

@@ -12,7 +12,7 @@ from tests.integration.criteo_folder import write_criteo_folder
 from tests.programs import clean_environment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
-UNUSED = ("sympy", "torch._dynamo", "torch._inductor", "torch.onnx", "rich", "yaml")
+UNUSED = ("sympy", "torch._dynamo", "torch._inductor", "torch.onnx", "rich", "yaml", "pandas")
 # The example, which ends with the names of the unused modules that its process has loaded.
 SCRIPT = f"""
 import atexit, os, runpy, sys

@@ -184,13 +184,16 @@ def test_two_workers_equal_plain_torch_and_one_another_on_1_2_and_3_servers(name
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_one_worker_gives_the_same_bits_embedded_and_on_1_and_3_servers(name: str) -> None:
-    rule = RULES[name]
-    with embedded(threads=1) as cluster:
-        results = [train(cluster, rule, [0, 1])]
-    for num_servers in (1, 3):
-        with Job(num_servers) as job:
-            results += job.run(1, lambda cluster: train(cluster, rule, [0, 1]))
+def test_one_worker_gives_the_same_bits_in_sync_and_async_embedded_and_on_1_and_3_servers(
+    name: str,
+) -> None:
+    rule, results = RULES[name], []
+    for strategy in (tr.Strategy("sync"), tr.Strategy("async")):
+        with embedded(threads=1) as cluster:
+            results.append(train(cluster, rule, [0, 1], strategy=strategy))
+        for num_servers in (1, 3):
+            with Job(num_servers) as job:
+                results += job.run(1, lambda c, s=strategy: train(c, rule, [0, 1], strategy=s))
     assert_same_bits(results)
 
 

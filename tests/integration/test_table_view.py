@@ -18,7 +18,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import EmbeddingBag, keys_of
-from trireme.nn.ids import keys_of_values
+from trireme.nn.ids import keys_of_column
 from trireme.policy import ShowClick, SparseAccessor
 from trireme.server.row_tier import make_row_tier
 
@@ -74,7 +74,7 @@ def check(cluster: Cluster) -> None:
     best = everything.top("show", 4)
     assert best.numbers == [299.0, 299.0, 298.0, 298.0], "a movie and a user each"
     keys = np.concatenate(
-        [keys_of_values("movie", MOVIES[-2:], salted=True), keys_of("user", [298, 299])]
+        [keys_of_column("movie", MOVIES[-2:], salted=True), keys_of("user", [298, 299])]
     )
     assert sorted(best.values) == sorted(keys.tolist())
     assert len(everything.top("time", 1000).values) == 600

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,8 +73,135 @@ def test_outputs_have_the_same_bits_in_training_and_serving(tmp_path: Path, salt
     prediction = predictor.predict(asked)
     assert torch.equal(prediction.outputs["output"], outputs)
     assert prediction.num_missing == 0
-    with pytest.raises(BadRequest, match="expected strings as 'movie', as in training, found num"):
-        predictor.predict(asked.assign(movie=1))
+    assert predictor.manifest.integers == ("user",)
+    for wrong, expected, shown in (
+        ({"movie": 1}, "strings as feature 'movie'", "integers"),
+        ({"user": "1"}, "integers as feature 'user'", "strings"),
+        ({"genres": [[1]] * 40}, "strings as feature 'genres'", "integers"),
+    ):
+        with pytest.raises(BadRequest, match=f"expected {expected}, as in training, found {shown}"):
+            predictor.predict(asked.assign(**wrong))
+
+
+def test_strings_and_missing_values_where_the_model_reads_numbers_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = FRAME.drop(columns=["label", "genres"]).assign(genres="war")
+    texts = asked["age"].astype(str)
+    texts[5] = "old"
+    wrong = asked.assign(age=texts)
+    missing = asked.assign(age=pd.array([1, None] * 20, "Int64"))
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=False)
+        trainer.fit(FRAME)
+        export_model(trainer, tmp_path / "export", batch=asked)
+        for data, shown in (
+            (wrong, "column 'age', found strings"),
+            ([wrong], "column 'age', found strings, 'old' in row 5"),
+            (missing, "column 'age', found bags of ids, 0 in row 1"),
+        ):
+            with pytest.raises(BadRequest, match=f"expected numbers .* with {shown}"):
+                trainer.predict(data)
+    predictor = Predictor(tmp_path / "export")
+    for data, shown in ((wrong, "strings, 'old' in row 5"), (missing, "bags of ids, 0 in row 1")):
+        with pytest.raises(BadRequest, match=f"column 'age' as a tensor of float32, found {shown}"):
+            predictor.predict(data)
+    wrong.to_csv(tmp_path / "wrong.csv", index=False)
+    files = ["--input", str(tmp_path / "wrong.csv"), "--format", "csv"]
+    output = ["--output", str(tmp_path / "out.txt")]
+    assert main(["predict", "-m", str(tmp_path / "export"), *files, *output]) == 2
+    expected = r"wrong\.csv line 7: field 4 \(age\): expected a finite number, found 'old'"
+    assert re.search(expected, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("salt", [False, True])
+def test_values_of_another_kind_than_in_training_are_refused(tmp_path: Path, salt: bool) -> None:
+    """Also by a model that has loaded a checkpoint; one that begins anew may take either."""
+    wrong = FRAME.assign(user=FRAME["user"].astype(str))
+    expected = "expected integers as feature 'user', as in training, found strings, which have oth"
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=salt)
+        trainer.fit(FRAME)
+        trainer.save(tmp_path / "ckpt")
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=salt)
+        trainer.load(tmp_path / "ckpt")
+        for use in (trainer.fit, trainer.evaluate, trainer.predict):
+            with pytest.raises(BadRequest, match=expected):
+                use(wrong)
+        with pytest.raises(BadRequest, match=expected):
+            trainer.model(wrong[:4].to_dict("list"))
+        with pytest.raises(BadRequest, match=expected):
+            next(iter(tr.prefetch([wrong[:4]], trainer.model)))
+        with pytest.raises(BadRequest, match=expected):
+            tr.TableView(trainer.model.table, "user")[["3"]]
+        rows = {"key": [3], "weights": np.zeros((1, 4), np.float32)}
+        with pytest.raises(BadRequest, match="expected strings as feature 'movie'"):
+            tr.interchange.import_arrays(trainer, "t", rows, feature="movie")
+        assert trainer.evaluate(FRAME)["examples"] == 40
+        adam = torch.optim.Adam(trainer.model.parameters())
+        tr.Trainer(trainer.model, adam, loss=trainer.loss, fresh=True, progress=False).fit(wrong)
+
+
+def test_ids_in_place_of_the_keys_of_a_table_with_salt_are_refused() -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=True)
+        rows = {"key": np.arange(3), "weights": np.zeros((3, 4), np.float32)}
+        with pytest.raises(
+            BadRequest, match=r"keys of table 't' with salt.*ids up to 2: give feat"
+        ):
+            tr.interchange.import_arrays(trainer, "t", rows)
+        with pytest.raises(
+            BadRequest, match="features that read it, user, movie, genres, found 'm'"
+        ):
+            tr.interchange.import_arrays(trainer, "t", rows, feature="m")
+
+
+@pytest.mark.parametrize("salt", [False, True])
+def test_exported_values_come_back(tmp_path: Path, salt: bool) -> None:
+    """With their state. Values that have no row, and rows of other values, are left out."""
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=salt)
+        trainer.fit(FRAME)
+        export = partial(tr.interchange.export_parquet, trainer, state=True)
+        users = np.array([5, 3, 99])
+        assert export(tmp_path / "u", feature="user", values=users) == {"t": 2}
+        movies = ["Alien", "Up", "Heat"]
+        assert export(tmp_path / "m", feature="movie", values=pd.Series(movies)) == {"t": 2}
+        written = pq.read_table(tmp_path / "m" / "t")
+        assert written["key"].to_pylist() == ["Up", "Heat"]
+        before = [weights_of(trainer, *one) for one in (("user", users), ("movie", movies))]
+        assert written["weights"].to_pylist() == before[1][1:]
+        export(tmp_path / "keys", tables=["t"])
+        for wrong in ({"values": [1]}, {"feature": "user"}):
+            with pytest.raises(BadRequest, match="feature and values together"):
+                export(tmp_path / "w", **wrong)
+        for feature, values, error in (
+            ("user", [1, 1], "distinct values of 'user', found one twice"),
+            ("user", ["1"], "expected integers as feature 'user'"),
+            ("film", ["Up"], "features that read it"),
+        ):
+            with pytest.raises(BadRequest, match=error):
+                export(tmp_path / "w", feature=feature, values=values)
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=salt)
+        for folder, feature in (("u", "user"), ("m", "movie")):
+            path = tmp_path / folder / "t"
+            assert tr.interchange.import_parquet(trainer, "t", path, feature=feature) == 2
+        after = [weights_of(trainer, *one) for one in (("user", users), ("movie", movies))]
+        assert after == before
+        tr.interchange.export_parquet(trainer, tmp_path / "again", state=True)
+    kept, again = (rows_by_key(tmp_path / folder / "t") for folder in ("keys", "again"))
+    assert len(again) == 4
+    assert {key: kept[key] for key in again} == again
+
+
+def weights_of(trainer: tr.Trainer, feature: str, values: Any) -> list[list[float]]:
+    return tr.TableView(trainer.model.table, feature)[values].tolist()
+
+
+def rows_by_key(path: Path) -> dict[int, dict[str, Any]]:
+    return {row["key"]: row for row in pq.read_table(path).to_pylist()}
 
 
 def test_rows_are_imported_and_seen_by_value() -> None:

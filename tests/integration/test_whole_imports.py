@@ -15,6 +15,7 @@ from torch import nn
 
 import trireme as tr
 from tests.integration.durable_servers import DurableServers
+from tests.long import sampled
 from tests.programs import Template
 from tests.tables import T_ROWS
 from trireme import _core
@@ -89,6 +90,7 @@ def die_at(cluster: Cluster, method: str, monkeypatch: pytest.MonkeyPatch, *reac
         return stop(calls, 60.0)
 
 
+@sampled(keep=5)
 @pytest.mark.parametrize("replace", [True, False])
 @pytest.mark.parametrize(
     ("method", "reached", "expected"),

@@ -27,6 +27,7 @@ LAYERS = (
     ("accelerator", "threads", "torch_compiler"),
     ("rpc",),
     ("blocks", "initializer", "optim", "policy", "strategy"),
+    ("feature_values",),
     ("table",),
     ("dense",),
     ("protocol",),

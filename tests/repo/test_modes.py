@@ -17,8 +17,8 @@ TRANSLATIONS = {
 }
 """Files that may name modes elsewhere than in Strategy(...), with the reason."""
 
-OPEN = {"mode_class", "TrainingSetup", "WorkerStep"}
-"""What other folders may import of modes: what they hand to one, and no class of a mode."""
+OPEN = {"mode_class", "TrainingSetup", "WorkerStep", "BeginPull", "CompletePull"}
+"""What other folders may import of modes: what they hand to one and get, and no class of a mode."""
 
 
 def others() -> list[Path]:

@@ -26,9 +26,9 @@ LONGER: dict[str, str] = {}
 # meanwhile; and heterogeneous jobs,
 # whose models, or stages of them, run on other processes; and what users meet in their first hour:
 # a console in the browser, notebooks, data frames, callbacks, PaddleRec's and Fleet's files as they
-# are; and a command that examines a machine. A feature raises it by what
-# it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 71_000
+# are; and a command that examines a machine; and forward passes in bfloat16. A feature raises it by
+# what it needs; everything else finds its lines elsewhere.
+PACKAGE_LINES_MAX = 72_100
 
 CODE = (".py", ".h", ".cc")
 

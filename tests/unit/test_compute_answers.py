@@ -22,6 +22,7 @@ from trireme.train.compute.remote_model import RemotePass
 from trireme.train.compute.stage_call import StageCall
 from trireme.train.compute.stage_messages import Owner, StageAnswer, StageRequest
 from trireme.train.loop.replica import Replica
+from trireme.train.loop.scoring import Scorer
 
 BATCH = Batch({"x": torch.ones(4, 2), "label": torch.zeros(4)})
 
@@ -61,7 +62,7 @@ WRONG: list[tuple[Callable[[ComputeAnswer], object], str]] = [
 def test_a_wrong_answer_is_an_error_and_changes_nothing(
     spoil: Callable[[ComputeAnswer], object], words: str
 ) -> None:
-    runner = ModelRunner(Model(), loss, "label", accelerator.HOST, _core.Pool(1))
+    runner = ModelRunner(Model(), Scorer(loss, "label"), accelerator.HOST, _core.Pool(1))
 
     def run(request: ComputeRequest, state: list[Tensor]) -> ComputeAnswer:
         answer = runner.run(request)
@@ -69,7 +70,9 @@ def test_a_wrong_answer_is_an_error_and_changes_nothing(
         return answer
 
     model = Model()
-    remote: Any = SimpleNamespace(identity=ModelIdentity(model, loss, "label"), run=run, credits=2)
+    remote: Any = SimpleNamespace(
+        identity=ModelIdentity(model, Scorer(loss, "label")), run=run, credits=2
+    )
     replica: Any = Replica(model, None, None)  # type: ignore[arg-type]  # of one batch alone
     before = {name: value.clone() for name, value in model.state_dict().items()}
     training = RemotePass(remote, model, training=True, threads=1)
@@ -144,6 +147,6 @@ def test_gradients_of_a_stage_that_are_not_of_its_inputs_are_an_error() -> None:
 def test_a_refusal_that_describes_no_model_is_still_a_refusal(model: Any) -> None:
     refusal = SchemaMismatch("compute worker 0 runs another model")
     refusal.details = {"model": model}
-    identity = ModelIdentity(Model(), loss, "label")
+    identity = ModelIdentity(Model(), Scorer(loss, "label"))
     with pytest.raises(SchemaMismatch, match="another model"), identity.explained():
         raise refusal

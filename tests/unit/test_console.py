@@ -121,6 +121,11 @@ def test_only_who_knows_the_token_gets_anything(console: Console) -> None:
         assert (answer.status, answer.getheader("Location")) == (303, "/")
         cookie_set = answer.getheader("Set-Cookie") or ""
         assert f"trireme_console={TOKEN}; HttpOnly; SameSite=Strict" in cookie_set
+    with closing(ask(console, f"/?a=1%202&token={TOKEN}&b=3")) as answer:
+        assert answer.getheader("Location") == "/?a=1+2&b=3", "what else was asked for stays"
+    with closing(ask(console, f"/row?token={TOKEN}&table=&row=5")) as answer:
+        assert answer.status == 400, "answered at once: a program keeps no cookie"
+        assert b"a table of 1 to" in answer.read()
     with closing(ask(console, "/", **cookie)) as answer:
         page = answer.read().decode()
         assert (answer.status, "<h1>Trireme</h1>" in page) == (200, True)

@@ -31,7 +31,8 @@ def home():
 
 
 def plan_for(batch, *modules, pool=None):
-    return Planner(*modules, pool=pool or _core.Pool(2)).plan(batch)
+    named = Batch(batch) if isinstance(batch, dict) else batch
+    return Planner(*modules, pool=pool or _core.Pool(2)).plan(named)
 
 
 def random_rows(plan, seed=0):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,9 @@ import torch
 import trireme as tr
 from trireme.data import ArrayDataset, Batch, Ragged, Strings, string_keys
 from trireme.data.foreign import as_batch
-from trireme.data.user_columns import as_column, columns_of, text_columns
+from trireme.data.user_columns import as_column, columns_of
 from trireme.errors import BadRequest, DataError
-from trireme.nn.ids import keys_of_values, read_ids
+from trireme.nn.ids import keys_of_column, read_ids
 from trireme.train.loop.scoring import Scorer
 
 FRAME = pd.DataFrame(
@@ -154,20 +156,34 @@ def test_names_of_examples_stay_strings() -> None:
     assert batch["ins_id"].decode() == ["a", "bc"]
 
 
-def test_the_keys_of_values_are_those_of_a_lookup() -> None:
+def test_the_keys_of_column_are_those_of_a_lookup() -> None:
     ids = read_ids(as_batch({"movie": ["Heat", "Up"]}), ("movie",), "test")
-    plain = keys_of_values("movie", ["Heat", "Up"], salted=False)
+    plain = keys_of_column("movie", ["Heat", "Up"], salted=False)
     assert plain.view(np.int64).tolist() == ids.values.tolist() == hashes("movie", "Heat", "Up")
-    assert keys_of_values("movie", [3, 4], salted=False).tolist() == [3, 4]
-    salted = keys_of_values("movie", [3, 4], salted=True)
+    assert keys_of_column("movie", [3, 4], salted=False).tolist() == [3, 4]
+    salted = keys_of_column("movie", [3, 4], salted=True)
     assert salted.tolist() == tr.nn.keys_of("movie", np.array([3, 4])).tolist()
 
 
-def test_the_columns_of_strings_are_known() -> None:
-    names = ["user", "genres"]
-    assert text_columns(FRAME) == names
-    assert text_columns(FRAME.to_dict("list")) == names
-    assert text_columns(as_batch(FRAME)) == ["user"], "bags of hashes do not tell"
+def test_batches_know_which_features_have_strings(tmp_path: Path) -> None:
+    path = str(tmp_path / "examples.parquet")
+    FRAME.to_parquet(path)
+    fields = [tr.data.Sparse(name) for name in ("user", "genres")]
+    files = tr.data.QueueDataset(path, schema=tr.data.arrow(fields), batch_size=8)
+    for batch in (
+        as_batch(FRAME),
+        as_batch(FRAME.to_dict("list")),
+        next(iter(tr.data.ArrayDataset(FRAME))),
+        next(iter(tr.data.ArrayDataset(FRAME, schema=tr.data.Schema(fields)))),
+        next(iter(files)),
+    ):
+        kinds = {name: batch.has_strings(name) for name in ("user", "genres")}
+        assert kinds == {"user": True, "genres": True}
+        assert batch.has_strings("nothing") is None
+        assert pickle.loads(pickle.dumps(batch)).has_strings("genres")
+    ragged = as_batch({"genres": as_batch(FRAME)["genres"]})
+    assert ragged.has_strings("genres") is None, "bags of keys do not tell"
+    assert as_batch({"genres": [[1], []], "user": [1, 2]}).has_strings("genres") is False
 
 
 def test_labels_of_any_type_are_compared_with_outputs() -> None:
@@ -178,14 +194,14 @@ def test_labels_of_any_type_are_compared_with_outputs() -> None:
     ):
         scorer = Scorer(torch.nn.functional.binary_cross_entropy_with_logits, "y")
         batch = Batch({"y": labels, "x": torch.tensor([0.5, 2.0])})
-        scored = scorer(lambda b: b["x"], batch)
+        scored = scorer.scored(batch["x"], batch)
         expected = torch.nn.functional.binary_cross_entropy_with_logits(
             batch["x"], torch.tensor([0.0, 1.0])
         )
         assert scored.loss == expected
     scorer = Scorer(torch.nn.functional.cross_entropy, "y")
     classes = Batch({"y": torch.tensor([0, 1]), "x": torch.ones(2, 3)})
-    assert scorer(lambda b: b["x"], classes).loss is not None
+    assert scorer.scored(classes["x"], classes).loss is not None
 
 
 @pytest.mark.parametrize("values", [[1, 2**64], [-(2**63) - 1, 1], [[1], [2**64]]])

@@ -34,7 +34,7 @@ def batch_of(schema: Schema, num: int = 6) -> Batch:
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-def test_a_model_is_made_from_its_configuration_and_learns_a_step(name: str) -> None:
+def test_a_model_is_made_from_its_configuration_and_learns_a_step_in_both_types(name: str) -> None:
     torch.manual_seed(0)
     config = Config.load(zoo.config_path(name))
     recipe = zoo.load(name).create(config)
@@ -46,9 +46,10 @@ def test_a_model_is_made_from_its_configuration_and_learns_a_step(name: str) -> 
         set_default(cluster)
         optimizer = tr.DistributedOptimizer(recipe.optimizer, recipe.model, cluster=cluster)
         losses = []
-        for _ in range(5):
+        for step in range(5):
             optimizer.zero_grad()
-            outputs = recipe.model(batch)
+            with torch.autocast("cpu", torch.bfloat16, enabled=step >= 2):
+                outputs = recipe.model(batch)
             target = batch if recipe.label is None else batch[recipe.label]
             loss = recipe.loss(outputs, target)
             loss.backward()

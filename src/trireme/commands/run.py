@@ -54,8 +54,11 @@ def _run(arguments: argparse.Namespace) -> int:
     from trireme.config import Config
 
     config = Config.load(arguments.config_yaml, arguments.opt)
-    check_config(config)
-    from trireme.run.runner import run  # loads torch
+    settings = check_config(config)
+    from trireme.run.serving import has_served  # loads torch
 
-    run(config, infer=arguments.infer)
+    if not has_served(settings):
+        from trireme.run.runner import run  # and what trains
+
+        run(config, infer=arguments.infer)
     return 0

@@ -3,6 +3,7 @@
 import argparse
 
 from trireme.commands.options import add_config
+from trireme.commands.run import check_config
 
 SUMMARY = "train on days of data as they arrive"
 EXAMPLES = """
@@ -29,7 +30,15 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 def _stream(arguments: argparse.Namespace) -> int:
     from trireme.config import Config
-    from trireme.run.stream import stream  # loads torch
+    from trireme.run.online_settings import OnlineSettings
 
-    stream(Config.load(arguments.config_yaml, arguments.opt))
+    config = Config.load(arguments.config_yaml, arguments.opt)
+    settings = check_config(config)
+    OnlineSettings.read(config)
+    from trireme.run.serving import has_served  # loads torch
+
+    if not has_served(settings):
+        from trireme.run.stream import stream  # and what trains
+
+        stream(config)
     return 0

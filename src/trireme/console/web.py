@@ -2,8 +2,8 @@
 
 /events follows the job, /row?table=T&row=R is JSON of one row.
 
-Whoever asks for the page or the events has to know the token, in the link (?token=...) or in the
-cookie that the link leaves. The page loads nothing from elsewhere, and its security policy forbids
+Whoever asks for anything has to know the token, in the link (?token=...) or in the cookie that the
+link of the page leaves. The page loads nothing from elsewhere, and its security policy forbids
 it to.
 """
 
@@ -14,7 +14,7 @@ import json
 import threading
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
-from urllib.parse import parse_qs
+from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode
 
 from trireme.console.feed import Feed, as_json
 from trireme.console.row_look import Rows
@@ -39,6 +39,12 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+def _without_token(url: SplitResult) -> str:
+    """The same place, whatever else was asked for."""
+    rest = [(name, value) for name, value in parse_qsl(url.query) if name != "token"]
+    return url.path + (f"?{urlencode(rest)}" if rest else "")
 
 
 class Console(HttpServer):
@@ -66,9 +72,11 @@ class _ConsoleHandler(RequestHandler):
             self._say(404, "there are /, /events and /row")
         elif not self._knows(token or self._cookie()):
             self._say(403, "open the link that trireme console has printed: it has the token")
-        elif token:  # the token leaves the address bar
+        elif token and url.path in _FILES:  # the token leaves the address bar
             cookie = f"{_COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
-            self.answer(303, b"", "text/plain", {"Location": url.path, "Set-Cookie": cookie})
+            self.answer(
+                303, b"", "text/plain", {"Location": _without_token(url), "Set-Cookie": cookie}
+            )
         elif url.path == "/events":
             self._follow()
         elif url.path == "/row":

@@ -14,7 +14,7 @@ from torch import Tensor
 from trireme.data.batch import Bags, Batch, Ragged, Strings, check_stream
 from trireme.data.batch import Column as BatchColumn
 from trireme.data.schema import Content, Dense, Field, InsId, Number, Schema, Sparse, Weight
-from trireme.data.user_columns import as_column, columns_of
+from trireme.data.user_columns import as_column, column_of, columns_of
 from trireme.errors import BadRequest, DataError
 from trireme.rows.feature_keys import text_keys
 
@@ -63,8 +63,12 @@ class ArrayDataset:
         drop_last: bool = False,
     ) -> None:
         columns = _named(columns)
+        self._hashed: dict[str, bool] = {}
         if schema is None:
-            columns = {name: as_column(name, values) for name, values in columns.items()}
+            made = {name: column_of(name, values) for name, values in columns.items()}
+            columns = {name: column for name, (column, _) in made.items()}
+            for name, (_, are_strings) in made.items():
+                self._note(name, are_strings)
             schema = Schema(_field(name, values) for name, values in columns.items())
         if schema.format is not None:
             raise BadRequest(
@@ -99,9 +103,10 @@ class ArrayDataset:
             elif isinstance(field, Number):
                 self._numbers[field.name] = _finite(field.name, columns[field.name])
             elif isinstance(field, Sparse):
-                keys, sizes_N = _bags(field.name, columns[field.name])
+                keys, sizes_N, are_strings = _bags(field.name, columns[field.name])
                 keys_F.append(keys)
                 sizes_F.append(sizes_N)
+                self._note(field.name, are_strings)
             else:
                 dim = field.dim if isinstance(field, Dense) else None
                 numbers = _numbers(field.name, columns[field.name], dim)
@@ -148,6 +153,10 @@ class ArrayDataset:
             )
         return ArrayStream(self, self._order(epoch)[begin:end], index, start[0])
 
+    def _note(self, name: str, are_strings: bool | None) -> None:
+        if are_strings is not None:
+            self._hashed[name] = are_strings
+
     def _order(self, epoch: int) -> Tensor:
         if self._seed is None:
             return torch.arange(self.num_examples)
@@ -162,7 +171,8 @@ class ArrayDataset:
         columns |= {name: Strings(*texts.take(rows_B)) for name, texts in self._strings.items()}
         if self._bags is None:
             return Batch(columns)
-        return Batch(columns, Bags(self.schema.sparse, *self._bags.take(rows_B)))
+        bags = Bags(self.schema.sparse, *self._bags.take(rows_B))
+        return Batch(columns, bags, hashed=self._hashed)
 
 
 class _RaggedColumns:
@@ -307,18 +317,22 @@ def _texts(name: str, column: Any) -> _RaggedColumns:
     return _RaggedColumns(data, strings.offsets.diff()[None])
 
 
-def _bags(name: str, column: Any) -> tuple[Tensor, Tensor]:
-    """int64 keys of N bags, concatenated, and (N,) int64 the size of each."""
+def _bags(name: str, column: Any) -> tuple[Tensor, Tensor, bool | None]:
+    """int64 keys of N bags, concatenated, (N,) int64 the size of each, and whether the values are
+    strings; None: bags of which nobody knows.
+    """
+    are_strings: bool | None = False
     if isinstance(column, Tensor) or (array := _plain_array(column)) is None:
-        column = as_column(name, column)
+        column, are_strings = column_of(name, column)
         array = column.detach().cpu().numpy() if isinstance(column, Tensor) else None
     if isinstance(column, Ragged):
-        return _ragged(name, column)
+        return *_ragged(name, column), are_strings
     if isinstance(column, Strings):
         keys_N, present_N = text_keys(name, column.data.numpy(), column.offsets.numpy())
     else:
         keys_N, present_N = _keys(name, array)
-    return torch.from_numpy(keys_N[present_N]), torch.from_numpy(present_N.astype(np.int64))
+    sizes_N = torch.from_numpy(present_N.astype(np.int64))
+    return torch.from_numpy(keys_N[present_N]), sizes_N, are_strings
 
 
 def _ragged(name: str, column: Ragged) -> tuple[Tensor, Tensor]:

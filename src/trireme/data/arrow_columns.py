@@ -41,11 +41,13 @@ class ConvertedRows:
 
     numbers: name -> (n,) or (n, dim) float32.
     ragged: name -> bags of keys, or strings.
+    hashed: sparse feature -> whether its values are strings.
     row_numbers: (n,) of each row in its file.
     """
 
     numbers: dict[str, NDArray[np.float32]]
     ragged: dict[str, RaggedArray]
+    hashed: dict[str, bool]
     row_numbers: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -55,9 +57,7 @@ class ConvertedRows:
 def why_not(field: Field, kind: pa.DataType) -> str | None:
     """What a field expects of its column; None: the column's type fits."""
     if isinstance(field, Sparse):
-        inner = without_list(kind)
-        if isinstance(inner, pa.DictionaryType):
-            inner = inner.value_type
+        inner = value_type(kind)
         is_right = pa.types.is_integer(inner) or is_text(inner)
         return None if is_right else "integers or strings, or lists of them"
     if isinstance(field, (InsId, Content)):
@@ -79,12 +79,14 @@ def convert(
     """
     numbers: dict[str, NDArray[np.float32]] = {}
     ragged: dict[str, RaggedArray] = {}
+    hashed: dict[str, bool] = {}
     broken_n = np.zeros(batch.num_rows, np.bool_)
     first: BrokenRow | None = None
     for field in schema.fields:
         array = batch.column(field.name)
         if isinstance(field, Sparse):
             ragged[field.name] = bags_of_arrow(field, array)
+            hashed[field.name] = field.hashed or is_text(value_type(array.type))
         elif isinstance(field, (InsId, Content)):
             ragged[field.name] = strings_of_arrow(array)
         else:
@@ -95,7 +97,7 @@ def convert(
                 value = array[row].as_py()
                 first = BrokenRow(row, f"column {field.name!r}: expected {expected}, found {value}")
     row_numbers = np.arange(first_row, first_row + batch.num_rows)
-    return ConvertedRows(numbers, ragged, row_numbers), broken_n, first
+    return ConvertedRows(numbers, ragged, hashed, row_numbers), broken_n, first
 
 
 def join_rows(schema: Schema, parts: Sequence[tuple[ConvertedRows, int, int]]) -> Batch:
@@ -118,7 +120,8 @@ def join_rows(schema: Schema, parts: Sequence[tuple[ConvertedRows, int, int]]) -
     if not schema.sparse:
         return Batch(columns)
     keys = torch.from_numpy(np.concatenate(values))
-    return Batch(columns, Bags(schema.sparse, keys, _offsets(lengths)))
+    bags = Bags(schema.sparse, keys, _offsets(lengths))
+    return Batch(columns, bags, hashed=parts[0][0].hashed)
 
 
 def _offsets(lengths: Sequence[NDArray[np.int64]]) -> torch.Tensor:
@@ -218,6 +221,12 @@ def without_list(kind: pa.DataType) -> pa.DataType:
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
     return kind.value_type if is_list else kind
+
+
+def value_type(kind: pa.DataType) -> pa.DataType:
+    """Of lists and dictionaries that of their values."""
+    inner = without_list(kind)
+    return inner.value_type if pa.types.is_dictionary(inner) else inner
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class ArrowTable:
     """Files of named columns: Parquet (.parquet) and Arrow IPC (.arrow, .feather)."""
+
+    holds_types: ClassVar[bool] = True
 
     def check(self, schema: Schema) -> None:
         """Any field can be a column."""

@@ -15,7 +15,7 @@ Threads: a batch belongs to one thread at a time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -65,6 +65,22 @@ class Strings(NamedTuple):
         data, ends = self.data.numpy().tobytes(), self.offsets.tolist()
         strings = (data[begin:end] for begin, end in itertools.pairwise(ends))
         return [string.decode("utf-8", "backslashreplace") for string in strings]
+
+
+def _shown_bags(bags: Ragged, *, has_strings: bool) -> str:
+    if has_strings:
+        return "strings (pandas.to_numeric names one that is no number)"
+    sizes = bags.offsets.diff()
+    others = torch.nonzero(sizes != 1).flatten().tolist()
+    return "bags of ids" + (f", {int(sizes[others[0]])} in row {others[0]}" if others else "")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(eq=False)
@@ -122,12 +138,13 @@ class Batch:
     lookups: filled when the batch is planned: name of a use of an embedding module -> its lookup;
         or, in an exported model, the tensor that the module returns.
     pool: threads for what modules compute from the lookups, from the plan.
+    hashed: sparse feature -> whether its keys are hashes of strings; absent: nobody knows.
     stream: the stream that this batch belongs to.
     position: a few numbers from which the same source continues with the next batch of the stream;
         empty if the source has no positions.
 
     In a pytree (torch.export, torch.compile, tree_map) the tensors are leaves and the names are
-    structure; `pool`, `stream` and `position` are left out.
+    structure; `pool`, `stream`, `position` and `hashed` are left out.
     """
 
     columns: dict[str, Column]
@@ -136,6 +153,7 @@ class Batch:
     stream: int = 0
     position: tuple[int, ...] = ()
     pool: _core.Pool | None = None
+    hashed: Mapping[str, bool] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Threads stay in the process."""
@@ -167,6 +185,26 @@ class Batch:
         """Names of the columns, then of the sparse features."""
         return (*self.columns, *(() if self.bags is None else self.bags.names))
 
+    def has_strings(self, name: str) -> bool | None:
+        """Whether the values of a feature are strings, or were before they were hashed; None: it is
+        absent, or nobody knows.
+        """
+        column = self.columns.get(name)
+        if isinstance(column, (Tensor, Strings)):
+            return isinstance(column, Strings)
+        return self.hashed.get(name)
+
+    def shown_without_numbers(self, name: str) -> str:
+        """What an error says of a column that should have numbers."""
+        column = self[name]
+        if isinstance(column, Tensor):
+            return f"{column.dtype} of shape {tuple(column.shape)}"
+        if isinstance(column, Ragged):
+            return _shown_bags(column, has_strings=bool(self.hashed.get(name)))
+        texts = column.decode()
+        row = next((row for row, text in enumerate(texts) if not _is_number(text)), 0)
+        return f"strings, {texts[row]!r} in row {row}" if texts else "strings"
+
     def items(self) -> Iterator[tuple[str, Column]]:
         return ((name, self[name]) for name in self.keys())
 
@@ -190,6 +228,7 @@ class Batch:
             [function(t) if isinstance(t, Tensor) else t for t in tensors], spec
         )
         mapped.stream, mapped.position = self.stream, self.position
+        mapped.hashed = self.hashed
         return mapped
 
     def __repr__(self) -> str:

@@ -94,7 +94,7 @@ def to_batch(schema: Schema, columns: tuple[Any, ...]) -> Batch:
         torch.from_numpy(offsets),
         None if weights is None else torch.from_numpy(weights),
     )
-    return Batch(named, bags)
+    return Batch(named, bags, hashed=schema.hashed)
 
 
 def _array(column: Column) -> NDArray[np.float32]:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trireme.data.batch import Bags, Batch
-from trireme.data.user_columns import as_column, columns_of
+from trireme.data.batch import Bags, Batch, Ragged
+from trireme.data.user_columns import column_of, columns_of
 from trireme.errors import BadRequest
 
 _KEYED_JAGGED = ("keys", "values", "lengths", "offsets", "weights_or_none")
@@ -43,17 +43,20 @@ def as_batch(source: Any) -> Batch:
             f" KeyedJaggedTensor, found {type(source).__name__}"
         )
     columns: dict[str, Any] = {}
+    hashed = {}
     parts = []
     for name, value in named.items():
         if _is_keyed_jagged(value):
             parts.append(_bags(value))
         else:
-            columns[name] = as_column(name, value)
+            columns[name], are_strings = column_of(name, value)
+            if isinstance(columns[name], Ragged) and are_strings is not None:
+                hashed[name] = are_strings
     bags = _joined(parts) if parts else None
     twice = set(columns) & set(bags.names if bags is not None else ())
     if twice:
         raise BadRequest(f"batch: expected distinct names, found twice: {', '.join(sorted(twice))}")
-    return Batch(columns, bags)
+    return Batch(columns, bags, hashed=hashed)
 
 
 def _is_keyed_jagged(value: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import ClassVar, Protocol, TypeAlias
 
 from trireme.errors import BadRequest
@@ -94,7 +95,12 @@ _FIELD_TYPES = (Label, Weight, Show, InsId, Content, Dense, Number, Sparse)
 
 
 class Format(Protocol):
-    """The kind of the files: a frozen value, compared and shown with its schema."""
+    """The kind of the files: a frozen value, compared and shown with its schema.
+
+    holds_types: whether files say by themselves which features are strings.
+    """
+
+    holds_types: ClassVar[bool]
 
     def check(self, schema: Schema) -> None:
         """Raises BadRequest: fields that this format cannot hold."""
@@ -131,6 +137,13 @@ class Schema:
     def sparse(self) -> tuple[str, ...]:
         """Names of the sparse features, in order."""
         return tuple(field.name for field in self.fields if isinstance(field, Sparse))
+
+    @cached_property
+    def hashed(self) -> dict[str, bool]:
+        """Sparse feature -> whether its values are strings; absent: the schema does not say."""
+        knows = self.format is not None and not self.format.holds_types
+        sparse = (field for field in self.fields if isinstance(field, Sparse))
+        return {field.name: field.hashed for field in sparse if field.hashed or knows}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schema):

@@ -6,7 +6,7 @@ float32. A line ends with LF or CR LF and has at most 1 MiB. Lines of any other 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ HEAD_BYTES = 1 << 16
 
 class TextFormat(ABC):
     """Base of the formats of text; see `trireme.data.schema.Format`."""
+
+    holds_types: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, schema: Schema) -> None:

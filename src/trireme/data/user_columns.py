@@ -18,8 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trireme.data.arrow_columns import bags_of_arrow, is_text, strings_of_arrow, without_list
-from trireme.data.batch import Batch, Ragged, Strings
+from trireme.data.arrow_columns import (
+    bags_of_arrow,
+    is_text,
+    strings_of_arrow,
+    value_type,
+    without_list,
+)
+from trireme.data.batch import Ragged, Strings
 from trireme.data.schema import Sparse
 from trireme.errors import DataError
 
@@ -80,39 +86,25 @@ def as_column(name: str, values: Any) -> Any:
         DataError: values of a kind that a column cannot have, or of two kinds; names the column,
             the kind and the row.
     """
-    if isinstance(values, (Tensor, Ragged, Strings)):
-        return values
+    return column_of(name, values)[0]
+
+
+def column_of(name: str, values: Any) -> tuple[Any, bool | None]:
+    """`as_column`, and whether its values are strings; None: bags of which nobody knows."""
+    if isinstance(values, Ragged):
+        return values, None
+    if isinstance(values, (Tensor, Strings)):
+        return values, isinstance(values, Strings)
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-        return number_tensor(values)
+        return number_tensor(values), False
     if isinstance(values, tuple) and len(values) in (2, 3) and _are_arrays(values):
         parts = [as_column(name, part) for part in values]
-        return Ragged(*parts)
+        return Ragged(*parts), None
     is_column = hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping))
     if not is_column or (isinstance(values, np.ndarray) and values.ndim == 0):
-        return values
-    return _of_arrow(name, arrow_of(name, values))
-
-
-def text_columns(source: Any) -> list[str]:
-    """The names of a batch's columns of strings, or of lists of strings."""
-    if isinstance(source, Batch):
-        source = source.columns
-    columns = columns_of(source) or {}
-    return [name for name, values in columns.items() if _are_texts(name, values)]
-
-
-def _are_texts(name: str, values: Any) -> bool:
-    column = as_column(name, values)
-    if isinstance(column, Strings):
-        return True
-    is_made = isinstance(column, Ragged) and not isinstance(values, (Ragged, tuple))
-    return is_made and is_text(_value_type(arrow_of(name, values).type))
-
-
-def _value_type(kind: pa.DataType) -> pa.DataType:
-    """Of lists and dictionaries that of their values."""
-    inner = without_list(kind)
-    return inner.value_type if pa.types.is_dictionary(inner) else inner
+        return values, None
+    array = arrow_of(name, values)
+    return _of_arrow(name, array), is_text(value_type(array.type))
 
 
 def number_tensor(array: NDArray[Any]) -> Tensor:

@@ -25,7 +25,7 @@ from trireme.fleet.program import Program, ServerProgram, StartupProgram, names_
 from trireme.nn.on_device import device_of
 from trireme.train import Trainer
 from trireme.train.loop.reporting import value_of
-from trireme.train.loop.scoring import Scored, Scorer
+from trireme.train.loop.scoring import Scored
 from trireme.train.loop.tally import Tally
 
 
@@ -225,7 +225,7 @@ class Executor:
         self, program: Program, batch: Batch, names: Sequence[str], return_numpy: bool
     ) -> list[Any]:
         trainer = self._trainer("run", program)
-        score = Scorer(trainer.loss, trainer.label)
+        score = trainer.scorer
         trainer.model.train(not program.is_test)
         if program.is_test:
             with torch.no_grad():

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from trireme.data.batch import Batch, Column, Ragged
+from trireme.data.batch import Batch, Ragged
 from trireme.errors import BadRequest, Corruption
 from trireme.inference.export_manifest import ExportManifest, ProgramInput, located
 
@@ -86,7 +86,7 @@ def input_tensor(one: ProgramInput, batch: Batch, gathered: Mapping[str, Tensor]
     if one.role == "lookup":
         tensor = gathered[one.name]
     elif one.name in batch:
-        tensor = _part(batch[one.name], one)
+        tensor = _part(batch, one)
     else:
         raise BadRequest(
             f"Predictor: expected column {one.name!r} in the batch, found {', '.join(batch.keys())}"
@@ -104,14 +104,16 @@ def input_tensor(one: ProgramInput, batch: Batch, gathered: Mapping[str, Tensor]
     return tensor
 
 
-def _part(column: Column, one: ProgramInput) -> Tensor:
+def _part(batch: Batch, one: ProgramInput) -> Tensor:
+    column = batch[one.name]
     if one.role == "column" and isinstance(column, Tensor):
         return column
     part = getattr(column, one.role, None) if isinstance(column, Ragged) else None
     if not isinstance(part, Tensor):
         wanted = "a tensor" if one.role == "column" else f"Ragged with {one.role}"
         raise BadRequest(
-            f"Predictor: expected column {one.name!r} as {wanted}, found {type(column).__name__}"
+            f"Predictor: expected column {one.name!r} as {wanted} of {one.dtype}, found"
+            f" {batch.shown_without_numbers(one.name)}"
         )
     return part
 

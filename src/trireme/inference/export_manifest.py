@@ -104,7 +104,8 @@ class ExportManifest:
     version: of the training state. since: that of the export before it; 0 for a base.
     weights: shapes of the parameters and buffers of the dense part, by name.
     max_error, rms_error: of the outputs for the example batch against those of the trained model.
-    texts: features whose values were strings in the example batch; their keys are hashes.
+    texts: features whose values are strings; their keys are hashes. integers: those whose values
+    are integers. A feature of which nobody knows is in neither.
     """
 
     id: str
@@ -120,6 +121,7 @@ class ExportManifest:
     rms_error: float
     dense: ExportFile
     texts: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
 
     @property
     def is_delta(self) -> bool:
@@ -185,7 +187,8 @@ def _manifest(body: Mapping[str, Any]) -> ExportManifest:
         max_error=float(body["max_error"]),
         rms_error=float(body["rms_error"]),
         dense=ExportFile(**body["dense"]),
-        texts=tuple(str(name) for name in body.get("texts", ())),  # older exports lack it
+        texts=tuple(str(name) for name in body.get("texts", ())),  # older exports lack these
+        integers=tuple(str(name) for name in body.get("integers", ())),
     )
 
 

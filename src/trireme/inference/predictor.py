@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from trireme import _core
-from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.inference.dense_program import DenseProgram, load_program, update_program
@@ -115,7 +114,6 @@ class Predictor:
         """
         served = self._served
         batch = as_batch(batch)
-        self._check_texts(batch)
         with torch.inference_mode():
             plan = self._planner.plan(batch, train=False)
             rows, num_missing = self._rows(served, plan)
@@ -156,14 +154,6 @@ class Predictor:
             for table in self.manifest.tables
         }
         return _ServedVersion(export.id, export.version, layers, tables, program)
-
-    def _check_texts(self, batch: Batch) -> None:
-        for name in self.manifest.texts:
-            if isinstance(batch.get(name), Tensor):
-                raise BadRequest(
-                    f"Predictor: expected strings as {name!r}, as in training, found numbers, which"
-                    " have other keys"
-                )
 
     def _rows(
         self, served: _ServedVersion, plan: BatchPlan
@@ -213,7 +203,10 @@ def _table(part: ExportedTable, manifest: ExportManifest) -> Table:
         if lookup.table == part.name
         for feature in lookup.features
     }
-    return Table(part.name, dims=dims, salt=part.salt, policy=policy)
+    table = Table(part.name, dims=dims, salt=part.salt, policy=policy)
+    are_strings = dict.fromkeys(manifest.texts, True) | dict.fromkeys(manifest.integers, False)
+    table.features.restore(are_strings)
+    return table
 
 
 def _check_follows(

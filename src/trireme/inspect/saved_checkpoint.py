@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core, drawing
+from trireme.checkpoint.format.arrow_arrays import to_numpy
 from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.manifest import TableFiles, read_manifest
 from trireme.checkpoint.format.row_files import RowColumns, read_rows
@@ -70,7 +71,7 @@ class CheckpointTable(SavedTable):
     def _rows_of(self, batch: Any) -> RowBatch:
         n = batch.num_rows
         floats = {
-            name: batch[name].flatten().to_numpy().reshape(n, -1)
+            name: to_numpy(batch[name].flatten()).reshape(n, -1)
             for name in ("weights", "state")
             if name in batch.schema.names
         }
@@ -78,10 +79,10 @@ class CheckpointTable(SavedTable):
         num_floats = state.shape[1] - self._core_table.state_counts
         statistics = np.empty(n, self._layout.statistics_type)
         for name in self._layout.statistics_type.names or ():
-            statistics[name] = batch[name].to_numpy()
+            statistics[name] = to_numpy(batch[name])
         return RowBatch(
-            batch["key"].to_numpy(),
-            batch["row_class"].to_numpy(),
+            to_numpy(batch["key"]),
+            to_numpy(batch["row_class"]),
             floats["weights"],
             state[:, :num_floats],
             np.ascontiguousarray(state[:, num_floats:]).view(np.uint32),

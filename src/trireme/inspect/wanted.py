@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trireme.errors import BadRequest
-from trireme.nn.ids import keys_of_values
+from trireme.nn.ids import keys_of_column
 
 Wanted = int | tuple[str, int | str]
 
@@ -50,4 +50,4 @@ def key_of(table: str, wanted: Wanted, salt: bool | None) -> int:
         )
     feature, value = wanted
     values = [value] if isinstance(value, str) else np.array([value % 2**64], np.uint64)
-    return int(keys_of_values(feature, values, salted=salt)[0])
+    return int(keys_of_column(feature, values, salted=salt)[0])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trireme.errors import BadRequest
+from trireme.interchange.export_values import FeatureRows, write_rows
 from trireme.interchange.formats.file_lists import parquet_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.dense_blocks import TIMEOUT_S
@@ -16,6 +17,7 @@ from trireme.interchange.worker_side.import_requests import (
 from trireme.nn.ids import keys_of_values
 from trireme.protocol.wire import Array
 from trireme.storage.atomic_folder import new_folder
+from trireme.table import Table
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.trainer import Trainer, optimizer_of
 
@@ -45,9 +47,14 @@ def import_parquet(
             of `set_time`.
 
     Raises:
-        DataError: a file cannot be read, or has a wrong value. BadRequest: columns that do not fit.
+        DataError: a file cannot be read, or has a wrong value; ids where a table with `salt` needs
+            `feature`. BadRequest: columns or a feature that do not fit; values that are strings
+            where training took integers, or the reverse.
     """
     optimizer = optimizer_of(trainer)
+    known = _known(optimizer, "import_parquet", table)
+    if feature is not None:
+        known.features.check_name(table, feature)
 
     def send() -> int:
         files = parquet_files(source, storage_options)
@@ -58,8 +65,9 @@ def import_parquet(
                 "time": int(data_time(optimizer, time)),
             }
             if feature is not None:
-                is_salted = _is_salted(optimizer, table)
-                options["feature"] = {"name": feature, "is_salted": is_salted}
+                are_strings = known.features.are_strings.get(feature)
+                named = {"name": feature, "is_salted": known.salt, "are_strings": are_strings}
+                options["feature"] = named
             return read_files(
                 client, "import.parquet", table, files, options, storage_options, watch
             )
@@ -83,9 +91,9 @@ def import_arrays(
         feature: as in `import_parquet`.
     """
     optimizer = optimizer_of(trainer)
+    known = _known(optimizer, "import_arrays", table)
     if feature is not None and "key" in arrays:
-        salted = _is_salted(optimizer, table)
-        arrays = {**arrays, "key": keys_of_values(feature, arrays["key"], salted=salted)}
+        arrays = {**arrays, "key": keys_of_values(known, feature, arrays["key"])}
 
     def send() -> int:
         cluster, at = optimizer.cluster, data_time(optimizer, time)
@@ -94,17 +102,17 @@ def import_arrays(
     return _import(optimizer, table, replace, "import_arrays", send)
 
 
-def _is_salted(optimizer: DistributedOptimizer, table: str) -> bool:
-    return any(known.salt for known in optimizer.tables if known.name == table)
+def _known(optimizer: DistributedOptimizer, what: str, table: str) -> Table:
+    for known in optimizer.tables:
+        if known.name == table:
+            return known
+    names = [known.name for known in optimizer.tables]
+    raise BadRequest(f"{what}: expected the name of a table among {names}, found {table!r}")
 
 
 def _import(
     optimizer: DistributedOptimizer, table: str, replace: bool, name: str, send: Callable[[], int]
 ) -> int:
-    known = [table.name for table in optimizer.tables]
-    if table not in known:
-        raise BadRequest(f"{name}: expected the name of a table among {known}, found {table!r}")
-
     def act() -> dict[str, Any]:
         with importing(optimizer.cluster.client, [table], replace=replace):
             return {"rows": send()}
@@ -117,6 +125,8 @@ def export_parquet(
     path: str | os.PathLike[str],
     *,
     tables: Sequence[str] | None = None,
+    feature: str | None = None,
+    values: Any = None,
     state: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
@@ -126,19 +136,37 @@ def export_parquet(
         path: a new folder on storage that all processes share, or a location such as
             s3://bucket/key, where a file _SUCCESS comes last.
         tables: default all.
+        feature, values: export the rows of these distinct values of a feature alone, integers or
+            strings as training takes them, from one table. The column `key` then has the values,
+            from which `import_parquet(feature=)` makes the same rows. Values without a row are left
+            out.
         state: also write the update rules' state.
+
+    Raises:
+        BadRequest: a folder that is there or cannot be written; unknown tables, several with
+            values; a feature that does not read the table, or values that training does not take.
     """
     optimizer = optimizer_of(trainer)
-    options = {"state": state, "storage_options": dict(storage_options or {})}
+    names = list(tables or [table.name for table in optimizer.tables])
+    chosen = [_known(optimizer, "export_parquet", name) for name in names]
+    if (feature is None) != (values is None) or (feature is not None and len(chosen) != 1):
+        raise BadRequest(
+            "export_parquet: expected feature and values together, of one table, found feature"
+            f" {feature!r}, {'no' if values is None else 'with'} values, and tables {names}"
+        )
+    rows = None if feature is None else FeatureRows.of(chosen[0], feature, values)
+    storage = dict(storage_options or {})
+    options = {"state": state, "storage_options": storage}
 
     def write(table: str, folder: str) -> int:
+        if rows is not None:
+            return write_rows(optimizer.cluster, rows, folder, state=state, options=storage)
         body = {"table": table, "folder": folder, **options}
         servers = optimizer.cluster.client.servers
         replies = servers.everywhere("export.parquet", body, timeout_s=TIMEOUT_S)
         return sum(int(reply.body["rows"]) for reply in replies)
 
     def act() -> dict[str, Any]:
-        names = tables or [table.name for table in optimizer.tables]
         with new_folder(path, storage_options) as folder:
             return {name: write(name, f"{folder}/{name}") for name in names}
 

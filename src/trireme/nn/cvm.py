@@ -62,9 +62,11 @@ class _CVMFunction(torch.autograd.Function):
         ctx.use_cvm, ctx.num_dims = use_cvm, values.dim()
         if not use_cvm:
             return values[..., 2:].clone()
-        shows = torch.log(values[..., :1] + 1)
-        rates = torch.log(values[..., 1:2] + 1) - shows
-        return torch.cat([shows, rates, values[..., 2:]], -1)
+        wide = torch.promote_types(values.dtype, torch.float32)  # a difference of 16 bits is noise
+        shows = torch.log(values[..., :1].to(wide) + 1)
+        rates = torch.log(values[..., 1:2].to(wide) + 1) - shows
+        counts = torch.cat([shows, rates], -1).to(values.dtype)
+        return torch.cat([counts, values[..., 2:]], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -55,12 +55,15 @@ class DataNorm(nn.Module):
             self.register_buffer(name, torch.full((num_features,), value, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (B, D) floating point; returns the same. Raises BadRequest for another shape."""
+        """x: (B, D) floating point; returns the same. Raises BadRequest for another shape. 16-bit
+        values, as of an autocast, are normalized in float32.
+        """
         if x.dim() != 2 or x.shape[1] != self.num_features:
             raise BadRequest(f"DataNorm: expected (B, {self.num_features}), found {tuple(x.shape)}")
         mean = self.total / self.size
         scale = torch.sqrt(self.size / self.square_total)
-        out = (x - mean.to(x.dtype)) * scale.to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        out = ((x - mean.to(wide)) * scale.to(wide)).to(x.dtype)
         if self.training:
             self._add(x.detach().to(self.total.dtype), mean)
         return out

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.data.batch import Batch, Ragged, Strings
-from trireme.data.user_columns import as_column
+from trireme.data.user_columns import as_column, column_of
 from trireme.errors import BadRequest
 from trireme.rows.feature_keys import salt_of, text_keys
+from trireme.table import Table
 
 Columns = Batch | Mapping[str, Tensor | Ragged | Strings]
 
@@ -268,20 +269,28 @@ def keys_of(feature: str, ids: npt.ArrayLike) -> Keys:
     return salted_keys(Ids((feature,), 1, np.ascontiguousarray(values), offsets, None), None)
 
 
-def keys_of_values(feature: str, values: Any, *, salted: bool) -> Keys:
+def keys_of_values(table: Table, feature: str, values: Any) -> Keys:
     """The key of each value of a feature: what training makes of the same values.
 
     Args:
         values: n integers or strings, as a column of a batch may have them.
-        salted: whether the table gives each feature keys of its own, `Table.salt`.
 
     Returns:
         (n,) uint64.
 
     Raises:
-        BadRequest: values of another kind, lists, or one that is missing or empty; named.
+        BadRequest: a feature by which no module reads the table; values of another kind than in
+            training, lists, or one that is missing or empty; named.
     """
-    column = as_column(feature, values)
+    table.features.check_name(table.name, feature)
+    column, are_strings = column_of(feature, values)
+    table.features.check(f"keys of table {table.name!r}", feature, are_strings)
+    return keys_of_column(feature, column, salted=table.salt)
+
+
+def keys_of_column(feature: str, column: Any, *, salted: bool) -> Keys:
+    """`keys_of_values` of a feature of which nobody knows more."""
+    column = as_column(feature, column)
     ids = read_ids({feature: column}, (feature,), "keys")
     if ids.offsets is not None:
         sizes = np.diff(ids.offsets)

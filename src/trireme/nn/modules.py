@@ -61,6 +61,7 @@ class TableModule(nn.Module):
         if padding_key is not None and not -(2**63) <= padding_key < 2**64:
             raise self._wrong("a padding_key of 64 bits", padding_key)
         self.padding_key = None if padding_key is None else padding_key % 2**64
+        table.features.declare(self.features)
         self.lookup_specs: tuple[LookupSpec, ...] = ()
         self.rows_device = HOST
 
@@ -101,7 +102,9 @@ class TableModule(nn.Module):
         home.client.create_table(self.table.schema)
         pulled = session.pull(plan.keys(), training=training)
         link = accelerator.link_to(self.rows_device)
-        _, plan, rows = SentBatch(link, Batch({}), plan, pulled.rows).receive()
+        sent = SentBatch(link, Batch({}), plan)
+        sent.send_rows(pulled.rows)
+        _, plan, rows = sent.receive()
         leaves = plan.leaves(rows, train=training)
         if training:
             session.note_untrained(session.pending, [self.table])

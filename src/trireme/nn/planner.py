@@ -149,7 +149,9 @@ class Planner:
         for class_id, specs in self._specs.items():
             table, padding_key = specs[0].table, specs[0].padding_key
             features = tuple(dict.fromkeys(name for spec in specs for name in spec.features))
-            ids = read_ids(batch, features, f"Planner.keys_of_ids of table {table.name!r}")
+            reader = f"Planner.keys_of_ids of table {table.name!r}"
+            ids = read_ids(batch, features, reader)
+            check_values(table, batch, features, reader)
             values = keys_of(ids, padding_key, salted=table.salt)
             keys[class_id] = (
                 np.array(values)
@@ -175,10 +177,12 @@ class Planner:
         for specs in self._specs.values():
             table, padding_key = specs[0].table, specs[0].padding_key
             features = tuple(dict.fromkeys(name for spec in specs for name in spec.features))
+            reader = f"Planner.plan of table {table.name!r}"
             ids_read = (features, padding_key, table.salt)
             if ids_read not in keys_by_ids:
-                ids = read_ids(batch, features, f"Planner.plan of table {table.name!r}")
+                ids = read_ids(batch, features, reader)
                 keys_by_ids[ids_read] = DistinctKeys(ids, padding_key, table.salt, self._pool)
+            check_values(table, batch, features, reader, train=train)
             distinct = keys_by_ids[ids_read]
             num_examples = distinct.index.num_examples
             scale = distinct.fleet_scale(table) if _is_scaled_by_worker(table) else None
@@ -188,6 +192,19 @@ class Planner:
                 tensors = distinct.positions(spec.features, spec.mode)
                 positions[spec.name] = table.class_id, tensors
         return BatchPlan(num_examples, tuple(tables), self._pool, positions)
+
+
+def check_values(
+    table: Table, batch: Batch, features: Iterable[str], reader: str, *, train: bool = False
+) -> None:
+    """Raises BadRequest: training took strings as a feature, and these are integers, or the
+    reverse. train: this is training, and later values are compared with these.
+    """
+    for feature in features:
+        are_strings = batch.has_strings(feature)
+        table.features.check(reader, feature, are_strings)
+        if train:
+            table.features.learn(feature, are_strings)
 
 
 def _is_scaled_by_worker(table: Table) -> bool:

@@ -23,7 +23,7 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
             sum / sqrt(n). Every row counts, also rows of padding (zeros).
 
     Returns:
-        (B, D), zeros for an empty bag.
+        (B, D), zeros for an empty bag. Rows of 16 bits, as of an autocast, are summed in float32.
 
     Raises:
         BadRequest: an unknown mode, or shapes that do not fit.
@@ -47,8 +47,9 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
     bag_N = torch.repeat_interleave(
         torch.arange(len(sizes), device=rows.device), sizes, output_size=len(rows)
     )
-    sums = rows.new_zeros(len(sizes), rows.shape[1]).index_add(0, bag_N, rows)
-    if mode == "sum":
-        return sums
-    counts = sizes.clamp(min=1).to(rows.dtype)[:, None]
-    return sums / (counts if mode == "mean" else counts.sqrt())
+    wide_ND = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    sums = wide_ND.new_zeros(len(sizes), rows.shape[1]).index_add(0, bag_N, wide_ND)
+    if mode != "sum":
+        counts = sizes.clamp(min=1).to(sums.dtype)[:, None]
+        sums = sums / (counts if mode == "mean" else counts.sqrt())
+    return sums.to(rows.dtype)

@@ -55,7 +55,8 @@ class TableView:
         cluster: default the one that `trireme.init()` made.
 
     Raises:
-        BadRequest: values of another kind, missing ones, one given twice, or no feature for them.
+        BadRequest: a feature by which no module reads the table; values of another kind than in
+            training, missing ones, one given twice, or no feature for them.
 
     Threads: any, one at a time.
     """
@@ -71,6 +72,8 @@ class TableView:
         self._cluster = default() if cluster is None else cluster
         self._table = table if feature is None else table.of_feature(feature)
         self.feature = feature
+        if feature is not None:
+            table.features.check_name(table.name, feature)
         self.values = _listed(values)
         self._keys = self._keys_of(values) if self.values else np.empty(0, np.uint64)
         if len(np.unique(self._keys)) < len(self._keys):
@@ -211,7 +214,7 @@ class TableView:
                 "TableView: expected a feature whose values these are, found none: give"
                 " TableView(table, feature, values)"
             )
-        return keys_of_values(self.feature, values, salted=self._table.salt)
+        return keys_of_values(self._table, self.feature, values)
 
     def __repr__(self) -> str:
         return f"TableView({self._table}, {self.feature!r}, {len(self.values)} values)"

@@ -30,7 +30,6 @@ from trireme.nn.on_device import SentBatch, device_of
 from trireme.nn.session import collect
 from trireme.nn.stages import Stages, check_boundary
 from trireme.place.measurements import MODEL_ACTIVITIES, READ, READ_ACTIVITIES, StageTimes
-from trireme.train.loop.scoring import Scorer
 from trireme.train.loop.worker_batches import Closable, worker_batches
 from trireme.train.trainer import Trainer
 
@@ -103,7 +102,7 @@ class StageMeasuring:
         self._device = device_of(trainer.model)
         self._link = accelerator.link_to(self._device)
         self._planner = Planner(trainer.model, pool=trainer.cluster.pool)
-        self._score = Scorer(trainer.loss, trainer.label)
+        self._score = trainer.scorer
         self._times: dict[str, _Times] = {name: defaultdict(list) for name in (READ, *self._stages)}
         self._bytes: _Times = defaultdict(list)  # before each stage
         self._examples = 1
@@ -133,7 +132,8 @@ class StageMeasuring:
             plan = self._planner.plan(source)
         with self._measured(READ, "pull"):
             pulled = self._optimizer.mode.pull(plan.keys(), blocks=True, number=number)
-            sent = SentBatch(self._link, source, plan, pulled.rows)
+            sent = SentBatch(self._link, source, plan)
+            sent.send_rows(pulled.rows)
             self._optimizer.replica.install(pulled)
             batch, plan, rows = sent.receive()
             leaves = plan.attach(batch, rows, train=True)
@@ -152,7 +152,7 @@ class StageMeasuring:
         inputs, outputs = [], []
         for name in inner:
             inputs.append(values)
-            with self._measured(name, "forward"):
+            with self._measured(name, "forward"), self._score.autocasting([self._device]):
                 outputs.append(self._stages[name](values))
             check_boundary(name, outputs[-1])
             values = _boundary(outputs[-1])

@@ -19,14 +19,17 @@ from trireme.errors import DataError
 
 @dataclass(frozen=True)
 class FeatureKeys:
-    """is_salted: of a table with `salt`; else the ids of the feature are the keys."""
+    """is_salted: of a table with `salt`; else the ids of the feature are the keys. are_strings:
+    what training took; None: nobody knows.
+    """
 
     feature: str
     is_salted: bool
+    are_strings: bool | None = None
 
     def of(self, values: pa.Array) -> NDArray[np.uint64]:
-        """(n,) the key of each value, integers or strings. Raises DataError: other values, or one
-        that is missing or empty.
+        """(n,) the key of each value, integers or strings. Raises DataError: other values, those of
+        the other kind than in training, or one that is missing or empty.
         """
         kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
         if pa.types.is_integer(kind):
@@ -40,6 +43,12 @@ class FeatureKeys:
         else:
             raise DataError(
                 f"expected values of {self.feature!r} as integers or strings, found {values.type}"
+            )
+        if self.are_strings is not None and self.are_strings == pa.types.is_integer(kind):
+            expected = "strings" if self.are_strings else "integers"
+            raise DataError(
+                f"expected values of {self.feature!r} as {expected}, as in training, found"
+                f" {values.type}"
             )
         if not is_there.all():
             raise DataError(

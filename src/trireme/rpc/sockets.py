@@ -20,7 +20,7 @@ Context: TypeAlias = "zmq.Context[Socket]"
 
 # Smaller parts are copied: sending a buffer without a copy wakes a thread (pyzmq's collector) when
 # it is free again, which costs more than copying a small array.
-COPY_BYTES_MAX = 1 << 16
+COPY_BYTES_MAX = 1 << 18
 
 # The kernel notices hosts that vanish (power, network): it probes idle connections after 30 s, 3
 # times, 10 s apart, and closes a connection that accepts no bytes for 60 s. ZeroMQ's own heartbeats

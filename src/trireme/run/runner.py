@@ -1,10 +1,7 @@
 """`trireme run`: epochs of training, or evaluation of saved epochs, from a configuration."""
 
 import dataclasses
-import errno
 import logging
-import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -15,15 +12,16 @@ import torch
 from trireme.checkpoint.worker_side.server_operations import check_path
 from trireme.config import Config
 from trireme.data.prepared import PreparedDataset
-from trireme.errors import BadRequest, DataError, writing
+from trireme.errors import BadRequest, DataError
 from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
-from trireme.launch.init import connect, log_to_stderr, serve_role
+from trireme.launch.init import connect, log_to_stderr
 from trireme.launch.process_role import read_role
 from trireme.metrics import AUC
 from trireme.run.data import make_dataset
 from trireme.run.model import create_recipe
+from trireme.run.serving import keeping_models, make_folder
 from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.run.unused_keys import warn_of_unused
 from trireme.train import Dump, Evaluation, Recipe, Report, Trainer
@@ -34,13 +32,13 @@ log = logging.getLogger("trireme")
 
 
 def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
-    """Train as a worker or embedded, or serve; the environment states the role.
+    """Train as a worker or embedded; the environment states the role.
 
     Args:
         infer: evaluate the epochs that `infer_load_path` holds instead of training.
 
     Returns:
-        Loss, metrics and counts of each epoch; none on a server.
+        Loss, metrics and counts of each epoch.
 
     Raises:
         BadRequest: a wrong configuration.
@@ -49,17 +47,13 @@ def run(config: Config, *, infer: bool = False) -> list[dict[str, float]]:
     log_to_stderr()
     settings = Settings.read(config)
     with joined(config, settings) as job:
-        if job is None:
-            return []
         worker = _RunWorker(config, settings, *job)
         return worker.infer() if infer else worker.train()
 
 
 @contextmanager
-def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer] | None]:
-    """Join the job as the environment states; None: this process has served, and the job is over.
-    A server keeps models in the configuration's folder, and ends the process if that is refused.
-    """
+def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer]]:
+    """Join the job as the environment states, which does not make this process a server."""
     process = read_role()
     log.info("%s", process.describe())
     if process.role == "embedded" and settings.alone() is not settings:
@@ -68,15 +62,8 @@ def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer
             "run: alone, every step sees all steps before it: mode sync;"
             " -o runner.sync_mode=async trains ahead of them"
         )
-    if process.role == "server" or process.hosts:
-        root = settings.model_root(process.root)
-        make_folder("run: cannot keep models in", root)
-        process = dataclasses.replace(process, root=str(root))
-    if process.role == "server":
-        if code := serve_role(process):
-            sys.exit(code)
-        yield None
-        return
+    if process.hosts:
+        process = keeping_models(process, settings)
     if settings.wants_compute_workers and not process.heter:
         log.warning(
             "runner.sync_mode: heter is async here: the job has no compute workers, which trireme"
@@ -225,14 +212,6 @@ def warm_start(trainer: Trainer, settings: Settings) -> None:
     if trainer.cluster.worker == 0:
         note = f"; new, or of another shape: {', '.join(unloaded)}" if unloaded else ""
         log.info("run: starting from %s%s", path, note)
-
-
-def make_folder(what: str, path: Path) -> None:
-    """Make a folder to write to. Raises BadRequest: nothing can be written there."""
-    with writing(f"{what} {path}"):
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def dump_of(settings: DumpSettings | None, name: str) -> Dump | None:

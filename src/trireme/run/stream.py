@@ -13,6 +13,7 @@ from trireme.run import runner
 from trireme.run.data import dataset_of
 from trireme.run.day_folders import passes_of
 from trireme.run.online_settings import OnlineSettings
+from trireme.run.serving import make_folder
 from trireme.run.settings import Settings
 from trireme.run.unused_keys import warn_of_unused_in_stream
 from trireme.train import Recipe, Trainer
@@ -24,11 +25,10 @@ log = logging.getLogger("trireme")
 
 
 def stream(config: Config) -> int:
-    """Train on the passes of the days as a worker or embedded, or serve; the environment states the
-    role.
+    """Train on the passes of the days as a worker or embedded; the environment states the role.
 
     Returns:
-        Number of passes that this process has trained on; 0 on a server.
+        Number of passes that this process has trained on.
 
     Raises:
         BadRequest: a wrong configuration. DataError: wrong data. DeadlineExceeded: data that did
@@ -38,8 +38,6 @@ def stream(config: Config) -> int:
     settings, online = Settings.read(config), OnlineSettings.read(config)
     _check(settings, online)
     with runner.joined(config, settings) as job:
-        if job is None:
-            return 0
         is_first, num_passes = job[1].cluster.worker == 0, 0
         for report in _reports(config, settings, online, *job):
             num_passes += 1
@@ -100,7 +98,7 @@ def _publishing(settings: Settings, online: OnlineSettings, trainer: Trainer) ->
             log.warning("stream: nothing is saved: runner.model_save_path names no folder")
         return None
     if trainer.cluster.worker == 0:
-        runner.make_folder("runner.model_save_path: cannot write", settings.save_path)
+        make_folder("runner.model_save_path: cannot write", settings.save_path)
     return Publishing(
         path=str(settings.save_path),
         checkpoint_per_pass=online.checkpoint_per_pass,

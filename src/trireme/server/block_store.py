@@ -81,6 +81,8 @@ class BlockStore:
         self._groups: dict[int, _MarkGroup] = {}  # by the identity of their marks
         self._is_stale = False  # whether the optimizer lacks some of the slices
         self._tried: list[GroupValues] | None = None  # the last values that were tried on the state
+        self._told = ("", list[GroupValues]())  # the last values of a push as text, and as groups
+        self._checked: list[GroupValues] | None = None  # the last groups that were checked
 
     def __contains__(self, block_id: str) -> bool:
         return block_id in self._weights
@@ -190,7 +192,7 @@ class BlockStore:
         if self._optimizer is not None:
             optimizer.state.update(self._optimizer.state)
         self.class_name, self._optimizer, self._is_stale = class_name, optimizer, False
-        self._tried = None
+        self._tried = self._checked = None
 
     # ---- pull and push ----
 
@@ -221,20 +223,24 @@ class BlockStore:
         """Take one optimizer step on the blocks that have seen none of these pushes; returns the
         number of slices updated. The caller has checked sizes with `size_of`.
 
-        gradients: (sum of sizes,) float32 in the order of `block_ids`.
+        gradients: (sum of sizes,) float32 in the order of `block_ids`; they are only read.
         ids: (stream, sequence) of the pushes, which are applied together.
         absent: parameters without a gradient: the optimizer skips them, as torch does.
         """
-        num_updated = 0
+        updated = []
         unseen = list(self._unseen(block_ids, gradients, ids))
         for block_id, live, gradient in unseen:
             if self._specs[block_id].param not in absent:
                 live.weights.grad = gradient
-                num_updated += 1
-        if num_updated:
-            self._step(groups)
+                updated.append(live.weights)
+        try:
+            if updated:
+                self._step(groups)
+        finally:  # a gradient that stayed would be applied with the next push
+            for weights in updated:
+                weights.grad = None
         self._raise_marks([live for _, live, _ in unseen], ids)
-        return num_updated
+        return len(updated)
 
     def add(
         self, block_ids: Sequence[str], differences: Floats, ids: Sequence[tuple[int, int]]
@@ -256,13 +262,12 @@ class BlockStore:
             for group in self._groups.values()
             if all(group.last(stream) < sequence for stream, sequence in ids)
         }
-        start = 0
+        start, flat = 0, torch.from_numpy(_core.borrow(values))
         for block_id in block_ids:
             for live in self._slices[block_id]:
                 if live.group in unseen:
                     begin, size = start + live.start, live.weights.numel()
-                    part = torch.from_numpy(values[begin : begin + size])
-                    yield block_id, live, part.view_as(live.weights)
+                    yield block_id, live, flat[begin : begin + size].view_as(live.weights)
             start += self._specs[block_id].size
 
     def check_finite(self, block_ids: Sequence[str], gradients: Floats) -> None:
@@ -284,15 +289,27 @@ class BlockStore:
         that the optimizer does not know, a value of another form than the current one, or one that
         needs state that the blocks do not have.
         """
+        told = self._groups_of(groups)
+        if told is self._checked:
+            return
         known = [] if self._optimizer is None else self._optimizer.param_groups
-        if len(groups) != len(known):
-            raise BadRequest(f"blocks: expected values of {len(known)} groups, found {len(groups)}")
-        for group, values in zip(known, groups, strict=True):
-            for key, value in as_group(values).items():
+        if len(told) != len(known):
+            raise BadRequest(f"blocks: expected values of {len(known)} groups, found {len(told)}")
+        for group, values in zip(known, told, strict=True):
+            for key, value in values.items():
                 if key not in group:
                     raise BadRequest(f"blocks: {self.class_name} knows no {key}, found {value!r}")
                 check_change(key, group[key], value)
-        self._try_groups([_tried_as(as_group(values)) for values in groups])
+        self._try_groups([_tried_as(values) for values in told])
+        self._checked = told
+
+    def _groups_of(self, groups: Sequence[GroupValues]) -> list[GroupValues]:
+        """The values of a push as param groups: the same list while they stay the same, as in most
+        pushes. As text, because 1, 1.0 and True are equal.
+        """
+        if (text := repr(groups)) != self._told[0]:
+            self._told = text, [as_group(values) for values in groups]
+        return self._told[1]
 
     def _try_groups(self, groups: list[GroupValues]) -> None:
         """Try these values on each kind of state that slices have, unless they were tried last."""
@@ -315,12 +332,9 @@ class BlockStore:
             self._rebuild(self.class_name, groups)
         optimizer = self._optimizer
         assert optimizer is not None
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update(as_group(values))
-        try:
-            step(optimizer)
-        finally:  # a gradient that stayed would be applied with the next push
-            optimizer.zero_grad(set_to_none=True)
+        for group, values in zip(optimizer.param_groups, self._groups_of(groups), strict=True):
+            group.update(values)
+        step(optimizer)
 
     # ---- marks ----
 
@@ -443,7 +457,7 @@ class BlockStore:
         for live in self._slices[block_id]:
             optimizer.state.pop(live.weights, None)
             self._leave_group(live)
-        self._tried = None
+        self._tried = self._checked = None
         self._is_stale |= not len(merged) == len(self._slices[block_id]) == 1
         whole, flat = self._weights[block_id], self._weights[block_id].view(-1)
         self._slices[block_id] = []

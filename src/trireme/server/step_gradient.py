@@ -117,8 +117,9 @@ class StepGradient:
         ]
         if not pushes:
             return None
-        # A copy: received arrays are read-only, and torch wants to own what it may write to.
-        gradients = np.multiply(pushes[0][0].gradients, pushes[0][1])
+        gradients, weight = pushes[0][0].gradients, pushes[0][1]
+        if len(pushes) > 1 or weight != 1:  # a single push needs no copy
+            gradients = np.multiply(gradients, weight)
         with np.errstate(over="ignore", invalid="ignore"):  # who needs a finite sum checks it
             for blocks, weight in pushes[1:]:
                 gradients += blocks.gradients * weight

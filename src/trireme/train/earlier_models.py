@@ -83,6 +83,8 @@ class EarlierModels:
         self._say(cluster, drops, max(kept, default=0), is_forced=bool(fresh))
         for name in drops:
             self._lose(name, model, modules[name])
+            for module in modules[name]:
+                module.table.features.restore({})
         cluster.client.forget_tables(drops)
         if drops or drops_blocks:
             session_of(cluster).pending.take()  # what a cell that failed has left

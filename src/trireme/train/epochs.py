@@ -3,7 +3,8 @@ checkpoint holds, or after the last batch of a predecessor.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +49,26 @@ class Epochs:
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self._optimizer, self._cluster = optimizer, optimizer.cluster
         self.num_epochs = 0
+        self._is_fitting = False
         self.random = RandomState()
         self._resumed: LoadedCheckpoint | None = None
         self.callbacks: Mapping[str, Any] | None = None
         # The streams of the next epoch, or the one under way, if another number of workers began it
         self.dealt: DealtStreams | None = None
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """A fit runs within the block. Raises BadRequest: one runs already, as in a callback."""
+        if self._is_fitting:
+            raise BadRequest(
+                "Trainer.fit: expected a trainer that does not fit, found fit under way: a callback"
+                " cannot call it; fit.stop() ends it, and the script may call fit again"
+            )
+        self._is_fitting = True
+        try:
+            yield
+        finally:
+            self._is_fitting = False
 
     # ---- checkpoints ----
 

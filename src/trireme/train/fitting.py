@@ -19,7 +19,7 @@ from trireme.train.loop.reporting import Report
 from trireme.train.loop.scoring import ExampleIds
 from trireme.train.predecessor import remaining_dump
 from trireme.train.stopping import stopping_on_signals
-from trireme.train.trainer_checks import check_checkpoints, check_epochs
+from trireme.train.trainer_checks import check_checkpoints, check_epochs, check_not_in_autocast
 
 if TYPE_CHECKING:
     from trireme.train.trainer import Trainer
@@ -49,6 +49,7 @@ def fit(
     epochs, dataset, optimizer = request.epochs, request.dataset, trainer.optimizer
     cluster, script = trainer.cluster, trainer.cluster.client.script
     optimizer.check_has_rows()
+    check_not_in_autocast("fit")
     check_epochs(dataset, request.valid, epochs)
     check_checkpoints(request.checkpoints)
     if request.checkpoints is not None or request.resume:

@@ -48,7 +48,9 @@ from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import kept_figures
 from trireme.train.recipe import Evaluation, Recipe
 from trireme.train.trainer_checks import (
+    check_autocast,
     check_made,
+    check_not_in_autocast,
     check_pass,
     check_pass_data,
     check_settings,
@@ -71,8 +73,8 @@ class Trainer:
         strategy: the consistency mode, default async.
         blocks: how dense parameters are cut into blocks and placed on servers.
         clip_norm, clip_value: how gradients are clipped, see DistributedOptimizer.
-        fresh: whether to begin without rows and optimizer state of an earlier model whose tables
-            have the same names, see DistributedOptimizer.
+        fresh: whether to begin anew: without rows and optimizer state of an earlier model whose
+            tables have the same names, see DistributedOptimizer.
         skip_not_finite: skip steps whose gradients are not finite, see DistributedOptimizer.
         loss: (outputs, labels) -> scalar tensor, the mean over the batch's examples. With
             `label=None` it gets the batch in place of the labels.
@@ -82,6 +84,9 @@ class Trainer:
         label: name of the label column; None for a loss that reads several columns. A column of
             example weights has no effect by itself: a loss with `label=None` may read it, and
             metrics take it as `weights`.
+        autocast: torch.bfloat16: every forward pass, in training and evaluation, here and at
+            compute workers, computes under `torch.autocast` in it. Weights, rows, gradients,
+            optimizer state, outputs and the loss stay float32. None: without autocast.
         depth: batches to read and plan ahead.
         threads: that train in this process, in async and bounded only, each on its own batches and
             its own replica of the model. Weights are at most threads - 1 steps old. Pays where
@@ -109,6 +114,7 @@ class Trainer:
         fresh: bool | None = None,
         metrics: Sequence[Metric | str] = (),
         label: str | None = "label",
+        autocast: torch.dtype | None = None,
         depth: int = 2,
         threads: int | None = None,
         progress: bool = True,
@@ -116,6 +122,7 @@ class Trainer:
         cluster: Cluster | None = None,
     ) -> None:
         check_settings(strategy, metrics)
+        check_autocast(autocast)
         own_metrics = [metric_of(metric) for metric in metrics]
         check_metrics(own_metrics, label)
         self.callbacks = checked_callbacks(callbacks)
@@ -129,12 +136,13 @@ class Trainer:
         strategy = Strategy() if strategy is None else strategy
         check_threads(threads, strategy)
         self.cluster = default() if cluster is None else cluster
+        self.scorer = Scorer(loss, label, autocast)
         is_threaded = mode_class(strategy.mode).trains_in_threads
         if (place := self.cluster.place) is not None:
             in_flight = threads or (CREDITS if is_threaded else 1)
-            serve_model(self.cluster, place, model, loss, label, in_flight=in_flight)
+            serve_model(self.cluster, place, model, self.scorer, in_flight=in_flight)
         self.model, self.loss, self.metrics, self.label = model, loss, own_metrics, label
-        self.remote = remote_of(self.cluster, model, loss, label)
+        self.remote = remote_of(self.cluster, model, self.scorer)
         if threads is None:
             threads = self.remote.credits if self.remote and is_threaded else 1
         self.depth, self.threads = depth, threads
@@ -237,7 +245,8 @@ class Trainer:
                 is pushed.
             ResourceExhausted: no room for a checkpoint or a dump; earlier checkpoints are intact.
             BadRequest: unknown names in `report` or `dump`; a folder that already holds a dump;
-                `resume` without checkpoints, or of a trainer that has trained.
+                `resume` without checkpoints, or of a trainer that has trained; within a callback of
+                this trainer's fit.
             Others as `resume`.
         """
         request = FitRequest(
@@ -250,7 +259,8 @@ class Trainer:
             dump=dump,
             check_nan=check_nan,
         )
-        return fit(self, self._epochs, request, self._train_epoch)
+        with self._epochs.fitting():
+            return fit(self, self._epochs, request, self._train_epoch)
 
     def _train_epoch(
         self, title: str, dataset: Iterable[Any], options: PassOptions, saver: Saver | None
@@ -261,7 +271,7 @@ class Trainer:
             return kept_figures(tally, self.cluster, title)
         return self._run(
             tally,
-            Scorer(self.loss, self.label),
+            self.scorer,
             title=title,
             streams=start.streams,
             options=options,
@@ -309,7 +319,7 @@ class Trainer:
 
         Returns:
             By name, (N, ...) on the CPU; a single tensor is "output", as of a Predictor, which
-            gives the same bits for the same batches. Empty: there are no examples.
+            gives the same bits for the same batches (under the same autocast). Empty: no examples.
 
         Raises:
             Unavailable: this worker was restarted and is past this call, for which the rows of
@@ -329,13 +339,15 @@ class Trainer:
         check_nan: bool,
         outputs: CollectedOutputs | None = None,
     ) -> dict[str, float]:
+        title = "evaluate" if scores else "infer" if outputs is None else "predict"
+        check_not_in_autocast("evaluate" if outputs is None else "predict")
         dataset = as_dataset(dataset)
         other = model if isinstance(model, Evaluation) else None
         part = other.model if other is not None else model
         assert part is None or isinstance(part, nn.Module)
-        title = "evaluate" if scores else "infer" if outputs is None else "predict"
         report = report or Report()
-        tally, scorer = scoring_of((other or self) if scores else None, report.merged)
+        rule = (other or self) if scores else None
+        tally, scorer = scoring_of(rule, report.merged, self.scorer.autocast)
         with self.cluster.client.script.section():
             if self.cluster.client.script.is_behind:
                 if outputs is not None:

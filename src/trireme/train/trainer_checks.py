@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
+from trireme import accelerator
 from trireme.errors import BadRequest
 from trireme.strategy import Strategy
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
@@ -39,6 +41,30 @@ def check_settings(strategy: Any, metrics: Any) -> None:
         )
     if isinstance(metrics, str) or not isinstance(metrics, Iterable):
         raise BadRequest(f"Trainer: expected metrics as a list, such as ['auc'], found {metrics!r}")
+
+
+def check_autocast(dtype: Any) -> None:
+    """Raises BadRequest: anything but bfloat16 or None."""
+    if dtype is None or dtype is torch.bfloat16:
+        return
+    why = "; without autocast=, None, the model computes in float32"
+    if dtype is torch.float16:
+        why = (
+            ", whose gradients vanish unless the loss is scaled: use torch.bfloat16, or a loop of"
+            " your own with torch.autocast and torch.amp.GradScaler"
+        )
+    raise BadRequest(f"Trainer: expected autocast=torch.bfloat16 or None, found {dtype!r}{why}")
+
+
+def check_not_in_autocast(what: str) -> None:
+    """Raises BadRequest: torch.autocast is around a whole pass over data. It would keep the weights
+    of the first step, which it has converted, and not reach other threads and compute workers.
+    """
+    if accelerator.is_in_autocast():
+        raise BadRequest(
+            f"Trainer: expected {what} outside of torch.autocast, found it within one: give"
+            " Trainer(autocast=torch.bfloat16), which computes each forward pass under autocast"
+        )
 
 
 def check_checkpoints(checkpoints: Any) -> None:

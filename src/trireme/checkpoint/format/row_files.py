@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trireme import _core
+from trireme.checkpoint.format.arrow_arrays import to_numpy
 from trireme.checkpoint.format.arrow_batches import batches_of
 from trireme.checkpoint.format.manifest import RowFiles
 from trireme.errors import Corruption, SchemaMismatch
@@ -102,9 +103,9 @@ class RowColumns:
         _core.restore_columns(
             rows,
             **vars(lines),
-            keys=batch["key"].to_numpy(),
-            classes=batch["row_class"].to_numpy(),
-            columns=[column.to_numpy().view(np.uint8) for column in columns],
+            keys=to_numpy(batch["key"]),
+            classes=to_numpy(batch["row_class"]),
+            columns=[to_numpy(column).view(np.uint8) for column in columns],
             widths=list(self.widths),
             wanted=wanted,
             removed_at=removed_at,
@@ -181,7 +182,7 @@ def read_checked_rows(
 ) -> Iterator[tuple[BucketLines, pa.RecordBatch]]:
     """As `read_rows`; also raises Corruption for rows of other buckets."""
     for buckets, batch in read_rows(storage, files, schema):
-        actual = buckets_of(batch["key"].to_numpy())
+        actual = buckets_of(to_numpy(batch["key"]))
         if not np.array_equal(actual, np.repeat(buckets.buckets, buckets.num_rows)):
             raise Corruption(
                 f"{storage.name}/{files.rows.path}: expected keys in the order of their buckets"
@@ -237,13 +238,13 @@ def _bucket_lines(batch: pa.RecordBatch) -> BucketLines:
     batch.validate(full=True)  # wrong offsets would lead out of the batch's memory
     marks, pending, removed = (batch[name] for name in ("marks", "pending", "removed"))
     return BucketLines(
-        buckets=batch["bucket"].to_numpy(),
-        num_rows=batch["num_rows"].to_numpy(),
-        mark_offsets=marks.offsets.to_numpy(),
-        streams=marks.values.field("stream").to_numpy(),
-        sequences=marks.values.field("sequence").to_numpy(),
+        buckets=to_numpy(batch["bucket"]),
+        num_rows=to_numpy(batch["num_rows"]),
+        mark_offsets=to_numpy(marks.offsets),
+        streams=to_numpy(marks.values.field("stream")),
+        sequences=to_numpy(marks.values.field("sequence")),
         pending_offsets=np.frombuffer(pending.buffers()[1], np.int64)[: batch.num_rows + 1],
         pending=np.frombuffer(pending.buffers()[2] or b"", np.uint8),
-        removed_offsets=removed.offsets.to_numpy(),
-        removed=removed.values.to_numpy(),
+        removed_offsets=to_numpy(removed.offsets),
+        removed=to_numpy(removed.values),
     )

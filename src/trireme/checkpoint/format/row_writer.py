@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trireme import _core
+from trireme.checkpoint.format.arrow_arrays import to_arrow
 from trireme.checkpoint.format.row_files import (
     BUCKET_LINES,
     MARKS,
@@ -138,20 +139,20 @@ def _column(kind: pa.DataType, num_rows: int, values: Array) -> pa.Array:
 def _bucket_batch(snapshot: _core.BucketColumns, first: int, counts: Array) -> pa.RecordBatch:
     num_buckets = len(counts)
     marks = pa.StructArray.from_arrays(
-        [pa.array(snapshot.streams), pa.array(snapshot.sequences)], fields=list(MARKS.value_type)
+        [to_arrow(snapshot.streams), to_arrow(snapshot.sequences)], fields=list(MARKS.value_type)
     )
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(np.arange(first, first + num_buckets, dtype=np.uint16)),
-            pa.array(np.ascontiguousarray(counts, np.uint32)),
-            pa.ListArray.from_arrays(pa.array(snapshot.mark_offsets), marks, type=MARKS),
+            to_arrow(np.arange(first, first + num_buckets, dtype=np.uint16)),
+            to_arrow(np.ascontiguousarray(counts, np.uint32)),
+            pa.ListArray.from_arrays(to_arrow(snapshot.mark_offsets), marks, type=MARKS),
             pa.LargeBinaryArray.from_buffers(
                 pa.large_binary(),
                 num_buckets,
                 [None, pa.py_buffer(snapshot.pending_offsets), pa.py_buffer(snapshot.pending)],
             ),
             pa.LargeListArray.from_arrays(
-                pa.array(snapshot.removed_offsets), pa.array(snapshot.removed), type=REMOVED
+                to_arrow(snapshot.removed_offsets), to_arrow(snapshot.removed), type=REMOVED
             ),
         ],
         schema=BUCKET_LINES,
@@ -162,7 +163,7 @@ def _place_batch(snapshot: _core.BucketColumns, first: int, num_buckets: int) ->
     buffers = [None, pa.py_buffer(snapshot.place_offsets), pa.py_buffer(snapshot.places)]
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(np.arange(first, first + num_buckets, dtype=np.uint16)),
+            to_arrow(np.arange(first, first + num_buckets, dtype=np.uint16)),
             pa.LargeBinaryArray.from_buffers(pa.large_binary(), num_buckets, buffers),
         ],
         schema=PLACES,

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 
 from trireme import _core
+from trireme.checkpoint.format.arrow_arrays import to_numpy
 from trireme.checkpoint.format.manifest import CheckpointManifest, RowFiles
 from trireme.checkpoint.format.row_files import RowColumns, read_rows
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
@@ -44,7 +44,7 @@ def settles(manifest: CheckpointManifest, schema: TableSchema) -> bool:
 
 def gains_of(batch: pa.RecordBatch) -> tuple[Array, Array]:
     """The keys of these rows of a file, and what each had gained since the last export."""
-    return np.array(batch["key"]), np.array(batch["delta_score"])
+    return to_numpy(batch["key"]), to_numpy(batch["delta_score"])
 
 
 def settle_rows(rows: _core.Table, keys: Array, gained: Array) -> None:

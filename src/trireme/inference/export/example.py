@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Column, Ragged, Strings
 from trireme.data.foreign import as_batch
-from trireme.data.user_columns import text_columns
 from trireme.inference.gathering import gather_lookups
 from trireme.job.cluster import Cluster
 from trireme.nn.planner import Planner
@@ -19,17 +18,24 @@ from trireme.train.loop.scoring import outputs_by_name
 
 class ExampleBatch:
     """tables: those that the model reads; where the features of a table have dims of their own, the
-    part of each dim. texts: features that the model looks up, of strings.
+    part of each dim. texts, integers: features that the model looks up whose values are such, in
+    training or else in the batch; of others nobody knows.
     """
 
     def __init__(self, cluster: Cluster, model: nn.Module, source: Any) -> None:
         self.model = model
         self.planner = Planner(model, pool=cluster.pool)
-        self.batch = _without_sizes_of_one(as_batch(source))
-        looked_up = {name for spec in self.planner.specs for name in spec.features}
-        self.texts = tuple(name for name in text_columns(source) if name in looked_up)
+        batch = as_batch(source)
+        self.batch = _without_sizes_of_one(batch)
         self._pool = cluster.pool
         self._plan = self.planner.plan(self.batch, train=False)
+        are_strings = {
+            name: spec.table.features.are_strings.get(name, batch.has_strings(name))
+            for spec in self.planner.specs
+            for name in spec.features
+        }
+        self.texts = tuple(name for name, is_text in are_strings.items() if is_text)
+        self.integers = tuple(name for name, is_text in are_strings.items() if is_text is False)
         self.tables = tuple(dict.fromkeys(spec.table for spec in self.planner.specs))
         for table in self.planner.tables:
             cluster.client.create_table(table.schema)
@@ -57,7 +63,9 @@ def _without_sizes_of_one(batch: Batch) -> Batch:
     """
     sizes = [batch.num_examples]
     sizes += [len(column.values) for _, column in batch.items() if isinstance(column, Ragged)]
-    return batch if min(sizes) > 1 else Batch({n: _twice(c) for n, c in batch.items()})
+    if min(sizes) > 1:
+        return batch
+    return Batch({n: _twice(c) for n, c in batch.items()}, hashed=batch.hashed)
 
 
 def _twice(column: Column) -> Column:

@@ -170,6 +170,7 @@ def _write_base(writer: _FolderWriter, example: ExampleBatch, dtype: str) -> Exp
         rms_error=rms_error,
         dense=writer.write(PROGRAM, packed.getvalue()),
         texts=example.texts,
+        integers=example.integers,
     )
 
 

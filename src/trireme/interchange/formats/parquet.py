@@ -32,13 +32,15 @@ def arrow_schema(layout: RowLayout, *, state: bool) -> pa.Schema:
 
 
 def record_batch(
-    arrow: pa.Schema, layout: RowLayout, keys: Array, num_weights: Array, rows: WideRows
+    arrow: pa.Schema, layout: RowLayout, keys: Array | pa.Array, num_weights: Array, rows: WideRows
 ) -> pa.RecordBatch:
-    """Wide rows as a batch of `arrow_schema`. num_weights: (n,) weights that each row has."""
+    """Wide rows as a batch of `arrow_schema`. keys: or values, as `arrow` has them. num_weights:
+    (n,) weights that each row has.
+    """
     statistics = layout.statistics(rows)
     state = layout.state(rows)
     columns: dict[str, Any] = {
-        "key": pa.array(keys),
+        "key": pa.array(keys, arrow.field("key").type),
         "weights": _lists(layout.weights(rows), num_weights),
         "state": _lists(state, np.full(len(state), state.shape[1])),
         **{n: pa.array(np.ascontiguousarray(statistics[n])) for n in statistics.dtype.names or ()},

@@ -43,6 +43,10 @@ from trireme.server.paths import resolve_path, storage_errors
 from trireme.server.prepared_import import PreparedImport, RowPart
 from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.state import ServerState
+from trireme.table import TableSchema
+
+IDS_BELOW = 1 << 32
+"""Of keys with salt one in 2**32 is below."""
 
 
 class ImportHandlers:
@@ -260,6 +264,7 @@ class ImportHandlers:
         where: the file. before: rows of the file before these; None: errors name the key instead.
         """
         self._check_room()
+        _check_salted(staged.schema, columns["key"], where)
         owned = np.flatnonzero(staged.wanted[buckets_of(columns["key"])])
         if len(owned) < len(columns["key"]):
             columns = {name: values[owned] for name, values in columns.items()}
@@ -309,12 +314,25 @@ class ImportHandlers:
         return server.journal.change_once(finish)
 
 
+def _check_salted(schema: TableSchema, keys: Keys, where: str) -> None:
+    """Raises DataError: ids in place of keys, which salt spreads over all of 64 bits."""
+    if schema.salt and len(keys) and keys.max() < IDS_BELOW:
+        raise DataError(
+            f"{where}: expected keys of table {schema.name!r} with salt, those of"
+            f" trireme.nn.keys_of, found ids up to {keys.max()}: give feature= for values as"
+            " training takes them"
+        )
+
+
 def _feature(request: Request) -> FeatureKeys | None:
     """Whose values the column `key` has; None: keys."""
     if "feature" not in request.body:
         return None
     body = need(request.body, "feature", dict)
-    return FeatureKeys(need(body, "name", str), need(body, "is_salted", bool))
+    are_strings = body.get("are_strings")
+    if are_strings not in (None, False, True):
+        raise BadRequest(f"import: expected are_strings true, false or null, found {are_strings!r}")
+    return FeatureKeys(need(body, "name", str), need(body, "is_salted", bool), are_strings)
 
 
 def _stage_lines(

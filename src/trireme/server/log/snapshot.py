@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from trireme.checkpoint.format.arrow_arrays import to_numpy
 from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.json_object import JsonObject
 from trireme.checkpoint.format.manifest import BlockFile, FileEntry, RowFiles
@@ -176,7 +177,7 @@ def _read_piece(server: ServerState, storage: LocalStorage, version: int, piece:
         restore = partial(
             columns.restore,
             rows,
-            _without(lines, batch["key"].to_numpy()),
+            _without(lines, to_numpy(batch["key"])),
             batch,
             wanted=np.ones(len(lines.buckets), bool),
             removed_at=version,

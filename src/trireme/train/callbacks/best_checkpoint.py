@@ -37,7 +37,7 @@ class BestCheckpoint(Callback):
     Attributes:
         best: the figure of the checkpoint; None: there is none.
         best_epoch: its epoch, from 1; 0: there is none.
-        path: of the checkpoint; None: there is none.
+        path: of the checkpoint. Raises BadRequest: there is none, as no epoch has ended.
 
     Raises:
         BadRequest: an argument out of range; in fit, an unknown figure, a folder with a checkpoint
@@ -61,7 +61,16 @@ class BestCheckpoint(Callback):
         self.monitor = Monitor.of("BestCheckpoint", monitor, mode, min_delta)
         self.best: float | None = None
         self.best_epoch = 0
-        self.path: str | None = None
+        self._path: str | None = None
+
+    @property
+    def path(self) -> str:
+        if self._path is None:
+            raise BadRequest(
+                f"BestCheckpoint.path: expected a checkpoint below {self.folder}, found none: no"
+                " epoch of a fit with this callback has ended"
+            )
+        return self._path
 
     def begin_fit(self, fit: FitState) -> None:
         trainer = fit.trainer
@@ -72,15 +81,15 @@ class BestCheckpoint(Callback):
                 f"BestCheckpoint: expected another folder than that of the fit's checkpoints, found"
                 f" {self.folder} for both"
             )
-        continues = fit.resumes or self.path is not None
+        continues = fit.resumes or self._path is not None
         kept = let_first_worker(
             trainer.cluster, "a look for the best checkpoint", lambda: self._kept(continues)
         )
-        self.path, self.best, self.best_epoch = kept["path"], kept["best"], kept["epoch"]
-        if self.path is not None and trainer.cluster.worker == 0:
+        self._path, self.best, self.best_epoch = kept["path"], kept["best"], kept["epoch"]
+        if self._path is not None and trainer.cluster.worker == 0:
             log.info(
                 "BestCheckpoint: continues from %s: %s %s of epoch %d",
-                *(self.path, self.monitor.figure, self.best, self.best_epoch),
+                *(self._path, self.monitor.figure, self.best, self.best_epoch),
             )
 
     def _kept(self, continues: bool) -> dict[str, Any]:
@@ -125,7 +134,7 @@ class BestCheckpoint(Callback):
                 "best": {**note, "value": value, "epoch": fit.epoch},
             }
             save(trainer.optimizer, location, extra, SaveOptions(keep=1), random=fit.random)
-        self.best, self.best_epoch, self.path = value, fit.epoch, chosen["path"]
+        self.best, self.best_epoch, self._path = value, fit.epoch, chosen["path"]
 
     def _choose(self) -> dict[str, Any]:
         """Raises BadRequest: others save there too, whose checkpoints would be removed."""

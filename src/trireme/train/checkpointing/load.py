@@ -112,6 +112,7 @@ def load_part(
     parameters = _parameters_to_load(optimizer, manifest, location, dense)
     loaded = _load_on_servers(optimizer, lambda load_one: load_one(location), wanted, parameters)
     optimizer.mode.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
+    _restore_features(optimizer, loaded["extra"], wanted)
     kept = [name for name in own if name not in wanted]
     kept += [name for name in parameter_shapes(optimizer) if name not in parameters]
     if dense == "skip":
@@ -195,6 +196,7 @@ def _load_on_worker(
     path, extra, worker = str(loaded["path"]), loaded["extra"], optimizer.cluster.worker
     steps = extra["optimizer"]
     optimizer.load_state_dict(steps)
+    _restore_features(optimizer, extra, [table.name for table in optimizer.tables])
     try:
         tensors = location.tensors()
         install_buffers(tensors, optimizer.model, worker, where=f"checkpoint {location.path}")
@@ -209,3 +211,13 @@ def _load_on_worker(
     own = random_state_of(tensors, worker)
     random.restore(own)
     return LoadedCheckpoint(path, extra["user"], int(extra["num_workers"]), own)
+
+
+def _restore_features(
+    optimizer: DistributedOptimizer, extra: Mapping[str, Any], tables: Collection[str]
+) -> None:
+    """Which features have strings is that of the loaded rows; older checkpoints do not say."""
+    saved = extra.get("strings", {})
+    for table in optimizer.tables:
+        if table.name in tables:
+            table.features.restore(saved.get(table.name, {}))

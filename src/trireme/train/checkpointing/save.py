@@ -115,6 +115,7 @@ def write(
             extra={
                 "optimizer": {**groups, **steps},
                 "shapes": parameter_shapes(optimizer),
+                "strings": {t.name: t.features.are_strings for t in optimizer.tables},
                 "num_workers": optimizer.cluster.streams_per_pass,
                 "saved_by": _save_id(optimizer),
                 "user": dict(extra),

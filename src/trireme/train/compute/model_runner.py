@@ -23,7 +23,7 @@ from trireme.train.compute.compute_messages import (
 )
 from trireme.train.compute.model_state import changed_buffers, install
 from trireme.train.compute.tensors import Array
-from trireme.train.loop.scoring import Loss, Scored, Scorer
+from trireme.train.loop.scoring import Scored, Scorer
 
 
 class Method(NamedTuple):
@@ -42,7 +42,7 @@ class ModelRunner:
 
     Args:
         model: on `device`; each request brings its weights and buffers.
-        loss, label: as Trainer has them.
+        scorer: with the loss.
         pool: threads for the lookups of a batch.
         threads: that may run requests at the same time, each with a replica of the model. With
             more than one the seeds of requests have no effect, because torch's random numbers are
@@ -52,21 +52,19 @@ class ModelRunner:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
-        label: str | None,
+        scorer: Scorer,
         device: torch.device,
         pool: _core.Pool,
         *,
         threads: int = 1,
     ) -> None:
-        self.model, self.loss, self.label, self.num_threads = model, loss, label, threads
+        self.model, self.scorer, self.num_threads = model, scorer, threads
         self._idle: queue.SimpleQueue[_ModelCopy] = queue.SimpleQueue()
         if threads > 1:
             torch.seed()  # another sequence than that of every other compute worker
-        scorers = Scorer(loss, label), Scorer(None, None)
         for number in range(threads):
             own = copy.deepcopy(model, _shared(model)) if number else model
-            self._idle.put(_ModelCopy(own, scorers, device, pool, seeds=threads == 1))
+            self._idle.put(_ModelCopy(own, scorer, device, pool, seeds=threads == 1))
 
     def methods(self) -> dict[str, Method]:
         return {METHOD: Method(host_tensors, self._answer)}
@@ -100,20 +98,20 @@ def _shared(model: nn.Module) -> dict[int, Any]:
 class _ModelCopy:
     """The model, or a copy of it, for one request at a time.
 
-    scorers: with the loss, and without. seeds: whether requests set torch's random numbers.
+    scorer: with the loss. seeds: whether requests set torch's random numbers.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        scorers: tuple[Scorer, Scorer],
+        scorer: Scorer,
         device: torch.device,
         pool: _core.Pool,
         *,
         seeds: bool,
     ) -> None:
         self.model = model
-        self._with_loss, self._without = scorers
+        self._with_loss, self._without = scorer, scorer.without_loss()
         self._device, self._pool, self._seeds = device, pool, seeds
         self._state_id = ""  # of what the model has; "": it has no name
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trireme.errors import BadRequest, SchemaMismatch
 from trireme.nn.lookup import specs_of
+from trireme.train.loop.scoring import Scorer
 
 _SHOWN_MAX = 5
 
@@ -24,14 +25,18 @@ Description = dict[str, dict[str, str]]
 """Kind of a part -> its name -> what it is."""
 
 
-def describe(model: nn.Module, loss: Callable[..., Any], label: str | None) -> Description:
+def describe(model: nn.Module, scorer: Scorer) -> Description:
     """What has to be the same at a worker and at a compute worker."""
     return {
         "parameter": {name: _form(p) for name, p in model.named_parameters()},
         "buffer": {name: _form(b) for name, b in model.named_buffers()},
         "module": {name or ".": type(m).__qualname__ for name, m in model.named_modules()},
         "lookup": {spec.name: f"{spec.table.width} columns" for spec in specs_of([model])},
-        "trainer": {"loss": _name_of(loss), "label": str(label)},
+        "trainer": {
+            "loss": _name_of(scorer.loss),
+            "label": str(scorer.label),
+            "autocast": str(scorer.autocast),
+        },
     }
 
 
@@ -70,8 +75,8 @@ class ModelIdentity:
     digest: of the model's description, which compute workers compare with their own.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Any], label: str | None) -> None:
-        self._description = describe(model, loss, label)
+    def __init__(self, model: nn.Module, scorer: Scorer) -> None:
+        self._description = describe(model, scorer)
         self.digest = digest(self._description)
 
     @contextmanager

@@ -31,7 +31,7 @@ from trireme.train.compute.model_state import (
 )
 from trireme.train.compute.tensors import pack
 from trireme.train.loop.replica import Replica
-from trireme.train.loop.scoring import Loss, Scored
+from trireme.train.loop.scoring import Scored, Scorer
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def credits_of(num_compute: int, num_workers: int) -> int:
     return max(CREDITS, math.ceil(CREDITS * num_compute / max(1, num_workers)))
 
 
-def remote_model(cluster: Cluster, model: nn.Module, loss: Loss, label: str | None) -> RemoteModel:
+def remote_model(cluster: Cluster, model: nn.Module, scorer: Scorer) -> RemoteModel:
     """The model on the compute workers of the job. Raises BadRequest: they have
     several labels, and the model does not say which it runs on.
     """
@@ -55,7 +55,7 @@ def remote_model(cluster: Cluster, model: nn.Module, loss: Loss, label: str | No
             f" labels {', '.join(labels)}"
         )
     workers = workers_of_label(cluster, labels[0])
-    return RemoteModel(workers, model, loss, label, num_workers=cluster.num_workers)
+    return RemoteModel(workers, model, scorer, num_workers=cluster.num_workers)
 
 
 class RemoteModel:
@@ -66,17 +66,11 @@ class RemoteModel:
     """
 
     def __init__(
-        self,
-        workers: ComputeWorkers,
-        model: nn.Module,
-        loss: Loss,
-        label: str | None,
-        *,
-        num_workers: int,
+        self, workers: ComputeWorkers, model: nn.Module, scorer: Scorer, *, num_workers: int
     ) -> None:
         self.workers = workers
         self.credits = credits_of(len(workers), num_workers)
-        self.labels, self.identity = (workers.label,), ModelIdentity(model, loss, label)
+        self.labels, self.identity = (workers.label,), ModelIdentity(model, scorer)
 
     def begin(self, model: nn.Module, *, training: bool, threads: int) -> RemotePass:
         return RemotePass(self, model, training=training, threads=threads)

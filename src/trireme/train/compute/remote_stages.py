@@ -27,7 +27,7 @@ from trireme.train.compute.stage_call import StageCall, call_stages
 from trireme.train.compute.stage_messages import DROP, Owner, StageRequest
 from trireme.train.compute.stage_runner import part_state
 from trireme.train.loop.replica import Replica
-from trireme.train.loop.scoring import Loss, Scored, Scorer, column_of
+from trireme.train.loop.scoring import Scored, Scorer, column_of
 
 DROP_S = 1.0
 """Seconds to tell a compute worker what it need not keep."""
@@ -68,10 +68,10 @@ class RemoteStages:
     Threads: any may use it.
     """
 
-    def __init__(self, cluster: Cluster, stages: Stages, loss: Loss, label: str | None) -> None:
+    def __init__(self, cluster: Cluster, stages: Stages, scorer: Scorer) -> None:
         self.groups = stage_groups(stages, cluster)
-        self.identity = ModelIdentity(stages, loss, label)
-        self.loss, self.label = loss, label
+        self.identity = ModelIdentity(stages, scorer)
+        self.scorer = scorer
         self.credits = credits_of(len(cluster.heter), cluster.num_workers)
         self.owner = Owner(cluster.worker, cluster.client.incarnation)
         self._tokens = itertools.count()
@@ -135,21 +135,20 @@ class StagePass:
             self._seed = number_of(torch.get_rng_state().numpy().tobytes())
         elif threads > 1:
             self._seed = int(torch.randint(1 << 62, ()))
-        self._scorer = Scorer(remote.loss, remote.label)
 
     def train(self, replica: Replica, batch: Batch) -> Scored:
         """Forward and backward: parameters and the rows of the batch get gradients, buffers their
         new values.
         """
         assert isinstance(replica.model, Stages)
-        scored = self._score(replica.model, batch, replica.number, self._scorer)
+        scored = self._score(replica.model, batch, replica.number, self._remote.scorer)
         assert scored.loss is not None
         scored.loss.backward()  # type: ignore[no-untyped-call]
         return scored
 
     def evaluate(self, batches: Iterable[Batch], *, scores: bool) -> Iterator[Scored]:
         """Forward of each batch, in order, with several in flight. scores: with the loss."""
-        scorer = self._scorer if scores else Scorer(None, None)
+        scorer = self._remote.scorer if scores else self._remote.scorer.without_loss()
 
         def score(number: int, batch: Batch) -> Scored:
             with torch.no_grad():
@@ -164,9 +163,9 @@ class StagePass:
             values = self._computed(stages, group, values, self._seed_of(number, i))
         if last.workers is None:
             values = self._computed(stages, last, values, 0)
-            return scorer(lambda _: stages.returned(values), batch)
+            return scorer.scored(stages.returned(values), batch)
         call = self._call(stages, last, values, self._seed_of(number, len(before)))
-        call.request.labels = self._labels(batch) if scorer.has_loss else None
+        call.request.labels = self._labels(batch) if scorer.loss is not None else None
         loss, outputs = call_stages(call)
         return Scored(batch, outputs, loss)
 
@@ -174,7 +173,8 @@ class StagePass:
         if group.workers is None:
             first = group.names[0]
             inputs = values if first == stages.names[0] else stages.carried(first, values)
-            return stages.run(group.names, inputs)
+            with self._remote.scorer.autocasting(stages.devices[name] for name in group.names):
+                return stages.run(group.names, inputs)
         call = self._call(stages, group, values, seed)
         _, outputs = call_stages(call)
         return outputs
@@ -213,9 +213,9 @@ class StagePass:
 
     def _labels(self, batch: Batch) -> Batch:
         """What the loss reads of a batch."""
-        if self._remote.label is None:
+        name = self._remote.scorer.label
+        if name is None:
             return Batch(batch.columns, batch.bags)
-        name = self._remote.label
         return Batch({name: column_of(batch, name, "Trainer(label=)")})
 
     def _seed_of(self, number: int, group: int) -> int:

@@ -47,7 +47,7 @@ from trireme.train.compute.model_runner import Method, ModelRunner
 from trireme.train.compute.model_state import describe, digest
 from trireme.train.compute.stage_runner import StageRunner
 from trireme.train.compute.tensors import unpack
-from trireme.train.loop.scoring import Loss
+from trireme.train.loop.scoring import Scorer
 
 log = logging.getLogger("trireme.compute")
 
@@ -100,7 +100,7 @@ class Service:
         queue_max: int = QUEUE_MAX,
     ) -> None:
         self._name, self._runner, self._link = name, runner, link
-        self._description = describe(runner.model, runner.loss, runner.label)
+        self._description = describe(runner.model, runner.scorer)
         self._digest = digest(self._description)
         # Unbounded by itself, so that a signal handler may put: `_on_run` keeps the bound.
         self._accepted: queue.SimpleQueue[_Accepted | _End] = queue.SimpleQueue()
@@ -244,8 +244,7 @@ def serve_model(
     cluster: Cluster,
     place: ComputePlace,
     model: nn.Module,
-    loss: Loss,
-    label: str | None,
+    scorer: Scorer,
     *,
     in_flight: int,
 ) -> NoReturn:
@@ -265,10 +264,10 @@ def serve_model(
     model.to(device)
     if isinstance(model, Stages):
         graphs = KeptGraphs(place.timeout_s)
-        runner = StageRunner(model, loss, label, device, cluster.pool, graphs)
+        runner = StageRunner(model, scorer, device, cluster.pool, graphs)
     else:
         threads = min(in_flight, torch.get_num_threads()) if link.is_host else 1
-        runner = ModelRunner(model, loss, label, device, cluster.pool, threads=threads)
+        runner = ModelRunner(model, scorer, device, cluster.pool, threads=threads)
     service = Service(place.name, runner, link)
     watch_service(cluster.metrics.registry, service)
     server = Server(

@@ -29,7 +29,7 @@ from trireme.train.compute.stage_messages import (
     StageRequest,
     stage_host_tensors,
 )
-from trireme.train.loop.scoring import Loss, Scored, Scorer
+from trireme.train.loop.scoring import Scored, Scorer
 
 
 class StageRunner:
@@ -46,16 +46,15 @@ class StageRunner:
     def __init__(
         self,
         stages: Stages,
-        loss: Loss,
-        label: str | None,
+        scorer: Scorer,
         device: torch.device,
         pool: _core.Pool,
         graphs: KeptGraphs,
     ) -> None:
         self.graphs = graphs
-        self.model, self.loss, self.label = stages, loss, label
+        self.model, self.scorer = stages, scorer
         self._by_name = _StagesByName(stages)
-        self._with_loss, self._without = Scorer(loss, label), Scorer(None, None)
+        self._without = scorer.without_loss()
         self._device, self._pool = device, pool
 
     def methods(self) -> dict[str, Method]:
@@ -91,7 +90,8 @@ class StageRunner:
         learned = [tensor for tensor in state.values() if tensor.requires_grad]
         self.model.train(request.training)
         with torch.set_grad_enabled(request.training):
-            outputs = torch.func.functional_call(self._by_name, state, (names, values))
+            with self.scorer.autocasting([self._device]):
+                outputs = torch.func.functional_call(self._by_name, state, (names, values))
             answer, roots = self._answer(request, outputs)
         graph = Graph(roots, leaves, learned)
         if request.training and request.labels is not None:
@@ -161,8 +161,8 @@ class StageRunner:
 
     def _scored(self, outputs: Any, labels: Batch | None) -> Scored:
         if labels is None:
-            return self._without(lambda _: outputs, Batch({}))
-        return self._with_loss(lambda _: outputs, labels)
+            return self._without.scored(outputs, Batch({}))
+        return self.scorer.scored(outputs, labels)
 
 
 class _StagesByName(nn.Module):

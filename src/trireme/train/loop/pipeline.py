@@ -2,12 +2,12 @@
 
     source -- plan thread --> [depth planned] -- pull thread --> [ahead] --> the loop
 
-Where the mode lets it (async), the pull for the next batch starts when the loop has taken the
-current one and the pushes made until then have been applied. So weights are one step old when they
-are used, whatever the depth: depth hides the time of reading and planning, and never adds
-staleness. Otherwise the loop itself pulls (sync: after its last step has been applied everywhere);
-where several threads share the loop, each pulls for itself while the others compute. The pull
-thread may then prepare such pulls (geo: it fetches what the worker's cache lacks).
+The loop takes a batch when its step before has been made. Then the other rows of the batch and the
+dense weights are pulled: what that step does not change was pulled during it (async, bounded and
+hybrid; see modes/on_servers/pull_ahead.py). So depth hides the time of reading and planning, and
+adds no staleness. In sync the loop pulls all, after its last step has been applied everywhere; in
+geo the pull thread fetches what the worker's cache lacks. Where several threads share the loop,
+each pulls all for itself while the others compute. To evaluate, rows are pulled one batch ahead.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from trireme.nn.session import collect, session_of
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
 from trireme.train.loop.worker_batches import Closable
+from trireme.train.modes.base import BeginPull, CompletePull
 from trireme.train.optimizer import newest_optimizer
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
@@ -44,15 +45,16 @@ CLOSE_S = 20.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prepared:
-    """A batch on its way to the loop. pulled: None: the loop pulls its rows. sent: with them, to
-    the model's device.
+    """A batch on its way to the loop. sent: to the model's device; None: not yet. pulled: None: the
+    loop pulls its rows, by `complete` if their pull has begun.
     """
 
     number: int
     batch: Batch
     plan: BatchPlan
-    pulled: Pulled | None = None
     sent: SentBatch | None = None
+    complete: CompletePull | None = None
+    pulled: Pulled | None = None
 
 
 class Pipeline:
@@ -65,7 +67,7 @@ class Pipeline:
         model: its embedding modules say what to look up.
         training: rows get gradients, which the next step pushes.
         depth: batches read and planned ahead, >= 1; more if the mode wants more.
-        ahead: whether training pulls one batch ahead, where the mode lets it.
+        ahead: whether training begins to pull one batch ahead, where the mode lets it.
         steps: whether the loop makes one step of each batch.
         timing: adds up the time of its threads, and the time that the loop waits and pulls.
         begun: called before the loop gets the first batch, or when there is none.
@@ -98,9 +100,10 @@ class Pipeline:
         self._optimizer = newest_optimizer(self._cluster)
         self._mode = None if self._optimizer is None else self._optimizer.mode
         self._steps = steps
-        may_pull_ahead = self._mode is None or self._mode.may_pull_ahead(steps=steps)
-        self._pulls_ahead = not training or (ahead and may_pull_ahead)
-        self._fetch = None if self._mode is None or self._pulls_ahead else self._mode.fetcher()
+        self._begin: BeginPull | None = None  # of a pull that the loop completes
+        if training and ahead and self._mode is not None:
+            self._begin = self._mode.pull_ahead(steps=steps)
+        self._pulls_whole = not training or self._mode is None  # in the pull thread
         if training and self._mode is not None:
             depth = max(depth, self._mode.lookahead())
         self._planned: BoundedQueue[_Prepared] = BoundedQueue(depth)
@@ -115,7 +118,7 @@ class Pipeline:
             self._mode.begin_run()
         self._session.is_prefetching |= self._training
         self._planned.start("trireme-plan", self._plan_noted())
-        if self._pulls_ahead or self._fetch is not None:
+        if self._has_pull_thread:
             self._ahead.start("trireme-pull", self._pull_ahead())
         self._cluster.add_running(self.stop)
         queues = {"planned": self._planned.__len__, "pulled": self._ahead.__len__}
@@ -131,6 +134,10 @@ class Pipeline:
             self._session.is_prefetching = False
         if kind is None and not self._training and self._mode is not None:
             self._mode.end_run()  # where it trains, the pass ends, perhaps behind more pipelines
+
+    @property
+    def _has_pull_thread(self) -> bool:
+        return self._pulls_whole or self._begin is not None
 
     def stop(self) -> None:
         """End both threads, each after what it works on, within a deadline."""
@@ -174,28 +181,45 @@ class Pipeline:
         self._cluster.client.announce(keys)
 
     def _pull_ahead(self) -> Iterator[_Prepared]:
+        under_way: KeysByClass = {}  # the keys of the batch that the loop has taken
         for planned in self._planned:
             self._may_pull.acquire()
-            if self._pulls_ahead and self._mode is not None:
+            keys = planned.plan.keys()
+            if self._pulls_whole and self._mode is not None:
                 self._mode.flush()
             with self._timing.background.measure("pull"):
-                if self._fetch is None:
+                if self._begin is None:
                     planned = self._pull(planned)
                 else:
-                    self._fetch(planned.plan.keys())
+                    complete = self._begin(keys, under_way, self._number_of(planned))
+                    planned = replace(self._sent(planned), complete=complete)
+            under_way = keys
             yield planned
 
+    def _number_of(self, planned: _Prepared) -> int | None:
+        return planned.number if self._steps else None
+
+    def _sent(self, planned: _Prepared) -> _Prepared:
+        """The batch, on its way to the device."""
+        if planned.sent is not None:
+            return planned
+        return replace(planned, sent=SentBatch(self._link, planned.batch, planned.plan))
+
     def _pull(self, planned: _Prepared) -> _Prepared:
-        keys = planned.plan.keys()
-        if self._mode is None:
-            pulled = self._cluster.client.pull(keys, blocks=self._training)
+        """The batch with its rows, on their way to the device."""
+        if planned.complete is not None:
+            pulled = planned.complete()
+        elif self._mode is None:
+            pulled = self._cluster.client.pull(planned.plan.keys(), blocks=self._training)
         elif self._training:
-            number = planned.number if self._steps else None
-            pulled = self._mode.pull(keys, blocks=True, number=number)
+            number = self._number_of(planned)
+            pulled = self._mode.pull(planned.plan.keys(), blocks=True, number=number)
         else:
-            pulled = self._mode.read(keys)
-        sent = SentBatch(self._link, planned.batch, planned.plan, pulled.rows)
-        return replace(planned, pulled=pulled, sent=sent)
+            pulled = self._mode.read(planned.plan.keys())
+        planned = self._sent(planned)
+        assert planned.sent is not None
+        planned.sent.send_rows(pulled.rows)
+        return replace(planned, pulled=pulled)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches(None if self._optimizer is None else self._optimizer.replica)
@@ -207,7 +231,7 @@ class Pipeline:
         """
         if replica is not None:
             replica.number = -1
-        waiting = self._ahead if self._pulls_ahead or self._fetch is not None else self._planned
+        waiting = self._ahead if self._has_pull_thread else self._planned
         for prepared in self._timing.loop.timed("wait", waiting):
             if replica is not None:
                 replica.number = prepared.number

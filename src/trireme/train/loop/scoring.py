@@ -1,16 +1,23 @@
 """The outputs of a model for a batch, by name, and the loss."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from trireme import accelerator
 from trireme.data.batch import Batch, Column, Strings
 from trireme.data.schema import InsId, Schema
 from trireme.errors import BadRequest, NotFinite
+from trireme.nn.lookup import specs_of
+from trireme.nn.on_device import devices_of
 
 OUTPUT = "output"
 """The name of the output of a model that returns one tensor."""
@@ -30,35 +37,82 @@ class Scored:
     loss: Tensor | None  # scalar, with its gradient; None: the scorer has no loss
 
 
+@dataclass(frozen=True)
 class Scorer:
-    """Runs a model on batches, and the loss on (outputs as returned, label column); with `label`
-    None on (outputs, batch). loss None: no loss is computed.
+    """Runs a model on batches, and the loss on (outputs, label column); with `label` None on
+    (outputs, batch). loss None: no loss is computed.
+
+    autocast: what forward computes in, by `torch.autocast`. Its outputs are float32 then, and so
+        are the loss, which is computed outside, and whatever reads outputs. None: as torch does,
+        and outputs are as returned.
     """
 
-    def __init__(self, loss: Loss | None, label: str | None) -> None:
-        self._loss, self._label = loss, label
+    loss: Loss | None
+    label: str | None
+    autocast: torch.dtype | None = None
 
-    @property
-    def has_loss(self) -> bool:
-        return self._loss is not None
+    def without_loss(self) -> Scorer:
+        return Scorer(None, None, self.autocast)
 
-    def __call__(self, model: Callable[[Batch], Any], batch: Batch) -> Scored:
-        """Raises BadRequest: outputs that are not tensors, or no such label column."""
-        outputs = model(batch)
-        scored = outputs_by_name(outputs)
-        if self._loss is None:
-            return Scored(batch, scored, None)
+    def __call__(self, model: nn.Module, batch: Batch) -> Scored:
+        """Raises BadRequest: outputs that are not tensors, no such label column, or strings or bags
+        that the model reads as numbers.
+        """
+        try:
+            with self.autocasting(devices_of(model) if self.autocast is not None else ()):
+                outputs = model(batch)
+        except (TypeError, AttributeError) as error:
+            if (wrong := _without_numbers(model, batch)) and _NOT_TENSORS.search(str(error)):
+                raise BadRequest(f"{wrong}: {error}") from error
+            raise
+        return self.scored(outputs, batch)
+
+    def autocasting(self, devices: Iterable[torch.device]) -> AbstractContextManager[Any]:
+        """The context of a forward pass, or of a part of one, on these devices."""
+        return accelerator.autocast(self.autocast, devices)
+
+    def scored(self, outputs: Any, batch: Batch) -> Scored:
+        """What has been computed for the batch, with its loss. Raises as a call."""
+        if self.autocast is not None:
+            outputs = _widened(outputs, self.autocast)
+        by_name = outputs_by_name(outputs)
+        if self.loss is None:
+            return Scored(batch, by_name, None)
         labels: Any = batch
-        if self._label is not None:
-            labels = column_of(batch, self._label, "Trainer(label=)")
+        if self.label is not None:
+            labels = column_of(batch, self.label, "Trainer(label=)")
             if not isinstance(labels, Tensor):
                 raise BadRequest(
-                    f"Trainer(label=): expected column {self._label!r} as a number per example,"
+                    f"Trainer(label=): expected column {self.label!r} as a number per example,"
                     f" found {type(labels).__name__}: strings, or bags of ids"
                 )
             if isinstance(outputs, Tensor):
                 labels = _as_outputs(labels, outputs)
-        return Scored(batch, scored, self._loss(outputs, labels))
+        return Scored(batch, by_name, self.loss(outputs, labels))
+
+
+def _widened(outputs: Any, dtype: torch.dtype) -> Any:
+    """The outputs of a model, with tensors of this dtype as float32."""
+    if isinstance(outputs, Mapping):
+        return {name: _widened(output, dtype) for name, output in outputs.items()}
+    is_narrow = isinstance(outputs, Tensor) and outputs.dtype == dtype
+    return outputs.float() if is_narrow else outputs
+
+
+_NOT_TENSORS = re.compile("Strings|Ragged|tuple|sequence")
+"""How Python and torch name a column without numbers that is used as a tensor."""
+
+
+def _without_numbers(model: nn.Module, batch: Batch) -> str:
+    """The columns of strings and bags that no module looks up; empty: there are none."""
+    looked_up = {name for spec in specs_of([model]) for name in spec.features}
+    wrong = [
+        f"column {name!r}, found {batch.shown_without_numbers(name)}"
+        for name, column in batch.items()
+        if name not in looked_up and not isinstance(column, Tensor)
+    ]
+    expected = "Trainer: expected numbers where the model computes with"
+    return f"{expected} {'; or with '.join(wrong)}" if wrong else ""
 
 
 def _as_outputs(labels: Tensor, outputs: Tensor) -> Tensor:

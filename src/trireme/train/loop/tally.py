@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest
@@ -93,16 +94,18 @@ class ScoringRule(Protocol):
     def loss(self) -> Loss | None: ...
 
 
-def scoring_of(source: ScoringRule | None, merged: Sequence[str] | None) -> tuple[Tally, Scorer]:
+def scoring_of(
+    source: ScoringRule | None, merged: Sequence[str] | None, autocast: torch.dtype | None
+) -> tuple[Tally, Scorer]:
     """The tally and the scorer of an evaluation. source: None: without loss and metrics. Raises
     BadRequest: as `check_metrics` and Tally.
     """
     if source is None:
-        return Tally([], None, merged=merged, has_loss=False), Scorer(None, None)
+        return Tally([], None, merged=merged, has_loss=False), Scorer(None, None, autocast)
     check_metrics(source.metrics, source.label)
     has_loss = source.loss is not None
     tally = Tally(source.metrics, source.label, merged=merged, has_loss=has_loss)
-    return tally, Scorer(source.loss, source.label)
+    return tally, Scorer(source.loss, source.label, autocast)
 
 
 def check_metrics(metrics: Sequence[Metric], label: str | None) -> None:

@@ -17,6 +17,14 @@ from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
 
+CompletePull = Callable[[], Pulled]
+"""Ends a pull that another thread began; the training thread calls it, after its step before."""
+
+BeginPull = Callable[[KeysByClass, KeysByClass, int | None], CompletePull | None]
+"""Gets the keys of a batch while the one before is trained on, the keys of that one, and the number
+of the batch if the loop makes a step of each. None: `Mode.pull` does the whole pull.
+"""
+
 
 class Mode(Protocol):
     """One worker's part of a mode. The training thread calls it, except where a thread is named.
@@ -38,11 +46,10 @@ class Mode(Protocol):
 
     # ---- rows and dense weights: the training thread, or one that pulls ahead ----
 
-    def may_pull_ahead(self, *, steps: bool) -> bool:
-        """Whether to pull for the next batch during this one. steps: one is made of each batch."""
-
-    def fetcher(self) -> Callable[[KeysByClass], None] | None:
-        """What the pull thread calls with the keys of the next batch if `pull` cannot be ahead."""
+    def pull_ahead(self, *, steps: bool) -> BeginPull | None:
+        """What the pull thread begins the pull of the next batch with; None: nothing is ahead.
+        steps: the loop makes one of each batch.
+        """
 
     def lacking(self, keys: KeysByClass) -> KeysByClass:
         """Those of the keys of a batch to come whose rows servers may have used long ago."""

@@ -1,6 +1,7 @@
 """Mode bounded: as async, and no stream is more than `staleness` steps ahead of the slowest."""
 
 from trireme.protocol.membership import Pace
+from trireme.train.modes.base import BeginPull
 from trireme.train.modes.on_servers.numbered_steps import NumberedSteps
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.worker.gradients import KeysByClass
@@ -17,9 +18,9 @@ class Bounded(NumberedSteps):
         super().__init__(setup)
         self._run_from = 0  # the step of batch 0 of the run
 
-    def may_pull_ahead(self, *, steps: bool) -> bool:
+    def pull_ahead(self, *, steps: bool) -> BeginPull | None:
         """Only if it is known which step the rows are for."""
-        return steps
+        return super().pull_ahead(steps=steps) if steps else None
 
     def begin_run(self) -> None:
         super().begin_run()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from trireme.errors import BadRequest
 from trireme.protocol.clipping import Clip
+from trireme.train.modes.base import BeginPull
 from trireme.train.modes.on_servers.numbered_steps import NumberedSteps
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
@@ -38,8 +39,9 @@ class Sync(NumberedSteps):
         # With one worker the sum is its own gradient.
         self._server_clip: Clip | None = None if setup.cluster.num_workers == 1 else setup.clip
 
-    def may_pull_ahead(self, *, steps: bool) -> bool:
-        return False
+    def pull_ahead(self, *, steps: bool) -> BeginPull | None:
+        """Nothing: the step changes rows of other workers' batches too."""
+        return None
 
     def pull_after_steps(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
         return self.pull_staged(keys, blocks=blocks)

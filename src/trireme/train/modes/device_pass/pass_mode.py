@@ -13,7 +13,6 @@ that was taken for dead, and has a successor, cannot end a pass.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.clipping import clip_gradients
-from trireme.train.modes.base import Mode
+from trireme.train.modes.base import BeginPull, Mode
 from trireme.train.modes.device_pass.block_of_keys import check_schema
 from trireme.train.modes.device_pass.dense_steps import DenseSteps
 from trireme.train.modes.device_pass.key_slots import ABSENT
@@ -228,10 +227,7 @@ class DevicePass(Mode):
 
     # ---- rows ----
 
-    def may_pull_ahead(self, *, steps: bool) -> bool:
-        return False
-
-    def fetcher(self) -> Callable[[KeysByClass], None] | None:
+    def pull_ahead(self, *, steps: bool) -> BeginPull | None:
         return None
 
     def lacking(self, keys: KeysByClass) -> KeysByClass:

@@ -1,11 +1,11 @@
 """Mode geo: the worker's part of it, over the window that it trains in."""
 
 import logging
-from collections.abc import Callable
 
 from trireme.errors import BadRequest, NotFinite
 from trireme.protocol.wire import DIFFERENCE
 from trireme.train.finite import check_finite_step
+from trireme.train.modes.base import BeginPull
 from trireme.train.modes.geo.window import Window
 from trireme.train.modes.on_servers.mode import OnServers
 from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDense
@@ -45,15 +45,14 @@ class Geo(OnServers):
 
     # ---- rows ----
 
-    def may_pull_ahead(self, *, steps: bool) -> bool:
-        """No: rows come from the cache, after the step before."""
-        return False
+    def pull_ahead(self, *, steps: bool) -> BeginPull | None:
+        """Rows come from the cache, after the step before. Ahead is what the cache lacks, where
+        windows have a batch to fetch for meanwhile.
+        """
+        return None if self.setup.strategy.k == 1 else self._fetch
 
-    def fetcher(self) -> Callable[[KeysByClass], None] | None:
-        """Fetch what the cache lacks, where windows have a batch to fetch for meanwhile."""
-        if self.setup.strategy.k == 1:
-            return None
-        return lambda keys: self.window.fetch(keys, self.setup.data_time.seconds())
+    def _fetch(self, keys: KeysByClass, *_: object) -> None:
+        self.window.fetch(keys, self.setup.data_time.seconds())
 
     def lacking(self, keys: KeysByClass) -> KeysByClass:
         return self.window.lacking(keys)

@@ -9,8 +9,6 @@ from trireme.train.modes.on_servers.worker_trained_dense import WorkerTrainedDen
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.dense_parameters import DenseParameters
-from trireme.worker.gradients import KeysByClass
-from trireme.worker.pull import Pulled
 
 
 class Hybrid(OnServers):
@@ -18,6 +16,7 @@ class Hybrid(OnServers):
 
     trains_in_threads = False
     has_device_passes = False
+    pushes_dense = False
     enters_passes = True
     why_not_shared = "the workers that sum their gradients are the same to the end"
 
@@ -36,9 +35,6 @@ class Hybrid(OnServers):
             )
         super().open()
         self._dense = ReplicatedDense(self.setup)
-
-    def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
-        return super().pull(keys, blocks=False, number=number)
 
     def refresh(self) -> None:
         """Wait for all pushes; the dense weights are here."""

@@ -1,6 +1,5 @@
 """The base of the modes that keep rows on servers: a step reaches the servers as a push."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -10,10 +9,11 @@ from trireme.blocks import Blocks
 from trireme.dense.optimizers import GroupValues, group_values, optimizer_spec
 from trireme.errors import BadRequest
 from trireme.train.clipping import clip_gradients
-from trireme.train.modes.base import Mode
+from trireme.train.modes.base import BeginPull, CompletePull, Mode
 from trireme.train.modes.device_pass.pass_mode import DevicePass, check_pass
 from trireme.train.modes.device_ranks.mode import SharedDevicePass
 from trireme.train.modes.on_servers.pass_state import PassState
+from trireme.train.modes.on_servers.pull_ahead import PullAhead
 from trireme.train.modes.on_servers.push_stream import PushStream
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.pass_data import PassData, WindowSize
@@ -27,14 +27,15 @@ from trireme.worker.pull import Pulled
 
 
 class OnServers(Mode):
-    """Mode async, unless a method is overridden: rows are pulled one batch ahead, and each step is
-    one push, which may be sent beside the training loop.
+    """Mode async, unless a method is overridden: each step is one push, which may be sent beside
+    the training loop. Rows that it does not change are pulled before it, for the next batch.
     """
 
     trains_in_threads = True
     saves_between_steps = False
     has_device_passes: ClassVar[bool] = True  # rows and dense weights are on servers between steps
     shares_device_passes: ClassVar[bool] = False  # several workers make one together
+    pushes_dense: ClassVar[bool] = True  # pushes change dense weights, which pulls bring
     enters_passes: ClassVar[bool] = False  # also where the loop does not call begin_pass
     why_not_shared: ClassVar[str] = ""  # why workers that share streams cannot come and go
 
@@ -77,11 +78,16 @@ class OnServers(Mode):
 
     # ---- rows and dense weights ----
 
-    def may_pull_ahead(self, *, steps: bool) -> bool:
-        return True
+    def pull_ahead(self, *, steps: bool) -> BeginPull | None:
+        return self._begin_pull
 
-    def fetcher(self) -> Callable[[KeysByClass], None] | None:
-        return None
+    def _begin_pull(
+        self, keys: KeysByClass, under_way: KeysByClass, number: int | None
+    ) -> CompletePull:
+        pull = partial(self.pull, number=number)
+        blocks = self.pushes_dense and len(self.setup.replica.dense) > 0
+        ahead = PullAhead(self.setup, self.stream, pull, keys, under_way, blocks=blocks)
+        return ahead.complete
 
     def lacking(self, keys: KeysByClass) -> KeysByClass:
         return keys
@@ -91,7 +97,8 @@ class OnServers(Mode):
 
     def pull(self, keys: KeysByClass, *, blocks: bool, number: int | None = None) -> Pulled:
         self.join_pass()
-        return self.pull_after_steps(keys, blocks=blocks)
+        self.flush()
+        return self.pull_after_steps(keys, blocks=blocks and self.pushes_dense)
 
     def pull_after_steps(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
         """Pull what includes the steps of this worker."""

@@ -9,7 +9,7 @@ from trireme.table import RowClassId
 from trireme.train.loop.timing import Stopwatch
 from trireme.train.modes.on_servers.pusher import Pusher
 from trireme.worker.client import StreamPosition
-from trireme.worker.gradients import DenseGradient, PushHeader, TableGradient
+from trireme.worker.gradients import DenseGradient, KeysByClass, PushHeader, TableGradient
 from trireme.worker.transport import LockedTransport
 
 
@@ -22,6 +22,7 @@ class PushStream:
         self._cluster, self._watch = cluster, watch
         self._pusher: Pusher | None = None
         self.via: LockedTransport | None = None  # of pushes in the training thread
+        self.pushed_keys: KeysByClass = {}  # of the last push
         self.stand_at(StreamPosition())
 
     def resume(self) -> None:
@@ -69,6 +70,7 @@ class PushStream:
             except BaseException as error:
                 self._error = error
                 raise
+        self.pushed_keys = {class_id: part.keys for class_id, part in tables.items()}
         self.sequence, self.position = header.sequence, header.position
 
     def _running_pusher(self) -> Pusher:
