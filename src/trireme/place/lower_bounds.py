@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trireme.place.group_search import Cut, GroupSearch
+from trireme.place.group_search import GroupSearch
 
 Floats = NDArray[np.float64]
 
@@ -31,11 +31,7 @@ _ROWS_MAX = 4  # of each kind
 
 
 class LowerBounds:
-    """Bounds of one search.
-
-    Attributes:
-        candidates: placements that were met on the way, without what their first groups pass on.
-    """
+    """Bounds of one search. Shapes: a row has a weight for each type, a cut is a next group."""
 
     def __init__(self, search: GroupSearch) -> None:
         self._search = search
@@ -43,55 +39,59 @@ class LowerBounds:
         limits = [min(limit or 0, _LIMIT_MAX) for limit in search.limits]
         self._limits = np.array(limits, np.float64)
         self._limits_or_inf = np.where(self._is_limited, self._limits, np.inf)
-        self._none_used = [0.0] * len(search.limits)
         self._prices = np.array([float(price) for price in search.prices])
-        columns = [np.array(cuts, dtype=object).reshape(-1, 4) for cuts in search.cuts]
-        self._ends = [cuts[:, 1].astype(np.int64) for cuts in columns]
-        self._numbers = [cuts[:, 2].astype(np.int64) for cuts in columns]
-        self._workers = [cuts[:, 3].astype(np.float64) for cuts in columns]
-        self.candidates: list[tuple[Cut, ...]] = [search.rests[0][1]]
-        self._of_cost, self._weights = self._choose_rows()
-        surcharges = self._weights - self._of_cost[:, None] * self._prices
-        self._allowed = surcharges @ self._limits
-        by_itself = self._table_of(None)
-        self._tables = {
-            number: (self._table_of(self._passed_on(number)), by_itself)
+        self._workers, self._forbidden = _tables_of_cuts(search)
+        self._num_of_cost, self._weights = self._choose_rows()
+        surcharges = self._weights.copy()
+        surcharges[: self._num_of_cost] -= self._prices
+        allowed = surcharges @ self._limits
+        self._allowed = allowed[:, None, None] * _NEARLY
+        nothing = np.zeros((len(self._weights), search.num_stages))
+        lightest = np.stack([self._lightest_groups(weights)[0] for weights in self._weights])
+        # By type of the first group: with what it passes on as parts of a worker, and without.
+        self._rests = {
+            number: np.stack(
+                [_rests_of(lightest, self._passed_on(number)), _rests_of(lightest, nothing)], axis=2
+            )
             for number in search.readers
         }
 
-    def of_groups(
-        self, first: int, stage: int, first_workers: tuple[float, int], used: Sequence[float]
-    ) -> Floats:
-        """The cost at least, with each of the cuts at `stage` as the next group; infinite where no
-        placement is within the limits.
-
-        first: type of the first group. first_workers: that it needs so far, in parts of a worker,
-            and as a whole number. used: workers of each type in the groups after it.
+    def of_first_groups(self, first: int, parts: Floats, whole: Floats) -> Floats:
+        """(ends,): the cost at least, with a first group of this type that ends at each stage that
+        it may end at. parts, whole: (ends,), as `of_groups`.
         """
-        num_used = np.asarray(used, np.float64)
-        others = self._weights @ num_used
-        bounds = [
-            self._bound((others + self._weights[:, first] * num)[:, None] + with_next[stage])
-            for num, with_next in zip(first_workers, self._tables[first], strict=True)
-        ]
-        numbers = self._numbers[stage]
-        is_over = num_used[numbers] + self._workers[stage] > self._limits_or_inf[numbers] * _NEARLY
-        return np.where(is_over, np.inf, np.maximum(*bounds))
+        rests = self._rests[first][0][:, :, -len(parts) :]  # (rows, 2, ends)
+        return self._bound(self._weights[:, first, None, None] * np.stack([parts, whole]) + rests)
 
-    def of_first(self, first: int, end: int, first_workers: tuple[float, int]) -> float:
-        """The cost at least, with a first group of this type that ends at this stage."""
-        if end < self._search.num_stages:
-            return float(self.of_groups(first, end, first_workers, self._none_used).min())
-        [bound] = self._bound(self._weights[:, first, None] * first_workers[1])
-        return float(bound)
+    def of_groups(
+        self, first: int, stage: int, parts: float, whole: int, used: Sequence[float]
+    ) -> Floats:
+        """(cuts,): the cost at least, with each of the cuts at `stage` as the next group; infinite
+        where no placement is within the limits.
+
+        first: type of the first group. parts, whole: workers that it needs so far, in parts of a
+            worker, and as a whole number. used: workers of each type in the groups after it.
+        """
+        workers = self._workers[:, stage, stage + 1 :]  # (types, ends)
+        num_used = np.array(used, np.float64)
+        before = self._weights @ num_used
+        first_weights = self._weights[:, first]
+        fixed = np.stack([before + first_weights * parts, before + first_weights * whole], axis=1)
+        with_next = self._weights[:, :, None] * workers  # (rows, types, ends)
+        rests = self._rests[first][1][:, :, None, stage + 1 :]  # (rows, 2, 1, ends)
+        weights = fixed[:, :, None, None] + with_next[:, None] + rests
+        num_used[first] += whole
+        is_over = num_used[:, None] + workers > self._limits_or_inf[:, None] * _NEARLY
+        bounds = self._bound(weights.reshape(*weights.shape[:2], -1))
+        return np.where(is_over.ravel(), np.inf, bounds)
 
     def _bound(self, weights: Floats) -> Floats:
-        """(cuts,) of (rows, cuts)."""
-        allowed = self._allowed[:, None]
-        least = weights - allowed - _MARGIN * (weights + allowed)
-        has_cost = self._of_cost > 0
-        bound = least[has_cost].max(axis=0)
-        return np.where((least[~has_cost] > 0).any(axis=0), np.inf, bound)
+        """(cuts,) of (rows, 2, cuts)."""
+        least = weights * (1 - _MARGIN) - self._allowed
+        bound: Floats = least[: self._num_of_cost].max(axis=(0, 1))
+        if self._num_of_cost < len(least):
+            bound[(least[self._num_of_cost :] > 0).any(axis=(0, 1))] = np.inf
+        return bound
 
     def _passed_on(self, first: int) -> Floats:
         """The weight of the part of a worker of the first group that passes on what crosses before
@@ -104,29 +104,16 @@ class LowerBounds:
         ]
         return np.outer(self._weights[:, first], parts)
 
-    def _table_of(self, passed_on: Floats | None) -> list[Floats]:
-        """By stage, of each cut there: the least weight of it and of what follows, (rows, cuts)."""
-        num = self._search.num_stages
-        rest = np.zeros((len(self._weights), num + 1))
-        with_next: list[Floats] = [np.empty(0)] * num
-        for begin in range(num - 1, 0, -1):
-            ends, numbers = self._ends[begin], self._numbers[begin]
-            with_next[begin] = self._weights[:, numbers] * self._workers[begin] + rest[:, ends]
-            rest[:, begin] = with_next[begin].min(axis=1)
-            if passed_on is not None:
-                rest[:, begin] += passed_on[:, begin]
-        return with_next
-
     # ---- surcharges ----
 
-    def _choose_rows(self) -> tuple[Floats, Floats]:
-        """`of_cost` of each row, and (rows, types): the weights."""
-        rows: list[tuple[float, Floats]] = [(1.0, self._prices)]
-        if self._is_limited.any():
-            rows += [(1.0, self._prices + one) for one in self._surcharges_of_cost()]
-            rows += [(0.0, one) for one in self._surcharges_of_limits()]
-        of_cost, weights = zip(*rows, strict=True)
-        return np.array(of_cost), np.array(weights)
+    def _choose_rows(self) -> tuple[int, Floats]:
+        """How many rows bound the cost, which come first, and (rows, types): the weights."""
+        rows = [self._prices]
+        if not self._is_limited.any():
+            return 1, np.array(rows)
+        rows += [self._prices + one for one in self._surcharges_of_cost()]
+        num_of_cost = len(rows)
+        return num_of_cost, np.array([*rows, *self._surcharges_of_limits()])
 
     def _surcharges_of_cost(self) -> list[Floats]:
         """Polyak's steps towards a cost somewhat above the bound."""
@@ -161,19 +148,53 @@ class LowerBounds:
     def _lightest(self, weights: Floats) -> tuple[float, Floats]:
         """The least weight of a placement, and its workers by type."""
         num = self._search.num_stages
-        rest, chosen = np.zeros(num + 1), [0] * num
+        lightest, weighed = self._lightest_groups(weights)
+        rest, ends = np.zeros(num + 1), [0] * num
         for begin in range(num - 1, -1, -1):
-            each = weights[self._numbers[begin]] * self._workers[begin] + rest[self._ends[begin]]
-            chosen[begin] = int(each.argmin())
-            rest[begin] = each[chosen[begin]]
-        cuts, begin, used = list[Cut](), 0, np.zeros_like(weights)
+            each = lightest[begin, begin + 1 :] + rest[begin + 1 :]
+            least = int(each.argmin())
+            rest[begin], ends[begin] = each[least], begin + 1 + least
+        begin, used = 0, np.zeros_like(weights)
         while begin < num:
-            cut = self._search.cuts[begin][chosen[begin]]
-            cuts.append(cut)
-            used[cut[2]] += cut[3]
-            begin = cut[1]
-        self.candidates.append(tuple(cuts))
+            end = ends[begin]
+            number = int(weighed[:, begin, end].argmin())
+            used[number] += self._workers[number, begin, end]
+            begin = end
         return float(rest[0]), used
+
+    def _lightest_groups(self, weights: Floats) -> tuple[Floats, Floats]:
+        """(begins, ends): the least weight of a group; (types, begins, ends): that on each type."""
+        weighed = weights[:, None, None] * self._workers + self._forbidden
+        return weighed.min(axis=0), weighed
+
+
+def _rests_of(lightest: Floats, passed_on: Floats) -> Floats:
+    """(2, rows, stages + 1): the least weight from each stage on, if the second group begins there,
+    and if a later one does, before which the first group passes something on.
+
+    lightest: (rows, begins, ends): of a group. passed_on: (rows, stages).
+    """
+    num_rows, num, _ = lightest.shape
+    second, later = rests = np.zeros((2, num_rows, num + 1))
+    for begin in range(num - 1, 0, -1):
+        after = lightest[:, begin, begin + 1 :] + later[:, begin + 1 :]
+        second[:, begin] = after.min(axis=1)
+        later[:, begin] = second[:, begin] + passed_on[:, begin]
+    return rests
+
+
+def _tables_of_cuts(search: GroupSearch) -> tuple[Floats, Floats]:
+    """(types, begins, ends): the workers of each group; and infinite where there is no such group,
+    else 0.
+    """
+    num = search.num_stages
+    workers = np.zeros((len(search.loads), num, num + 1))
+    forbidden = np.full_like(workers, np.inf)
+    for begin, cuts in enumerate(search.cuts):
+        _, ends, numbers, of_cuts = zip(*cuts, strict=True)
+        workers[numbers, begin, ends] = of_cuts
+        forbidden[numbers, begin, ends] = 0.0
+    return workers, forbidden
 
 
 def _best_of(tried: list[tuple[float, Any]]) -> list[Floats]:

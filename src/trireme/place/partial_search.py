@@ -4,8 +4,8 @@ Groups of one type share its limit, and each cut behind the second group adds to
 first one, which passes on what crosses there. The search is best-first. Its bound is the larger one
 of two, neither of which is ever above the best: the best rest by itself, and those of
 lower_bounds.py. So the first complete placement that it meets is the best. It keeps a partial
-placement unless its bound is above a placement that is known, or another one that ends at the same
-stage is as good with any rest.
+placement unless another one that ends at the same stage is as good with any rest. Of the extensions
+of a partial placement it makes only those whose turn comes: most never do.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trireme.errors import ResourceExhausted
-from trireme.place.group_search import Cut, GroupSearch, PlacementKey, load_of_first
+from trireme.place.group_search import Cut, GroupSearch, PlacementKey
 from trireme.place.lower_bounds import Floats, LowerBounds
 
 PARTIAL_MAX = 200_000
@@ -44,6 +43,36 @@ class _Partial(NamedTuple):
     cuts: tuple[Cut, ...]
 
 
+class _Extensions:
+    """What a partial placement can be extended to, the most hopeful first. costs: of each, at
+    least; infinite: it is not possible. make: the one with this place in `costs`; None: the limits
+    forbid it.
+    """
+
+    def __init__(self, costs: Floats, make: Callable[[int, float], _Partial | None]) -> None:
+        num_possible = int((costs < math.inf).sum())
+        order = np.argsort(costs, kind="stable")[:num_possible]
+        self._left: Iterator[tuple[int | None, float]] = zip(
+            order.tolist(), costs[order].tolist(), strict=True
+        )
+        self._make = make
+        self._advance()
+
+    def _advance(self) -> None:
+        self._next, self._cost = next(self._left, (None, math.inf))
+
+    @property
+    def bound(self) -> PlacementKey | None:
+        """None of those that are left has a smaller key; None: nothing is left."""
+        return None if self._next is None else PlacementKey(math.ceil(self._cost), 0, 0, ())
+
+    def pop(self) -> _Partial | None:
+        assert self._next is not None
+        made = self._make(self._next, self._cost)
+        self._advance()
+        return made
+
+
 class PartialSearch:
     """The search with the rate, the types and the limits of a search by groups."""
 
@@ -51,29 +80,32 @@ class PartialSearch:
         self._search = search
         self._bounds = LowerBounds(search)
         self._rivals = {number: _rivals_of(search, number) for number in search.readers}
-        costs = [
-            cost for cuts in self._bounds.candidates if (cost := self._cost_of(cuts)) is not None
-        ]
-        self._cost_max = min(costs, default=math.inf)
 
     def best(self) -> tuple[Cut, ...] | None:
         """The best placement; None: the limits allow none. Raises ResourceExhausted: there are too
         many partial ones.
         """
-        heap = [one for cut in self._search.cuts[0] for one in self._begin(cut)]
-        heapq.heapify(heap)
-        num_tried = 0
+        heap: list[tuple[PlacementKey, int, _Partial | _Extensions]] = []
+        numbers = itertools.count()  # of two with one bound the older one comes first
+
+        def push(one: _Partial | _Extensions | None) -> None:
+            if one is not None and (bound := one.bound) is not None:
+                heapq.heappush(heap, (bound, next(numbers), one))
+
+        push(self._first_groups())
+        num_kept = 0
         while heap:
-            partial = heapq.heappop(heap)
-            if partial.stage == self._search.num_stages:
-                return partial.cuts
-            num_tried += 1
-            if self._search.has_limits and num_tried.bit_count() == 1:
-                self._complete(partial)
-            if self._rivals[partial.cuts[0][2]][partial.stage].add(partial):
-                for longer in self._extensions(partial):
-                    heapq.heappush(heap, longer)
-            if num_tried + len(heap) > PARTIAL_MAX:
+            _, _, one = heapq.heappop(heap)
+            if isinstance(one, _Extensions):
+                push(one.pop())
+                push(one)
+                continue
+            if one.stage == self._search.num_stages:
+                return one.cuts
+            if self._rivals[one.cuts[0][2]][one.stage].add(one):
+                num_kept += 1
+                push(self._extensions(one))
+            if num_kept + len(heap) > PARTIAL_MAX:
                 raise ResourceExhausted(
                     f"place: expected at most {PARTIAL_MAX:,} partial placements of many groups,"
                     f" found more, of {self._search.num_stages} stages; join stages, or give fewer"
@@ -81,40 +113,26 @@ class PartialSearch:
                 )
         return None
 
-    def _complete(self, partial: _Partial) -> None:
-        """Go on with the most hopeful extension of each: its cost, if it comes to the end, is one
-        that the best does not exceed.
-        """
-        longer: _Partial | None = partial
-        while longer is not None and longer.stage < self._search.num_stages:
-            longer = min(self._extensions(longer), default=None)
-        if longer is not None:
-            self._cost_max = min(self._cost_max, longer.bound.cost)
+    def _first_groups(self) -> _Extensions:
+        """Of nothing: the first groups."""
+        search, costs = self._search, list[Floats]()
+        for number in search.readers:
+            whole = [cut[3] for cut in search.cuts[0] if cut[2] == number]
+            loads = search.loads[number].of_groups(0, search.num_stages + 1 - len(whole))
+            parts = [self._parts(number, load) for load in loads]
+            costs.append(self._bounds.of_first_groups(number, np.array(parts), np.array(whole)))
 
-    def _cost_of(self, cuts: Sequence[Cut]) -> float | None:
-        """With what the first group passes on; None: the limits forbid it."""
-        search, used = self._search, (0,) * len(self._search.limits)
-        number = cuts[0][2]
-        workers = search.workers(number, load_of_first(search.loads, cuts))
-        all_workers = [(number, workers), *((cut[2], cut[3]) for cut in cuts[1:])]
-        for number, workers in all_workers:
-            used = search.with_workers(used, number, workers)
-        if not search.fits(used):
-            return None
-        return sum(workers * search.prices[number] for number, workers in all_workers)
+        def make(i: int, cost: float) -> _Partial | None:
+            first = search.cuts[0][i]
+            _, end, number, _ = first
+            load = search.loads[number].of_groups(0, end)[0]
+            nothing = PlacementKey(0, 0, 0, (search.names[number],) * end)
+            return self._partial(first, (), nothing, (0,) * len(search.limits), load, cost)
 
-    def _begin(self, first: Cut) -> Iterator[_Partial]:
-        """With a first group, if there can be a best placement."""
-        _, end, number, workers = first
-        load = self._search.loads[number].of_groups(0, end)[0]
-        cost = self._bounds.of_first(number, end, (self._parts(number, load), workers))
-        if self._is_hopeful(np.array(cost)):
-            nothing = PlacementKey(0, 0, 0, (self._search.names[number],) * end)
-            used = (0,) * len(self._search.limits)
-            yield from self._partial(first, (), nothing, used, load, cost)
+        return _Extensions(np.concatenate(costs), make)
 
-    def _extensions(self, partial: _Partial) -> Iterator[_Partial]:
-        """With one more group, where there can be a best placement."""
+    def _extensions(self, partial: _Partial) -> _Extensions:
+        """With one more group."""
         search, (first, *others) = self._search, partial.cuts
         number, begin, load = first[2], partial.stage, partial.load
         if others:
@@ -123,9 +141,10 @@ class PartialSearch:
         used = [0.0] * len(search.limits)
         for cut in others:
             used[cut[2]] += cut[3]
-        costs = self._bounds.of_groups(number, begin, (self._parts(number, load), workers), used)
+        costs = self._bounds.of_groups(number, begin, self._parts(number, load), workers, used)
         before = partial.others
-        for i in np.flatnonzero(self._is_hopeful(costs)):
+
+        def make(i: int, cost: float) -> _Partial | None:
             cut = search.cuts[begin][i]
             _, end, kind, num = cut
             key = PlacementKey(
@@ -135,11 +154,10 @@ class PartialSearch:
                 before.names + (search.names[kind],) * (end - begin),
             )
             now_used = search.with_workers(partial.used, kind, num)
-            first = (*first[:3], workers)
-            yield from self._partial(first, (*others, cut), key, now_used, load, float(costs[i]))
+            now_first = (*first[:3], workers)
+            return self._partial(now_first, (*others, cut), key, now_used, load, cost)
 
-    def _is_hopeful(self, cost: Floats) -> NDArray[np.bool_]:
-        return (cost < math.inf) & (cost <= self._cost_max * _ROUNDED)
+        return _Extensions(costs, make)
 
     def _parts(self, number: int, load: int) -> float:
         """Workers that a load takes, not rounded up."""
@@ -153,11 +171,11 @@ class PartialSearch:
         used: tuple[int, ...],
         load: int,
         cost: float,
-    ) -> Iterator[_Partial]:
-        """Nothing: the limits forbid it. cost: that it has at least, to the end."""
+    ) -> _Partial | None:
+        """None: the limits forbid it. cost: that it has at least, to the end."""
         _, _, number, workers = first
         if not self._search.fits(self._search.with_workers(used, number, workers)):
-            return
+            return None
         end = others[-1][1] if others else first[1]
         rest = self._search.rests[end][0]
         alone = PlacementKey(
@@ -167,7 +185,7 @@ class PartialSearch:
             key.names + rest.names,
         )
         bound = max(alone, PlacementKey(math.ceil(cost), 0, 0, ()))
-        yield _Partial(bound, end, key, used, load, (first, *others))
+        return _Partial(bound, end, key, used, load, (first, *others))
 
 
 class _Rivals:
