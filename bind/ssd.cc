@@ -59,7 +59,7 @@ std::optional<std::map<std::string, std::uint64_t>> tier(const Table& table) {
            {"damaged_pages", use.log.num_damaged},
            {"failed_writes", use.log.num_failed_writes},
            {"ssd_bytes", use.log.bytes},
-           {"rows_max", use.log.num_rows_max}}};
+           {"rows_written", use.log.num_rows_then}}};
 }
 
 std::unique_ptr<Tier::Claim> claim(Table& table, Keys keys, Pool& pool) {
@@ -86,13 +86,13 @@ std::vector<SegmentFields> segments(const Table& table) {
   nb::gil_scoped_release release;
   log.flush();
   for (const ssd::PageLog::SegmentFile& s : log.segments()) {
-    result.emplace_back(s.number, s.device, s.name, s.num_pages, s.num_rows_max);
+    result.emplace_back(s.number, s.device, s.name, s.num_pages, s.num_rows_then);
   }
   return result;
 }
 
 void adopt_segment(Table& table, std::uint32_t number, std::size_t device, std::string name,
-                   std::size_t num_pages, std::size_t num_rows_max) {
+                   std::size_t num_pages, std::size_t num_rows_then) {
   nb::gil_scoped_release release;
   table.need_tier("adopt_segment")
       .log()
@@ -100,7 +100,7 @@ void adopt_segment(Table& table, std::uint32_t number, std::size_t device, std::
               .device = device,
               .name = std::move(name),
               .num_pages = num_pages,
-              .num_rows_max = num_rows_max});
+              .num_rows_then = num_rows_then});
 }
 
 }  // namespace
@@ -122,7 +122,7 @@ void register_tier(nb::module_& m, nb::class_<Table>& table) {
                    "fetch(). damaged_pages: that cannot be read, nor the rows in them. "
                    "failed_writes: of some pages each, which were kept and written again, or "
                    "elsewhere. reads, pages_read, pages_written, segments, "
-                   "ssd_bytes: of the device. rows_max: that fit into the pages.")
+                   "ssd_bytes: of the device. rows_written: that the segments had when written.")
       .def(
           "fetch", &fetch, "keys"_a.noconvert(), "pool"_a,
           "Bring the rows of keys from SSD into memory, as far as there is room, for a later call. "
@@ -149,10 +149,10 @@ void register_tier(nb::module_& m, nb::class_<Table>& table) {
       .def("segments", &segments,
            R"(The segments of a table that holds them, all of whose pages are durable now.
 
-Returns (number, device, name of the file, pages, rows that fit into them) for each.
+Returns (number, device, name of the file, pages, rows when it was written) for each.
 Raises Unavailable, ResourceExhausted: a device.)")
       .def("adopt_segment", &adopt_segment, "number"_a, "device"_a, "name"_a, "num_pages"_a,
-           "num_rows_max"_a,
+           "num_rows_then"_a,
            R"(Go on with a segment of another table, whose file was linked into this one's folder.
 
 Raises BadRequest: its number or name is taken. Corruption: the file is too small.)");

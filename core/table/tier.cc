@@ -1,6 +1,7 @@
 #include "table/tier.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <thread>
 
@@ -12,8 +13,16 @@ namespace trireme {
 
 namespace {
 
-// The share of a bucket's rows in memory that the hand moves out at most.
+// What the hand does at a bucket: pages that it writes, and the share of the rows in memory that it
+// moves out at most.
+constexpr std::size_t kPagesOut = 8;
 constexpr std::size_t kShareOut = 16;
+
+// Cleaning: the share of the rows on SSD that are left, in per cent, below which it begins; pages
+// that it reads at a time; and the share above which a segment is not worth it.
+constexpr std::size_t kLeftPercentMin = 65;
+constexpr std::size_t kPagesCleaned = 32;
+constexpr std::size_t kWorthPercentMax = 95;
 
 constexpr std::size_t kNumBuffers = 4, kBufferPagesMin = 16;
 // Of what reads may take at any time: how many reads that is.
@@ -249,10 +258,8 @@ void Tier::set_memory(std::size_t num_bytes) {
   }
 }
 
-// Cleans, or goes on to the next bucket. Returns whether rows were moved.
+// Goes on to the next bucket. Returns whether rows were moved.
 bool Tier::step() {
-  begin_shrink();
-  if (clean()) return true;
   const std::uint64_t hand = hand_.fetch_add(1, std::memory_order_relaxed);
   const auto bucket = static_cast<std::uint32_t>(hand % kNumBuckets);
   if (bucket == 0 && saw_more_.exchange(false)) {
@@ -264,9 +271,10 @@ bool Tier::step() {
     std::shared_lock lock(mutex_of_stripe(bucket / kBucketsPerStripe));
     if (table_.index_.num_rows(bucket) == 0) return false;
   }
-  if (move_out(bucket) == 0) return false;
-  cleans_in_vain_ = false;
-  return true;
+  begin_shrink();
+  const std::size_t num_moved = move_out(bucket);
+  clean();
+  return num_moved > 0;
 }
 
 // The indexes grow as rows go to SSD, and one row class may need what another has: then rows have
@@ -289,20 +297,6 @@ void Tier::begin_shrink() {
   const std::size_t num_rows = arena.use().num_rows;
   const std::size_t num_leaving = excess / arena.row_bytes() + 1;
   if (num_leaving < num_rows) table_.arenas_.shrink(row_class, num_rows - num_leaving);
-}
-
-// Whether rows of a class may go to SSD. Those that leave their memory go to other places in memory
-// first.
-bool Tier::may_leave(int row_class) const {
-  const Arena& arena = table_.arenas_.of(row_class);
-  return !arena.is_shrinking() || arena.use().num_free <= promised_rows_ + 1;
-}
-
-bool Tier::may_leave() const {
-  for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
-    if (may_leave(i)) return true;
-  }
-  return false;
 }
 
 // Keeps the references of the rows that were used least.
@@ -336,7 +330,9 @@ std::size_t Tier::move_out(std::uint32_t bucket) {
   leave_out_claimed(bucket, refs);
   std::vector<Arena::Ref> coldest, of_class;
   for (int i = 0; i < num_classes; ++i) {
-    if (!may_leave(i)) continue;
+    // Rows that leave their memory go to other places in memory first.
+    const Arena& arena = table_.arenas_.of(i);
+    if (arena.is_shrinking() && arena.use().num_free > promised_rows_ + 1) continue;
     of_class.clear();
     std::ranges::copy_if(refs, std::back_inserter(of_class),
                          [&](Arena::Ref ref) { return table_.arenas_.class_of(ref) == i; });
@@ -425,6 +421,85 @@ void Tier::write_out(std::uint32_t bucket, std::span<const Arena::Ref> refs, con
     TRIREME_CHECK(table_.index_.erase(key, erased) && erased == ref);
   }
   table_.arenas_.free(refs);
+}
+
+// Frees segments, if many rows on SSD are gone: some pages at a time.
+void Tier::clean() {
+  std::unique_lock lock(clean_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  if (clean_left_ > 0 && log_.generation(clean_next_) != clean_generation_) clean_left_ = 0;
+  if (clean_left_ == 0) {
+    std::optional<ssd::PageLog::Segment> victim = log_.failed();
+    if (!victim) {
+      const ssd::PageLog::Use use = log_.use();
+      if (use.num_rows * 100 >= use.num_rows_then * kLeftPercentMin) return;
+      victim = log_.emptiest();
+      if (!victim || victim->num_rows * 100 > victim->num_rows_then * kWorthPercentMax) return;
+    }
+    clean_next_ = victim->first;
+    clean_left_ = victim->num_pages;
+    clean_generation_ = log_.generation(clean_next_);
+  }
+  std::vector<ssd::Position> positions(
+      std::min({clean_left_, kPagesCleaned, kCleaningReads * log_.read_pages()}));
+  std::iota(positions.begin(), positions.end(), clean_next_);
+  ssd::PagesRead read;
+  try {
+    read = log_.read(positions);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDeadlineExceeded) throw;
+    clean_left_ = 0;  // not now: who needs room has no need of that device
+    return;
+  }
+  clean_next_ += static_cast<ssd::Position>(positions.size());
+  clean_left_ -= positions.size();
+  for (std::size_t begin = 0, end; begin < positions.size(); begin = end) {
+    const ssd::PagesRead::Page* first = read.find(positions[begin]);
+    end = begin + 1;
+    if (first->generation != clean_generation_) continue;
+    if (first->error != 0) log_.set_aside(positions[begin]);
+    if (first->bytes == nullptr) continue;
+    const std::uint16_t bucket = ssd::header_of(first->bytes).bucket;
+    for (; end < positions.size() && end - begin < kPagesOut; ++end) {
+      const ssd::PagesRead::Page* page = read.find(positions[end]);
+      if (page->bytes == nullptr || page->generation != clean_generation_) break;
+      if (ssd::header_of(page->bytes).bucket != bucket) break;
+    }
+    clean_bucket(std::span(positions).subspan(begin, end - begin), read);
+  }
+}
+
+// Writes the rows that are left of some pages of a bucket to new pages, together with rows from
+// memory that fill the last one.
+void Tier::clean_bucket(std::span<const ssd::Position> positions, const ssd::PagesRead& read) {
+  const auto num_classes = static_cast<std::size_t>(table_.arenas_.num_classes());
+  ssd::PageLog::Room room = log_.reserve(kPagesOut + num_classes);
+  const std::uint32_t bucket = ssd::header_of(read.find(positions[0])->bytes).bucket;
+  const std::uint32_t stripe = bucket / kBucketsPerStripe;
+  if (stripe >= kNumStripes) return;
+  Lock lock(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
+  if (log_.generation(positions[0]) != clean_generation_) return;
+  Places places;
+  for (const ssd::Position position : positions) {
+    const std::byte* page = read.find(position)->bytes;
+    const ssd::PageHeader header = ssd::header_of(page);
+    if (!cold_.is_current(header, position)) continue;
+    cold_.for_rows_of_page(header, page, [&](const Place& place) { places.push_back(place); });
+  }
+  if (places.empty()) return;
+  std::vector<Arena::Ref> refs;
+  if (num_classes == 1) {
+    const std::size_t per_page = cold_.rows_per_page(0);
+    const std::size_t rest = places.size() % per_page;
+    if (rest > 0) {
+      table_.index_.refs_of(bucket, refs);
+      leave_out_claimed(bucket, refs);
+      keep_coldest(refs, per_page - rest);
+    }
+  }
+  write_out(bucket, refs, places, room);
+  num_cleaned_ += places.size();
+  num_evicted_ += refs.size();
 }
 
 std::size_t Tier::bytes() const {

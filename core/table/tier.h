@@ -6,9 +6,8 @@
 //
 // Memory is bounded by a budget, over rows, both indexes, buffers and reads. Whoever needs room
 // for rows promises it beforehand. If it is not there, a hand goes round the buckets: of each it
-// moves the rows that were used least since to SSD, whole pages at a time. Where many of the rows
-// on SSD have left their pages, rows leave memory by cleaning instead: old pages are written anew,
-// with rows from memory in the place of those that are gone.
+// moves the rows that were used least since to SSD, whole pages at a time, and cleans old segments
+// as far as that needs it.
 //
 // Threads: any.
 #pragma once
@@ -30,7 +29,6 @@
 
 #include "base/pages.h"
 #include "base/pool.h"
-#include "base/timed_mutex.h"
 #include "store/arenas.h"
 #include "store/index.h"
 #include "store/ssd/cold_rows.h"
@@ -206,8 +204,6 @@ class Tier {
   std::size_t bytes() const;  // of memory
 
  private:
-  static constexpr std::size_t kPagesOut = 8;  // written at a bucket
-
   // Keys whose rows are not in memory.
   struct Search {
     Places here;                        // rows in pages that were read
@@ -251,16 +247,8 @@ class Tier {
   void keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) const;
   void write_out(std::uint32_t bucket, std::span<const Arena::Ref> refs, const Places& moved,
                  ssd::PageLog::Room& room);
-  bool may_leave(int row_class) const;
-  bool may_leave() const;
-  bool clean();
-  bool find_victim();
-  struct Group;
-  std::vector<Group> groups_of(const ssd::PagesRead& victims,
-                               std::span<const ssd::Position> positions);
-  ssd::PagesRead read_mates(std::vector<Group>& groups) const;
-  std::size_t clean_group(const Group& group, std::span<const ssd::PagesRead> reads);
-  std::vector<Arena::Ref> fill_of(std::uint32_t bucket, const Places& places) const;
+  void clean();
+  void clean_bucket(std::span<const ssd::Position> positions, const ssd::PagesRead& read);
   Search search(std::span<const std::uint64_t> keys, std::span<const ssd::PagesRead> reads,
                 std::optional<For> what) const;
   void note_use(Arena::Ref ref, For what) const noexcept;
@@ -297,9 +285,7 @@ class Tier {
   std::atomic<int> halvings_{0};
   std::atomic<bool> saw_more_{false};  // since bucket 0: a bucket for which one less would do
 
-  std::atomic<bool> cleans_in_vain_{false};   // until rows leave memory by the hand
-  std::atomic<bool> is_cleaner_late_{false};  // until it has cleaned
-  TimedMutex clean_mutex_;                    // guards what follows
+  std::mutex clean_mutex_;  // guards what follows
   ssd::Position clean_next_ = 0;
   std::size_t clean_left_ = 0;  // pages of the segment that is being cleaned
   std::uint64_t clean_generation_ = 0;

@@ -239,21 +239,6 @@ void ColdRows::put(std::uint32_t bucket, const Rows& added, Pages&& pages, PageL
   for (const Place& place : moved) take(place);
 }
 
-std::optional<Position> ColdRows::emptiest(std::uint32_t bucket, Position first,
-                                           Position end) const noexcept {
-  const Bucket& own = buckets_[bucket];
-  std::optional<Position> best;
-  std::size_t num_least = kNumPageRowsMax + 1;
-  for (std::size_t i = 0; i < own.pages.size(); ++i) {
-    const Position position = own.pages[i].position;
-    const std::size_t n = num_left(own, i);
-    if (n == 0 || n >= num_least || (first <= position && position < end)) continue;
-    best = position;
-    num_least = n;
-  }
-  return best;
-}
-
 bool ColdRows::is_current(const PageHeader& header, Position position) const noexcept {
   if (header.table != table_ || header.bucket >= kNumBuckets) return false;
   const Bucket& bucket = buckets_[header.bucket];

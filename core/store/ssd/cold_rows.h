@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -119,10 +118,6 @@ class ColdRows {
     return number < own.pages.size() && own.pages[number].position == position &&
            is_left(own, number, slot);
   }
-  // Of a bucket's pages that have rows, but for those from `first` to before `end`: the one with
-  // the fewest.
-  std::optional<Position> emptiest(std::uint32_t bucket, Position first,
-                                   Position end) const noexcept;
   // Whether a page of the log still has rows.
   bool is_current(const PageHeader& header, Position position) const noexcept;
   // Calls visit(place) for the rows that are left of a current page. Returns their number.

@@ -258,7 +258,7 @@ Position PageLog::append(Room& room, std::span<const std::byte> page) noexcept {
   const std::size_t number = file.num_pages++;
   std::memcpy(buffer.data + buffer.num_pages++ * config_.page_bytes, page.data(), page.size());
   file.num_rows += header.num_rows;
-  file.num_rows_max += rows_of_page(config_.page_bytes, header.row_bytes);
+  file.num_rows_then += header.num_rows;
   file.is_synced = false;
   ++counts_.pages_written;
   if (buffer.num_pages == buffer.capacity) {
@@ -432,7 +432,7 @@ std::optional<PageLog::Segment> PageLog::failed() const {
     return Segment{.first = static_cast<Position>(file->number * config_.segment_pages),
                    .num_pages = file->capacity,
                    .num_rows = file->num_rows,
-                   .num_rows_max = file->num_rows_max};
+                   .num_rows_then = file->num_rows_then};
   }
   return {};
 }
@@ -441,7 +441,7 @@ std::optional<PageLog::Segment> PageLog::emptiest() const {
   std::lock_guard lock(mutex_);
   const File* best = nullptr;
   const auto is_emptier = [](const File& a, const File& b) {
-    return a.num_rows * b.num_rows_max < b.num_rows * a.num_rows_max;
+    return a.num_rows * b.num_rows_then < b.num_rows * a.num_rows_then;
   };
   for (const std::shared_ptr<File>& file : files_) {
     if (file == nullptr || file->num_written < file->capacity) continue;
@@ -453,7 +453,7 @@ std::optional<PageLog::Segment> PageLog::emptiest() const {
   return Segment{.first = static_cast<Position>(best->number * config_.segment_pages),
                  .num_pages = best->capacity,
                  .num_rows = best->num_rows,
-                 .num_rows_max = best->num_rows_max};
+                 .num_rows_then = best->num_rows_then};
 }
 
 void PageLog::set_aside(Position position) noexcept {
@@ -521,7 +521,7 @@ PageLog::Use PageLog::use() const {
     use.bytes += std::uint64_t{config_.segment_pages} * config_.page_bytes;
     use.num_pages += file->num_pages;
     use.num_rows += file->num_rows;
-    use.num_rows_max += file->num_rows_max;
+    use.num_rows_then += file->num_rows_then;
     use.num_damaged += file->damaged.size();
   }
   return use;

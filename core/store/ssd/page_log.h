@@ -141,8 +141,8 @@ class PageLog {
   struct Segment {
     Position first;
     std::size_t num_pages;
-    std::size_t num_rows;      // that are left
-    std::size_t num_rows_max;  // that fit into its pages
+    std::size_t num_rows;       // that are left
+    std::size_t num_rows_then;  // when it was written
   };
   std::optional<Segment> emptiest() const;
   // Never again names the segment of a position, some page of which cannot be read.
@@ -170,7 +170,7 @@ class PageLog {
     std::size_t device;
     std::string name;
     std::size_t num_pages;
-    std::size_t num_rows_max;
+    std::size_t num_rows_then;
   };
   // Requires: the log is held; flush(), for pages that were appended before it.
   std::vector<SegmentFile> segments() const;
@@ -189,7 +189,7 @@ class PageLog {
     std::uint64_t bytes = 0;                                     // of the files
     std::uint64_t num_pages = 0;                                 // appended, in segments that exist
     std::uint64_t num_rows = 0;                                  // left in them
-    std::uint64_t num_rows_max = 0;                              // that fit into their pages
+    std::uint64_t num_rows_then = 0;                             // written to them
     std::uint64_t pages_read = 0, reads = 0, pages_written = 0;  // since the start
     std::uint64_t num_failed_writes = 0;
     std::size_t num_damaged = 0;  // pages

@@ -32,7 +32,7 @@ std::vector<PageLog::SegmentFile> PageLog::segments() const {
                         .device = file->device_number,
                         .name = file->name,
                         .num_pages = file->num_written,
-                        .num_rows_max = file->num_rows_max});
+                        .num_rows_then = file->num_rows_then});
   }
   return segments;
 }
@@ -73,7 +73,7 @@ void PageLog::adopt(const SegmentFile& segment) {
   file->number = segment.number;
   file->device_number = segment.device;
   file->capacity = file->num_pages = file->num_written = segment.num_pages;
-  file->num_rows_max = segment.num_rows_max;
+  file->num_rows_then = segment.num_rows_then;
   const std::uint64_t all_bytes = std::uint64_t{config_.segment_pages} * config_.page_bytes;
   const bool has_room =
       segment.num_pages < config_.segment_pages && device->claim(file->id, all_bytes);

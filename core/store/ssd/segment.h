@@ -45,7 +45,7 @@ struct PageLog::File {
   std::size_t num_pages = 0;  // appended
   std::size_t num_written = 0;
   std::size_t num_rows = 0;  // left
-  std::size_t num_rows_max = 0;
+  std::size_t num_rows_then = 0;
   bool is_synced = true;
   bool is_aside = false;
   std::size_t num_failed = 0;     // buffers that could not be written

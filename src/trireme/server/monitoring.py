@@ -43,8 +43,8 @@ TIER = {
     "trireme_table_ssd_index_bytes": ("index_bytes", "Memory of what finds the rows on SSD."),
     "trireme_table_ssd_bytes": ("ssd_bytes", "Bytes of a table's files on SSD."),
     "trireme_table_ssd_rows_kept": (
-        "rows_max",
-        "Rows that fit into the pages of these files; those that are left are"
+        "rows_written",
+        "Rows that these files held when they were written; those that are left are"
         " trireme_table_ssd_rows.",
     ),
     "trireme_table_hits_total": ("hits", "Keys whose row was in memory when it was needed."),

@@ -51,7 +51,7 @@ class TierStatus:
 
     Attributes:
         memory_bytes: the table's part of the budget. file_bytes: its files on SSD.
-        num_kept: rows that fit into the pages of these files.
+        num_kept: rows that these files held when they were written.
         hit_share: of the keys of the interval, those whose row was in memory; None: no keys.
         reads_per_pull: None: no pull.
         written: rows written for each row that left memory; None: none left.
