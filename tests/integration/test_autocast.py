@@ -129,13 +129,13 @@ def test_passes_and_windows_have_the_bits_of_sync(kind: str, cluster: Cluster) -
     with one.on_device(batches) if kind == "pass" else one.in_window(2, "1MiB"):
         inside = one.fit(batches)
     check_types(one.model)
-    found = [p.detach().clone() for p in one.model.parameters()]
+    parameters = [p.detach().clone() for p in one.model.parameters()]
     with embedded(threads=1) as other:
         set_default(other)
         two = trainer()
         outside = two.fit(batches)
         assert inside["loss"] == outside["loss"]
-        for a, b in zip(found, two.model.parameters(), strict=True):
+        for a, b in zip(parameters, two.model.parameters(), strict=True):
             assert torch.equal(a, b)
 
 

@@ -78,8 +78,8 @@ def test_layers_keep_the_type_and_add_up_in_float32(layer: Any, dtype: torch.dty
     assert out.dtype == dtype
     expected = other(values.detach().float())
     if isinstance(layer, DataNorm):
-        for ours, theirs in zip(layer.buffers(), other.buffers(), strict=True):
-            assert torch.equal(ours, theirs)
+        for buffer, other_buffer in zip(layer.buffers(), other.buffers(), strict=True):
+            assert torch.equal(buffer, other_buffer)
     tolerance = 2**-7 if dtype == HALF else 1e-4
     torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
     out.float().sum().backward()

@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     config = Config.load(arguments.config_yaml, arguments.opt)
     settings = check_config(config)
-    from trireme.run.serving import has_served  # loads torch
+    from trireme.run.server_role import has_served  # loads torch
 
     if not has_served(settings):
         from trireme.run.runner import run  # and what trains

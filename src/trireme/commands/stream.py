@@ -35,7 +35,7 @@ def _stream(arguments: argparse.Namespace) -> int:
     config = Config.load(arguments.config_yaml, arguments.opt)
     settings = check_config(config)
     OnlineSettings.read(config)
-    from trireme.run.serving import has_served  # loads torch
+    from trireme.run.server_role import has_served  # loads torch
 
     if not has_served(settings):
         from trireme.run.stream import stream  # and what trains

@@ -21,7 +21,7 @@ from trireme.launch.process_role import read_role
 from trireme.metrics import AUC
 from trireme.run.data import make_dataset
 from trireme.run.model import create_recipe
-from trireme.run.serving import keeping_models, make_folder
+from trireme.run.server_role import keeping_models, make_folder
 from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.run.unused_keys import warn_of_unused
 from trireme.train import Dump, Evaluation, Recipe, Report, Trainer

@@ -13,7 +13,7 @@ from trireme.run import runner
 from trireme.run.data import dataset_of
 from trireme.run.day_folders import passes_of
 from trireme.run.online_settings import OnlineSettings
-from trireme.run.serving import make_folder
+from trireme.run.server_role import make_folder
 from trireme.run.settings import Settings
 from trireme.run.unused_keys import warn_of_unused_in_stream
 from trireme.train import Recipe, Trainer

@@ -81,7 +81,10 @@ class BlockStore:
         self._groups: dict[int, _MarkGroup] = {}  # by the identity of their marks
         self._is_stale = False  # whether the optimizer lacks some of the slices
         self._tried: list[GroupValues] | None = None  # the last values that were tried on the state
-        self._told = ("", list[GroupValues]())  # the last values of a push as text, and as groups
+        self._last_values = (
+            "",
+            list[GroupValues](),
+        )  # of a push: as text, and as groups
         self._checked: list[GroupValues] | None = None  # the last groups that were checked
 
     def __contains__(self, block_id: str) -> bool:
@@ -289,27 +292,27 @@ class BlockStore:
         that the optimizer does not know, a value of another form than the current one, or one that
         needs state that the blocks do not have.
         """
-        told = self._groups_of(groups)
-        if told is self._checked:
+        wanted = self._groups_of(groups)
+        if wanted is self._checked:
             return
         known = [] if self._optimizer is None else self._optimizer.param_groups
-        if len(told) != len(known):
-            raise BadRequest(f"blocks: expected values of {len(known)} groups, found {len(told)}")
-        for group, values in zip(known, told, strict=True):
+        if len(wanted) != len(known):
+            raise BadRequest(f"blocks: expected values of {len(known)} groups, found {len(wanted)}")
+        for group, values in zip(known, wanted, strict=True):
             for key, value in values.items():
                 if key not in group:
                     raise BadRequest(f"blocks: {self.class_name} knows no {key}, found {value!r}")
                 check_change(key, group[key], value)
-        self._try_groups([_tried_as(values) for values in told])
-        self._checked = told
+        self._try_groups([_tried_as(values) for values in wanted])
+        self._checked = wanted
 
     def _groups_of(self, groups: Sequence[GroupValues]) -> list[GroupValues]:
         """The values of a push as param groups: the same list while they stay the same, as in most
         pushes. As text, because 1, 1.0 and True are equal.
         """
-        if (text := repr(groups)) != self._told[0]:
-            self._told = text, [as_group(values) for values in groups]
-        return self._told[1]
+        if (text := repr(groups)) != self._last_values[0]:
+            self._last_values = text, [as_group(values) for values in groups]
+        return self._last_values[1]
 
     def _try_groups(self, groups: list[GroupValues]) -> None:
         """Try these values on each kind of state that slices have, unless they were tried last."""
