@@ -40,7 +40,7 @@ def keep_unloaded() -> None:
 def step(optimizer: torch.optim.Optimizer) -> None:
     """The `step` of an optimizer of torch's own, without its hooks and without the compiler."""
     with torch.no_grad():
-        _plain_step(type(optimizer))(optimizer)
+        _plain_step(type(optimizer))(optimizer)  # type: ignore[arg-type]  # classes are hashable
 
 
 @functools.cache

@@ -278,26 +278,19 @@ class Connection:
         return list(cut(parts, pending.id, limits.message_bytes_max))
 
     def _receive(self) -> None:
-        """Receive messages while answers are missing: most calls wait for a single one, and to ask
-        for another takes longer than to leave it to the next wait. Requires: one is waiting.
-        """
-        self._receive_one()
-        while self._sent and has_input(self._socket):
-            self._receive_one()
-
-    def _receive_one(self) -> None:
-        parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        try:
-            header, arrays = frames.unpack(parts, self._limits)
-            num_bytes = sum(map(len, parts))
-            if header["t"] == frames.PIECE:
-                if (whole := self._assembled(header, arrays)) is None:
-                    return
-                header, arrays = frames.unpack(whole.parts, self._limits)
-                num_bytes = whole.num_bytes
-            self._take(header, arrays, num_bytes)
-        except (BadRequest, ResourceExhausted) as error:
-            self._lose(f"the server sent a malformed message: {error}")
+        while self.state is not ConnectionState.CLOSED and has_input(self._socket):
+            parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            try:
+                header, arrays = frames.unpack(parts, self._limits)
+                num_bytes = sum(map(len, parts))
+                if header["t"] == frames.PIECE:
+                    if (whole := self._assembled(header, arrays)) is None:
+                        continue
+                    header, arrays = frames.unpack(whole.parts, self._limits)
+                    num_bytes = whole.num_bytes
+                self._take(header, arrays, num_bytes)
+            except (BadRequest, ResourceExhausted) as error:
+                self._lose(f"the server sent a malformed message: {error}")
 
     def _assembled(self, header: frames.Header, pieces: list[frames.Array]) -> Assembly | None:
         """The reply of which this was the last piece."""
@@ -362,8 +355,7 @@ class Connection:
             return
         event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
         kind, value = struct.unpack("=Hi", event)
-        while self.state is not ConnectionState.CLOSED and has_input(self._socket):
-            self._receive_one()  # messages that came before the connection was lost
+        self._receive()  # messages that came before the connection was lost
         self._end(kind, value)
 
     def _end(self, kind: int, value: int) -> None:

@@ -4,6 +4,8 @@ pyarrow's own conversions load pandas where it is installed, for a quarter of a 
 process that saves or loads.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -17,7 +19,7 @@ def to_arrow(values: Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def to_numpy(array: pa.Array) -> npt.NDArray[np.generic]:
+def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
     """(n,), not writable. Raises ArrowInvalid: some are null."""
     if array.null_count:
         raise pa.ArrowInvalid(f"expected no nulls, found {array.null_count}")
