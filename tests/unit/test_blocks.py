@@ -60,7 +60,9 @@ def run_blocks(name: str, options: dict, block: int) -> np.ndarray:
     store.create(optimizer_spec(optimizer), groups, specs, initial(), {})
     ids = [spec.id for spec in specs]
     for step in range(1, STEPS + 1):
-        assert store.apply(groups, ids, gradients(step), [(0, step)]) == len(specs)
+        pushed = gradients(step)
+        assert store.apply(groups, ids, pushed, [(0, step)]) == len(specs)
+        np.testing.assert_array_equal(pushed, gradients(step))  # their memory is a message's
     return store.read(ids)
 
 
@@ -220,7 +222,9 @@ def test_optimizers_of_whole_parameters_give_the_bits_of_torch(name: str, option
         if step == 10:
             store.restore("p@0", store.slices_of("p@0"))
         store.check_groups(groups)
-        store.apply(groups, ["p@0"], gradients(step), [(0, step)])
+        pushed = gradients(step)
+        store.apply(groups, ["p@0"], pushed, [(0, step)])
+        np.testing.assert_array_equal(pushed, gradients(step))
         parameter.grad = torch.from_numpy(gradients(step)).reshape(40, 25)
         optimizer.step()
     np.testing.assert_array_equal(store.read(["p@0"]), parameter.detach().numpy().reshape(-1))

@@ -81,10 +81,7 @@ class BlockStore:
         self._groups: dict[int, _MarkGroup] = {}  # by the identity of their marks
         self._is_stale = False  # whether the optimizer lacks some of the slices
         self._tried: list[GroupValues] | None = None  # the last values that were tried on the state
-        self._last_values = (
-            "",
-            list[GroupValues](),
-        )  # of a push: as text, and as groups
+        self._last_values = ("", list[GroupValues]())  # of a push: as text, and as groups
         self._checked: list[GroupValues] | None = None  # the last groups that were checked
 
     def __contains__(self, block_id: str) -> bool:
