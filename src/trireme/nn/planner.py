@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from trireme import _core
 from trireme.data.batch import Batch
+from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.nn.distinct_keys import DistinctKeys, keys_of
 from trireme.nn.ids import read_ids
@@ -160,7 +161,7 @@ class Planner:
             )
         return keys
 
-    def plan(self, batch: Batch, *, train: bool = True) -> BatchPlan:
+    def plan(self, batch: Batch | Mapping[str, Any], *, train: bool = True) -> BatchPlan:
         """The distinct keys of `batch` and where each is used.
 
         Args:
@@ -168,8 +169,9 @@ class Planner:
 
         Raises:
             BadRequest: a feature, or in training a column of shows or clicks, is missing or has
-                another form than expected (named).
+                another form than expected (named). As `as_batch` for a mapping.
         """
+        batch = as_batch(batch)
         tables: list[TablePlan] = []
         positions: dict[str, tuple[RowClassId, tuple[Tensor, ...]]] = {}
         keys_by_ids: dict[tuple[object, ...], DistinctKeys] = {}  # shared by tables with equal ids
