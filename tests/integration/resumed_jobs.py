@@ -85,9 +85,10 @@ def complete(folder: Path) -> list[Path]:
     return sorted(actual, key=lambda path: int(path.name))
 
 
-def contents(path: Path) -> dict[str, Any]:
+def contents(path: Path, *, kinds: bool = True) -> dict[str, Any]:
     """All that a checkpoint says of the state of a run: the bytes of its files, and the rest of the
-    manifest but for which job it is of, where the servers listened and how fast it went.
+    manifest but for which job it is of, where the servers listened and how fast it went. kinds:
+    also which features have strings.
     """
     files = {
         str(file.relative_to(path)): file.read_bytes()
@@ -96,15 +97,21 @@ def contents(path: Path) -> dict[str, Any]:
     }
     extra = json.loads((path / "manifest.json").read_text())["manifest"]["extra"]
     del extra["user"]["figures"], extra["saved_by"]
+    if not kinds:
+        del extra["strings"]
     return {**files, "extra": json.dumps(extra)}
 
 
-def assert_same(actual: Path, expected: Path, *, versions: bool = True) -> None:
+def assert_same(actual: Path, expected: Path, *, versions: bool = True, kinds: bool = True) -> None:
     """Two checkpoints of the same state, to the bit.
 
     versions: also which save each row has changed before, which one more save changes.
+    kinds: also which features have strings, which a worker without a batch does not know.
     """
-    found_contents, expected_contents = contents(actual), contents(expected)
+    found_contents, expected_contents = (
+        contents(actual, kinds=kinds),
+        contents(expected, kinds=kinds),
+    )
     assert found_contents.keys() == expected_contents.keys()
     differing = [
         name

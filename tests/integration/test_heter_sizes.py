@@ -82,7 +82,8 @@ def train(heter: list[tuple[str, str]]) -> dict[str, Tensor]:
     ):
         own = model()
         optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
-        tr.Trainer(own, optimizer, loss=LOSS, progress=False, cluster=cluster).fit(Data())
+        options: dict[str, Any] = {"progress": False, "cluster": cluster, "threads": 1}
+        tr.Trainer(own, optimizer, loss=LOSS, **options).fit(Data())
         return own.state_dict()
 
 

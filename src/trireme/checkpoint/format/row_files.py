@@ -155,6 +155,7 @@ def read_rows(
         _reader(storage, files.buckets.path, BUCKET_LINES) as lines,
     ):
         batches = _non_empty(rows, where)
+        no_rows = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
         expected, num_rows = files.low, 0
         for line_batch in lines:
             buckets = _bucket_lines(line_batch)
@@ -163,7 +164,7 @@ def read_rows(
                 buckets.buckets, np.arange(expected, expected + len(buckets.buckets))
             ):
                 raise Corruption(f"{where}: expected buckets from {expected} on next")
-            batch = next(batches, None) if count else pa.RecordBatch.from_pylist([], schema)
+            batch = next(batches, None) if count else no_rows
             if batch is None or batch.num_rows != count:
                 num_read = 0 if batch is None else batch.num_rows
                 raise Corruption(f"{where}: expected {count} rows next, found {num_read}")
