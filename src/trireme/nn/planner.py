@@ -152,7 +152,7 @@ class Planner:
             features = tuple(dict.fromkeys(name for spec in specs for name in spec.features))
             reader = f"Planner.keys_of_ids of table {table.name!r}"
             ids = read_ids(batch, features, reader)
-            check_values(table, batch, features, reader)
+            check_kinds(table, batch, features, reader)
             values = keys_of(ids, padding_key, salted=table.salt)
             keys[class_id] = (
                 np.array(values)
@@ -184,7 +184,7 @@ class Planner:
             if ids_read not in keys_by_ids:
                 ids = read_ids(batch, features, reader)
                 keys_by_ids[ids_read] = DistinctKeys(ids, padding_key, table.salt, self._pool)
-            check_values(table, batch, features, reader, train=train)
+            check_kinds(table, batch, features, reader, train=train)
             distinct = keys_by_ids[ids_read]
             num_examples = distinct.index.num_examples
             scale = distinct.fleet_scale(table) if _is_scaled_by_worker(table) else None
@@ -196,7 +196,7 @@ class Planner:
         return BatchPlan(num_examples, tuple(tables), self._pool, positions)
 
 
-def check_values(
+def check_kinds(
     table: Table, batch: Batch, features: Iterable[str], reader: str, *, train: bool = False
 ) -> None:
     """Raises BadRequest: training took strings as a feature, and these are integers, or the
