@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -107,7 +108,11 @@ void Pool::run_job(std::size_t num_tasks, void* function, Call call) {
   job->help();
   std::unique_lock lock(job->mutex);
   job->finished.wait(lock, [&] { return job->done.load(std::memory_order_acquire) == num_tasks; });
-  if (job->error) std::rethrow_exception(job->error);
+  // Not shared with the job, whose last holder may be a thread of the pool: who catches the error
+  // is who ends it.
+  const std::exception_ptr error = std::exchange(job->error, nullptr);
+  lock.unlock();
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace trireme
