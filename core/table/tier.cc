@@ -101,11 +101,14 @@ Tier::Room::~Room() {
 // Counts again what a stripe takes beside its rows. Requires: its exclusive lock.
 void Tier::note(std::uint32_t stripe) noexcept {
   std::size_t cold = 0, others = table_.index_.bytes(stripe);
+  std::uint64_t in_memory = 0;
   for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
     const std::uint32_t bucket = stripe * kBucketsPerStripe + i;
     cold += cold_.bytes(bucket);
     others += table_.removed_.bytes(bucket) + table_.admission_.bytes(bucket);
+    in_memory |= std::uint64_t{table_.index_.num_rows(bucket) > 0} << i;
   }
+  in_memory_[stripe] = in_memory;
   const Index::Size size = table_.index_.size(stripe);
   index_sizes_[stripe].num_rows = size.num_rows;
   index_sizes_[stripe].num_lines_left = size.num_lines_left;
@@ -267,10 +270,8 @@ bool Tier::step() {
     while (halvings > 0 && !halvings_.compare_exchange_weak(halvings, halvings - 1)) {
     }
   }
-  {
-    std::shared_lock lock(mutex_of_stripe(bucket / kBucketsPerStripe));
-    if (table_.index_.num_rows(bucket) == 0) return false;
-  }
+  const std::uint64_t in_memory = in_memory_[bucket / kBucketsPerStripe];
+  if ((in_memory >> bucket % kBucketsPerStripe & 1) == 0) return false;
   begin_shrink();
   const std::size_t num_moved = move_out(bucket);
   clean();

@@ -279,6 +279,9 @@ class Tier {
   std::array<std::atomic<std::size_t>, kNumStripes> stripe_bytes_{};  // beside rows
   std::array<std::atomic<std::size_t>, kNumStripes> cold_bytes_{};    // of them: cold_
   std::atomic<std::size_t> marks_bytes_{0};
+  // Of each bucket of a stripe a bit: whether it has rows in memory.
+  static_assert(kBucketsPerStripe == 64);
+  std::array<std::atomic<std::uint64_t>, kNumStripes> in_memory_{};
   std::atomic<std::uint64_t> hand_{0};
   // The hand goes past buckets with fewer rows than fill a page; if all have fewer, half of them;
   // and so on.

@@ -75,8 +75,8 @@ void test_claimed_keys_need_no_device(std::uint64_t seed) {
   counted.device->set_faults({});
   claims.clear();
   use_others(counted, 1000, 40000);
-  for (std::size_t i = 0; i < 500; ++i) CHECK_EQUAL(counted.count_of(all[i]), 2);
-  for (std::size_t i = 40000; i < 40500; ++i) CHECK_EQUAL(counted.count_of(all[i]), 1);
+  for (const float n : counted.counts_of(all.first(500))) CHECK_EQUAL(n, 2);
+  for (const float n : counted.counts_of(all.subspan(40000, 500))) CHECK_EQUAL(n, 1);
 }
 
 void test_rows_that_nobody_claims_any_more_leave(std::uint64_t seed) {
@@ -86,8 +86,14 @@ void test_rows_that_nobody_claims_any_more_leave(std::uint64_t seed) {
   claim.reset();
   const std::uint64_t misses = counted.table->tier()->use().num_misses;
   use_others(counted, 3000, 40000);
-  for (std::size_t i = 0; i < 3000; ++i) CHECK_EQUAL(counted.count_of(counted.keys[i]), 1);
+  for (const float n : counted.counts_of(std::span(counted.keys).first(3000))) CHECK_EQUAL(n, 1);
   CHECK(counted.table->tier()->use().num_misses > misses + 3000);
+}
+
+// Too little memory, or a device that took longer than the timeout of a test on a busy machine.
+bool is_refusal(const Error& error) {
+  return error.code() == ErrorCode::kResourceExhausted ||
+         error.code() == ErrorCode::kDeadlineExceeded;
 }
 
 // What a claim was granted for is applied, however small the budget and whatever others bring to
@@ -121,7 +127,7 @@ void test_what_was_claimed_is_applied_at_any_budget(std::uint64_t seed) {
       try {
         claim[0] = counted.table->claim(some, counted.pool);
       } catch (const Error& error) {
-        CHECK(error.code() == ErrorCode::kResourceExhausted);
+        CHECK(is_refusal(error));
         ++num_refused;
         continue;
       }
@@ -130,7 +136,7 @@ void test_what_was_claimed_is_applied_at_any_budget(std::uint64_t seed) {
       try {
         push_claimed(counted, some, claim);
       } catch (const Error& error) {  // not claimed: ended by its repetition, with more memory
-        CHECK(claim[0] == nullptr && error.code() == ErrorCode::kResourceExhausted);
+        CHECK(claim[0] == nullptr && is_refusal(error));
         counted.table->set_memory(budget + (std::size_t{4} << 20));
         --counted.sequence;
         push_claimed(counted, some, claim);
@@ -144,8 +150,9 @@ void test_what_was_claimed_is_applied_at_any_budget(std::uint64_t seed) {
     }
     may_end = true;
     other.join();
-    for (std::size_t i = 0; i < counts.size(); i += 5) {
-      CHECK_EQUAL(counted.count_of(counted.keys[i]), static_cast<float>(counts[i]));
+    const std::vector<float> found = counted.counts_of(counted.keys);
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      CHECK_EQUAL(found[i], static_cast<float>(counts[i]));
     }
   }
   std::cout << num_granted << " claims were granted, " << num_passed << " passed, " << num_refused

@@ -64,10 +64,13 @@ struct Counted {
     return table->update(some, grads.data(), std::array{PushId{0, ++sequence}},
                          RuleValues{.lr = 1.0}, pool);
   }
-  float count_of(std::uint64_t key) {
-    std::array<float, 8> weights{};
-    table->lookup(std::array{key}, weights.data(), pool);
-    return weights[0];
+  float count_of(std::uint64_t key) { return counts_of({&key, 1})[0]; }
+  // Of many at once each page is read once.
+  std::vector<float> counts_of(std::span<const std::uint64_t> some) {
+    std::vector<float> weights(some.size() * 8), counts(some.size());
+    table->lookup(some, weights.data(), pool);
+    for (std::size_t i = 0; i < some.size(); ++i) counts[i] = weights[i * 8];
+    return counts;
   }
 
   Random random;
