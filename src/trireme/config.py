@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,12 +13,32 @@ import yaml
 from trireme.errors import BadRequest
 
 _REQUIRED: Any = object()
+log = logging.getLogger("trireme")
+
 _ENTRIES_MAX = 10_000
 """Keys of a file, those of aliases wherever they stand; an alias may also hold itself."""
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader for which 5e-6 is a number; in YAML 1.1 it is a string, because it has no point."""
+    """A loader for which 5e-6 is a number; in YAML 1.1 it is a string, because it has no point.
+
+    twice: the keys that a mapping has more than once, and in which lines.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.twice: list[tuple[str, int, int]] = []
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    self.twice.append((key.value, lines[key.value], line))
+                lines[key.value] = line
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -116,9 +137,16 @@ _WRONG_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, Recursio
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        loader = _Loader(text)
+        values = loader.get_single_data()
     except _WRONG_YAML as error:
         raise BadRequest(f"Config: expected YAML {where}: {error}") from error
+    for key, first, second in loader.twice:
+        log.warning(
+            "Config: expected each key once %s, found %r in lines %d and %d: the last one counts",
+            *(where, key, first, second),
+        )
+    return values
 
 
 def _flatten(values: Mapping[str, Any], path: Path | None) -> dict[str, Any]:

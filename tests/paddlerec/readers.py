@@ -1,5 +1,5 @@
-"""Folders of models of the shapes that PaddleRec's din, logistic_regression, esmm and word2vec
-have: their keys, the arrays that their readers yield, and data that is easy to learn.
+"""Folders of models of the shapes that PaddleRec's models have: their keys, the arrays that their
+readers yield, and data that is easy to learn.
 """
 
 from __future__ import annotations
@@ -92,6 +92,54 @@ ANALOGIES = """
 """
 
 
+CRITEO = """
+        slots = ["click", "1", "2", "3", "dense_feature"]
+        found = {slot: [] for slot in slots}
+        for one in line.split(" "):
+            slot, value = one.split(":")
+            found[slot].append(float(value) if slot == "dense_feature" else int(value))
+        arrays = [np.array(found[slot] or [0]).astype("int64") for slot in slots[:-1]]
+        yield [*arrays, np.array(found["dense_feature"]).astype("float32")]
+"""
+DIEN = """
+        items, categories, item, category, label = line.split(";")
+        items, categories = ([int(i) for i in ids.split()] for ids in (items, categories))
+        pad = 4 - len(items)
+        others = [i % 16 + 1 for i in items] + [1] * pad
+        yield [
+            np.array(items + [0] * pad), np.array(categories + [0] * pad),
+            np.array(int(item)), np.array(int(category)), np.array(float(label)).astype("float32"),
+            np.array([0] * len(items) + [-1e9] * pad).reshape(-1, 1).astype("float32"),
+            np.array([int(item)] * 4), np.array([int(category)] * 4),
+            np.array(others), np.array([1] * 4),
+        ]
+"""
+CENSUS = """
+        values = [float(value) for value in line.split(",")]
+        income, marital = int(values[1]), int(values[0])
+        yield [np.array(values[2:]).astype("float32"), np.array([income]), np.array([marital])]
+"""
+TRIGRAMS = """
+        parts = line.split("\\t")[: self.num_parts]
+        yield [np.array([float(v) for v in part.split(",")]).astype("float32") for part in parts]
+"""
+MIND = """
+        items = [int(item) for item in line.split()]
+        history = items[:-1] + [0] * (self.config.get("hyper_parameters.maxlen") + 1 - len(items))
+        yield [np.array(history), np.array(items[-1:]), np.array([len(items) - 1])]
+"""
+MIND_INFER = """
+        items = [int(item) for item in line.split()]
+        pad = [0] * (self.config.get("hyper_parameters.maxlen") + 1 - len(items))
+        answers = np.array(items[-1:] + pad)
+        yield [np.array(items[:-1] + pad), np.array([len(items) - 1]), answers]
+"""
+TEXT = """
+        *words, label = [int(word) for word in line.split()]
+        yield np.array(words), np.array([label])
+"""
+
+
 def write(name: str, folder: Path) -> Path:
     """Make the folder of a model: config.yaml, its readers, two files to train on, one to test."""
     make, hyper, runner, readers = _MODELS[name]
@@ -99,7 +147,7 @@ def write(name: str, folder: Path) -> Path:
         hyper="\n".join(f"  {line}" for line in hyper),
         runner="\n".join(f"  {line}" for line in runner),
         infer="infer_reader" if "infer_reader" in readers else "reader",
-        auc=name != "word2vec",
+        auc=name in HAVE_AUC,
     )
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(text)
@@ -113,6 +161,9 @@ def write(name: str, folder: Path) -> Path:
             lines = [make(draw, part) for _ in range(150)]
             (folder / "data" / part / f"part-{number}").write_text("\n".join(lines) + "\n")
     return folder
+
+
+HAVE_AUC = ("autoint", "dcn", "dien", "din", "escm2", "esmm", "lr", "mmoe", "xdeepfm")
 
 
 def _din(draw: random.Random, _: str) -> str:
@@ -142,6 +193,46 @@ def _words(draw: random.Random, part: str) -> str:
     return " ".join(str((start + i) % 12) for i in range(6))
 
 
+def _criteo(draw: random.Random, _: str) -> str:
+    label = draw.randrange(2)
+    ids = [f"{slot}:{100 * slot + 2 * draw.randrange(1, 9) + label}" for slot in (1, 2, 3)]
+    numbers = [f"dense_feature:{draw.random():.3f}" for _ in range(2)]
+    return " ".join([f"click:{label}", *numbers, *ids[: draw.randrange(2, 4)]])
+
+
+def _census(draw: random.Random, _: str) -> str:
+    numbers = [draw.uniform(-1, 1) for _ in range(4)]
+    marital, income = (int(numbers[i] + numbers[i + 1] > 0) for i in (0, 2))
+    return ",".join(map(str, (marital, income, *numbers)))
+
+
+def _trigrams(draw: random.Random, _: str) -> str:
+    right, wrong = draw.sample(range(5), 2)
+    terms = [[int(topic == i) for i in range(5)] for topic in (right, right, wrong)]
+    return "\t".join(",".join(map(str, one)) for one in terms)
+
+
+def _following(draw: random.Random, _: str) -> str:
+    topic = draw.randrange(2)
+    items = [2 * draw.randrange(1, 20) + topic for _ in range(draw.randrange(4, 7))]
+    return " ".join(map(str, items))
+
+
+def _pair(draw: random.Random, _: str) -> str:
+    user, item = draw.randrange(20), draw.randrange(20)
+    return f"{user},{item},{int(user % 2 == item % 2)}"
+
+
+def _text(draw: random.Random, _: str) -> str:
+    label = draw.randrange(2)
+    words = [draw.randrange(3, 20) for _ in range(6)]
+    words[draw.randrange(6)] = 1 + label
+    return " ".join(map(str, (*words, 0, 0, label)))
+
+
+PAIR = """
+        yield [np.array([int(one)]) for one in line.split(",")]
+"""
 _SGD = "optimizer: {class: SGD, learning_rate_base_lr: 0.5, strategy: async}"
 _ADAM = "optimizer: {class: adam, learning_rate: 0.01, strategy: async}"
 _Maker = Callable[[random.Random, str], str]
@@ -173,5 +264,83 @@ _MODELS: dict[str, _Model] = {
          "sparse_feature_number: 12", "sparse_feature_dim: 8"],
         ["word_count_dict_path: counts.txt"],
         {"reader": (WORDS_READ, WORDS), "infer_reader": ("pass", ANALOGIES)},
+    ),
+    "xdeepfm": (
+        _criteo,
+        [_ADAM, "sparse_inputs_slots: 4", "sparse_feature_number: 1000", "sparse_feature_dim: 4",
+         "dense_input_dim: 2", "fc_sizes: [8]", "layer_sizes_dnn: [8]", "layer_sizes_cin: [4, 2]",
+         "distributed_embedding: 0"],
+        [],
+        {"reader": ("pass", CRITEO)},
+    ),
+    "dcn": (
+        _criteo,
+        [_ADAM, "sparse_inputs_slots: 4", "sparse_feature_number: 1000", "sparse_feature_dim: 4",
+         "dense_input_dim: 2", "fc_sizes: [8]", "cross_num: 2", "l2_reg_cross: 0.00005",
+         "clip_by_norm: 100.0", "is_sparse: False"],
+        [],
+        {"reader": ("pass", CRITEO)},
+    ),
+    "autoint": (
+        _lr,
+        [_ADAM, "feature_number: 1000", "embedding_dim: 4", "fc_sizes: []", "use_residual: True",
+         "scaling: True", "use_wide: True", "use_sparse: True", "head_num: 2", "num_field: 3",
+         "attn_layer_sizes: [4, 4]", "distributed_embedding: 0"],
+        [],
+        {"reader": ("pass", LR)},
+    ),
+    "dien": (
+        _din,
+        ["optimizer: {class: adam, learning_rate_base_lr: 0.05, strategy: async}",
+         "use_DataLoader: True", "item_emb_size: 8", "cat_emb_size: 8", "is_sparse: False",
+         "item_count: 63001", "cat_count: 801", "distributed_embedding: 0"],
+        [],
+        {"reader": ("pass", DIEN)},
+    ),
+    "mmoe": (
+        _census,
+        ["optimizer: {class: adam, learning_rate: 0.05, strategy: async}", "feature_size: 4",
+         "expert_num: 8", "gate_num: 2", "expert_size: 16", "tower_size: 8"],
+        ["use_inference: False"],
+        {"reader": ("pass", CENSUS)},
+    ),
+    "escm2": (
+        _esmm,
+        [_ADAM, "sparse_feature_number: 1000", "sparse_feature_dim: 4", "num_field: 4",
+         "feature_size: 16", "expert_num: 4", "expert_size: 8", "tower_size: 8", "global_w: 1.0",
+         "counterfactual_w: 0.01"],
+        ["auc_num: 2", "counterfact_mode: DR"],
+        {"reader": ("pass", ESMM)},
+    ),
+    "dssm": (
+        _trigrams,
+        [_ADAM, "trigram_d: 5", "neg_num: 1", "slice_end: 8", "fc_sizes: [8, 8]",
+         "fc_acts: ['relu', 'relu']"],
+        [],
+        {"reader": ("self.num_parts = 3", TRIGRAMS),
+         "infer_reader": ("self.num_parts = 2", TRIGRAMS)},
+    ),
+    "mind": (
+        _following,
+        ["optimizer: {class: Adam, learning_rate: 0.05}", "item_count: 60", "embedding_dim: 8",
+         "hidden_size: 8", "neg_samples: 20", "maxlen: 6", "pow_p: 1.0"],
+        ["batches_per_epoch: 100"],
+        {"reader": ("config.get('runner.batches_per_epoch')", MIND),
+         "infer_reader": ("pass", MIND_INFER)},
+    ),
+    "ncf": (
+        _pair,
+        ["optimizer: {class: adam, learning_rate: 0.1}", "num_users: 20", "num_items: 20",
+         "mf_dim: 4", "mode: NCF_NeuMF", "fc_layers: [8, 8, 4]"],
+        [],
+        {"reader": ("pass", PAIR)},
+    ),
+    "textcnn": (
+        _text,
+        ["optimizer: {class: adam, learning_rate: 0.05}", "is_sparse: False", "dict_dim: 20",
+         "max_len: 8", "cnn_dim: 8", "cnn_filter_size1: 1", "cnn_filter_size2: 2",
+         "cnn_filter_size3: 3", "emb_dim: 8", "hid_dim: 8", "class_dim: 2"],
+        [],
+        {"reader": ("pass", TEXT)},
     ),
 }  # fmt: skip

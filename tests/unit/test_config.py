@@ -76,3 +76,13 @@ def test_files_that_are_no_configuration_are_refused(tmp_path, text, override, m
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(BadRequest, match=r"cannot read '.*none\.yaml'"):
         Config.load(tmp_path / "none.yaml")
+
+
+def test_a_key_that_is_given_twice_is_warned_of(tmp_path, caplog):
+    text = "base: &b {x: 1}\nrunner:\n  epochs: 1\n  <<: *b\n  x: 3\n  epochs: 2\n"
+    path = write(tmp_path, text)
+    config = Config.load(path)
+    assert (config.get("runner.epochs"), config.get("runner.x")) == (2, 3)
+    [record] = caplog.records
+    expected = f"once in {path}, found 'epochs' in lines 3 and 6: the last one counts"
+    assert expected in record.getMessage()

@@ -16,8 +16,33 @@ from trireme.data import Batch
 from trireme.errors import BadRequest
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.models import DLRM, FM, LR, CtrDnn, DCNv2, DeepFM, SlotDnn, WideDeep
-from trireme.models.layers import CrossLayer, CrossMixture, pairwise_products, sum_of_products
+from trireme.models import (
+    DCN,
+    DIFM,
+    DLRM,
+    FFM,
+    FM,
+    LR,
+    AutoInt,
+    CtrDnn,
+    DCNv2,
+    DeepFEFM,
+    DeepFM,
+    GateNet,
+    SlotDnn,
+    WideDeep,
+    XDeepFM,
+)
+from trireme.models.dcn import PenalizedLogLoss
+from trireme.models.layers import (
+    CompressedInteraction,
+    CrossLayer,
+    CrossMixture,
+    SelfAttention,
+    VectorCrossLayer,
+    pairwise_products,
+    sum_of_products,
+)
 
 FEATURES = ("a", "b")
 NUM_IDS, NUM_DENSE = 50, 3
@@ -30,6 +55,10 @@ def table(name: str = "embedding", dim: int = 4) -> tr.Table:
     return tr.Table(name, dim=dim, optimizer=tr.optim.Adam(lr=0.03))
 
 
+def _num_inputs(options: dict[str, Any]) -> int:
+    return len(options["features"]) + int(options["num_dense"])
+
+
 Make = Callable[..., nn.Module]
 MODELS: dict[str, Make] = {
     "lr": lambda **options: LR(table(dim=1), **options),
@@ -39,6 +68,17 @@ MODELS: dict[str, Make] = {
         table("wide", 1), table(), **{"layers": (16, 8), **options}
     ),
     "deepfm": lambda **options: DeepFM(table(dim=5), **{"layers": (16, 8), **options}),
+    "xdeepfm": lambda **options: XDeepFM(
+        table(dim=5), **{"layers": (16, 8), "interaction": (6, 4), **options}
+    ),
+    "dcn": lambda **options: DCN(table(), **{"layers": (16, 8), "num_cross": 2, **options}),
+    "autoint": lambda **options: AutoInt(table(), **{"attention": (8, 8), **options}),
+    "ffm": lambda **options: FFM(table(dim=1 + 2 * _num_inputs(options)), **options),
+    "gatenet": lambda **options: GateNet(table(), **{"layers": (16, 8), **options}),
+    "deepfefm": lambda **options: DeepFEFM(table(dim=5), **{"layers": (16, 8), **options}),
+    "difm": lambda **options: DIFM(
+        table(dim=5), **{"layers": (16, 8), "dense_layers": (8,), **options}
+    ),
     "dcn_v2": lambda **options: DCNv2(table(), **{"layers": (16, 8), **options}),
     "dlrm": lambda **options: DLRM(table(), **{"bottom": (8, 4), "top": (16, 8), **options}),
 }
@@ -92,8 +132,19 @@ def test_every_option_shapes_the_model(name: str) -> None:
     changes: dict[str, Any] = {"num_dense": 2}
     if name not in ("lr", "fm"):
         changes |= {"features": ("a",)}
-    if name in ("ctr_dnn", "wide_deep", "deepfm", "dcn_v2"):
+    if name not in ("lr", "fm", "ffm", "dlrm"):
         changes |= {"layers": (16,)}
+    if name == "xdeepfm":
+        changes |= {"interaction": (6,)}
+    if name == "dcn":
+        changes |= {"num_cross": 1}
+    if name == "autoint":
+        changes |= {"attention": (8,), "residual": False}
+        assert shapes(layers=(4,)) != shapes()
+    if name == "gatenet":
+        changes |= {"gates_rows": False, "gates_hidden": False}
+    if name == "difm":
+        changes |= {"dense_layers": (), "head_width": 2, "heads": 2}
     if name == "dcn_v2":
         changes |= {"num_cross": 3, "rank": 2, "stacked": True}
         assert shapes(rank=2, experts=2) != shapes(rank=2)
@@ -174,6 +225,115 @@ def test_cross_layers_are_those_of_the_paper() -> None:
         inner = torch.tanh(torch.tanh(x @ mixture.v_EWR[e]) @ mixture.c_ERR[e])
         expected += shares[:, e, None] * x0 * (inner @ mixture.u_ERW[e] + mixture.bias)
     torch.testing.assert_close(mixture(x0, x), expected)
+
+
+def test_a_vector_cross_layer_is_that_of_the_paper() -> None:
+    x0, x = torch.randn(2, 5, 6)
+    layer = VectorCrossLayer(6)
+    nn.init.normal_(layer.bias)
+    for b in range(5):
+        expected = x0[b] * torch.dot(x[b], layer.weight) + layer.bias + x[b]
+        torch.testing.assert_close(layer(x0, x)[b], expected)
+
+
+def test_compressed_interaction_sums_products_of_all_pairs() -> None:
+    vectors = torch.randn(2, 3, 4)
+    cin = CompressedInteraction(3, (5, 2))
+    x, sums = vectors, []
+    for weight in cin.weights:
+        weight_CIN = weight.view(len(weight), x.shape[1], 3)
+        made = torch.zeros(2, len(weight), 4)
+        for c in range(len(weight)):
+            for i in range(x.shape[1]):
+                for j in range(3):
+                    made[:, c] += weight_CIN[c, i, j] * x[:, i] * vectors[:, j]
+        x = made
+        sums.append(x.sum(2))
+    torch.testing.assert_close(cin(vectors), torch.cat(sums, 1))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_self_attention_is_that_of_each_head(residual: bool, scaled: bool) -> None:
+    x = torch.randn(2, 3, 4)
+    attention = SelfAttention(4, 6, heads=2, residual=residual, scaled=scaled)
+    weight = attention.queries_keys_values.weight.view(2, 3, 3, 4)  # head, query key value, width
+    for b in range(2):
+        heads = []
+        for query, key, value in weight:
+            products = (x[b] @ query.T) @ (x[b] @ key.T).T / (3**0.5 if scaled else 1)
+            heads.append(torch.softmax(products, 1) @ (x[b] @ value.T))
+        expected = torch.cat(heads, 1)
+        if residual:
+            expected = expected + x[b] @ attention.residual.weight.T
+        torch.testing.assert_close(attention(x)[b], expected.relu())
+    with pytest.raises(BadRequest, match="a multiple of 4 heads, found 6"):
+        SelfAttention(4, 6, heads=4)
+
+
+def fields_of(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights (N,) and vectors (N, D) of the inputs of the first example."""
+    rows = model.fields(batch)[0]
+    return rows[:, 0], rows[:, 1:]
+
+
+def test_field_aware_models_equal_their_formulas() -> None:
+    options = {"features": FEATURES, "num_dense": 1}
+    ffm = FFM(tr.Table("t", dim=7), **options).eval()
+    fefm = DeepFEFM(tr.Table("u", dim=3), layers=(4,), **options).eval()
+    batch = {"a": torch.tensor([1]), "b": torch.tensor([2]), "dense": torch.tensor([[2.0]])}
+    with embedded() as cluster, torch.no_grad():
+        set_default(cluster)
+        weights, vectors = fields_of(ffm, batch)
+        v = vectors.view(3, 3, 2)
+        pairs = v[0, 1] @ v[1, 0] + v[0, 2] @ v[2, 0] + v[1, 2] @ v[2, 1]
+        torch.testing.assert_close(ffm(batch)[0], weights.sum() + pairs)
+        weights, v = fields_of(fefm, batch)
+        m = [one + one.T for one in fefm.matrices_PDD]
+        products = torch.stack([v[0] @ m[0] @ v[1], v[0] @ m[1] @ v[2], v[1] @ m[2] @ v[2]])
+        deep = fefm.mlp(torch.cat([v.flatten(), products]))[0]
+        torch.testing.assert_close(fefm(batch)[0], weights.sum() + products.sum() + deep)
+    with pytest.raises(BadRequest, match=r"a table of dim 1 \+ 3 \* D, found 6"):
+        FFM(tr.Table("t", dim=6), **options)
+
+
+def test_difm_with_equal_factors_is_a_factorization_machine() -> None:
+    model = DIFM(tr.Table("t", dim=5), features=FEATURES, num_dense=2).eval()
+    batch = {"a": torch.tensor([1]), "b": torch.tensor([2]), "dense": torch.tensor([[2.0, -1.0]])}
+    with embedded() as cluster, torch.no_grad():
+        set_default(cluster)
+        weighed = model(batch)
+        for last in (model.by_numbers[-1], model.by_vectors[-1]):
+            nn.init.zeros_(last.weight)
+        a, b = model.embedding(batch)[0]
+        c = model.dense_vector(batch["dense"])[0]
+        expected = a[0] + b[0] + model.dense_weight(batch["dense"])[0, 0]
+        expected = expected + a[1:] @ b[1:] + a[1:] @ c + b[1:] @ c
+        torch.testing.assert_close(model(batch)[0], expected)
+        assert not torch.equal(weighed[0], expected)
+
+
+def test_gates_of_half_and_none_are_known() -> None:
+    model = GateNet(tr.Table("t", dim=2), features=FEATURES, num_dense=1, layers=(3,)).eval()
+    batch = {"a": torch.tensor([1]), "b": torch.tensor([2]), "dense": torch.tensor([[2.0]])}
+    with embedded() as cluster, torch.no_grad():
+        set_default(cluster)
+        nn.init.zeros_(model.row_gates_FD)
+        nn.init.constant_(model.gates[0][0].bias, 0.5)
+        x = model.inputs(batch)
+        x = torch.cat([x[:, :4] / 2, x[:, 4:]], 1)
+        hidden = model.hidden[0](x).relu()
+        expected = model.head(hidden * torch.tanh(model.gates[0](hidden)))
+        torch.testing.assert_close(model(batch), expected[:, 0])
+
+
+def test_dcn_pays_for_the_weights_of_its_cross_layers() -> None:
+    model = DCN(tr.Table("t", dim=2), features=FEATURES, num_dense=1, layers=(3,), num_cross=2)
+    logits, labels = torch.randn(4), torch.tensor([0.0, 1.0, 1.0, 0.0])
+    paid = PenalizedLogLoss(model, 0.1)(logits, labels)
+    paid = paid - nn.functional.binary_cross_entropy_with_logits(logits, labels)
+    squares = sum((layer.weight**2).sum() for layer in model.cross)
+    torch.testing.assert_close(paid, 0.1 * squares)
 
 
 def test_fm_equals_its_formula() -> None:

@@ -121,6 +121,8 @@ def test_a_class_may_yield_batches() -> None:
         ([[1], [2], [3]], r"reader\.py: example 1: expected 4 arrays, for schema.*found 3 of them"),
         ((), "expected 4 arrays, .*found 0 of them"),
         ([[1], [0.5], [3], [0, 0]], "expected integer keys as Sparse.*'a'.*found float64"),
+        ([[1], [2.0**54], [3], [0, 0]], "expected integer keys as Sparse.*'a'.*found float64"),
+        ([[1], [float("nan")], [3], [0, 0]], "expected integer keys as Sparse.*'a'.*found"),
         ([[1], [2], [3], [0, 0, 0]], "expected 2 finite float32 numbers as Dense"),
         ([[1, 0], [2], [3], [0, 0]], "expected 1 finite float32 numbers as Label"),
         ([[float("nan")], [2], [3], [0, 0]], "expected 1 finite float32 numbers as Label"),
@@ -132,6 +134,14 @@ def test_an_example_that_does_not_fit_is_named(example: Any, message: str) -> No
     wrong = ExampleDataset(lambda _: [example], schema=SCHEMA, batch_size=2, name="reader.py")
     with pytest.raises(DataError, match=message):
         list(wrong)
+
+
+def test_floats_that_are_integers_are_keys() -> None:
+    """Masks of PaddleRec's readers are such columns."""
+    mask = np.array([0.0, -1e9], np.float32)
+    example = [[1], mask, [3], [0, 0]]
+    (batch,) = ExampleDataset(lambda _: [example], schema=SCHEMA, batch_size=2, name="reader.py")
+    assert batch["a"].values.tolist() == [0, -(10**9)]
 
 
 def test_strings_have_no_place_in_arrays() -> None:

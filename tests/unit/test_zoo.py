@@ -17,7 +17,10 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import zoo
 
-TWO_OF_EACH = ("hist_item_seq", "hist_cat_seq", "negatives")
+TWO_OF_EACH = (
+    *("hist_item_seq", "hist_cat_seq", "neg_hist_item_seq", "neg_hist_cat_seq", "negatives"),
+    *("hist_item", "eval_item", "history", "cate", "position", "text", "neg_tag"),
+)
 
 
 def batch_of(schema: Schema, num: int = 6) -> Batch:
@@ -42,6 +45,7 @@ def test_a_model_is_made_from_its_configuration_and_learns_a_step_in_both_types(
     assert [key for key in config.unread() if not key.startswith("runner.")] == []
     assert config.get("runner.model_path") == name
     batch = batch_of(recipe.schema)
+    batch = batch if recipe.prepare is None else recipe.prepare(batch)
     with embedded() as cluster:
         set_default(cluster)
         optimizer = tr.DistributedOptimizer(recipe.optimizer, recipe.model, cluster=cluster)
@@ -68,15 +72,23 @@ def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Any) -> None:
     assert (recipe.optimizer is None) == (name == "word2vec")
 
 
-@pytest.mark.parametrize("name", ["din", "esmm", "slot_dnn", "two_tower", "word2vec"])
+EXPORTED = (
+    *("bst", "dien", "din", "dssm", "escm2", "esmm", "flen", "mind", "mmoe", "ncf", "ple"),
+    *("share_bottom", "slot_dnn", "tagspace", "textcnn", "two_tower", "word2vec"),
+)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
 def test_forward_is_exported_and_serves_batches_of_other_sizes(name: str) -> None:
-    recipe = zoo.load(name).create(Config({"hyper_parameters": {"slot_num": 3}}))
+    small = {"slot_num": 3, "max_len": 4, "neg_samples": 5}
+    recipe = zoo.load(name).create(Config({"hyper_parameters": small}))
     model = recipe.model.eval()
     with embedded() as cluster:
         planner = tr.nn.Planner(model, pool=cluster.pool)
 
         def attached(num: int) -> Batch:
             batch = batch_of(recipe.schema, num)
+            batch = batch if recipe.prepare is None else recipe.prepare(batch)
             plan = planner.plan(batch)
             rows = {p.table.class_id: torch.randn(len(p.keys), p.table.dim) for p in plan.tables}
             plan.attach(batch, rows, train=False)
@@ -128,7 +140,7 @@ def test_hyper_parameters_shape_the_model() -> None:
 
 
 def test_wrong_names_and_values_are_refused_with_what_is_known() -> None:
-    with pytest.raises(BadRequest, match=r"expected one of ctr_dnn, dcn_v2, .*, found 'deep'"):
+    with pytest.raises(BadRequest, match=r"expected one of autoint, bst, .*, found 'deep'"):
         zoo.load("deep")
     for values, message in (
         ({"optimizer": {"class": "lbfgs"}}, "expected Adam, Adagrad or SGD, found 'lbfgs'"),

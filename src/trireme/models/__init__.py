@@ -1,32 +1,70 @@
 """Reference models: plain torch modules, one readable file each. docs/models.md has results."""
 
+from trireme.models.autoint import AutoInt
+from trireme.models.bst import BST
 from trireme.models.ctr_dnn import CtrDnn
+from trireme.models.dcn import DCN
 from trireme.models.dcn_v2 import DCNv2
+from trireme.models.deepfefm import DeepFEFM
 from trireme.models.deepfm import DeepFM
+from trireme.models.dien import DIEN
+from trireme.models.difm import DIFM
 from trireme.models.din import DIN
 from trireme.models.dlrm import DLRM
+from trireme.models.dssm import DSSM
+from trireme.models.escm2 import ESCM2
 from trireme.models.esmm import ESMM
+from trireme.models.ffm import FFM
+from trireme.models.flen import FLEN
 from trireme.models.fm import FM
+from trireme.models.gatenet import GateNet
 from trireme.models.inputs import CRITEO_FEATURES
 from trireme.models.lr import LR
+from trireme.models.mind import MIND
+from trireme.models.mmoe import MMoE
+from trireme.models.ncf import NCF
+from trireme.models.ple import PLE
+from trireme.models.share_bottom import ShareBottom
 from trireme.models.slot_dnn import SlotDnn
+from trireme.models.tagspace import TagSpace
+from trireme.models.textcnn import TextCNN
 from trireme.models.two_tower import Tower, TwoTower
 from trireme.models.wide_deep import WideDeep
 from trireme.models.word2vec import SkipGram
+from trireme.models.xdeepfm import XDeepFM
 
 __all__ = [
+    "AutoInt",
+    "BST",
     "CRITEO_FEATURES",
     "CtrDnn",
+    "DCN",
     "DCNv2",
+    "DIEN",
+    "DIFM",
     "DIN",
     "DLRM",
+    "DSSM",
+    "DeepFEFM",
     "DeepFM",
+    "ESCM2",
     "ESMM",
+    "FFM",
+    "FLEN",
     "FM",
+    "GateNet",
     "LR",
+    "MIND",
+    "MMoE",
+    "NCF",
+    "PLE",
+    "ShareBottom",
     "SkipGram",
     "SlotDnn",
+    "TagSpace",
+    "TextCNN",
     "Tower",
     "TwoTower",
     "WideDeep",
+    "XDeepFM",
 ]

@@ -6,6 +6,7 @@ Conversion Rate", SIGIR 2018.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -65,37 +66,55 @@ def esmm_loss(outputs: dict[str, Tensor], batch: Batch) -> Tensor:
     return log_loss(outputs["ctr"], click) + log_loss(outputs["ctcvr"], conversion)
 
 
-def create(config: Config) -> Recipe:
-    """Keys: those of trireme.models.hyper_parameters, and fc_sizes, the widths of the hidden layers
-    of each tower (default 256, 128). Inputs: click, conversion (only where click is 1), features.
+@dataclass(frozen=True)
+class ConversionInputs:
+    """The table, the inputs (arguments of Concatenated) and the schema of clicks and conversions.
 
-    With num_field, as in PaddleRec's esmm, there are that many features field_0, field_1, ..., in
-    front of the labels, with key 0 as padding, and no dense numbers; ctr_fc_sizes and cvr_fc_sizes
-    are the widths of the towers, and rows start within +-1 (init_range).
+    Without num_field: click, conversion (only where click is 1), and the inputs of the click
+    models. With num_field, as in PaddleRec's esmm, there are that many features field_0, field_1,
+    ..., in front of the labels, with key 0 as padding, and no dense numbers; rows start within +-1
+    (init_range).
+    """
+
+    rows: Table
+    arguments: dict[str, Any]
+    schema: Schema
+
+    @classmethod
+    def of(cls, hyper: HyperParameters) -> "ConversionInputs":
+        if hyper.get("num_field") is None:
+            return cls(hyper.table(), hyper.inputs(), hyper.schema("click", "conversion"))
+        fields = tuple(f"field_{i}" for i in range(hyper.whole("num_field", 23)))
+        arguments = {"features": fields, "num_dense": 0, "padding_key": 0}
+        schema = Schema([*map(Sparse, fields), Label("click"), Label("conversion")])
+        return cls(hyper.table(initializer=Uniform(-1.0, 1.0)), arguments, schema)
+
+
+def create(config: Config) -> Recipe:
+    """Keys: those of trireme.models.hyper_parameters, those of ConversionInputs, and fc_sizes, the
+    widths of the hidden layers of each tower (default 256, 128); or ctr_fc_sizes and cvr_fc_sizes.
     """
     hyper = HyperParameters(config)
-    layers = hyper.sizes("fc_sizes", (256, 128))
-    inputs, schema = hyper.inputs(), hyper.schema("click", "conversion")
-    options: dict[str, Any] = {}
-    if hyper.get("num_field") is not None:
-        fields = tuple(f"field_{i}" for i in range(hyper.whole("num_field", 23)))
-        inputs = {"features": fields, "num_dense": 0, "padding_key": 0}
-        schema = Schema([*map(Sparse, fields), Label("click"), Label("conversion")])
-        options["initializer"] = Uniform(-1.0, 1.0)
+    layers, inputs = hyper.sizes("fc_sizes", (256, 128)), ConversionInputs.of(hyper)
     model = ESMM(
-        hyper.table(**options),
+        inputs.rows,
         layers=hyper.sizes("ctr_fc_sizes", layers),
         conversion_layers=hyper.sizes("cvr_fc_sizes", layers),
-        **inputs,
+        **inputs.arguments,
     )
     return Recipe(
         model=model,
         loss=esmm_loss,
         optimizer=hyper.optimizer(model),
         label=None,
-        schema=schema,
-        metrics=[
-            AUC(name="auc_ctr", output="ctr", label="click"),
-            AUC(name="auc_ctcvr", output="ctcvr", label="conversion"),
-        ],
+        schema=inputs.schema,
+        metrics=conversion_metrics(),
     )
+
+
+def conversion_metrics() -> list[AUC]:
+    """The AUC of clicks, and that of clicks with a conversion."""
+    return [
+        AUC(name="auc_ctr", output="ctr", label="click"),
+        AUC(name="auc_ctcvr", output="ctcvr", label="conversion"),
+    ]

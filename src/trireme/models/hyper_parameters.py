@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trireme import optim
 from trireme.config import Config
@@ -183,12 +183,19 @@ class HyperParameters:
 
 
 def click_recipe(
-    model: nn.Module, hyper: HyperParameters, *, label: str = "click", schema: Schema | None = None
+    model: nn.Module,
+    hyper: HyperParameters,
+    *,
+    label: str = "click",
+    schema: Schema | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.binary_cross_entropy_with_logits,
 ) -> Recipe:
-    """The recipe of a model with one click logit per example. schema: default `hyper.schema`."""
+    """The recipe of a model with one click logit per example. schema: default `hyper.schema`.
+    loss: of logits and labels.
+    """
     return Recipe(
         model=model,
-        loss=nn.functional.binary_cross_entropy_with_logits,
+        loss=loss,
         optimizer=hyper.optimizer(model),
         label=label,
         schema=hyper.schema(label) if schema is None else schema,

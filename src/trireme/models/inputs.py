@@ -1,6 +1,6 @@
-"""The inputs of click models: sparse features and dense numbers, in three forms.
+"""The inputs of click models: sparse features and dense numbers, in several forms.
 
-Shapes: B examples, F sparse features, J dense numbers, D floats per row.
+Shapes: B examples, F sparse features or ids, J dense numbers, D floats per row.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch
-from trireme.nn import EmbeddingBag
+from trireme.errors import BadRequest
+from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
 
 CRITEO_FEATURES = tuple(f"C{i}" for i in range(1, 27))
@@ -84,3 +85,49 @@ class FeatureVectors(_ClickInputs):
         if self.vectors is None:
             return x
         return torch.cat([x, self._dense_numbers(batch)[:, :, None] * self.vectors], 1)
+
+
+class ValuedVectors(nn.Module):
+    """The rows of the ids of one column, each times the value beside it: (B, F, D).
+
+    Args:
+        rows: table of the ids.
+        num_fields: F, ids of every example.
+        ids: their column. values: dense column of their values.
+        padding_key: this id has no row.
+    """
+
+    def __init__(
+        self,
+        rows: Table,
+        *,
+        num_fields: int,
+        ids: str = "feat_idx",
+        values: str = "feat_value",
+        padding_key: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.embedding = Embedding(rows, features=ids, padding_key=padding_key)
+        self.num_inputs, self.values = num_fields, values
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Raises BadRequest: examples without exactly num_fields ids."""
+        values_BF = cast(Tensor, batch[self.values])
+        rows_ND: Tensor = self.embedding(batch)
+        if len(rows_ND) != values_BF.numel():
+            raise BadRequest(
+                f"ValuedVectors: expected {self.num_inputs} ids of each of {len(values_BF)}"
+                f" examples, found {len(rows_ND)} of all"
+            )
+        return rows_ND.view(*values_BF.shape, -1) * values_BF[:, :, None]
+
+
+class Numbers(nn.Module):
+    """A dense column alone: (B, width)."""
+
+    def __init__(self, column: str, width: int) -> None:
+        super().__init__()
+        self.column, self.width = column, width
+
+    def forward(self, batch: Batch) -> Tensor:
+        return cast(Tensor, batch[self.column])

@@ -1,6 +1,7 @@
 """Layers that the models share: perceptrons, products of vectors, attention, cross layers.
 
-Shapes: B examples, N vectors or events, D floats each, W inputs of a cross layer, E experts.
+Shapes: B examples, N vectors or events, D floats each, W inputs of a cross layer, E experts, H
+heads of an attention, C combinations of vectors.
 """
 
 import itertools
@@ -9,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from trireme.errors import BadRequest
 
 
 def mlp(
@@ -75,6 +78,88 @@ class TargetAttention(nn.Module):
         pairs = [candidate_ND, events_ND, candidate_ND - events_ND, candidate_ND * events_ND]
         relevance_N1 = self.relevance(torch.cat(pairs, 1))
         return torch.zeros_like(candidate_BD).index_add(0, examples_N, relevance_N1 * events_ND)
+
+
+class SelfAttention(nn.Module):
+    """Attention of each of N vectors to all of them, by several heads: (B, N, D) -> (B, N, size).
+
+    relu(heads side by side + R x), where a head is softmax(Q x (K x)^T) V x. There are no biases.
+
+    Args:
+        dim: D. size: width of all heads together, a multiple of `heads`.
+        residual: whether there is R x.
+        scaled: whether products are divided by the square root of the width of a head.
+
+    Raises BadRequest: the size is no multiple of `heads`.
+
+    Source: Song et al., "AutoInt: Automatic Feature Interaction Learning via Self-Attentive Neural
+    Networks", CIKM 2019.
+    """
+
+    def __init__(
+        self, dim: int, size: int, *, heads: int, residual: bool = True, scaled: bool = True
+    ) -> None:
+        super().__init__()
+        if size % heads:
+            raise BadRequest(f"SelfAttention: expected a multiple of {heads} heads, found {size}")
+        self.heads = heads
+        self.scale = (heads / size) ** 0.5 if scaled else 1.0
+        self.queries_keys_values = nn.Linear(dim, 3 * size, bias=False)
+        self.residual = nn.Linear(dim, size, bias=False) if residual else None
+        for linear in (self.queries_keys_values, *([self.residual] if self.residual else [])):
+            nn.init.normal_(linear.weight, std=1 / math.sqrt(dim))
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        parts_BHN3 = self.queries_keys_values(x_BND).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        queries, keys, values = parts_BHN3.chunk(3, 3)
+        shares_BHNN = torch.softmax(queries @ keys.transpose(2, 3) * self.scale, 3)
+        out = (shares_BHNN @ values).transpose(1, 2).flatten(2)
+        return torch.relu(out if self.residual is None else out + self.residual(x_BND))
+
+
+class CompressedInteraction(nn.Module):
+    """The CIN of xDeepFM: layer k makes C_k vectors of the products of those of layer k - 1 with
+    the N inputs, component by component: (B, N, D) -> (B, sum of C_k), sums of the vectors.
+
+    x_k[c] = sum over i, j of W_k[c, i, j] * x_(k-1)[i] * x_0[j]
+
+    sizes: the C_k.
+
+    Source: Lian et al., "xDeepFM: Combining Explicit and Implicit Feature Interactions for
+    Recommender Systems", KDD 2018.
+    """
+
+    def __init__(self, num_vectors: int, sizes: Sequence[int]) -> None:
+        super().__init__()
+        widths = [num_vectors * before for before in (num_vectors, *sizes[:-1])]
+        self.weights = nn.ParameterList(
+            torch.randn(size, width) / math.sqrt(width)
+            for size, width in zip(sizes, widths, strict=True)
+        )
+
+    def forward(self, vectors_BND: Tensor) -> Tensor:
+        x0_BDN = x_BDC = vectors_BND.transpose(1, 2)
+        sums = []
+        for weight in self.weights:
+            products_BDCN = x_BDC[:, :, :, None] * x0_BDN[:, :, None]
+            x_BDC = products_BDCN.flatten(2) @ weight.T
+            sums.append(x_BDC.sum(1))
+        return torch.cat(sums, 1)
+
+
+class VectorCrossLayer(nn.Module):
+    """x0 * <w, x> + b + x: (B, W) -> (B, W).
+
+    Source: Wang et al., "Deep & Cross Network for Ad Click Predictions", ADKDD 2017.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width) / math.sqrt(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        return x0 * (x @ self.weight)[:, None] + self.bias + x
 
 
 class CrossLayer(nn.Module):

@@ -3,7 +3,7 @@
 Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Label, Schema, Sparse
-from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import Weighted
-from trireme.nn import Embedding
+from trireme.models.inputs import ValuedVectors, Weighted
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -38,29 +36,19 @@ class LR(nn.Module):
 class ValuedLR(nn.Module):
     """logit = bias + sum over the fields of a weight per id times the value beside it.
 
-    Args:
-        rows: table of the weights, of dim 1. Key 0 is padding.
-        ids: column of num_fields ids per example. values: dense column of their values.
+    rows: table of the weights, of dim 1. Key 0 is padding. For the other arguments see
+    ValuedVectors (trireme.models.inputs).
     """
 
-    def __init__(
-        self, rows: Table, *, num_fields: int, ids: str = "feat_idx", values: str = "feat_value"
-    ) -> None:
+    def __init__(self, rows: Table, **inputs: Any) -> None:
         super().__init__()
-        self.embedding = Embedding(rows, features=ids, padding_key=0)
-        self.num_fields, self.values = num_fields, values
+        self.fields = ValuedVectors(rows, padding_key=0, **inputs)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> Tensor:
-        """(B,) logits. Raises BadRequest: examples without exactly num_fields ids."""
-        values_BF = cast(Tensor, batch[self.values])
-        weights: Tensor = self.embedding(batch)
-        if weights.numel() != values_BF.numel():
-            raise BadRequest(
-                f"ValuedLR: expected {self.num_fields} ids of each of {len(values_BF)} examples,"
-                f" found {weights.numel()} of all"
-            )
-        return (weights.view(-1, self.num_fields) * values_BF).sum(1) + self.bias
+        """(B,) logits."""
+        logits: Tensor = self.fields(batch).sum((1, 2)) + self.bias
+        return logits
 
 
 def create(config: Config) -> Recipe:

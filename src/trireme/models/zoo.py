@@ -9,8 +9,10 @@ from types import ModuleType
 from trireme.errors import BadRequest
 
 NAMES = (
-    *("ctr_dnn", "dcn_v2", "deepfm", "din", "dlrm", "esmm"),
-    *("fm", "lr", "slot_dnn", "two_tower", "wide_deep", "word2vec"),
+    *("autoint", "bst", "ctr_dnn", "dcn", "dcn_v2", "deepfefm", "deepfm", "dien", "difm", "din"),
+    *("dlrm", "dssm", "escm2", "esmm", "ffm", "flen", "fm", "gatenet", "lr", "mind", "mmoe"),
+    *("ncf", "ple", "share_bottom", "slot_dnn", "tagspace", "textcnn", "two_tower"),
+    *("wide_deep", "word2vec", "xdeepfm"),
 )
 
 

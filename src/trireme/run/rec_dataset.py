@@ -139,7 +139,7 @@ class ExampleDataset:
             )
         array = np.asarray(example[place]).reshape(-1)
         if isinstance(field, Sparse):
-            if array.dtype.kind not in "iu" and array.size:  # [] has no integer type
+            if array.dtype.kind not in "iu" and not _are_whole(array):
                 raise DataError(f"{where}: expected integer keys as {field}, found {array.dtype}")
             return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64)
         size = field.dim if isinstance(field, Dense) else 1
@@ -151,3 +151,14 @@ class ExampleDataset:
                 f"{where}: expected {size} finite float32 numbers as {field}, found {array!r}"
             )
         return numbers
+
+
+def _are_whole(array: Any) -> bool:
+    """Whether floats are integers that they represent exactly, as in masks of PaddleRec's readers;
+    or there are none: [] has no integer type.
+    """
+    if not array.size:
+        return True
+    if array.dtype.kind != "f" or not np.isfinite(array).all():
+        return False
+    return bool((array == np.rint(array)).all() and np.abs(array).max() <= 2**53)

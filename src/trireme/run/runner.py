@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.launch.init import connect, log_to_stderr
 from trireme.launch.process_role import read_role
-from trireme.metrics import AUC
+from trireme.metrics import AUC, Metric
+from trireme.metrics.by_name import metric_of
 from trireme.run.data import make_dataset
 from trireme.run.model import create_recipe
 from trireme.run.server_role import keeping_models, make_folder
@@ -59,8 +60,8 @@ def joined(config: Config, settings: Settings) -> Iterator[tuple[Recipe, Trainer
     if process.role == "embedded" and settings.alone() is not settings:
         settings = settings.alone()
         log.info(
-            "run: alone, every step sees all steps before it: mode sync;"
-            " -o runner.sync_mode=async trains ahead of them"
+            "run: alone, a worker has nobody to be asynchronous with: mode sync;"
+            " -o runner.sync_mode=async has the same results"
         )
     if process.hosts:
         process = keeping_models(process, settings)
@@ -222,11 +223,18 @@ def dump_of(settings: DumpSettings | None, name: str) -> Dump | None:
     return Dump(path=path, fields=settings.fields, params=settings.params)
 
 
+def _figures(metric: Metric) -> tuple[str, ...]:
+    """The names of what a metric, which has seen no example yet, computes: one, or several."""
+    computed = metric.compute()
+    if not isinstance(computed, Mapping):
+        return (metric.name,)
+    return tuple(f"{metric.name}.{key}" for key in computed)
+
+
 def report_of(trainer: Trainer, settings: Settings, title: str) -> Report:
     """Loss, metrics and speed of training, and where the time goes if that is asked for."""
-    values = ("loss", *(metric.name for metric in trainer.metrics))
     return Report(
-        values=values,
+        values=("loss", *(name for metric in trainer.metrics for name in _figures(metric))),
         period=settings.print_interval,
         timing=settings.debug,
         title=title,
@@ -236,11 +244,12 @@ def report_of(trainer: Trainer, settings: Settings, title: str) -> Report:
 
 def make_trainer(recipe: Recipe, settings: Settings) -> Trainer:
     """A trainer in the configured mode, with an AUC if the configuration has use_auc."""
-    if settings.use_auc and not any(isinstance(metric, AUC) for metric in recipe.metrics):
+    metrics = [metric_of(metric) for metric in recipe.metrics]
+    if settings.use_auc and not any(isinstance(metric, AUC) for metric in metrics):
         if recipe.label is None:
             raise BadRequest(
                 "runner.use_auc: expected an AUC among the metrics of a Recipe without a label,"
-                f" found {[metric.name for metric in recipe.metrics]}"
+                f" found {[metric.name for metric in metrics]}"
             )
-        recipe = dataclasses.replace(recipe, metrics=[*recipe.metrics, AUC()])
+        recipe = dataclasses.replace(recipe, metrics=[*metrics, AUC()])
     return Trainer.from_recipe(recipe, strategy=settings.strategy)

@@ -25,6 +25,9 @@ _TABLES = "tables are on the servers, if there are any, and have no fixed size"
 _DISK = "of an SSDSparseTable the rows used least leave memory, when it is full, not by age"
 _SLOTS = "rows of all slots are loaded and saved; tables=[...] selects tables"
 _BUCKETS = "a table has 4096 buckets, divided among the servers"
+_SIZES = ("feature_number", "num_items", "num_users", "sparse_feature_num", "vocab_tag_size")
+_LAYOUT = "sparse_inputs_slots and dense_input_dim say what the inputs are"
+_PARTS = "the model adds and normalizes as its paper does"
 _DAYS = "it belongs to `trireme stream`, which selects days of data"
 
 # Patterns of keys that PaddleRec reads and Trireme does not: the reason, and the values besides
@@ -52,9 +55,14 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "hyper_parameters.sparse_feature_number": (_TABLES, ()),
     "hyper_parameters.dict_dim": (_TABLES, ()),
     "hyper_parameters.emb_dim": ("sparse_feature_dim is the width of the rows", ()),
-    "hyper_parameters.item_count": (_TABLES, ()),
-    "hyper_parameters.cat_count": (_TABLES, ()),
+    "hyper_parameters.*_count": (_TABLES, ()),
+    **{f"hyper_parameters.{key}": (_TABLES, ()) for key in _SIZES},
     "hyper_parameters.is_sparse": ("gradients of rows are always sparse", ()),
+    "hyper_parameters.use_sparse": ("gradients of rows are always sparse", ()),
+    "hyper_parameters.slice_end": ("the loss is the mean over all examples of a batch", ()),
+    "hyper_parameters.sparse_field_num": (_LAYOUT, ()),
+    "hyper_parameters.dense_feature_dim": (_LAYOUT, ()),
+    "hyper_parameters.p*process_cmd": (_PARTS, ()),
     "hyper_parameters.reg": ("create() selects the optimizer; tr.optim.FTRL has an l1", ()),
     "hyper_parameters.distributed_embedding": (_TABLES, ()),
     "hyper_parameters.optimizer.decay_*": ("Recipe(schedule=) of a model.py changes rates", ()),

@@ -1,0 +1,156 @@
+"""BST: a transformer over the history and the candidate item.
+
+Source: Chen et al., "Behavior Sequence Transformer for E-commerce Recommendation in Alibaba",
+DLP-KDD 2019.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trireme.config import Config
+from trireme.data.batch import Batch
+from trireme.data.schema import Label, Schema, Sparse
+from trireme.errors import BadRequest
+from trireme.models.hyper_parameters import HyperParameters, click_recipe
+from trireme.models.layers import mlp
+from trireme.models.sequences import SequenceRows
+from trireme.nn import EmbeddingBag
+from trireme.table import Table
+from trireme.train.recipe import Recipe
+
+USER = "userid"
+HISTORY = ("history", "cate", "position")
+TARGET = ("target", "target_cate", "target_position")
+
+
+class BST(nn.Module):
+    """logit = MLP(row of the user, what the transformer makes of the candidate).
+
+    The transformer sees, for each event and for the candidate, the rows of item, category and
+    position side by side. An event whose item is 0 is padding and not looked at.
+
+    Args:
+        users: table of the users.
+        parts: tables of items, categories and positions; the dims add up to W.
+        length: events of a history; the ones behind are left out.
+        num_layers, heads, inner: layers of the transformer, heads of each, a divisor of W, and
+            width of its hidden layer.
+        layers: widths of the MLP's hidden layers.
+        dropout: within the transformer, in training.
+    """
+
+    def __init__(
+        self,
+        users: Table,
+        parts: tuple[Table, Table, Table],
+        *,
+        length: int = 50,
+        num_layers: int = 1,
+        heads: int = 6,
+        inner: int = 512,
+        layers: Sequence[int] = (1024, 512, 256),
+        dropout: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.user = EmbeddingBag(users, features=USER)
+        # The items say what is padding: 0 may well be a category or a position.
+        columns = list(zip(parts, HISTORY, TARGET, (0, None, None), strict=True))
+        self.events = nn.ModuleList(
+            SequenceRows(table, column=past, length=length, padding_key=padding)
+            for table, past, _, padding in columns
+        )
+        self.candidate = nn.ModuleList(
+            EmbeddingBag(table, features=now, padding_key=padding)
+            for table, _, now, padding in columns
+        )
+        width = sum(table.width for table in parts)
+        self.transformer = nn.ModuleList(
+            TransformerLayer(width, heads=heads, inner=inner, dropout=dropout)
+            for _ in range(num_layers)
+        )
+        self.mlp = mlp([users.width + width, *layers, 1], activation=nn.LeakyReLU)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B,) logits."""
+        parts = [part(batch) for part in self.events]
+        events_BLW = torch.cat([part.rows for part in parts], 2)
+        candidate_B1W = torch.cat([part(batch) for part in self.candidate], 2)
+        x = torch.cat([events_BLW, candidate_B1W], 1)
+        is_there = nn.functional.pad(parts[0].is_there, (0, 1), value=True)
+        for layer in self.transformer:
+            x = layer(x, is_there)
+        logits: Tensor = self.mlp(torch.cat([self.user(batch).squeeze(1), x[:, -1]], 1))
+        return logits.squeeze(1)
+
+
+class TransformerLayer(nn.Module):
+    """Attention of each place to all that are there, and a hidden layer: (B, L, W) -> (B, L, W).
+
+    Each of the two is added to its input, and normalized.
+
+    Raises BadRequest: W is no multiple of `heads`.
+    """
+
+    def __init__(self, width: int, *, heads: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        if width % heads:
+            raise BadRequest(
+                f"TransformerLayer: expected a multiple of {heads} heads, found {width}"
+            )
+        self.heads = heads
+        self.queries_keys_values, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.hidden = mlp([width, inner, width], activation=nn.LeakyReLU)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, is_there_BL: Tensor) -> Tensor:
+        split = self.queries_keys_values(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        queries, keys, values = split.chunk(3, 3)
+        attended = nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=is_there_BL[:, None, None]
+        )
+        x = self.norms[0](x + self.dropout(self.join(attended.transpose(1, 2).flatten(2))))
+        out: Tensor = self.norms[1](x + self.dropout(self.hidden(x)))
+        return out
+
+
+def create(config: Config) -> Recipe:
+    """Keys: those of trireme.models.hyper_parameters for the optimizer, and
+
+    item_emb_size, cat_emb_size, position_emb_size: floats per row of the tables "item", "category"
+        and "position", default 96.
+    d_model: their sum, and floats per row of the table "user".
+    max_len: events of a history, default 50.
+    n_encoder_layers, n_head, d_inner_hid: layers of the transformer, default 1; heads, default 6;
+        width of its hidden layer, default 512. d_key, d_value: the width of a head.
+    fc_sizes: widths of the hidden layers behind it, default 1024, 512, 256.
+    dropout_rate: within the transformer, default 0.2; prepostprocess_dropout is the same.
+
+    Inputs: label, userid, history, cate, position, target, target_cate, target_position.
+
+    Raises BadRequest: widths that do not fit.
+    """
+    hyper = HyperParameters(config)
+    keys = {"item": "item_emb_size", "category": "cat_emb_size", "position": "position_emb_size"}
+    parts = [hyper.table(name, dim=hyper.whole(key, 96)) for name, key in keys.items()]
+    width, heads = sum(table.width for table in parts), hyper.whole("n_head", 6)
+    fixed = {"d_model": width, "d_key": width // heads, "d_value": width // heads}
+    for key, expected in fixed.items():
+        if (width_found := hyper.whole(key, expected)) != expected:
+            raise BadRequest(f"hyper_parameters.{key}: expected {expected}, found {width_found}")
+    item, category, position = parts
+    dropout = hyper.number("dropout_rate", 0.2)
+    model = BST(
+        hyper.table("user", dim=width),
+        (item, category, position),
+        length=hyper.whole("max_len", 50),
+        num_layers=hyper.whole("n_encoder_layers", 1),
+        heads=heads,
+        inner=hyper.whole("d_inner_hid", 512),
+        layers=hyper.sizes("fc_sizes", (1024, 512, 256)),
+        dropout=hyper.number("prepostprocess_dropout", dropout),
+    )
+    schema = Schema([Label("label"), *map(Sparse, (USER, *HISTORY, *TARGET))])
+    return click_recipe(model, hyper, label="label", schema=schema)

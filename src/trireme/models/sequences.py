@@ -1,0 +1,59 @@
+"""Sequences of rows: what recall and text models make of ragged columns.
+
+Shapes: B examples, N ids, L places of a sequence, D floats per row.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trireme.data.batch import Batch, Ragged
+from trireme.errors import BadRequest
+from trireme.nn import Embedding
+from trireme.table import Table
+
+
+class Sequences(NamedTuple):
+    """rows: (B, L, D), zeros where there is no id. is_there: (B, L) bool."""
+
+    rows: Tensor
+    is_there: Tensor
+
+
+class SequenceRows(nn.Module):
+    """The rows of the first `length` ids of a ragged column, padded with zeros.
+
+    Args:
+        rows: table of the ids.
+        column: their name. length: L.
+        padding_key: this id is no id: a sequence may be padded with it. None: every id is one.
+    """
+
+    def __init__(
+        self, rows: Table, *, column: str, length: int, padding_key: int | None = 0
+    ) -> None:
+        super().__init__()
+        self.embedding = Embedding(rows, features=column, padding_key=padding_key)
+        self.column, self.length, self.padding_key = column, length, padding_key
+
+    def forward(self, batch: Batch) -> Sequences:
+        """Raises BadRequest: the column is not ragged."""
+        column = batch[self.column]
+        if not isinstance(column, Ragged):
+            raise BadRequest(
+                f"SequenceRows: expected {self.column!r} as Ragged, found {type(column).__name__}"
+            )
+        rows_ND: Tensor = self.embedding(batch)
+        values, offsets_B1 = column.values, column.offsets
+        places_L = torch.arange(self.length, device=values.device)
+        is_there_BL = places_L < offsets_B1.diff()[:, None]
+        places_BL = offsets_B1[:-1, None] - offsets_B1[0] + places_L
+        # Places without an id take the row of zeros behind all others.
+        index_BL = torch.where(is_there_BL, places_BL, rows_ND.shape[0])
+        rows_BLD = nn.functional.pad(rows_ND, (0, 0, 0, 1))[index_BL]
+        if self.padding_key is None:
+            return Sequences(rows_BLD, is_there_BL)
+        index_BL = torch.where(is_there_BL, places_BL + offsets_B1[0], values.shape[0])
+        padded = nn.functional.pad(values, (0, 1), value=self.padding_key)
+        return Sequences(rows_BLD, padded[index_BL] != self.padding_key)

@@ -1,0 +1,431 @@
+"""Models of histories, texts, users and items learn a signal, and follow their formulas."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import trireme as tr
+from examples.planted.clicks import exact_auc
+from tests.seeds import SEED
+from trireme.config import Config
+from trireme.data import Batch, Ragged
+from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
+from trireme.models import BST, DIEN, DSSM, FLEN, MIND, NCF, TagSpace, TextCNN, zoo
+from trireme.models.bst import TransformerLayer
+from trireme.models.dien import ClickAndAuxiliaryLoss, EvolutionGRU
+from trireme.models.dssm import Similarity
+from trireme.models.mind import (
+    AllItems,
+    Interests,
+    Recall,
+    SampledItems,
+    SampledSoftmax,
+    log_uniform,
+    squash,
+)
+from trireme.models.sequences import SequenceRows
+from trireme.models.tagspace import MarginLoss, add_right
+from trireme.models.textcnn import class_loss
+
+log_loss = nn.functional.binary_cross_entropy_with_logits
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    torch.manual_seed(SEED)
+    print(f"SEED={SEED}")
+    with embedded() as cluster:
+        set_default(cluster)
+        yield cluster
+
+
+def table(name: str, dim: int, lr: float = 0.02) -> tr.Table:
+    return tr.Table(name, dim=dim, optimizer=tr.optim.Adam(lr=lr))
+
+
+def ragged(*bags: list[int]) -> Ragged:
+    values = torch.tensor(list(itertools.chain(*bags)), dtype=torch.int64)
+    return Ragged(values, torch.tensor([0, *map(len, bags)]).cumsum(0))
+
+
+def train(model: nn.Module, loss: Any, batches: list[Batch], *, epochs: int = 1) -> None:
+    """A plain loop, with Adam."""
+    optimizer = tr.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model)
+    for batch in tr.prefetch(batches * epochs, model):
+        optimizer.zero_grad()
+        loss(model(batch), batch).backward()
+        optimizer.step()
+    optimizer.flush()
+    model.eval()
+
+
+def test_sequences_are_padded_and_cut(cluster: Cluster) -> None:
+    part = SequenceRows(table("t", 2), column="h", length=3).eval()
+    free = SequenceRows(table("u", 2), column="h", length=3, padding_key=None).eval()
+    whole = ragged([9, 9], [4, 0], [], [1, 2, 3, 4])
+    batch = Batch({"h": Ragged(whole.values, whole.offsets[1:])})  # a part of longer values
+    rows, is_there = part(batch)
+    assert is_there.tolist() == [[True, False, False], [False] * 3, [True] * 3]
+    one = part.embedding({"h": torch.tensor([4, 1, 2, 3])})
+    expected = torch.zeros(3, 3, 2)
+    expected[0, 0], expected[2] = one[0], one[1:]
+    torch.testing.assert_close(rows, expected)
+    assert free(batch).is_there.tolist() == [[True, True, False], [False] * 3, [True] * 3]
+    assert free(batch).rows[0, 1].any()
+    empty = part(Batch({"h": ragged([], [])}))
+    assert not empty.rows.any()
+    assert not empty.is_there.any()
+    with pytest.raises(BadRequest, match="expected 'h' as Ragged, found Tensor"):
+        part(Batch({"h": torch.ones(2, 3, dtype=torch.int64)}))
+
+
+HISTORY, TARGET = ("hist_item_seq", "hist_cat_seq"), ("target_item", "target_cat")
+
+
+def histories(num: int, draw: np.random.Generator) -> Batch:
+    """Histories of 2 to 5 events. The label is whether the candidate's category, of 5, is that of
+    the last event, which no single column says.
+    """
+    sizes = draw.integers(2, 6, num)
+    categories = [draw.integers(1, 6, size) for size in sizes]
+    last = np.array([bag[-1] for bag in categories])
+    wanted = np.where(draw.random(num) < 0.4, last, draw.integers(1, 6, num))
+    bags = ragged(*(bag.tolist() for bag in categories))
+    others = torch.from_numpy(draw.integers(1, 6, len(bags.values)))
+    item = Ragged(
+        bags.values + 5 * torch.from_numpy(draw.integers(0, 4, len(others))), bags.offsets
+    )
+    single = torch.ones(num, dtype=torch.int64)
+    candidate = torch.from_numpy(wanted)
+    return Batch(
+        {
+            **dict.fromkeys(("hist_item_seq", "history"), item),
+            **dict.fromkeys(("hist_cat_seq", "cate"), bags),
+            **{f"neg_{name}": Ragged(others, bags.offsets) for name in HISTORY},
+            "position": Ragged(torch.cat([torch.arange(n, 0, -1) for n in sizes]), bags.offsets),
+            **dict.fromkeys((*TARGET, "target", "target_cate"), candidate),
+            **dict.fromkeys(("userid", "target_position"), single),
+            "label": torch.from_numpy(wanted == last).float(),
+        }
+    )
+
+
+LEARNING: dict[str, Any] = {
+    "dien": (
+        lambda: DIEN(table("items", 4, 0.05), table("categories", 4, 0.05), length=5, layers=(32,)),
+        ClickAndAuxiliaryLoss(0.1),
+    ),
+    "bst": (
+        lambda: BST(
+            table("user", 4),
+            tuple(table(name, dim, 0.05) for name, dim in (("item", 4), ("cat", 4), ("place", 2))),
+            length=5, heads=2, inner=16, layers=(16,), dropout=0.0,
+        ),
+        lambda logits, batch: log_loss(logits, batch["label"]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_model_learns_from_histories(name: str, cluster: Cluster) -> None:
+    make, loss = LEARNING[name]
+    model, draw = make(), np.random.default_rng(SEED)
+    train(model, loss, [histories(200, draw) for _ in range(60)], epochs=3)
+    tested = histories(2000, draw)
+    with torch.no_grad():
+        outputs = model(tested)
+    logits = outputs["click"] if name == "dien" else outputs
+    assert exact_auc(logits.double().numpy(), tested["label"].numpy() > 0) > 0.9
+
+
+def test_padding_and_what_is_cut_off_change_nothing(cluster: Cluster) -> None:
+    dien = DIEN(table("items", 4), table("categories", 4), length=3).eval()
+    bags = [[7, 8], [7, 8, 0], [7, 8, 0, 5], []]
+    names = (*HISTORY, "neg_hist_item_seq", "neg_hist_cat_seq")
+    fixed = {name: torch.full((4,), 3) for name in TARGET}
+    outputs = dien(Batch({**{name: ragged(*bags) for name in names}, **fixed}))
+    for output in outputs.values():
+        torch.testing.assert_close(output[1:3], output[:1].expand(2))
+        assert torch.isfinite(output).all()
+    bst = BST(
+        table("user", 4), (table("item", 4), table("category", 4), table("position", 4)), length=3
+    ).eval()
+    columns = {name: ragged(*bags) for name in ("history", "cate", "position")}
+    single = ("userid", "target", "target_cate", "target_position")
+    logits = bst(Batch({**columns, **{name: torch.full((4,), 3) for name in single}}))
+    torch.testing.assert_close(logits[1:3], logits[:1].expand(2))
+    assert torch.isfinite(logits).all()
+
+
+def test_an_evolution_is_a_gru_whose_steps_shrink_with_the_attention() -> None:
+    evolution = EvolutionGRU(3)
+    x, attention = torch.randn(2, 4, 3), torch.rand(2, 4)
+    state, expected = torch.zeros(2, 3), []
+    update, reset = evolution.gates[0].weight.chunk(2)
+    new = evolution.candidate[0].weight
+    for t in range(4):
+        z, r = (torch.sigmoid(torch.cat([x[:, t], state], 1) @ w.T) for w in (update, reset))
+        candidate = torch.tanh(torch.cat([x[:, t], r * state], 1) @ new.T)
+        z = z * attention[:, t, None]
+        state = (1 - z) * state + z * candidate
+        expected.append(state)
+    torch.testing.assert_close(evolution(x, attention), torch.stack(expected, 1))
+    frozen = evolution(x, torch.tensor([[1.0, 0.0, 0.0, 1.0]] * 2))
+    assert torch.equal(frozen[:, 0], frozen[:, 2])
+
+
+def test_a_transformer_layer_is_torchs() -> None:
+    own = TransformerLayer(6, heads=2, inner=5, dropout=0.0)
+    twin = nn.TransformerEncoderLayer(
+        6, 2, 5, dropout=0.0, activation=nn.functional.leaky_relu, batch_first=True
+    )
+    parts = own.queries_keys_values.weight.view(2, 3, 3, 6).transpose(0, 1).reshape(18, 6)
+    biases = own.queries_keys_values.bias.view(2, 3, 3).transpose(0, 1).reshape(18)
+    with torch.no_grad():
+        twin.self_attn.in_proj_weight.copy_(parts)
+        twin.self_attn.in_proj_bias.copy_(biases)
+        for one, other in (
+            (own.join, twin.self_attn.out_proj),
+            (own.hidden[0], twin.linear1),
+            (own.hidden[2], twin.linear2),
+        ):
+            other.load_state_dict(one.state_dict())
+    x, is_there = torch.randn(3, 4, 6), torch.rand(3, 4) > 0.3
+    is_there[:, -1] = True
+    expected = twin(x, src_key_padding_mask=~is_there)
+    torch.testing.assert_close(own(x, is_there), expected)
+
+
+def test_flen_equals_its_formula(cluster: Cluster) -> None:
+    model = FLEN(table("t", 3), fields=[["a", "b"], ["c"], ["d"]], layers=(4,)).eval()
+    with torch.no_grad():
+        model.between.copy_(torch.randn(3))
+        model.within.copy_(torch.randn(3))
+        batch = {name: torch.tensor([key]) for key, name in enumerate("abcd")}
+        rows = model.embedding(batch)[0]
+        a, b, c, d = rows[:, 1:]
+        r, s = model.between, model.within
+        h = r[0] * (a + b) * c + r[1] * (a + b) * d + r[2] * c * d + s[0] * 2 * a * b
+        deep = torch.cat([model.interaction(h), model.mlp(torch.cat([a, b, c, d]))])
+        expected = rows[:, 0].sum() + model.head(deep)[0]
+        torch.testing.assert_close(model(batch)[0], expected)
+
+
+@pytest.mark.parametrize(("factors", "dim", "layers"), [(4, 8, (8, 4)), (4, 4, ()), (0, 4, (8,))])
+def test_ncf_learns_who_takes_what(
+    cluster: Cluster, factors: int, dim: int, layers: tuple[int, ...]
+) -> None:
+    """Users and items of two kinds: a user takes the items of the same kind."""
+    model = NCF(
+        table("users", dim, 0.05), table("items", dim, 0.05), factors=factors, layers=layers
+    )
+    draw = np.random.default_rng(SEED)
+    users, items = (torch.from_numpy(draw.integers(0, 40, 4000)) for _ in range(2))
+    labels = ((users % 2) == (items % 2)).float()
+    columns = {"user_id": users, "item_id": items, "label": labels}
+    parts = zip(*(column.split(200) for column in columns.values()), strict=True)
+    batches = [Batch(dict(zip(columns, part, strict=True))) for part in parts]
+    train(model, lambda logits, batch: log_loss(logits, batch["label"]), batches, epochs=4)
+    with torch.no_grad():
+        assert exact_auc(model(Batch(columns)).double().numpy(), labels.numpy() > 0) > 0.95
+
+
+def test_ncf_refuses_what_does_not_fit() -> None:
+    for dims, options in (((4, 5), {}), ((4, 4), {"factors": 4}), ((4, 4), {"layers": ()})):
+        with pytest.raises(BadRequest, match="NCF: expected tables of one dim"):
+            NCF(*(table(name, dim) for name, dim in zip("ui", dims, strict=True)), **options)
+    for values, message in (
+        ({"mode": "NCF"}, "mode: expected one of NCF_NeuMF, NCF_GMF, NCF_MLP, found 'NCF'"),
+        ({"fc_layers": [7, 4]}, "fc_layers: expected an even number of inputs, found 7"),
+    ):
+        with pytest.raises(BadRequest, match=message):
+            zoo.load("ncf").create(Config({"hyper_parameters": values}))
+
+
+def test_dssm_finds_the_document_of_a_query(cluster: Cluster) -> None:
+    config = Config({"hyper_parameters": {"trigram_d": 20, "neg_num": 2, "fc_sizes": [16, 8]}})
+    recipe = zoo.load("dssm").create(config)
+    model = recipe.model
+    assert isinstance(model, DSSM)
+    draw = np.random.default_rng(SEED)
+
+    def batch(num: int) -> Batch:
+        """A document has the terms of its query, shifted by ten; another one has others."""
+        topics = draw.integers(0, 10, (4, num))
+        terms = torch.nn.functional.one_hot(torch.from_numpy(topics), 20).float()
+        columns = {"query": terms[0], "doc_pos": terms[0].roll(10, 1)}
+        return Batch({**columns, **{f"doc_neg_{i}": terms[i + 1].roll(10, 1) for i in range(2)}})
+
+    train(model, recipe.loss, [batch(100) for _ in range(60)] * 2)
+    tested = batch(200)
+    with torch.no_grad():
+        cosines = model(tested)
+        torch.testing.assert_close(recipe.evaluation.model(tested), cosines[:, 0])
+    assert isinstance(recipe.evaluation.model, Similarity)
+    assert (cosines[:, :1] >= cosines[:, 1:]).float().mean() > 0.97
+    expected = -torch.log_softmax(cosines, 1)[:, 0].mean()
+    torch.testing.assert_close(recipe.loss(cosines, tested), expected)
+    for acts in (["relu"], ["relu", "tanh"], ["gelu", "gelu"]):
+        values = {"fc_sizes": [16, 8], "fc_acts": acts}
+        with pytest.raises(BadRequest, match="fc_acts: expected relu or tanh, 2 times, found"):
+            zoo.load("dssm").create(Config({"hyper_parameters": values}))
+
+
+def test_routing_is_that_of_the_paper(cluster: Cluster) -> None:
+    interests = Interests(table("items", 3), size=2, num_interests=2, num_rounds=3, length=4).eval()
+    batch = Batch({"hist_item": ragged([5, 6, 0, 7])})
+    with torch.no_grad():
+        rows = interests.events(batch).rows[0]
+        actual = interests(batch)[0]
+        kept = [0, 1, 3]
+        events = rows[kept] @ interests.map
+        weights = interests.first_weights[:, kept].clone()
+        for _ in range(3):
+            shares = torch.softmax(weights, 0)
+            capsules = torch.stack(
+                [squash(sum(s * e for s, e in zip(part, events, strict=True))) for part in shares]
+            )
+            weights = weights + capsules @ events.T
+        expected = torch.relu(interests.layer(capsules))
+    torch.testing.assert_close(actual, expected)
+    vector = torch.tensor([3.0, 4.0])
+    torch.testing.assert_close(squash(vector), vector / 5 * 25 / 26)
+    again = Interests(table("others", 3), size=2, num_interests=2, length=4)
+    assert torch.equal(again.first_weights, interests.first_weights)
+
+
+def test_draws_are_log_uniform_and_the_same_again() -> None:
+    chances = log_uniform(torch.arange(1, 50), 50)
+    assert float(chances.sum()) == pytest.approx(1, rel=1e-6)
+    sample = SampledItems(50, 200_000)
+    batch = Batch({"x": torch.zeros(3)}, stream=1, position=(7,))
+    drawn = sample(batch)["sampled_items"]
+    assert isinstance(drawn, Ragged)
+    assert drawn.offsets.tolist() == [0, 200_000, 200_000, 200_000]
+    shares = torch.bincount(drawn.values, minlength=50)[1:] / 200_000
+    torch.testing.assert_close(shares, chances, rtol=0.1, atol=1e-3)
+    again = SampledItems(50, 200_000)(Batch({"x": torch.zeros(2)}, stream=1, position=(7,)))
+    assert torch.equal(again["sampled_items"].values, drawn.values)
+    other = sample(Batch({"x": torch.zeros(3)}, stream=1, position=(8,)))
+    assert not torch.equal(other["sampled_items"].values, drawn.values)
+
+
+def test_sampled_softmax_corrects_and_forgets_repetitions() -> None:
+    products = torch.randn(2, 4)
+    target, sampled = torch.tensor([3, 9]), torch.tensor([1, 3, 8])
+    ends = torch.tensor([0, 3, 3])
+    batch = Batch({"target_item": ragged([3], [9]), "sampled_items": Ragged(sampled, ends)})
+    losses = []
+    for b in range(2):
+        logits = [
+            products[b, 0]
+            - math.log(3 * math.log((int(target[b]) + 1) / int(target[b])) / math.log(20))
+        ]
+        for j, item in enumerate(sampled.tolist()):
+            if item != int(target[b]):
+                chance = math.log((item + 1) / item) / math.log(20)
+                logits.append(products[b, j + 1] - math.log(3 * chance))
+        losses.append(torch.logsumexp(torch.stack(logits), 0) - logits[0])
+    torch.testing.assert_close(SampledSoftmax(20)(products, batch), torch.stack(losses).mean())
+    batch.columns["target_item"] = ragged([3, 4], [9])
+    with pytest.raises(BadRequest, match="one id in 'target_item' of each of 2 examples, found 3"):
+        SampledSoftmax(20)(products, batch)
+
+
+def test_mind_recalls_what_follows_from_either_of_two_interests(cluster: Cluster) -> None:
+    """Histories of two topics; what follows is of one of them."""
+    items = table("items", 8, 0.05)
+    interests = Interests(items, size=8, num_interests=2, length=6)
+    model = MIND(items, interests)
+    draw = np.random.default_rng(SEED)
+    sample, num_items = SampledItems(41, 30), 41
+
+    def batch(number: int, num: int, following: str) -> Batch:
+        """Topic t has the items t + 1, t + 5, ..., t + 37."""
+        topics = np.stack([draw.permutation(4)[:2] for _ in range(num)])
+        places = draw.integers(0, 10, (num, 7))
+        events = 1 + topics[:, [0, 1, 0, 1, 0, 1]] + 4 * places[:, :6]
+        right = 1 + topics[np.arange(num), draw.integers(0, 2, num)] + 4 * places[:, 6]
+        columns = {
+            "hist_item": ragged(*events.tolist()),
+            following: ragged(*[[int(item)] for item in right]),
+        }
+        return Batch(columns, position=(number,))
+
+    batches = [sample(batch(n, 100, "target_item")) for n in range(60)]
+    train(model, SampledSoftmax(num_items), batches, epochs=4)
+    tested = AllItems(num_items)(batch(0, 500, "eval_item"))
+    with torch.no_grad():
+        scores = Recall(items, interests).eval()(tested)
+    assert scores.shape == (500, num_items)
+    assert int(scores.argmax(1).min()) > 0
+    metric = tr.metrics.TopK(20)
+    metric.update(scores, tested["answers"])
+    assert metric.compute()["recall"] > 0.75  # 0.5 by chance
+
+
+def test_answers_of_a_recall_are_without_padding() -> None:
+    batch = AllItems(4)(Batch({"eval_item": ragged([2, 0], [0, 0], [3, 1, 0])}))
+    answers = batch["answers"]
+    assert isinstance(answers, Ragged)
+    assert answers.values.tolist() == [2, 3, 1]
+    assert answers.offsets.tolist() == [0, 1, 1, 3]
+    assert batch["all_items"].values.tolist() == [0, 1, 2, 3]
+
+
+def words(num: int, draw: np.random.Generator) -> tuple[list[list[int]], np.ndarray[Any, Any]]:
+    """Texts in which one of two pairs of words, in their order, says the class."""
+    classes = draw.integers(0, 2, num)
+    texts = []
+    for kind in classes:
+        text = draw.integers(3, 30, draw.integers(3, 9)).tolist()
+        place = int(draw.integers(0, len(text) - 1))
+        text[place : place + 2] = [1, 2] if kind else [2, 1]
+        texts.append(text)
+    return texts, classes
+
+
+def test_textcnn_learns_the_order_of_two_words(cluster: Cluster) -> None:
+    model = TextCNN(table("words", 8), length=10, channels=8, hidden=8)
+    draw = np.random.default_rng(SEED)
+
+    def batch(num: int) -> Batch:
+        texts, classes = words(num, draw)
+        return Batch({"text": ragged(*texts), "label": torch.from_numpy(classes).float()})
+
+    train(model, lambda out, b: class_loss(out, b["label"]), [batch(100) for _ in range(80)])
+    tested = batch(500)
+    with torch.no_grad():
+        right = model(tested).argmax(1) == tested["label"]
+    assert right.float().mean() > 0.95
+
+
+def test_tagspace_puts_texts_near_their_tags(cluster: Cluster) -> None:
+    model = TagSpace(table("words", 8), table("tags", 8), length=10, window=2, channels=16)
+    draw = np.random.default_rng(SEED)
+
+    def batch(num: int) -> Batch:
+        texts, classes = words(num, draw)
+        columns = {"text": ragged(*texts), "pos_tag": torch.from_numpy(classes)}
+        return add_right(Batch({**columns, "neg_tag": ragged(*[[1 - c] for c in classes])}))
+
+    train(model, MarginLoss(0.1), [batch(100) for _ in range(80)])
+    tested = batch(500)
+    with torch.no_grad():
+        cosines = model(tested)
+    assert (cosines[:, 0] > cosines[:, 1]).float().mean() > 0.95
+    assert (cosines[:, 2:] == -1).all()
+    expected = [max(0.0, 0.1 - float(c[0]) + float(c[1:].max())) for c in cosines]
+    loss = float(MarginLoss(0.1)(cosines, tested))
+    assert loss == pytest.approx(np.mean(expected), abs=1e-6)
