@@ -16,7 +16,7 @@ _FILL = {"worker": "#ddf4ff", "compute": "#dafbe1", "server": "#fff8c5", "stage"
 
 @dataclass(frozen=True)
 class _Box:
-    """x, y: of the upper left corner. lines: the first is bold."""
+    """x, y: of the upper left corner. lines: the first is bold. indent: of the lines."""
 
     kind: str
     x: int
@@ -24,11 +24,12 @@ class _Box:
     width: int
     height: int
     lines: tuple[str, ...]
+    indent: int = 10
 
 
 _BOXES = (
     _Box("server", 20, 20, 740, 54, ("servers", "rows of the tables; dense parameters as blocks")),
-    _Box("worker", 20, 150, 330, 200, ("worker (reader), one of m",)),
+    _Box("worker", 20, 150, 330, 200, ("worker, one of m",), 190),
     _Box("stage", 40, 182, 130, 50, ("read, plan, pull", "batches of a stream")),
     _Box("stage", 200, 182, 130, 50, ("stage cpu", "rows and columns")),
     _Box("stage", 200, 282, 130, 50, ("stage cpu_2", "and the loss")),
@@ -42,8 +43,8 @@ _ARROWS = (
     ((105, 74), (105, 182), ("rows, weights",), (112, 118), False),
     ((170, 207), (200, 207), (), (0, 0), False),
     ((330, 200), (590, 225), ("tensors by name, weights,", "random numbers"), (360, 178), False),
-    ((590, 245), (330, 295), ("outputs", "buffers"), (400, 250), False),
-    ((330, 310), (590, 302), ("gradients of outputs",), (390, 302), True),
+    ((590, 245), (330, 295), ("outputs, buffers",), (380, 250), False),
+    ((330, 310), (590, 302), ("gradients of outputs",), (390, 297), True),
     ((590, 322), (330, 335), ("gradients of inputs and weights",), (355, 352), True),
     ((655, 260), (655, 282), ("graph",), (662, 275), False),
     ((200, 307), (170, 307), (), (0, 0), True),
@@ -68,7 +69,7 @@ def draw() -> str:
             f' fill="{_FILL[box.kind]}" stroke="#57606a"/>'
         )
         for i, text in enumerate(box.lines):
-            lines.append(_text(box.x + 10, box.y + 20 + 18 * i, text, bold=i == 0))
+            lines.append(_text(box.x + box.indent, box.y + 20 + 18 * i, text, bold=i == 0))
     for (x1, y1), (x2, y2), texts, (x, y), is_gradient in _ARROWS:
         dashes = ' stroke-dasharray="5 4"' if is_gradient else ""
         lines.append(

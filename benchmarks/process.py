@@ -15,7 +15,11 @@ _GRACE_S = 15.0
 
 
 def run_process(
-    command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
 ) -> str:
     """Run a command to its end and return its stdout.
 
@@ -25,6 +29,7 @@ def run_process(
     with subprocess.Popen(
         command,
         env=None if env is None else dict(env),
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,15 +1,8 @@
-"""The job that `startup` measures: one batch of a small model. startup_job.py FILE BATCH_SIZE OUT
-
-It writes the time at which the first batch was trained on and its push applied.
-"""
+"""The small model of `startup`: a script, startup_job.py FILE, and a module for `trireme run`."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import sys
-import time
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +21,19 @@ class Model(nn.Module):
         return self.mlp(torch.cat([self.emb(batch).flatten(1), batch["dense"]], 1)).squeeze(1)
 
 
+def create(config: tr.Config) -> tr.Recipe:
+    """What `trireme run` trains."""
+    del config
+    model = Model()
+    return tr.Recipe(
+        model=model,
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        optimizer=torch.optim.Adam(model.parameters()),
+        schema=tr.data.criteo(),
+    )
+
+
 def main() -> None:
-    file, batch_size, out = sys.argv[1:]
     tr.init()
     model = Model()
     trainer = tr.Trainer(
@@ -38,9 +42,7 @@ def main() -> None:
         loss=nn.functional.binary_cross_entropy_with_logits,
         strategy=tr.Strategy("async"),
     )
-    dataset = tr.data.QueueDataset([file], schema=tr.data.criteo(), batch_size=int(batch_size))
-    trainer.fit(list(itertools.islice(dataset, 1)))
-    Path(out).write_text(json.dumps({"first_batch": time.monotonic()}))
+    trainer.fit(tr.data.QueueDataset(sys.argv[1:], schema=tr.data.criteo(), batch_size=64))
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ class Peer:
 class Launcher:
     """A running `trireme launch` and the stand-ins it has started."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, script: str = CONTROLLED_SCRIPT) -> None:
+        self.folder, self.script = folder, script
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(WAIT_S)
         self.peers: dict[str, Peer] = {}
@@ -74,7 +74,7 @@ class Launcher:
         """Launch stand-ins, wait until `num` of them have called."""
         port = self._listener.getsockname()[1]
         self.process = subprocess.Popen(
-            [*COMMAND, *options, CONTROLLED_SCRIPT, str(port)],
+            [*COMMAND, *options, self.script, str(port)],
             cwd=self.folder,
             env={**clean_environment(), **env},
             stdout=stdout,

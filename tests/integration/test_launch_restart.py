@@ -5,6 +5,7 @@ and a job stops on SIGTERM.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,8 +43,8 @@ class Job:
         self,
         folder: Path,
         *options: str,
+        python: str,
         script: Sequence[str] = (),
-        python: str = sys.executable,
     ) -> None:
         folder.mkdir()
         self.folder = folder
@@ -70,10 +71,16 @@ class Job:
         raise AssertionError(f"ended {num} steps before: {self.errors()}")
 
     def kill(self, name: str) -> None:
-        os.kill(self._pid(*name.split()), signal.SIGKILL)
+        """The forked program itself: what stands for it ends likewise once it is gone."""
+        place = self._pid(*name.split())
+        described = [path.read_text() for path in Path(f"/proc/{place}/fdinfo").iterdir()]
+        [program] = re.findall(r"^Pid:\s*(\d+)$", "".join(described), re.MULTILINE)
+        os.kill(int(program), signal.SIGKILL)
 
     def _pid(self, role: str, index: str) -> int:
-        """The process of this job with that place; one that has ended has no environment."""
+        """What the launcher has started there (tests/quick_python.py); an ended process has no
+        environment.
+        """
         wanted = {f"TRIREME_ROLE={role}".encode(), f"TRIREME_INDEX={index}".encode()}
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         for pid in map(int, children.split()):
@@ -109,7 +116,7 @@ def test_a_job_whose_processes_are_killed_ends_like_an_undisturbed_one(
     print(f"seed {seed}")
     with Job(tmp_path / "alone", python=programs.python) as alone:
         assert "done" in alone.finish().splitlines()
-    with Job(tmp_path / "killed", "--max_restart", "1") as job:
+    with Job(tmp_path / "killed", "--max_restart", "1", python=programs.python) as job:
         for name in KILLED:
             job.wait_steps(random.randint(1, STEPS_MAX))
             job.kill(name)

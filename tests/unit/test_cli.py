@@ -79,6 +79,7 @@ FLAGS = {
         "--servers",
         "--skip_records",
         "--ssd_dir",
+        "--start_method",
         "--start_port",
         "--state_dir",
         "--store_hosts",

@@ -1,4 +1,6 @@
-"""A Predictor loads neither servers nor training code; a worker loads no server."""
+"""A Predictor loads neither servers nor training code; a worker loads no server, nor does that
+which workers are forked from.
+"""
 
 from __future__ import annotations
 
@@ -30,3 +32,8 @@ def test_a_worker_loads_no_server() -> None:
     program = "import trireme.launch.init, trireme.job.connecting, trireme.train.trainer"
     assert loaded(program, WORKER) == []
     assert loaded("import trireme.job.embedded", WORKER) != []
+
+
+def test_a_fork_server_loads_only_what_all_roles_do() -> None:
+    program = "from trireme.launch import fork_server_program; fork_server_program.load()"
+    assert loaded(program, (*WORKER, "worker", "job", "nn", "data", "train")) == []

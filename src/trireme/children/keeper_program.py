@@ -42,12 +42,13 @@ def main() -> None:
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when the parent ends."""
     if sys.platform == "linux":
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """Raises OSError: the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
@@ -87,7 +88,7 @@ class Keeper:
     def __init__(self, orders: socket.socket) -> None:
         orders.set_inheritable(False)
         self._orders = orders
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._poll = select.poll()
         self._poll.register(orders, select.POLLIN)
         self._commands: dict[int, StartedCommand] = {}  # by pidfd and by handle, while polled

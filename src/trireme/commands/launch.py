@@ -6,6 +6,7 @@ from pathlib import Path
 from trireme.commands.options import KEYS, add_common, add_config, add_infer, picked, seconds
 from trireme.commands.run import check_config
 from trireme.errors import BadRequest
+from trireme.launch.fork_server import START_METHODS
 from trireme.launch.local_job import launch
 from trireme.launch.machines import START_PORT
 from trireme.launch.placement import LaunchConfig
@@ -97,30 +98,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--worker_num", "--trainer_num", type=int, metavar="N", help="number of workers")
     _add_machines(command)
     _add_compute_workers(command)
-    add(
-        "--log_dir",
-        type=Path,
-        default=Path("log"),
-        metavar="DIR",
-        help="folder for the log files, one per process; default: log",
-    )
-    add(
-        "--grace_s",
-        type=seconds,
-        default=30.0,
-        metavar="S",
-        help="processes that do not stop within this many seconds are killed; default: 30",
-    )
-    add(
-        "--max_restart",
-        type=int,
-        default=0,
-        metavar="N",
-        help="restart each process that dies, up to N times, while the others wait; a server"
-        " recovers its state (--durability process becomes the default), a worker continues"
-        " where its predecessor was, a compute worker keeps nothing; without servers all workers of"
-        " this machine are restarted, and continue from their newest checkpoint; default: 0",
-    )
+    _add_processes(command)
     add(
         "--streams",
         type=int,
@@ -150,6 +128,42 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("script", nargs="?", metavar="SCRIPT", help="the Python script that every process runs")
     add("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     command.set_defaults(run=_launch)
+
+
+def _add_processes(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--log_dir",
+        type=Path,
+        default=Path("log"),
+        metavar="DIR",
+        help="folder for the log files, one per process; default: log",
+    )
+    add(
+        "--grace_s",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="processes that do not stop within this many seconds are killed; default: 30",
+    )
+    add(
+        "--max_restart",
+        type=int,
+        default=0,
+        metavar="N",
+        help="restart each process that dies, up to N times, while the others wait; a server"
+        " recovers its state (--durability process becomes the default), a worker continues"
+        " where its predecessor was, a compute worker keeps nothing; without servers all workers of"
+        " this machine are restarted, and continue from their newest checkpoint; default: 0",
+    )
+    add(
+        "--start_method",
+        choices=START_METHODS,
+        help="forkserver: a process loads torch once, and servers, workers and compute workers are"
+        " forked from it; spawn: each loads torch itself; default: forkserver, but spawn for a"
+        " script with the word environ or putenv, which may set variables that torch reads when it"
+        " is loaded",
+    )
 
 
 def _add_machines(command: argparse.ArgumentParser) -> None:

@@ -56,6 +56,19 @@ VARIABLES: Mapping[str, str] = {
 }
 DEVICES = "TRIREME_DEVICE_"
 """Before the label, in capitals, whose device in this process the variable names."""
+# Names of variables that torch and what it uses read as they are loaded begin so.
+_READ_AT_LOAD = (
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "BLIS_",
+    "NPY_",
+    "PYTORCH_",
+    "TORCH_",
+)
+_at_load: dict[str, str] | None = None
 # The facts that make a process part of a job. The others only tune it.
 PLACE = ("role", "servers", "index", "num", "join", "label", "heter", "listen", "listen_fd")
 PLACE_VARIABLES = tuple(name for name, fact in VARIABLES.items() if fact in PLACE)
@@ -89,6 +102,23 @@ _FLEET_ROLES = {"PSERVER": "server", "TRAINER": "worker", "HETER_TRAINER": "hete
 def inherited() -> Mapping[str, str]:
     """The environment of this process."""
     return os.environ
+
+
+def note_load() -> None:
+    """Torch has been loaded, in this environment, before the script begins."""
+    global _at_load
+    _at_load = _of_torch()
+
+
+def set_too_late() -> list[str]:
+    """Variables that the script has set or changed after `note_load`."""
+    if _at_load is None:
+        return []
+    return [name for name, value in _of_torch().items() if _at_load.get(name) != value]
+
+
+def _of_torch() -> dict[str, str]:
+    return {name: v for name, v in os.environ.items() if name.startswith(_READ_AT_LOAD)}
 
 
 def name_network_device(interface: str) -> None:

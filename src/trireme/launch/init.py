@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import os
 import socket
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trireme import torch_compiler
 from trireme.errors import BadRequest, Corruption
-from trireme.launch.environment import name_network_device
+from trireme.launch.environment import name_network_device, set_too_late
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.process_role import REFUSED, ProcessRole, read_role
 
@@ -74,6 +76,12 @@ def init(
             worker's key.
     """
     log_to_stderr()
+    if names := set_too_late():
+        log.warning(
+            "%s: set when torch was loaded already, perhaps too late: set it before `trireme"
+            " launch`, or give that --start_method spawn",
+            ", ".join(names),
+        )
     process = read_role(
         servers=servers,
         role=role,
@@ -90,6 +98,9 @@ def init(
     )
     if process.role == "server":
         log.info("%s", process.describe())
+        # Python searches all objects for cycles as it ends: with torch a quarter of a second.
+        # Objects of the script that are parts of one go with the process, unfinalized.
+        atexit.register(gc.freeze)
         sys.exit(serve_role(process))
     from trireme.job.default import default, default_settings, is_default_set
 

@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from trireme.children import PROGRAM
 from trireme.errors import Internal
+from trireme.launch.fork_server import ForkedProcess, ForkServer
 
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 14
@@ -45,27 +46,22 @@ class LaunchedProcess:
         pass_fds: Sequence[int] = (),
         console: int | None = None,
         appends: bool = False,
+        fork_server: ForkServer | None = None,
     ) -> None:
         """Start `command` with its output in `log_path`, and also on the descriptor `console`.
 
         appends: keep the present lines of the log.
+        fork_server: what forks the process. If it has an obstacle then, the process is started.
         """
         self.name = name
         self.log_path = log_path
         log = log_path.open("ab" if appends else "wb")
         self.mirror = Mirror(log, console) if console is not None else None
         output = self.mirror.input_fd if self.mirror else log.fileno()
-        shim = [sys.executable, "-I", "-S", PROGRAM, "run", str(os.getpid())]
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
-            self._process = subprocess.Popen(
-                [*shim, *command],
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=pass_fds,
-                start_new_session=True,
-            )
+            forked = fork_server and fork_server.fork(command, env, output, pass_fds)
+            self._process = forked or _start(command, env, output, pass_fds)
         except BaseException:
             if self.mirror:
                 self.mirror.close()
@@ -119,6 +115,20 @@ class LaunchedProcess:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
             lines = log.read().removesuffix(b"\n").split(b"\n")
         return [plain(line).decode(errors="replace") for line in lines[-num:]]
+
+
+def _start(
+    command: Sequence[str], env: Mapping[str, str], output: int, pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", PROGRAM, "run", str(os.getpid()), *command],
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
 
 
 class Mirror:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from trireme.errors import BadRequest
 from trireme.launch.environment import inherited
+from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
 from trireme.launch.job_console import start_console
 from trireme.launch.launched_process import LaunchedProcess
 from trireme.launch.machines import spread
@@ -96,6 +97,7 @@ class _LocalJob:
         self._workers: dict[int, LaunchedProcess] = {}
         self._compute: dict[int, LaunchedProcess] = {}
         self._console: LaunchedProcess | None = None
+        self._fork_servers: list[ForkServer] = []
         self._num_restarts: Counter[str] = Counter()  # by name of the process
         self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
         self._failed: LaunchedProcess | None = None
@@ -125,6 +127,7 @@ class _LocalJob:
                     self._end(process)
                 if self._console is not None:
                     self._end(self._console)
+                self._end_fork_servers(self._fork_servers)
         return self._conclude(failure, time.monotonic() - start)
 
     @property
@@ -144,6 +147,9 @@ class _LocalJob:
         )
         if self._threads.chosen:
             say(self._threads.describe())
+        self._start_fork_servers()
+        if self._signals:
+            return
         for index in () if placement.workers_host else placement.sockets:
             self._start_server(index)
         for index in placement.heter.sockets:
@@ -152,6 +158,39 @@ class _LocalJob:
             self._start_worker(index)
         if config.console is not None:
             self._start_console(config.console)
+        if config.max_restart == 0:
+            self._end_fork_servers(self._fork_servers)
+
+    def _start_fork_servers(self) -> None:
+        """Have torch loaded once for all processes that load it alike, and wait for that."""
+        config, placement = self._config, self._placement
+        if not is_forked(config.command, config.start_method):
+            return
+        servers = () if placement.workers_host else placement.sockets
+        places = [("server", index) for index in servers]
+        places += [("heter", index) for index in placement.heter.sockets]
+        places += [("worker", index) for index in placement.workers]
+        envs = [self._environment(role, index) for role, index in places]
+        self._fork_servers = start_fork_servers([sys.executable, *config.command], envs)
+        for server in self._fork_servers:
+            self._selector.register(server, selectors.EVENT_READ, server)
+        while any(server.is_loading() for server in self._fork_servers) and not self._signals:
+            self._poll()
+        self._drop_fork_servers()
+
+    def _drop_fork_servers(self) -> None:
+        """End those that cannot fork."""
+        useless = [server for server in self._fork_servers if server.obstacle]
+        for server in useless:
+            say(f"processes load torch themselves, instead of being forked: {server.obstacle}")
+        self._end_fork_servers(useless)
+
+    def _end_fork_servers(self, servers: Sequence[ForkServer]) -> None:
+        for server in list(servers):
+            if server.fileno() in self._selector.get_map():
+                self._selector.unregister(server)
+            server.close()
+            self._fork_servers.remove(server)
 
     def _start_console(self, address: str) -> None:
         if 0 not in self._placement.sockets:
@@ -195,17 +234,23 @@ class _LocalJob:
         name, is_first_worker = f"{_NOUNS[role]} {index}", role == "worker" and index == 0
         # Several commands with --join may write to one folder.
         kind = f"late{role}log.{os.getpid()}" if self._config.join else f"{role}log"
-        environment = process_environment(self._config, self._placement, role, index)
+        env = self._environment(role, index) | variables
         process = LaunchedProcess(
             name,
             [sys.executable, *self._config.command],
-            self._threads.variables(role) | environment | variables,
+            env,
             self._config.log_dir / f"{kind}.{index}",
             pass_fds=pass_fds,
             console=sys.stdout.fileno() if is_first_worker else None,
             appends=self._num_restarts[name] > 0,
+            fork_server=next((s for s in self._fork_servers if s.has_loaded_for(env)), None),
         )
+        self._drop_fork_servers()
         return self._follow_output(process)
+
+    def _environment(self, role: str, index: int) -> dict[str, str]:
+        environment = process_environment(self._config, self._placement, role, index)
+        return self._threads.variables(role) | environment
 
     def _follow_output(self, process: LaunchedProcess) -> LaunchedProcess:
         """Copy to the terminal what a process with a mirror prints."""
@@ -385,7 +430,8 @@ class _LocalJob:
         if not self._signals:
             return None
         first = self._signals[0]
-        have_ended_well = all(self._state(process) == 0 for process in self._processes)
+        states = [self._state(process) for process in self._processes]
+        have_ended_well = states and all(state == 0 for state in states)
         if first == signal.SIGTERM and have_ended_well:
             return None
         return 128 + first, f"stopped by {first.name}"

@@ -32,6 +32,8 @@ class LaunchConfig:
         heter_worker_num, heter_devices, heter_workers: number, label and addresses of the compute
             workers of each kind.
         console: where the web console of the job listens, on the machine of server 0.
+        start_method: "forkserver": processes are forked from one that has loaded torch; "spawn":
+            each loads it; default: as `fork_server.is_forked` says.
         interface: network device whose address is this machine's; default: the way to the others.
     """
 
@@ -53,6 +55,7 @@ class LaunchConfig:
     log_bytes: int | None = None
     skip_records: str | None = None
     max_restart: int = 0
+    start_method: str | None = None
     streams: int | None = None
     join: tuple[str, ...] = ()
     limits: str | None = None

@@ -12,6 +12,13 @@ from trireme.telemetry.address import nth_address
 # Threads of torch (OpenMP, MKL and OpenBLAS read the first) and of Trireme.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "TRIREME_THREADS")
 _METRICS = "TRIREME_METRICS"
+# What differs between the processes of a role, which is read after their libraries are loaded.
+_LATE = ("TRIREME_", "PADDLE_", *gpu_variables("0"), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+def is_read_late(name: str) -> bool:
+    """Whether no library reads the variable as it is loaded."""
+    return name.startswith(_LATE)
 
 
 class ThreadShares:
