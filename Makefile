@@ -143,7 +143,7 @@ cxx-asan cxx-tsan: cxx-%: setup
 	  cmake -S . -B build/$* -G Ninja -DTRIREME_TESTS=ON -DTRIREME_PYTHON=OFF \
 	    -DTRIREME_SANITIZE=$(SANITIZE) -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null && \
 	  cmake --build build/$* --parallel $(JOBS) && \
-	  $(if $(filter tsan,$*),$(NO_ASLR)) ctest --test-dir build/$* --output-on-failure
+	  $(if $(filter tsan,$*),$(NO_ASLR)) ctest --test-dir build/$* --parallel $(JOBS) --output-on-failure
 
 format: setup
 	@$(BIN)/ruff format .

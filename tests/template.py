@@ -100,10 +100,10 @@ class Loop:
                     self.poll.register(connection.detach(), 0)  # its end is always reported
                     for done in fds:
                         os.close(done)
-                else:  # the process that runs PYTHON was killed
-                    self.poll.unregister(fd)
+                else:  # the process that runs PYTHON was killed; its child may have just ended
                     for child in self.running.values():
                         if child.status == fd:
+                            self.poll.unregister(fd)
                             child.kill()
 
     def fork(self, status: int, *, is_group: bool) -> int | None:

@@ -34,7 +34,9 @@ class BoundedQueue(Iterator[T], Generic[T]):
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._changed = threading.Condition()
+        # Taken by itself: Ctrl-C in the middle of a condition's own `with` would leave it taken.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._items: deque[T] = deque()
         self.is_finished = self._is_closed = False
         self.error: BaseException | None = None
@@ -60,13 +62,13 @@ class BoundedQueue(Iterator[T], Generic[T]):
                 items.close()
         except BaseException as raised:  # noqa: BLE001 kept in `error`
             error = raised
-        with self._changed:
+        with self._lock:
             self.is_finished, self.error = True, error
             self._changed.notify_all()
 
     def _put(self, item: T) -> bool:
         """Add an item when there is room. Returns False: the queue is closed."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._capacity)
             if not self._is_closed:
                 self._items.append(item)
@@ -79,7 +81,7 @@ class BoundedQueue(Iterator[T], Generic[T]):
 
     def __next__(self) -> T:
         """Raises Closed; Internal: the thread has died."""
-        with self._changed:
+        with self._lock:
             while not (self._items or self.is_finished or self._is_closed):
                 self._changed.wait(_CHECK_S)
                 is_alive = self._thread is not None and self._thread.is_alive()
@@ -101,7 +103,7 @@ class BoundedQueue(Iterator[T], Generic[T]):
 
     def close(self) -> None:
         """Drop the items, and end the thread after the item that it works on."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._items.clear()
             self.error = None

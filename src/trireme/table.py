@@ -190,7 +190,12 @@ def differing_fields(wanted: Mapping[str, Any], other: Mapping[str, Any]) -> str
 
 
 def _check_schema(schema: TableSchema) -> None:
-    name_bytes = len(schema.name.encode())
+    try:
+        name_bytes = len(schema.name.encode())
+    except UnicodeEncodeError as error:  # a half of a surrogate pair
+        raise BadRequest(
+            f"Table: expected a name that UTF-8 can write, found {schema.name!r}"
+        ) from error
     if not 0 < name_bytes <= NAME_BYTES_MAX:
         raise BadRequest(
             f"Table: expected a name of 1 to {NAME_BYTES_MAX} bytes, found {name_bytes}"

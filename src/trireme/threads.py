@@ -44,7 +44,7 @@ def frozen_objects(num_new: int = 0) -> Iterator[None]:
 
     Modules and functions, hundreds of thousands of objects, live until the end. Each search of them
     stops all threads for a tenth of a second. No effect on them if the process has frozen objects
-    itself.
+    itself, or was forked from one that had, as by `trireme launch`.
     """
     thresholds = gc.get_threshold()
     with _Frozen.lock:

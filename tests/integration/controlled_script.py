@@ -46,6 +46,8 @@ def _obey(command: str, argument: str = "") -> str:
         subprocess.Popen([sys.executable, *sys.argv], env=env)
     if command == "pid":
         return str(os.getpid())
+    if command == "loaded":
+        return str(argument in sys.modules)
     if command == "env":
         return os.environ.get(argument, "")
     if command == "terminal":

@@ -193,6 +193,8 @@ def test_what_has_no_effect_and_what_cannot_be_is_refused() -> None:
                 Run(cluster, blocks, optimizer=torch.optim.Adafactor)
         with pytest.raises(BadRequest, match="Adafactor needs whole parameters; in mode 'hybrid'"):
             Run(cluster, None, "hybrid", torch.optim.Adafactor)
+        with pytest.raises(BadRequest, match=r"such as torch.optim.NAdam\(model.parameters\(\)\)"):
+            Run(cluster, None, optimizer=lambda _: torch.optim.NAdam)
 
 
 def test_a_checkpoint_of_parameters_of_another_shape_is_refused(tmp_path: Path) -> None:
@@ -205,6 +207,12 @@ def test_a_checkpoint_of_parameters_of_another_shape_is_refused(tmp_path: Path) 
         narrow = Run(cluster, tr.Blocks(None), width=7)
         with pytest.raises(SchemaMismatch, match=r"0.weight of shape \[7, 30\], found \[25, 30\]"):
             load(narrow.optimizer, place)
+    with Job(1) as job, job.join(0, 1) as cluster:
+        model = nn.Sequential(make_model()[0])
+        dense = torch.optim.NAdam(model.parameters())
+        shallow = tr.DistributedOptimizer(dense, model, cluster=cluster)
+        with pytest.raises(SchemaMismatch, match=r"found \['1.bias', '1.weight'\] too; .*match"):
+            load(shallow, place)
 
 
 def test_fleets_names_for_the_cut_mean_the_same() -> None:

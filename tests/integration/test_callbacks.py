@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,21 @@ def test_a_callback_cannot_fit(method: str) -> None:
             trainer.fit(more)
         trainer.callbacks = ()
         assert trainer.fit(more)["examples"] == 100
+
+
+@pytest.mark.parametrize("load", [tr.Trainer.load, tr.Trainer.resume])
+def test_a_callback_cannot_load(load: Callable[..., object], tmp_path: Path) -> None:
+    """It would set back the epochs that the fit counts."""
+
+    class Loads(tr.Callback):
+        def step(self, fit: tr.FitState, *_: object) -> None:
+            load(trainer, tmp_path / "saved")
+
+    with embedded() as cluster:
+        trainer = trainer_with(cluster, Loads())
+        trainer.save(tmp_path / "saved")
+        with pytest.raises(BadRequest, match=f"{load.__name__}: .* found fit under way"):
+            trainer.fit(loader(100))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

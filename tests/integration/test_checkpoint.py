@@ -61,8 +61,13 @@ def batches(count: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def make_trainer(cluster: Cluster, dim: int = 3, optimizer: Any = torch.optim.Adam) -> tr.Trainer:
-    model = Model(dim)
+def make_trainer(
+    cluster: Cluster,
+    dim: int = 3,
+    optimizer: Any = torch.optim.Adam,
+    model: nn.Module | None = None,
+) -> tr.Trainer:
+    model = model or Model(dim)
     return tr.Trainer(
         model,
         optimizer(model.parameters(), lr=0.01),
@@ -284,3 +289,39 @@ def test_a_table_of_another_width_never_matches(saved: dict[str, Any]) -> None:
             trainer.load(saved["path"], dense="match")
         with pytest.raises(BadRequest, match="'match' or 'skip', found 'some'"):
             trainer.load(saved["path"], dense="some")  # type: ignore[arg-type]
+
+
+class WithMore(Model):
+    """Has a table more, which adds nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = tr.nn.EmbeddingBag(tr.Table("more", dim=1), features=["a"])
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return super().forward(batch) + 0 * self.more(batch).flatten()
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "says"),
+    [
+        (WithMore, Model, r"the model's tables alone, found \['more'\] too; .*dense=.match."),
+        (Model, WithMore, "more"),
+    ],
+)
+def test_a_checkpoint_of_other_tables_is_refused_before_anything_changes(
+    saved: type[Model], loaded: type[Model], says: str, tmp_path: Path
+) -> None:
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster, model=saved())
+        trainer.fit(batches(3))
+        trainer.save(tmp_path / "saved")
+    with embedded(threads=1) as cluster:
+        trainer = make_trainer(cluster, model=loaded())
+        trainer.fit(batches(2, seed=1))
+        before = trainer.evaluate(batches(1))["loss"]
+        with pytest.raises(SchemaMismatch, match=says):
+            trainer.load(tmp_path / "saved")
+        assert trainer.evaluate(batches(1))["loss"] == before
+        trainer.load(tmp_path / "saved", dense="match")
+        assert trainer.evaluate(batches(1))["loss"] != before

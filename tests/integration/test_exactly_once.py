@@ -186,7 +186,7 @@ def test_sync_steps_staged_again_by_a_successor_count_once() -> None:
 
 
 def test_not_ready_says_what_is_missing() -> None:
-    with Job(1) as job, job.join(0, 2, timeout_s=0.5) as cluster:
+    with Job(1) as job, job.join(0, 2, timeout_s=3.0) as cluster:
         del job
         with pytest.raises(
             (NotReady, tr.errors.DeadlineExceeded), match=r"waits for workers \[1\]"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -12,14 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import trireme as tr
+from tests.integration.compute_service import computing, stage_runner
 from tests.jobs import Job
-from trireme import _core, accelerator
 from trireme.errors import ResourceExhausted
 from trireme.job.connecting import connect
-from trireme.rpc import Limits, Server
-from trireme.train.compute.kept_graphs import KeptGraphs
+from trireme.rpc import Limits
 from trireme.train.compute.service import Service
-from trireme.train.compute.stage_runner import StageRunner
 from trireme.train.loop.scoring import Scorer
 
 LOSS = nn.functional.binary_cross_entropy_with_logits
@@ -59,19 +56,8 @@ def model() -> tr.Stages:
     return tr.Stages(cpu=Wide(), gpu=Tower())
 
 
-@contextmanager
-def compute_worker(limits: Limits) -> Iterator[Server]:
-    graphs = KeptGraphs(60.0)
-    runner = StageRunner(model(), Scorer(LOSS, "label"), accelerator.HOST, _core.Pool(1), graphs)
-    service = Service("heter 0", runner, accelerator.link_to(accelerator.HOST))
-    computing = threading.Thread(target=service.run)
-    with Server(
-        "127.0.0.1:0", service.handlers(), name="heter 0", threads=1, limits=limits
-    ) as server:
-        computing.start()
-        yield server
-        service.end("the test is over")
-        computing.join(60)
+def compute_worker(limits: Limits) -> AbstractContextManager[tuple[str, Service]]:
+    return computing(stage_runner(model(), Scorer(LOSS, "label")), limits=limits)
 
 
 def train(heter: list[tuple[str, str]]) -> dict[str, Tensor]:
@@ -89,8 +75,8 @@ def train(heter: list[tuple[str, str]]) -> dict[str, Tensor]:
 
 def test_a_batch_of_400_000_examples_and_its_boundary_of_25_mb_cross() -> None:
     """Also in pieces, as a message has fewer bytes."""
-    with compute_worker(Limits(message_bytes_max=1 << 22)) as server:
-        crossed = train([("gpu", server.endpoint)])
+    with compute_worker(Limits(message_bytes_max=1 << 22)) as (address, _):
+        crossed = train([("gpu", address)])
     alone = train([])
     assert crossed.keys() == alone.keys()
     for name, value in alone.items():
@@ -100,7 +86,7 @@ def test_a_batch_of_400_000_examples_and_its_boundary_of_25_mb_cross() -> None:
 def test_a_boundary_beyond_the_limit_is_an_error_with_the_limit() -> None:
     limits = Limits(message_bytes_max=1 << 22, total_bytes_max=1 << 24)
     with (
-        compute_worker(limits) as server,
+        compute_worker(limits) as (address, _),
         pytest.raises(ResourceExhausted, match=f"total_bytes_max is {1 << 24}, found "),
     ):
-        train([("gpu", server.endpoint)])
+        train([("gpu", address)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from trireme.errors import BadRequest, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.strategy import Strategy
-from trireme.train.modes.worker_group import _check
+from trireme.train.modes.worker_group import WorkerGroup, _check
 
 HYBRID = Strategy("hybrid")
 # Rows that stay as they are, so that what the dense part should be is known.
@@ -188,6 +190,24 @@ def test_a_missing_worker_is_named_at_the_deadline() -> None:
             optimizer.step(examples=8)
 
     with Job(1) as job, pytest.raises(TriremeError, match="hybrid: all-reduce of 2 workers"):
+        job.run(2, train, timeout_s=3.0)
+
+
+def test_a_group_whose_sum_has_not_ended_is_dropped_without_waiting() -> None:
+    dropped = threading.Event()
+
+    def train(cluster: Cluster) -> None:
+        group = WorkerGroup(cluster, torch.device("cpu"), "hybrid", find_silent=lambda: [1])
+        if cluster.worker == 1:
+            assert dropped.wait(30)  # the sum itself gives up after 90 s
+            return
+        with pytest.raises(TriremeError, match="silent: workers"):
+            group.sum(torch.ones(4))
+        del group
+        gc.collect()
+        dropped.set()
+
+    with Job(1) as job:
         job.run(2, train, timeout_s=3.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,15 @@ import torch
 from torch import nn
 
 import trireme as tr
-from trireme.errors import Stopped
+from tests.conditions import wait_until
+from tests.jobs import Job
+from trireme.errors import BadRequest, Stopped
+from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
+from trireme.train.loop.pipeline import Pipeline
+from trireme.train.modes.on_servers.pusher import Pusher
 from trireme.train.online.train_passes import PassReport
+from trireme.worker.client import WorkerClient
 
 NUM_BATCHES, TOLD_AT = 500, 3
 
@@ -44,18 +50,39 @@ def batches(num: int) -> list[dict[str, torch.Tensor]]:
     return [{"a": torch.tensor([i % 7, 1]), "label": torch.tensor([0.0, 1.0])} for i in range(num)]
 
 
+def trainer_on(cluster: Cluster, model: Model, mode: str = "async") -> tr.Trainer:
+    assert threading.current_thread() is threading.main_thread()  # or SIGTERM would end the tests
+    return tr.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        strategy=tr.Strategy(mode),
+        progress=False,
+        cluster=cluster,
+    )
+
+
 @contextmanager
 def trainer() -> Iterator[tr.Trainer]:
-    assert threading.current_thread() is threading.main_thread()  # or SIGTERM would end the tests
     with embedded(threads=1) as cluster:
-        model = Model()
-        yield tr.Trainer(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            loss=nn.functional.binary_cross_entropy_with_logits,
-            progress=False,
-            cluster=cluster,
-        )
+        yield trainer_on(cluster, Model())
+
+
+class HeardModel(Model):
+    """Goes on when servers have heard of the signal."""
+
+    cluster: Cluster
+
+    def forward(self, batch: tr.data.Batch) -> torch.Tensor:
+        outputs = super().forward(batch)
+        if self.num_steps == TOLD_AT:
+            wait_until(self._servers_have_heard)
+        return outputs
+
+    def _servers_have_heard(self) -> bool:
+        servers = self.cluster.client.servers
+        (reply,) = servers.everywhere("server.attendance", {"within_s": 9.0})
+        return bool(reply.body["stops"])
 
 
 def test_a_fit_without_checkpoints_says_that_nothing_was_saved(
@@ -68,6 +95,19 @@ def test_a_fit_without_checkpoints_says_that_nothing_was_saved(
         assert fitting.optimizer.num_steps == TOLD_AT
     assert stopped.value.code == 0
     assert "worker 0 has got SIGTERM: training has stopped after a step; nothing was" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_only_worker_of_servers_trains_on_in_the_next_cell(mode: str) -> None:
+    with Job(1) as job, job.join(0, 1, timeout_s=2.0) as cluster:
+        model = HeardModel()
+        model.cluster = cluster
+        fitting = trainer_on(cluster, model, mode)
+        with pytest.raises(Stopped):
+            fitting.fit(batches(NUM_BATCHES))
+        threading.Event().wait(0.8)  # two heartbeats, which bring what the servers have heard
+        fitting.fit(batches(2 * TOLD_AT))
+        assert fitting.optimizer.num_steps == 3 * TOLD_AT
 
 
 def test_passes_without_a_place_to_save_say_that_nothing_was_saved(
@@ -121,3 +161,66 @@ def test_outside_of_a_fit_sigterm_ends_the_process() -> None:
         fitting.model.heeded.clear()
         fitting.evaluate(batches(TOLD_AT))
         assert fitting.model.heeded == {signal.SIG_DFL}
+
+
+class SlowRelease:
+    """A lock; who releases it goes on when whoever had to wait has had the time to wait again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.acquire = self._lock.acquire
+
+    def release(self) -> None:
+        self._lock.release()
+        threading.Event().wait(0.5)
+
+
+def test_a_loop_that_is_interrupted_while_it_takes_a_batch_ends_its_threads() -> None:
+    with trainer() as training:
+        source, cluster = batches(NUM_BATCHES), training.cluster
+        pipeline = Pipeline(source, training.model, training=True, cluster=cluster)
+        pipeline._may_pull = SlowRelease()
+        with pipeline:
+            next(pipeline._ahead)  # Ctrl-C comes before it permits the next pull
+            pipeline.stop()
+            assert pipeline._ahead.join(0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("goes_on", ["with a load", "with a new model"])
+def test_a_push_that_ctrl_c_left_on_its_way_is_no_other_batch(
+    mode: str, goes_on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, method = (WorkerClient, "push") if mode == "sync" else (Pusher, "submit")
+    push: Callable[..., None] = getattr(kind, method)
+
+    def interrupted(self: Any, *step: Any, **options: Any) -> None:
+        push(self, *step, **options)
+        raise KeyboardInterrupt
+
+    def loop(training: tr.Trainer) -> None:
+        for batch in tr.prefetch(batches(4), training.model, cluster=training.cluster):
+            training.model(batch).sum().backward()
+            training.optimizer.step()
+
+    def make() -> tr.Trainer:
+        model = Model()
+        model.num_steps = TOLD_AT  # no signal
+        return trainer_on(cluster, model, mode)
+
+    with embedded(threads=1, timeout_s=8.0) as cluster:
+        training = make()
+        loop(training)
+        training.save(tmp_path / "saved")
+        with monkeypatch.context() as patched:
+            patched.setattr(kind, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                loop(training)
+        with pytest.raises(BadRequest, match="expected push 5 to be repeated"):
+            loop(training)
+        if goes_on == "with a load":
+            training.load(tmp_path / "saved")
+        else:
+            training = make()
+        loop(training)
+        training.optimizer.flush()

@@ -5,6 +5,7 @@ and SSD, and while another worker trains.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -147,10 +148,22 @@ def test_wrong_calls_are_refused() -> None:
         assert view.top("time", 1).values == []
         with pytest.raises(BadRequest, match="expected one of time of table 'plain', found 'show'"):
             view.top("show", 1)
-        with pytest.raises(BadRequest, match="expected k >= 1, found 0"):
-            view.top("time", 0)
+        wrong: list[tuple[Any, str]] = [(0, "0"), (2.5, "2.5"), ("3", "'3'")]
+        for k, shown in wrong:
+            for take in (view.top, tr.TableView(table, cluster=cluster).top):
+                with pytest.raises(BadRequest, match=f"k >= 1, an integer, found {shown}"):
+                    take("time", k)
+        assert tr.TableView(table, cluster=cluster).top("time", np.int64(2)).values == []
         with pytest.raises(BadRequest, match=r"D = 2, and metric one of .*\(1, 3\) and 'dot'"):
             view.nearest([1.0, 2.0, 3.0], 1)
+        for vectors in ("Heat", ["Heat"], None):
+            with pytest.raises(BadRequest, match="expected vectors as a tensor or array"):
+                view.nearest(vectors, 1)
+        for faiss in (False, True):
+            with pytest.raises(BadRequest, match=r"without NaN and infinities, .* nan\] at 1"):
+                view.nearest([[1.0, 2.0], [1.0, float("nan")]], 1, faiss=faiss)
+        with pytest.raises(BadRequest, match="TableView: expected a Table, found 'plain'"):
+            tr.TableView("plain", cluster=cluster)
         with pytest.raises(BadRequest, match="distinct values of 'id', found one twice"):
             tr.TableView(table, "id", [1, 1], cluster=cluster)
         with pytest.raises(BadRequest, match="one value of feature 'id' each, found 0 at 1"):

@@ -283,8 +283,21 @@ def test_wrong_use_gets_a_typed_error(default_cluster: Cluster) -> None:
         trainer_for(default_cluster, threads=0)
     with pytest.raises(BadRequest, match="expected threads=1 in sync, found 2"):
         trainer_for(default_cluster, "sync", threads=2)
-    with pytest.raises(BadRequest, match="expected epochs >= 1, found 0"):
-        trainer_for(default_cluster).fit(loader(100), epochs=0)
+    wrong: list[tuple[Any, str]] = [(0, "0"), (1.5, "1.5"), ("2", "'2'")]
+    for epochs, shown in wrong:
+        with pytest.raises(BadRequest, match=f"expected epochs >= 1, an integer, found {shown}"):
+            trainer_for(default_cluster).fit(loader(100), epochs=epochs)
+    for data in (None, 5):
+        with pytest.raises(BadRequest, match=r"found (NoneType|int), which cannot be iterated"):
+            trainer_for(default_cluster).fit(data)
+    losses: list[tuple[Any, str]] = [(nn.MSELoss, "the class MSELoss"), (None, "None")]
+    for loss, shown in losses:
+        with pytest.raises(BadRequest, match=f"expected loss as a function .*, found {shown}"):
+            tr.Trainer(model, None, loss=loss, cluster=default_cluster)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    each = nn.MSELoss(reduction="none")
+    with pytest.raises(BadRequest, match=r"expected the loss as a tensor of one number, .* shape"):
+        tr.Trainer(model, sgd, loss=each, cluster=default_cluster).fit(loader(100))
 
 
 def test_workers_with_different_strategies_get_an_error_with_both() -> None:

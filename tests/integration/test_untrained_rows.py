@@ -67,6 +67,29 @@ def test_a_step_of_the_optimizer_inside_is_warned_of(caplog: pytest.LogCaptureFi
     assert len(warnings_in(caplog)) == 1
 
 
+def test_a_loop_after_a_fit_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    tr.Trainer(model, inner, loss=nn.functional.mse_loss, progress=False).fit([BATCH])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        loss_of(model).backward()
+        optimizer.step()
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_a_loop_over_a_new_model_after_a_fit_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    tr.Trainer(model, inner, loss=nn.functional.mse_loss, progress=False).fit([BATCH])
+    again = Model()
+    optimizer = torch.optim.SGD(again.parameters(), 0.1)
+    for _ in range(2):
+        loss_of(again).backward()
+        optimizer.step()
+    assert len(warnings_in(caplog)) == 1
+
+
 def test_each_table_that_the_optimizer_lacks_is_named(caplog: pytest.LogCaptureFixture) -> None:
     model, other = Model(), Model("others")
     optimizer = tr.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
@@ -92,6 +115,10 @@ def test_what_is_pushed_or_not_trained_is_not_warned_of(caplog: pytest.LogCaptur
     loss_of(model).backward()
     model.train()
     torch.autograd.grad(loss_of(model), list(model.parameters()))
+    loss_of(model).backward()
+    other = nn.Linear(1, 1)
+    other(torch.ones(1)).backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()  # between two backwards of one step
     loss_of(model).backward()
     optimizer.step()
     assert warnings_in(caplog) == []

@@ -114,6 +114,21 @@ def test_strings_and_missing_values_where_the_model_reads_numbers_are_refused(
     assert re.search(expected, capsys.readouterr().err)
 
 
+def test_a_checkpoint_and_an_export_are_told_apart(tmp_path: Path) -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=False)
+        trainer.fit(FRAME)
+        trainer.save(tmp_path / "ckpt")
+        export_model(trainer, tmp_path / "export", batch=FRAME)
+        with pytest.raises(BadRequest, match="found that of an export for inference"):
+            trainer.load(tmp_path / "export")
+    with pytest.raises(BadRequest, match="found that of a checkpoint; export_model"):
+        Predictor(tmp_path / "ckpt")
+    records = FRAME.head(2).to_dict("records")
+    with pytest.raises(BadRequest, match=r"found list; of examples .* pandas\.DataFrame"):
+        Predictor(tmp_path / "export").predict(records)
+
+
 @pytest.mark.parametrize("salt", [False, True])
 def test_values_of_another_kind_than_in_training_are_refused(tmp_path: Path, salt: bool) -> None:
     """Also by a model that has loaded a checkpoint; one that begins anew may take either."""

@@ -179,6 +179,7 @@ def test_one_module_reads_the_environment() -> None:
 ENVIRONMENT = {
     "src/trireme/launch/environment.py": "the one place",
     "src/trireme/launch/process_environment.py": "passes its own on to the processes it starts",
+    "src/trireme/launch/fork_server_program.py": "sets that of a process, as an interpreter has it",
     "src/trireme/data/pipe_process.py": "passes its own on to the commands it starts",
     "src/trireme/fleet/data_generator.py": "runs in a pipe's command, which is told so",
     "src/trireme/fleet/reader_utils/common_ps.py": "runs in a reader script, which is told so",

@@ -236,3 +236,17 @@ def test_names_and_texts_of_examples_are_strings():
 def test_what_is_no_data_is_refused_with_what_is(data, message):
     with pytest.raises(BadRequest, match=message):
         as_dataset(data)
+
+
+@pytest.mark.parametrize(
+    ("columns", "are_strings"),
+    [
+        ({"user": ["u1"]}, {"user": True}),  # as many bytes as offsets
+        ({"tags": [["a", "b"], ["c"]]}, {"tags": True}),  # as many values as offsets
+        ({"tags": [[1, 2], [3]]}, {"tags": False}),
+        ({"tags": Ragged(torch.arange(3), torch.tensor([0, 2, 3]))}, {}),
+    ],
+)
+def test_the_kind_of_values_does_not_depend_on_their_number(columns, are_strings):
+    (batch,) = ArrayDataset(columns)
+    assert batch.hashed == are_strings

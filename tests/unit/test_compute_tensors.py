@@ -50,9 +50,11 @@ def test_large_tensors_are_not_copied() -> None:
     assert result.data_ptr() == large.data_ptr()
 
 
-def test_a_dtype_that_does_not_travel_is_named() -> None:
-    with pytest.raises(BadRequest, match=r"found torch.complex64 of shape \(2,\)"):
+def test_a_tensor_that_does_not_travel_is_named() -> None:
+    with pytest.raises(BadRequest, match=r"found torch.complex64, torch.strided, of shape \(2,\)"):
         pack([torch.zeros(2, dtype=torch.complex64)])
+    with pytest.raises(BadRequest, match=r"found torch.float32, torch.sparse_coo, of shape \(2,\)"):
+        pack([torch.zeros(2).to_sparse()])
 
 
 SMALL = np.zeros(1, np.int64)

@@ -45,6 +45,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: tr.initializer.Uniform(1.0, 0.0), "expected low <= high"),
     (lambda: tr.initializer.Normal(0.0, -1.0), "expected std >= 0"),
     (lambda: Table("", dim=1), "expected a name of 1 to 200 bytes, found 0"),
+    (lambda: Table("\ud800", dim=1), r"expected a name that UTF-8 can write, found '\\ud800'"),
     (lambda: Table("x" * 201, dim=1), "found 201"),
     (lambda: Table("t", dim=0), r"found \(0,\)"),
     (lambda: Table("t", dim=5000), r"found \(5000,\)"),

@@ -20,6 +20,7 @@ from trireme.inspect.difference import compare
 from trireme.inspect.opening import open_saved
 from trireme.inspect.saved_export import ExportTable
 from trireme.inspect.value_statistics import QUANTILES, ValueStatistics
+from trireme.inspect.wanted import Wanted, wanted_row
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
@@ -306,6 +307,24 @@ def test_memory_is_bounded(home: Cluster, tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 60 << 20, peak
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("0x10", 16),
+        ("-1", 2**64 - 1),
+        ("movie=50", ("movie", 50)),
+        ("movie=-50", ("movie", -50)),
+        ("movie='50'", ("movie", "50")),
+        ("movie=007", ("movie", "007")),  # as in columns of strings: 7 is another value
+        ("movie=1_000", ("movie", "1_000")),
+        ("movie= 50", ("movie", " 50")),
+        ("movie=a=b", ("movie", "a=b")),
+    ],
+)
+def test_what_names_a_row(text: str, wanted: Wanted) -> None:
+    assert wanted_row(text) == wanted
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from trireme.train.compute import kept_graphs
 from trireme.train.compute.kept_graphs import Graph, KeptGraphs
 from trireme.train.compute.stage_messages import Owner
 
-GRAPH = Graph([torch.zeros(1)], [], [])
+GRAPH = Graph([torch.zeros(1)], [], {}, {})
 WORKER, OTHER = Owner(0, 1), Owner(1, 1)
 
 

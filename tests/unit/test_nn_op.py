@@ -93,6 +93,7 @@ def test_gradients_of_any_layout_are_read_right():
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.timeout(300)  # the C++ compiler may wait for its turn
 @sampled(keep=2)
 @pytest.mark.parametrize("is_ragged", [False, True])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -217,3 +217,55 @@ def test_keys_of_both_signs_keep_their_bits() -> None:
 def test_a_string_that_is_no_unicode_names_column_and_row() -> None:
     with pytest.raises(DataError, match=r"column 'name': .*in row 1"):
         as_column("name", ["a", "b\ud800"])
+
+
+def test_an_id_that_is_no_integer_is_refused_beside_large_ones() -> None:
+    for values in ([2**60 + 1, 2.5], [2**63, np.float32(2.5)], [2**63, True], [[2**63, 2.5], [1]]):
+        with pytest.raises(DataError, match="column 'a': expected"):
+            as_column("a", values)
+    assert as_column("a", [2**63, pd.NA, float("nan")]).offsets.tolist() == [0, 1, 1, 1]
+
+
+def test_masked_values_of_an_array_are_missing() -> None:
+    masked = np.ma.array([1, 2, 3], mask=[0, 1, 0])
+    assert bags(as_column("a", masked)) == [[1], [], [3]]
+    (batch,) = ArrayDataset({"a": masked}, schema=tr.data.Schema([tr.data.Sparse("a")]))
+    assert bags(batch["a"]) == [[1], [], [3]]
+    with pytest.raises(DataError, match="expected numbers in 'y', found Ragged"):
+        ArrayDataset({"y": masked}, schema=tr.data.Schema([tr.data.Label("y")]))
+
+
+def test_a_string_of_an_array_is_that_of_a_list() -> None:
+    texts = ["x\0y", "x", "z"]
+    assert as_column("a", np.array(texts)).decode() == as_column("a", texts).decode() == texts
+
+
+def test_objects_of_polars_are_read_as_those_of_lists() -> None:
+    frame = pl.DataFrame({"a": pl.Series([{3}, {4}], dtype=pl.Object)})
+    assert bags(as_column("a", columns_of(frame)["a"])) == [[3], [4]]
+    frame = pl.DataFrame({"a": pl.Series([1], dtype=pl.Int128)})
+    with pytest.raises(
+        DataError, match="column 'a': expected a type that Arrow knows, found Int12"
+    ):
+        ArrayDataset(frame)
+
+
+def test_lists_of_tensors_are_columns() -> None:
+    assert bags(as_column("a", [torch.tensor([1, 2]), torch.tensor([3])])) == [[1, 2], [3]]
+    assert as_column("a", [torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (torch.ones(3).to_sparse(), "torch.sparse_coo"),
+        (torch.ones(3, device="meta"), "one on meta"),
+        (torch.ones(3, dtype=torch.complex64), "torch.complex64"),
+        (torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "a nested tensor"),
+        (np.array(5), "ndarray"),
+        ((np.array([1, 2]), np.array([0.0, 2.0])), "Ragged"),
+    ],
+)
+def test_a_column_that_is_none_is_refused_by_name(column: Any, kind: str) -> None:
+    with pytest.raises(DataError, match=rf"ArrayDataset: expected .*'a'.* found {kind}"):
+        ArrayDataset({"a": column})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from torch import nn
 
 import trireme as tr
 from tests.repo import tree
-from trireme.errors import BadRequest, Superseded
+from trireme.errors import BadRequest, Stopped, Superseded
 from trireme.job.default import default, is_default_set
 
 CELLS = (Path(__file__).parent / "notebook.py").read_text().split("# %%\n")[1:]
@@ -59,9 +62,15 @@ def test_a_cell_that_is_run_again_begins_anew(
     assert "`Trainer(fresh=False)` keeps them" in caplog.text
 
 
-def test_a_sweep_gives_the_same_bits_for_the_same_seed(notebook: Notebook) -> None:
+@pytest.mark.parametrize(
+    "strategy",
+    ['"sync"', '"async"', '"bounded", staleness=2', '"geo", k=4', '"hybrid"', '"collective"'],
+)
+def test_a_sweep_gives_the_same_bits_for_the_same_seed(notebook: Notebook, strategy: str) -> None:
+    notebook.run(BEGIN.replace('"sync"', strategy))
     notebook.run(TRAIN)
     notebook.run(SWEEP)
+    assert strategy.startswith(f'"{notebook["trainer"].optimizer.strategy.mode}"')
     once, again = notebook["results"][1]
     assert once == again
     assert notebook["results"][2] != [once]
@@ -221,6 +230,42 @@ def test_a_cell_that_fails_leaves_nothing_behind(notebook: Notebook) -> None:
         notebook.run(failing)
     notebook.run(TRAIN)
     assert (notebook["untrained"], notebook["trained"]) == first
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "collective"])
+def test_the_cells_after_an_interrupted_one_go_on(notebook: Notebook, mode: str) -> None:
+    notebook.run(BEGIN.replace('tr.Strategy("sync")', f'tr.Strategy("{mode}")'))
+    notebook.run(TRAIN)
+    data = notebook["data"]
+
+    class Interrupt(tr.Callback):
+        def step(self, fit: tr.FitState) -> None:
+            if fit.step == 65:
+                signal.raise_signal(signal.SIGINT)
+
+    trainer = notebook["make_trainer"](notebook["model"], callbacks=[Interrupt()])
+    with pytest.raises(Stopped):
+        trainer.fit(data, epochs=2)
+    before = trainer.optimizer.num_steps
+    trainer.evaluate(data)  # asks the servers, which still know of the stop
+    trainer.fit(data)
+    assert trainer.optimizer.num_steps == before + 20
+
+
+def test_clusters_that_a_sweep_drops_leave_no_thread(notebook: Notebook) -> None:
+    async_cell = BEGIN.replace('tr.Strategy("sync")', 'tr.Strategy("async")')
+    notebook.run(async_cell)
+    before = set(threading.enumerate())
+    for _ in range(3):
+        trainer = notebook["make_trainer"](notebook["Model"](dim=4), cluster=tr.embedded())
+        trainer.fit(notebook["data"])
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    assert left  # the newest cluster pushes in a thread
+    del trainer
+    gc.collect()
+    for thread in left:
+        thread.join(30)
+        assert not thread.is_alive(), thread.name
 
 
 def test_the_page_runs_from_top_to_bottom(notebook: Notebook) -> None:

@@ -67,7 +67,8 @@ class ArrayDataset:
         if schema is None:
             made = {name: column_of(name, values) for name, values in columns.items()}
             columns = {name: column for name, (column, _) in made.items()}
-            for name, (_, are_strings) in made.items():
+            for name, (column, are_strings) in made.items():
+                _expect_dense(name, column)
                 self._note(name, are_strings)
             schema = Schema(_field(name, values) for name, values in columns.items())
         if schema.format is not None:
@@ -82,6 +83,8 @@ class ArrayDataset:
                 f"ArrayDataset: expected columns {', '.join(schema.names)}; missing: "
                 f"{', '.join(missing)}"
             )
+        for name in schema.names:
+            _expect_dense(name, columns[name])
         self.schema = schema
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -251,6 +254,20 @@ def _field(name: str, column: Any) -> Field:
     return Number(name)
 
 
+def _expect_dense(name: str, column: Any) -> None:
+    """Raises DataError: a tensor that is no array of real numbers."""
+    if not isinstance(column, Tensor):
+        return
+    what = "a nested tensor" if column.is_nested else str(column.layout)
+    if what == str(torch.strided):
+        what = "one on meta, without values" if column.is_meta else str(column.dtype)
+        if not (column.is_meta or column.is_complex() or column.is_quantized):
+            return
+    raise DataError(
+        f"ArrayDataset: expected a dense tensor of real numbers in {name!r}, found {what}"
+    )
+
+
 def _num_values(column: Any) -> int:
     return len(column.offsets) - 1 if isinstance(column, (Ragged, Strings)) else len(column)
 
@@ -282,6 +299,8 @@ def _array(name: str, column: Any) -> NDArray[Any]:
 
 def _plain_array(column: Any) -> NDArray[Any] | None:
     """The numbers as NumPy reads them; None: it does not."""
+    if isinstance(column, np.ma.MaskedArray):
+        return None
     try:
         array = np.asarray(column)
     except ValueError:  # lists of several lengths
@@ -322,7 +341,9 @@ def _bags(name: str, column: Any) -> tuple[Tensor, Tensor, bool | None]:
     strings; None: bags of which nobody knows.
     """
     are_strings: bool | None = False
-    if isinstance(column, Tensor) or (array := _plain_array(column)) is None:
+    # NumPy would make one array of the two tensors of Strings if they are equally long.
+    is_made = isinstance(column, (Tensor, Ragged, Strings))
+    if is_made or (array := _plain_array(column)) is None:
         column, are_strings = column_of(name, column)
         array = column.detach().cpu().numpy() if isinstance(column, Tensor) else None
     if isinstance(column, Ragged):
@@ -338,13 +359,18 @@ def _bags(name: str, column: Any) -> tuple[Tensor, Tensor, bool | None]:
 def _ragged(name: str, column: Ragged) -> tuple[Tensor, Tensor]:
     values, offsets = column.values, column.offsets
     sizes = offsets.diff()
-    is_right = column.weights is None and not (values.is_floating_point() or values.is_complex())
+    is_right = column.weights is None and _are_integers(values) and _are_integers(offsets)
     if not is_right or (sizes < 0).any() or not 0 <= offsets[0] <= offsets[-1] <= len(values):
         raise DataError(
             f"ArrayDataset: expected {name!r} as integers without weights, with offsets that rise "
             f"from 0 to {len(values)}, found {column}"
         )
-    return values[int(offsets[0]) : int(offsets[-1])].to(torch.int64), sizes
+    whole = values[int(offsets[0]) : int(offsets[-1])].to(torch.int64)
+    return whole, sizes.to(torch.int64)
+
+
+def _are_integers(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _keys(name: str, array: NDArray[Any] | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -373,7 +399,7 @@ def _require(name: str, expected: str, array: NDArray[Any], right: NDArray[np.bo
 
 def as_dataset(data: Any, *, shuffle: bool = False) -> Any:
     """Columns in memory as a dataset; anything else as it is. shuffle: anew in every epoch. Raises
-    BadRequest: a path, or a single column.
+    BadRequest: a path, a single column, or nothing that can be iterated.
     """
     if isinstance(data, (str, bytes, os.PathLike)):
         raise BadRequest(
@@ -385,4 +411,11 @@ def as_dataset(data: Any, *, shuffle: bool = False) -> Any:
             "data: expected a DataFrame, or columns by name, found a Series, which is one column or"
             " row; data[['name']] and data[:1] are DataFrames"
         )
-    return data if columns_of(data) is None else ArrayDataset(data, shuffle=shuffle)
+    if columns_of(data) is not None:
+        return ArrayDataset(data, shuffle=shuffle)
+    if not (hasattr(data, "__iter__") or hasattr(data, "__getitem__") or hasattr(data, "stream")):
+        raise BadRequest(
+            "data: expected a dataset, batches, or columns by name, found"
+            f" {type(data).__name__}, which cannot be iterated"
+        )
+    return data

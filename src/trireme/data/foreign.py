@@ -5,7 +5,7 @@ TorchRec is not imported: an object with its methods is a KeyedJaggedTensor. Its
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def as_batch(source: Any) -> Batch:
     if (named := columns_of(source)) is None:
         raise BadRequest(
             "batch: expected a Batch, a mapping or dataclass of names to tensors, a DataFrame, or a"
-            f" KeyedJaggedTensor, found {type(source).__name__}"
+            f" KeyedJaggedTensor, found {type(source).__name__}{_hint(source)}"
         )
     columns: dict[str, Any] = {}
     hashed = {}
@@ -105,3 +105,8 @@ def _weights(part: Bags) -> Tensor:
     if part.weights is None:
         return torch.ones(len(_values(part)))
     return part.weights[int(part.offsets[0]) : int(part.offsets[-1])]
+
+
+def _hint(source: Any) -> str:
+    is_records = isinstance(source, (list, tuple)) and source and isinstance(source[0], Mapping)
+    return "; of examples one by one pandas.DataFrame(examples) makes columns" if is_records else ""

@@ -8,6 +8,7 @@ fractions (B, dim) float32. Times become seconds since 1970. Missing ids and str
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -45,10 +46,10 @@ def columns_of(source: Any) -> Mapping[str, Any] | None:
         source = _arrow_of_dataset(source)
     if isinstance(source, Mapping):
         return source
-    if hasattr(source, "get_columns") and hasattr(source, "to_arrow"):  # of polars
-        source = source.to_arrow()
     if isinstance(source, (pa.Table, pa.RecordBatch)):
         names, columns = source.column_names, source.columns
+    elif hasattr(source, "get_columns") and hasattr(source, "to_arrow"):  # of polars
+        names, columns = source.columns, source.get_columns()
     elif hasattr(source, "iloc") and hasattr(source, "columns"):  # of pandas
         names = [str(name) for name in source.columns]
         columns = [source.iloc[:, i] for i in range(len(names))]
@@ -94,7 +95,7 @@ def column_of(name: str, values: Any) -> tuple[Any, bool | None]:
         return values, None
     if isinstance(values, (Tensor, Strings)):
         return values, isinstance(values, Strings)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+    if isinstance(values, np.ndarray) and values.ndim > 0 and _is_plain(values):
         return number_tensor(values), False
     if isinstance(values, tuple) and len(values) in (2, 3) and _are_arrays(values):
         parts = [as_column(name, part) for part in values]
@@ -104,6 +105,11 @@ def column_of(name: str, values: Any) -> tuple[Any, bool | None]:
         return values, None
     array = arrow_of(name, values)
     return _of_arrow(name, array), is_text(value_type(array.type))
+
+
+def _is_plain(array: NDArray[Any]) -> bool:
+    """Whether an array has numbers, and none of them is masked."""
+    return array.dtype.kind in "biuf" and not isinstance(array, np.ma.MaskedArray)
 
 
 def number_tensor(array: NDArray[Any]) -> Tensor:
@@ -119,13 +125,12 @@ def number_tensor(array: NDArray[Any]) -> Tensor:
 def arrow_of(name: str, values: Any) -> pa.Array:
     """Raises DataError: values of two kinds, or of one that Arrow does not know."""
     if hasattr(values, "to_arrow"):  # a series of polars
-        values = values.to_arrow()
+        values = _of_polars(name, values)
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.Array):
         return values
-    if isinstance(values, np.ndarray) and values.ndim > 1:
-        values = list(values)
+    values = _as_arrow_reads_them(values)
     try:
         made = pa.array(values, from_pandas=True)
     except _WRONG as error:
@@ -138,15 +143,54 @@ def arrow_of(name: str, values: Any) -> pa.Array:
     return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
 
 
+def _of_polars(name: str, series: Any) -> Any:
+    if str(series.dtype) == "Object":  # Arrow would get the addresses of the objects
+        return series.to_list()
+    try:
+        return series.to_arrow()
+    except _WRONG as error:
+        raise DataError(
+            f"column {name!r}: expected a type that Arrow knows, found {series.dtype}: {error}"
+        ) from error
+
+
+def _as_arrow_reads_them(values: Any) -> Any:
+    """Without what Arrow would read as something else: it ignores masks, ends a string of NumPy at
+    its first NUL, and knows no tensors in lists.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        values = values.tolist()  # masked ones are None
+    elif isinstance(values, np.ndarray):
+        values = values.tolist() if values.dtype.kind in "SU" else values
+        values = list(values) if isinstance(values, np.ndarray) and values.ndim > 1 else values
+    if len(values) and any(isinstance(value, Tensor) for value in values):
+        values = [_plain(v) if isinstance(v, Tensor) else v for v in values]
+    return values
+
+
+def _plain(value: Tensor) -> Any:
+    return value.detach().cpu().numpy() if value.dim() else value.item()
+
+
 def _unsigned(values: Sequence[Any]) -> list[Any]:
     return [
-        [_bits(key) for key in value] if isinstance(value, (list, tuple)) else _bits(value)
+        [_bits(key) for key in value]
+        if isinstance(value, (list, tuple, np.ndarray))
+        else _bits(value)
         for value in values
     ]
 
 
 def _bits(key: Any) -> Any:
-    """Those of a negative key as uint64 has them; others as they are, also those out of range."""
+    """Those of a negative key as uint64 has them; others as they are, also those out of range.
+    Raises TypeError: a number that is no integer, which Arrow would make one.
+    """
+    is_number = isinstance(key, numbers.Number) and key == key
+    if is_number and (isinstance(key, bool) or not isinstance(key, numbers.Integral)):
+        raise TypeError(key)
+    if not is_number:
+        return key
+    key = int(key)
     return key % 2**64 if -(2**63) <= key < 0 else key
 
 
@@ -154,9 +198,9 @@ def _described(name: str, values: Sequence[Any], error: Exception) -> str:
     """What is wrong with the column: the first value of another kind than those before."""
     first: tuple[int, Any] | None = None
     for row, value in enumerate(values):
-        if value is None or value != value:
-            continue
         try:
+            if pa.array([value], from_pandas=True).null_count:
+                continue
             pa.array([value] if first is None else [first[1], value])
         except _WRONG:
             kind = type(value).__name__

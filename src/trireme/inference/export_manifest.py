@@ -143,7 +143,9 @@ def is_export(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> ExportManifest:
-    """Raises BadRequest: no export there. Corruption: a damaged manifest, or another format."""
+    """Raises BadRequest: no export there, or a checkpoint. Corruption: a damaged manifest, or
+    another format.
+    """
     path = folder / MANIFEST
     if not path.is_file():
         raise BadRequest(f"Predictor: expected {path}, found none: not a complete export")
@@ -151,6 +153,11 @@ def read_manifest(folder: Path) -> ExportManifest:
         body = json.loads(path.read_bytes())
     except ValueError as error:
         raise Corruption(f"{path}: expected JSON, found {error}") from error
+    if isinstance(body, dict) and "manifest" in body:
+        raise BadRequest(
+            f"Predictor: expected {path} of an export, found that of a checkpoint; export_model"
+            " makes an export of what a Trainer has loaded"
+        )
     head = {key: body.get(key) for key in ("kind", "format")} if isinstance(body, dict) else body
     if head != {"kind": KIND, "format": FORMAT}:
         raise Corruption(f"{path}: expected kind {KIND!r} of format {FORMAT}, found {head}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from trireme.errors import BadRequest
@@ -9,21 +11,22 @@ from trireme.nn.ids import keys_of_column
 
 Wanted = int | tuple[str, int | str]
 
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,19}")
+
 
 def wanted_row(text: str) -> Wanted:
-    """A key, or FEATURE=VALUE: 50 is a number, '50' a string. Raises BadRequest: neither."""
+    """A key, or FEATURE=VALUE: 50 is a number, '50' a string, and so are 007 and 1_000, which no
+    number is written as. Raises BadRequest: neither.
+    """
     feature, is_value, value = text.partition("=")
     if is_value:
         if value[:1] == value[-1:] == "'" and len(value) > 2:
             return feature, value[1:-1]
-        try:
-            number = int(value)
-        except ValueError:
-            if value:
-                return feature, value
-        else:
-            if -(2**63) <= number < 2**64:
-                return feature, number
+        number = int(value) if _NUMBER.fullmatch(value) else None
+        if number is None and value:
+            return feature, value
+        if number is not None and -(2**63) <= number < 2**64:
+            return feature, number
     try:
         key = int(text, 0)
     except ValueError:

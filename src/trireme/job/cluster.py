@@ -94,6 +94,11 @@ class Cluster:
         return self.host is not None and not self.host.endpoint
 
     @property
+    def is_only_worker(self) -> bool:
+        """Whether the job has no other worker, and none can join it."""
+        return self.num_workers == 1 and not self.num_streams
+
+    @property
     def streams_per_pass(self) -> int:
         """The number of streams that the data of a pass is cut into."""
         return self.num_streams or self.num_workers

@@ -58,6 +58,8 @@ class TableModule(nn.Module):
             raise self._wrong("distinct features, at least one", self.features)
         if not all(isinstance(name, str) and name for name in self.features):
             raise self._wrong("names of features", self.features)
+        if any(name != name.encode(errors="replace").decode() for name in self.features):
+            raise self._wrong("names that UTF-8 can write", self.features)
         if padding_key is not None and not -(2**63) <= padding_key < 2**64:
             raise self._wrong("a padding_key of 64 bits", padding_key)
         self.padding_key = None if padding_key is None else padding_key % 2**64
@@ -107,7 +109,7 @@ class TableModule(nn.Module):
         _, plan, rows = sent.receive()
         leaves = plan.leaves(rows, train=training)
         if training:
-            session.note_untrained(session.pending, [self.table])
+            session.note_untrained(session.pending, [self.table], self)
             collect(session.pending, plan, leaves, pulled)
         return plan.num_examples, plan.lookups(leaves), plan.pool
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trireme.errors import Superseded
 from trireme.job.cluster import Cluster
@@ -27,6 +29,9 @@ class RowSource(Protocol):
     @property
     def tables(self) -> tuple[Table, ...]: ...
 
+    @property
+    def dense_parameters(self) -> Iterable[Tensor]: ...
+
     def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled: ...
 
 
@@ -44,16 +49,31 @@ class Session:
         """Forward passes get their rows from this optimizer from now on."""
         self.row_source = weakref.ref(source)
 
-    def note_step_of_others(self) -> None:
-        """An optimizer that does not push has stepped: it has left the gradients of rows."""
-        self.pending.left |= self.pending.tables_with_gradients()
+    def note_step(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped. If it has weights of the model in training, and the gradients
+        of rows are still there, it has left them: nobody pushes.
+        """
+        source, pending = self.row_source(), self.pending
+        if (
+            source is None
+            or cast(object, source) is optimizer
+            or not (names := pending.tables_with_gradients())
+        ):
+            return
+        own = set(map(id, source.dense_parameters))
+        groups = optimizer.param_groups
+        if any(id(parameter) in own for group in groups for parameter in group["params"]):
+            pending.left |= names
 
-    def note_untrained(self, pending: PendingLookups, tables: Iterable[Table]) -> None:
+    def note_untrained(
+        self, pending: PendingLookups, tables: Iterable[Table], module: Module | None = None
+    ) -> None:
         """A forward pass looks up rows for training: nobody pushes those of tables that are not of
-        the newest optimizer.
+        the newest optimizer, or that `module` reads, if no optimizer has it.
         """
         source = self.row_source()
-        trained = () if source is None else source.tables
+        has_optimizer = source is not None and (module is None or module in _homes)
+        trained = source.tables if source is not None and has_optimizer else ()
         pending.left |= {t.name for t in tables} - {t.name for t in trained}
 
     @property
@@ -82,6 +102,17 @@ def session_of(cluster: Cluster) -> Session:
     """The session of a cluster. Threads may call it."""
     with _lock:
         return _sessions.setdefault(cluster, Session(cluster.client))
+
+
+def _note_step(optimizer: Optimizer, *_: object) -> None:
+    """torch calls this after the step of any optimizer."""
+    with _lock:
+        sessions = list(_sessions.values())
+    for session in sessions:
+        session.note_step(optimizer)
+
+
+register_optimizer_step_post_hook(_note_step)
 
 
 _homes: weakref.WeakKeyDictionary[Module, weakref.ref[Cluster]] = weakref.WeakKeyDictionary()

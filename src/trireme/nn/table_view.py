@@ -69,6 +69,8 @@ class TableView:
         *,
         cluster: Cluster | None = None,
     ) -> None:
+        if not isinstance(table, Table):
+            raise BadRequest(f"TableView: expected a Table, found {table!r}")
         self._cluster = default() if cluster is None else cluster
         self._table = table if feature is None else table.of_feature(feature)
         self.feature = feature
@@ -115,11 +117,10 @@ class TableView:
             return self._top_of_all(by, k, time)
         present, layout, rows = self._rows()
         numbers = numbers_of(self._table.schema, layout.statistics(rows), by, time)
-        return self._ranked(present, numbers, k)
+        return self._ranked(present, numbers, _checked(k))
 
     def _top_of_all(self, by: str, k: int, time: int) -> Ranked:
-        _check(k)
-        body = {"table": self._table.name, "by": by, "k": k, "time": time}
+        body = {"table": self._table.name, "by": by, "k": _checked(k), "time": time}
         servers = self._cluster.client.servers
 
         def attempt(left_s: float) -> list[Reply]:
@@ -144,13 +145,21 @@ class TableView:
                 vectors; in float32, where sums are otherwise float64.
 
         Raises:
-            BadRequest: vectors of another form, another metric, k below 1, or no FAISS.
+            BadRequest: vectors of another form or with NaN or infinities, another metric, k below
+                1, or no FAISS.
         """
-        queries = np.atleast_2d(torch.as_tensor(vectors).detach().cpu().numpy())
+        k, numbers = _checked(k), _numbers(vectors)
+        queries = np.atleast_2d(numbers)
         if queries.ndim != 2 or queries.shape[1] != self._table.dim or metric not in METRICS:
             raise BadRequest(
                 f"TableView.nearest: expected (D,) or (Q, D) with D = {self._table.dim}, and metric"
                 f" one of {', '.join(METRICS)}, found {queries.shape} and {metric!r}"
+            )
+        if not np.isfinite(queries).all():
+            row = int((~np.isfinite(queries)).any(1).argmax())
+            raise BadRequest(
+                "TableView.nearest: expected vectors without NaN and infinities, found"
+                f" {queries[row].tolist()} at {row}"
             )
         present, layout, rows = self._rows()
         weights = layout.weights(rows)[:, : self._table.dim]
@@ -160,8 +169,8 @@ class TableView:
             ranked = self._by_faiss(present, queries, weights, k)
         else:
             similar = queries.astype(np.float64) @ weights.astype(np.float64).T
-            ranked = [self._ranked(present, numbers, k) for numbers in similar]
-        return ranked[0] if torch.as_tensor(vectors).dim() == 1 else ranked
+            ranked = [self._ranked(present, similarities, k) for similarities in similar]
+        return ranked[0] if numbers.ndim == 1 else ranked
 
     def _by_faiss(
         self, present: NDArray[np.intp], queries: Any, weights: Any, k: int
@@ -172,7 +181,6 @@ class TableView:
             raise BadRequest(
                 "TableView.nearest: expected FAISS with faiss=True: pip install trireme-ps[faiss]"
             ) from error
-        _check(k)
         index = faiss.IndexFlatIP(self._table.dim)
         index.add(np.ascontiguousarray(weights, np.float32))
         wanted = np.ascontiguousarray(queries, np.float32)
@@ -204,7 +212,6 @@ class TableView:
 
     def _ranked(self, present: NDArray[np.intp], numbers: NDArray[np.float64], k: int) -> Ranked:
         """The k largest; of equal ones the earlier value."""
-        _check(k)
         best = np.argsort(-numbers, kind="stable")[:k]
         return Ranked([self.values[present[i]] for i in best], numbers[best].tolist())
 
@@ -220,9 +227,20 @@ class TableView:
         return f"TableView({self._table}, {self.feature!r}, {len(self.values)} values)"
 
 
-def _check(k: int) -> None:
-    if k < 1:
-        raise BadRequest(f"TableView: expected k >= 1, found {k}")
+def _checked(k: Any) -> int:
+    if not isinstance(k, (int, np.integer)) or k < 1:
+        raise BadRequest(f"TableView: expected k >= 1, an integer, found {k!r}")
+    return int(k)
+
+
+def _numbers(vectors: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(torch.as_tensor(vectors).detach().cpu().numpy())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadRequest(
+            "TableView.nearest: expected vectors as a tensor or array of numbers, found"
+            f" {type(vectors).__name__}: {error}; view[value] is that of a value"
+        ) from error
 
 
 def _unit(vectors: NDArray[Any]) -> NDArray[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 
@@ -13,7 +14,7 @@ from trireme.place.machine_types import MachineType
 
 def exact(number: float) -> Fraction:
     """The decimal number as which Python writes it: 0.1 is a tenth."""
-    return Fraction(repr(number))
+    return Fraction(Decimal(repr(number)))  # Fraction parses strings slowly
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,10 @@ def numbers_of(schema: TableSchema, statistics: npt.NDArray[Any], by: str, time:
     policy = policy_of(schema.policy)
     known = ("time", "show", "click", "score") if schema.is_scored else ("time",)
     if by not in known:
+        hint = "" if schema.is_scored else "; a table with a ScorePolicy counts shows and clicks"
         raise BadRequest(
-            f"top: expected one of {', '.join(known)} of table {schema.name!r}, found {by!r:.66}"
+            f"top: expected one of {', '.join(known)} of table {schema.name!r},"
+            f" found {by!r:.66}{hint}"
         )
     if by == "time" or not isinstance(policy, ScorePolicy):
         return np.asarray(statistics["time"], np.float64)

@@ -15,7 +15,6 @@ from trireme.data.schema import Content, Schema
 from trireme.errors import BadRequest, TriremeError, class_of_code, writing
 from trireme.job.cluster import Cluster
 from trireme.storage.atomic_file import PendingFile
-from trireme.train import dump_text
 from trireme.train.loop.reporting import check_names
 from trireme.train.loop.scoring import ExampleIds, Scored
 
@@ -59,6 +58,9 @@ class DumpFile:
         """Raises BadRequest: the data has no InsId column, the model lacks a parameter, the folder
         holds another dump or cannot be written.
         """
+        from trireme.train import dump_text  # loads pyarrow.compute: a seventh of a second
+
+        self._text = dump_text
         self._dump = dump
         self._ids = ExampleIds(dataset)
         schema = getattr(dataset, "schema", None)
@@ -92,19 +94,19 @@ class DumpFile:
         """Write the lines of a batch. Raises BadRequest, ResourceExhausted: the disk is full."""
         del model
         batch = scored.batch
-        columns = [dump_text.field(name, _find(name, scored)) for name in self._dump.fields]
+        columns = [self._text.field(name, _find(name, scored)) for name in self._dump.fields]
         content = pa.array([""] * batch.num_examples, pa.string())
         column = None if self._content is None else batch.get(self._content)
         if isinstance(column, Strings):
-            content = dump_text.texts(column)
-        text = dump_text.lines(self._ids_of(batch), content, *columns)
+            content = self._text.texts(column)
+        text = self._text.lines(self._ids_of(batch), content, *columns)
         with writing(self._what):
             self._examples.write(text)
 
     def _ids_of(self, batch: Batch) -> Any:
         column = batch.get(str(self._ids.column))
         if isinstance(column, Strings):
-            return dump_text.texts(column)
+            return self._text.texts(column)
         ids = self._ids.of(batch)
         if ids is None:
             raise BadRequest(
@@ -119,8 +121,8 @@ class DumpFile:
             if self._has_params:
                 params = self._part(PARAMS)
                 for name, values in self._values.items():
-                    line = dump_text.field(name, values.detach().reshape(1, -1))
-                    params.write(dump_text.lines(line))
+                    line = self._text.field(name, values.detach().reshape(1, -1))
+                    params.write(self._text.lines(line))
             for part in self._parts:
                 part.finish()
 

@@ -59,16 +59,20 @@ class Epochs:
     @contextmanager
     def fitting(self) -> Iterator[None]:
         """A fit runs within the block. Raises BadRequest: one runs already, as in a callback."""
-        if self._is_fitting:
-            raise BadRequest(
-                "Trainer.fit: expected a trainer that does not fit, found fit under way: a callback"
-                " cannot call it; fit.stop() ends it, and the script may call fit again"
-            )
+        self._expect_no_fit("fit")
         self._is_fitting = True
         try:
             yield
         finally:
             self._is_fitting = False
+
+    def _expect_no_fit(self, method: str) -> None:
+        if self._is_fitting:
+            raise BadRequest(
+                f"Trainer.{method}: expected a trainer that does not fit, found fit under way: a"
+                " callback cannot call it; fit.stop() ends it, and the script may call"
+                f" {method} then"
+            )
 
     # ---- checkpoints ----
 
@@ -79,6 +83,7 @@ class Epochs:
 
     def load(self, location: Location, dense: Dense, tables: Collection[str] | None) -> list[str]:
         """See Trainer.load."""
+        self._expect_no_fit("load")
         self._resumed = self.dealt = self.callbacks = None
         if dense != "strict" or tables is not None:
             return load_part(self._optimizer, location, dense, tables)
@@ -88,6 +93,10 @@ class Epochs:
 
     def resume(self, path: Any, storage_options: Mapping[str, Any] | None) -> str | None:
         """See Trainer.resume."""
+        self._expect_no_fit("resume")
+        return self._resume(path, storage_options)
+
+    def _resume(self, path: Any, storage_options: Mapping[str, Any] | None) -> str | None:
         folders = NumberedFolders(path, storage_options)
         loaded = load_newest(self._optimizer, folders.complete, storage_options, self.random)
         if loaded is None:
@@ -147,7 +156,7 @@ class Epochs:
                 f" has made {self._optimizer.num_steps} steps; use Trainer.resume() once and then"
                 " the epochs that are left"
             )
-        if self.resume(checkpoints.path, checkpoints.storage_options) is None:
+        if self._resume(checkpoints.path, checkpoints.storage_options) is None:
             return FitProgress()
         progress = self.resumed
         assert progress is not None
@@ -168,8 +177,10 @@ class Epochs:
             return self._begin_leased(dataset, saver)
         if self.dealt is not None:
             check_streams(dataset)
-        done = self._optimizer.begin_pass()
         resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            self._optimizer.unfinished = ""
+        done = self._optimizer.begin_pass()
         if done.is_over:
             skip_epoch(dataset, self._cluster, self.num_epochs)
             self._optimizer.end_pass()

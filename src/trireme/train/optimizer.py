@@ -8,7 +8,7 @@ they run the class of the wrapped optimizer, which itself never steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from trireme.train.modes import mode_class
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.train.param_groups import (
     check_blocks,
+    dense_groups_of,
     named_parameters,
     row_gradients,
     saved_values,
@@ -76,10 +77,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Attributes:
         mode: what differs between strategies; within a pass on a device, that pass.
+        unfinished: the checkpoint that was loaded to continue its epoch, of which some rows have
+            seen more pushes than others; empty: none, or the epoch goes on.
 
     Raises:
-        BadRequest: an optimizer that cannot run on blocks, one that leaves out parameters of the
-            model, or a model that the mode cannot train; a pass on a device is under way.
+        BadRequest: no optimizer but its class, one that cannot run on blocks, one that leaves out
+            parameters of the model, or a model that the mode cannot train; a pass on a device is
+            under way.
         SchemaMismatch: the servers have a table of that name with another schema.
     """
 
@@ -105,13 +109,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " the workers' Trainers, found a loop of the script's own"
             )
         before = _predecessor(self.cluster)
-        self._session, self._is_retired = session_of(self.cluster), False
+        self._session, self._is_retired, self.unfinished = session_of(self.cluster), False, ""
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
         place_stages(model, self.cluster)
         self.tables = Planner(model, pool=self.cluster.pool).tables
         clip = make_clip(clip_norm, clip_value, self.tables)
-        dense_groups = [] if optimizer is None else optimizer.param_groups
+        dense_groups = dense_groups_of(optimizer)
         self._table_groups = [table_group(table) for table in self.tables]
         if not dense_groups and not self._table_groups:
             raise BadRequest("DistributedOptimizer: the model has neither parameters nor tables")
@@ -150,9 +154,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 before.mode.publish()
         self.steps_before = self._begin(setup, before, fresh)
         self._session.train_with(self)
-        if optimizer is not None:
-            session = self._session
-            optimizer.register_step_post_hook(lambda *_: session.note_step_of_others())
         self.cluster.on_close(self.finish)
 
     def _begin(
@@ -162,7 +163,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         earlier, steps = earlier_models(self.cluster), 0 if before is None else before.num_steps
         if before is not None:
             before.retire(self)
-            if self.cluster.is_embedded:  # who stopped the training before does not stop this
+            if self.cluster.is_only_worker:  # who stopped the training before does not stop this
                 self.cluster.stop_request.reason = ""
         steps = earlier.begin(setup, self.model, fresh, steps)
         self.mode.open()
@@ -182,6 +183,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Raises Superseded: another model of this process has dropped the rows of this one."""
         if why := why_lost(self.model.modules()):
             raise Superseded(why)
+
+    @property
+    def dense_parameters(self) -> Iterable[torch.Tensor]:
+        """The weights of the model that are trained, without rows."""
+        return self.replica.dense.parameters.values()
 
     # ---- where the worker stands ----
 
@@ -212,6 +218,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         made of it: the caller must leave it out.
         """
         check_own_stream("DistributedOptimizer.begin_pass", self.cluster)
+        self._check_unfinished()
         return self.mode.begin_pass()
 
     def end_pass(self) -> None:
@@ -297,6 +304,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._opt_called = True  # torch's schedulers look for it before their first step
         self._check_newest()
+        self._check_unfinished()
         lookups = replica.pending.take()
         try:
             num_steps = self.mode.begin_step()
@@ -343,6 +351,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " older one; a worker has one stream of pushes: train one model at a time, with a"
                 " new Trainer, or both in one nn.ModuleList under one optimizer, or each on a"
                 " cluster of its own: Trainer(..., cluster=tr.embedded())"
+            )
+
+    def _check_unfinished(self) -> None:
+        if self.unfinished:
+            raise BadRequest(
+                "DistributedOptimizer: expected Trainer.fit to continue the epoch of"
+                f" {self.unfinished}, which was saved while it trained, found another loop: some"
+                " rows have seen pushes that others still need; Trainer.load() takes it, and begins"
+                " the epoch again"
             )
 
     def flush(self) -> None:

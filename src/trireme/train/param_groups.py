@@ -26,6 +26,22 @@ def table_group(table: Table) -> dict[str, Any]:
     return {"params": [], "table": table, **table.optimizer.group()}
 
 
+def dense_groups_of(optimizer: object) -> list[dict[str, Any]]:
+    """The param groups of torch's optimizer; none for None. Raises BadRequest: it is neither."""
+    if optimizer is None:
+        return []
+    if not isinstance(optimizer, type) and hasattr(optimizer, "param_groups"):
+        groups: list[dict[str, Any]] = optimizer.param_groups
+        return groups
+    name = "Adam"
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        name = optimizer.__name__
+    raise BadRequest(
+        "DistributedOptimizer: expected an optimizer of the dense parameters, such as"
+        f" torch.optim.{name}(model.parameters()), or None, found {optimizer!r}"[:300]
+    )
+
+
 def values_to_save(group: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a param group, by the names that checkpoints have for them."""
     values = {name: value for name, value in group.items() if name not in ("params", "table")}

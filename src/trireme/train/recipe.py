@@ -16,14 +16,16 @@ from trireme.metrics import Metric
 class Evaluation:
     """What is evaluated in place of the model that is trained: other inputs, over the same tables.
 
-    model: made of tables, and modules, of the trained model; returns what the metrics score.
-    metrics: at least one. label: the column of those that name none.
+    model: made of tables, and modules, of the trained model; returns what the metrics score. The
+        batches must have the features of all its modules.
+    metrics: as of a Trainer; none, if only the outputs are wanted, for a dump.
+    label: the column of the metrics that name none.
     schema: of the inputs, in the order of the files of the evaluation; None: that of the training.
     loss: as of a Recipe; None: only the metrics are computed. prepare: as of a Recipe.
     """
 
     model: nn.Module
-    metrics: Sequence[Metric]
+    metrics: Sequence[Metric | str] = ()
     label: str | None = None
     schema: Schema | None = None
     loss: Callable[[Any, Any], torch.Tensor] | None = None
@@ -40,7 +42,7 @@ class Recipe:
     optimizer: of the dense parameters; None if the model has none.
     label: name of the label column; None: the loss and the metrics read columns themselves.
     schema: of the model's inputs, in their order; None: any data.
-    metrics: each names its output and its label if the model has several.
+    metrics: as of a Trainer; each names its output and its label if the model has several.
     clip_norm, clip_value: how gradients are clipped, see DistributedOptimizer.
     schedule: makes a scheduler of torch.optim.lr_scheduler of the optimizer that it gets, whose
         param groups are those of `optimizer` and one for each table; it steps after every batch.
@@ -54,7 +56,7 @@ class Recipe:
     optimizer: torch.optim.Optimizer | None
     label: str | None = "label"
     schema: Schema | None = None
-    metrics: Sequence[Metric] = ()
+    metrics: Sequence[Metric | str] = ()
     clip_norm: float | None = None
     clip_value: float | None = None
     schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None

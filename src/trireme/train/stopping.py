@@ -51,7 +51,7 @@ def stopping_on_signals(cluster: Cluster) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if before and cluster.is_embedded:  # a notebook goes on
+        if before and cluster.is_only_worker:  # a notebook goes on
             request.reason, request.code = "", 0
 
 

@@ -121,7 +121,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
     ) -> None:
-        check_settings(strategy, metrics)
+        check_settings(strategy, metrics, loss)
         check_autocast(autocast)
         own_metrics = [metric_of(metric) for metric in metrics]
         check_metrics(own_metrics, label)
@@ -568,8 +568,8 @@ class Trainer:
             Tables, parameters and buffers that kept their own values.
 
         Raises:
-            BadRequest: no checkpoint there, or a delta of another one. Corruption: a damaged file.
-                SchemaMismatch: another model. Nothing has changed then.
+            BadRequest: no checkpoint there, or a delta of another one; within a callback.
+                Corruption: a damaged file. SchemaMismatch: another model. Nothing has changed then.
         """
         self.optimizer.mode.check_between_passes("load")
         location = Location(path, storage_options, self.shows_progress)
@@ -590,7 +590,7 @@ class Trainer:
         Raises:
             Corruption: there are only damaged ones. SchemaMismatch: another model.
             BadRequest: it is of another number of workers, in a mode other than collective; `load`
-                it, and begin the epoch again.
+                it, and begin the epoch again; within a callback.
         """
         self.optimizer.mode.check_between_passes("resume")
         return self._epochs.resume(path, storage_options)

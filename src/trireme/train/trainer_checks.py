@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -32,8 +33,8 @@ def check_made(made: DistributedOptimizer, model: nn.Module, options: Mapping[st
         )
 
 
-def check_settings(strategy: Any, metrics: Any) -> None:
-    """Raises BadRequest: a name or a single metric in place of the object or the list."""
+def check_settings(strategy: Any, metrics: Any, loss: Any) -> None:
+    """Raises BadRequest: a name, a class or a single metric in place of the object or the list."""
     if strategy is not None and not isinstance(strategy, Strategy):
         raise BadRequest(
             "Trainer: expected strategy as a Strategy, such as tr.Strategy('sync'), found"
@@ -41,6 +42,12 @@ def check_settings(strategy: Any, metrics: Any) -> None:
         )
     if isinstance(metrics, str) or not isinstance(metrics, Iterable):
         raise BadRequest(f"Trainer: expected metrics as a list, such as ['auc'], found {metrics!r}")
+    if not callable(loss) or isinstance(loss, type):
+        shown = f"the class {loss.__name__}" if isinstance(loss, type) else repr(loss)
+        raise BadRequest(
+            "Trainer: expected loss as a function of outputs and labels, such as"
+            f" torch.nn.BCEWithLogitsLoss(), found {shown}"
+        )
 
 
 def check_autocast(dtype: Any) -> None:
@@ -87,10 +94,10 @@ def check_threads(threads: int | None, strategy: Strategy) -> None:
         )
 
 
-def check_epochs(dataset: Any, valid: Any, epochs: int) -> None:
+def check_epochs(dataset: Any, valid: Any, epochs: Any) -> None:
     """Raises BadRequest: no epoch, or data that cannot be read so often."""
-    if epochs < 1:
-        raise BadRequest(f"Trainer.fit: expected epochs >= 1, found {epochs}")
+    if not isinstance(epochs, (int, np.integer)) or epochs < 1:
+        raise BadRequest(f"Trainer.fit: expected epochs >= 1, an integer, found {epochs!r}")
     for name, data in (("a dataset", dataset), ("valid", valid)):
         if epochs > 1 and isinstance(data, Iterator):
             raise BadRequest(

@@ -276,8 +276,8 @@ def manifest_size(storage: Storage) -> int:
 
 
 def read_manifest(storage: Storage) -> CheckpointManifest:
-    """Read the manifest of a checkpoint. Raises BadRequest: there is none. Corruption: it is
-    damaged, or of another format.
+    """Read the manifest of a checkpoint. Raises BadRequest: there is none, or that of an export.
+    Corruption: it is damaged, or of another format.
     """
     where, size = f"{storage.name}/{MANIFEST}", manifest_size(storage)
     with storage.open(MANIFEST) as file:
@@ -290,6 +290,11 @@ def _checked_body(data: bytes, where: str) -> Any:
     if head is None:
         value = _parsed(data, where)
         number = value.get("format") if isinstance(value, dict) else None
+        if isinstance(value, dict) and "export" in value:
+            raise BadRequest(
+                f"checkpoint: expected {where} of a checkpoint, found that of an export for"
+                " inference, which a Predictor takes"
+            )
         if type(number) is int and number != FORMAT:  # older formats have no first line
             raise _other_format(number, where)
         raise Corruption(f"{where}: expected a first line with format and checksum, found none")

@@ -229,7 +229,10 @@ function offerNames(tables) {
 }
 
 const PLACES = { none: "no row: a lookup gives initial weights", memory: "in memory", ssd: "on SSD" };
-const floats = (values) => values.map((value) => (known(value) ? value.toPrecision(6) : "NaN")).join(" ");
+// Each by itself: a line must not end within 1e-12.
+const floats = (values) => values.flatMap((value) => (
+  [element("span", known(value) ? value.toPrecision(6) : "NaN"), " "]
+));
 const time = (seconds) => (seconds ? new Date(1000 * seconds).toISOString().replace(".000", "") : "none");
 
 function showRow(found) {
@@ -306,11 +309,13 @@ class Chart {
     let low = Math.min(...values), high = Math.max(...values);
     const [least, most] = [low, high];
     if (this.fromZero) low = 0;
-    if (low === high) { low -= Math.abs(low) / 2 || 1; high += Math.abs(high) / 2 || 1; }
+    if (low === high) { low -= this.fromZero ? 0 : Math.abs(low) / 2 || 1; high += Math.abs(high) / 2 || 1; }
     const x = (at) => (end > begin ? (WIDTH * (at - begin)) / (end - begin) : WIDTH);
     const y = (value) => HEIGHT - 4 - ((HEIGHT - 8) * (value - low)) / (high - low);
-    const line = seen.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join("L");
-    const [first, last] = [x(begin).toFixed(1), x(end).toFixed(1)];
+    const places = seen.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`);
+    if (begin === end) places.unshift(`0,${y(values[0]).toFixed(1)}`); // a point alone is not seen
+    const line = places.join("L");
+    const [first, last] = [begin === end ? 0 : x(begin).toFixed(1), x(end).toFixed(1)];
     this.drawing.replaceChildren(
       svg("path", { class: "grid", d: `M0,${HEIGHT - 1}H${WIDTH}M0,${HEIGHT / 2}H${WIDTH}` }),
       svg("path", { class: "area", d: `M${first},${HEIGHT}L${line}L${last},${HEIGHT}Z` }),

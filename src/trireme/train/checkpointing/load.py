@@ -39,10 +39,12 @@ def load(
     optimizer: DistributedOptimizer, location: Location, random: RandomState | None = None
 ) -> LoadedCheckpoint:
     """Bring servers, model, optimizer and random numbers to the state of a checkpoint, whatever
-    number of servers wrote it. Group values (learning rates) are the checkpoint's. Raises: see
-    Trainer.load.
+    number of servers wrote it. Group values (learning rates) are the checkpoint's. The next pass is
+    a new one: streams continue where all rows have seen the same pushes, and else start over, so
+    that no row takes a new push for one that it has seen. Raises: see Trainer.load.
     """
-    loaded = _load_on_servers(optimizer, lambda load_one: load_one(location))
+    loaded = _load_on_servers(optimizer, lambda load_one: load_one(location), resumes=False)
+    optimizer.unfinished = ""
     return _load_on_worker(optimizer, loaded, location, random or RandomState())
 
 
@@ -53,8 +55,9 @@ def load_newest(
     random: RandomState,
 ) -> LoadedCheckpoint | None:
     """Load the first of several checkpoints that is whole, and warn of each damaged one; None:
-    there are none. candidates: called on worker 0; returns locations with these storage_options,
-    best first. Raises Corruption: all of them are damaged. Others as `load`.
+    there are none. Streams continue after what it holds. candidates: called on worker 0; returns
+    locations with these storage_options, best first. Raises Corruption: all of them are damaged.
+    BadRequest: pushes of this run cannot complete it. Others as `load`.
     """
 
     def choose(load_one: LoadOne) -> dict[str, Any]:
@@ -73,9 +76,11 @@ def load_newest(
             )
         return {}
 
-    if loaded := _load_on_servers(optimizer, choose):
+    if loaded := _load_on_servers(optimizer, choose, resumes=True):
         location = Location(loaded["path"], storage_options)
-        return _load_on_worker(optimizer, loaded, location, random)
+        newest = _load_on_worker(optimizer, loaded, location, random)
+        optimizer.unfinished = "" if _is_level(loaded["extra"]) else newest.path
+        return newest
     return None
 
 
@@ -110,7 +115,10 @@ def load_part(
     if dense == "match":
         wanted &= manifest.tables.keys()
     parameters = _parameters_to_load(optimizer, manifest, location, dense)
-    loaded = _load_on_servers(optimizer, lambda load_one: load_one(location), wanted, parameters)
+    loaded = _load_on_servers(
+        optimizer, lambda load_one: load_one(location), wanted, parameters, resumes=False
+    )
+    optimizer.unfinished = ""
     optimizer.mode.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
     _restore_features(optimizer, loaded["extra"], wanted)
     kept = [name for name in own if name not in wanted]
@@ -128,7 +136,7 @@ def load_part(
 def _parameters_to_load(
     optimizer: DistributedOptimizer, manifest: CheckpointManifest, location: Location, dense: Dense
 ) -> list[str]:
-    """Names of dense parameters. Raises SchemaMismatch: with "strict" a shape differs."""
+    """Names of dense parameters. Raises SchemaMismatch: with "strict" names or shapes differ."""
     saved = manifest.extra.get("shapes")
     if not isinstance(saved, dict):
         raise Corruption(
@@ -144,7 +152,16 @@ def _parameters_to_load(
             f"checkpoint {location.path}: expected parameter {name} of shape {own[name]},"
             f" found {saved.get(name)}"
         )
+    if dense == "strict" and (unknown := sorted(saved.keys() - own.keys())):
+        raise SchemaMismatch(_found_too(location, "parameters", unknown))
     return matching
+
+
+def _found_too(location: Location, what: str, names: Collection[str]) -> str:
+    return (
+        f"checkpoint {location.path}: expected the model's {what} alone, found {names} too;"
+        ' Trainer.load(..., dense="match") leaves them out'
+    )
 
 
 def _load_on_servers(
@@ -152,9 +169,11 @@ def _load_on_servers(
     choose: Callable[[LoadOne], dict[str, Any]],
     tables: Collection[str] | None = None,
     parameters: Collection[str] | None = None,
+    *,
+    resumes: bool,
 ) -> dict[str, Any]:
     """Have the servers load what worker 0 chooses; returns its path and JSON values. tables,
-    parameters: names; None: all, and the run continues where the checkpoint was taken.
+    parameters: names; None: all. resumes: the pass that the checkpoint was taken in goes on.
     """
     try:
         optimizer.flush()
@@ -168,15 +187,24 @@ def _load_on_servers(
         def check(manifest: CheckpointManifest) -> None:
             if parameters is None and manifest.blocks:  # servers know elements, not shapes
                 _parameters_to_load(optimizer, manifest, location, "strict")
+            own = {table.name for table in optimizer.tables}
+            if tables is None and (unknown := sorted(manifest.tables.keys() - own)):
+                raise SchemaMismatch(_found_too(location, "tables", unknown))
+            if resumes:
+                _check_pushes(optimizer, manifest, location)
 
+        options = location.storage_options
+        # What is loaded in part lies beside rows that have seen other pushes.
+        saved = read_manifest(open_storage(location.path, options))
+        continues = tables is None and _is_level(saved.extra)
         with location.progress("load") as report:
             manifest = load_checkpoint(
                 cluster.client,
                 location.path,
                 tables=tables,
                 parameters=parameters,
-                resumes=tables is None,
-                storage_options=location.storage_options,
+                resumes=resumes or continues,
+                storage_options=options,
                 watch=report,
                 check=check,
             )
@@ -187,6 +215,28 @@ def _load_on_servers(
         return choose(load_one)
 
     return let_first_worker(cluster, "load", act)
+
+
+def _is_level(extra: Mapping[str, Any]) -> bool:
+    """Whether all rows and blocks have seen the same pushes; unless the checkpoint says, they have.
+    extra: its JSON values.
+    """
+    return bool(extra.get("optimizer", {}).get("is_level", True))
+
+
+def _check_pushes(
+    optimizer: DistributedOptimizer, manifest: CheckpointManifest, location: Location
+) -> None:
+    """Raises BadRequest: some rows have seen pushes that others lack, and this run's are others."""
+    steps = manifest.extra["optimizer"]
+    saved, own = steps.get("per_push", 1), optimizer.mode.steps_per_push
+    if saved != own and not _is_level(manifest.extra):
+        raise BadRequest(
+            f"Trainer.resume: expected a strategy whose pushes have {saved} step(s), as that of the"
+            f" run that has saved {location.path} while it trained, found {own} step(s): some"
+            " rows have seen pushes that others still need. Resume with the strategy of that run;"
+            " Trainer.load() takes it with any, and begins the epoch again"
+        )
 
 
 def _load_on_worker(

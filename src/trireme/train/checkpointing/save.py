@@ -65,7 +65,7 @@ def save(
             if not _finish_predecessors_save(optimizer, location, options):
                 groups = optimizer.state_dict()
                 optimizer.mode.publish()
-                write(optimizer, location, states, groups, extra or {}, options)
+                write(optimizer, location, states, groups, extra or {}, options, is_level=True)
             return {}
 
         let_first_worker(optimizer.cluster, "save", act)
@@ -101,13 +101,21 @@ def write(
     groups: Mapping[str, Any],
     extra: Mapping[str, Any],
     options: SaveOptions = FULL,
+    *,
+    is_level: bool = False,
 ) -> None:
     """Worker 0's part of a save; other workers may train meanwhile. states: of all workers, or of
-    worker 0 alone. groups: the optimizer's state_dict.
+    worker 0 alone. groups: the optimizer's state_dict. is_level: nobody trains meanwhile, so all
+    rows and blocks have seen the same pushes.
     """
     # Streams have unequal lengths: the job has made as many steps as the longest.
     num_steps = max(state.num_steps for state in states.values())
-    steps = {"num_steps": num_steps, "before": states[0].num_steps - states[0].sequence}
+    steps = {
+        "num_steps": num_steps,
+        "before": states[0].num_steps - states[0].sequence,
+        "per_push": optimizer.mode.steps_per_push,
+        "is_level": is_level,
+    }
     with location.progress("save") as report:
         save_checkpoint(
             optimizer.cluster.client,

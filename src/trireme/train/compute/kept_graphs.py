@@ -20,11 +20,14 @@ GRAPHS_MAX = 1024
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """outputs: with the graph. inputs, parameters: the leaves whose gradients are wanted."""
+    """outputs: with the graph. inputs: the leaves whose gradients are wanted. parameters, buffers:
+    what forward had, by name; of the parameters those that learn are leaves, too.
+    """
 
     outputs: list[Tensor]
     inputs: list[Tensor]
-    parameters: list[Tensor]
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
 
 
 class KeptGraphs:

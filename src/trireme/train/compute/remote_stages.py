@@ -7,6 +7,7 @@ the loss reaches all stages, here and there, in the order of one process.
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from trireme.train.compute.compute_workers import ComputeWorkers, workers_of_lab
 from trireme.train.compute.model_state import ModelIdentity
 from trireme.train.compute.remote_model import credits_of, in_order, number_of
 from trireme.train.compute.stage_call import StageCall, call_stages
-from trireme.train.compute.stage_messages import DROP, Owner, StageRequest
+from trireme.train.compute.stage_messages import DROP, TOKENS_MAX, Owner, StageRequest
 from trireme.train.compute.stage_runner import part_state
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.scoring import Scored, Scorer, column_of
@@ -74,7 +75,9 @@ class RemoteStages:
         self.scorer = scorer
         self.credits = credits_of(len(cluster.heter), cluster.num_workers)
         self.owner = Owner(cluster.worker, cluster.client.incarnation)
-        self._tokens = itertools.count()
+        # Drawn, since a worker of another job that asks the same compute worker may be the same
+        # owner, and must not get the gradients of this one's graph.
+        self._token_prefix, self._numbers = secrets.token_hex(8), itertools.count()
         self._kept: dict[str, tuple[ComputeWorkers, str]] = {}
         self._lock = threading.Lock()
         cluster.add_running(self.drop_graphs)  # before the calls of `compute_workers` close
@@ -93,12 +96,17 @@ class RemoteStages:
         return StagePass(self, stages, training=training, threads=threads)
 
     def next_token(self) -> str:
-        return str(next(self._tokens))
+        return f"{self._token_prefix} {next(self._numbers)}"
 
     def note_kept(self, token: str, workers: ComputeWorkers, address: str) -> None:
-        """A compute worker has the graph of this token."""
+        """A compute worker has the graph of this token. Of more than TOKENS_MAX the oldest are
+        forgotten: those of batches whose loss did not depend on the stage, so that backward never
+        asks for them.
+        """
         with self._lock:
             self._kept[token] = (workers, address)
+            while len(self._kept) > TOKENS_MAX:
+                del self._kept[next(iter(self._kept))]
 
     def forget_kept(self, token: str) -> str | None:
         """Where the graph is, which is asked for or lost now."""

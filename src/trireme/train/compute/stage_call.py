@@ -33,7 +33,7 @@ class StageCall:
     has gone, or the graph has, another computes both from the same request, with the same bits.
 
     request: as it is sent. inputs: the tensors of it that return gradients, then `parameters`.
-    buffers: of the model here; forward writes those that have changed.
+    buffers: of the model here; those that have changed are written.
 
     Threads: one at a time.
     """
@@ -98,6 +98,8 @@ class StageCall:
         answer = self._kept_backward(gradients) or self._anew(gradients)
         of_leaves = [*answer.inputs, *answer.parameters]
         check_gradients(self._leaves, of_leaves)
+        check_buffers(self._buffers, answer.buffers)
+        write_buffers(self._buffers, answer.buffers)
         return of_leaves
 
     def _kept_backward(self, gradients: list[Tensor | None]) -> StageAnswer | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from trireme import _core
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest, NotReady
-from trireme.nn.stages import Boundary, Stages
+from trireme.nn.stages import Stages
 from trireme.protocol.wire import need_list
 from trireme.rpc import Handler, Reply, Request
 from trireme.train.compute.compute_messages import leaves_of
@@ -31,12 +32,15 @@ from trireme.train.compute.stage_messages import (
 )
 from trireme.train.loop.scoring import Scored, Scorer
 
+T = TypeVar("T")
+
 
 class StageRunner:
     """The stages of a compute worker, all on its device.
 
     A request's weights and buffers are used in place of the model's own, so that the graph of a
-    batch is not disturbed by the next one.
+    batch is not disturbed by the next one. In backward, too: torch.utils.checkpoint computes parts
+    of forward again there, with what the modules have then.
 
     Threads: one.
     """
@@ -53,7 +57,7 @@ class StageRunner:
     ) -> None:
         self.graphs = graphs
         self.model, self.scorer = stages, scorer
-        self._by_name = _StagesByName(stages)
+        self._with_state = _WithState(stages)
         self._without = scorer.without_loss()
         self._device, self._pool = device, pool
 
@@ -83,26 +87,24 @@ class StageRunner:
         names = request.stages
         check_stages(self.model, names)
         set_random(request.random, request.seed, self._device)
-        state = self._state(request)
-        _, buffers = part_state(self.model, names)
-        before = [state[f"stages.{name}"].clone() for name in buffers]
+        parameters, buffers = self._state(request)
+        before = _copies(buffers)
         values, leaves = self._inputs(request)
-        learned = [tensor for tensor in state.values() if tensor.requires_grad]
         self.model.train(request.training)
         with torch.set_grad_enabled(request.training):
             with self.scorer.autocasting([self._device]):
-                outputs = torch.func.functional_call(self._by_name, state, (names, values))
+                outputs = self._with_state.run(
+                    lambda: self.model.run(names, values), parameters, buffers
+                )
             answer, roots = self._answer(request, outputs)
-        graph = Graph(roots, leaves, learned)
+        graph = Graph(roots, leaves, parameters, buffers)
         if request.training and request.labels is not None:
-            ones = [torch.ones_like(root) for root in roots]
-            answer.inputs, answer.parameters = backward(graph, ones)
+            self._train(graph, [torch.ones_like(root) for root in roots], answer)
         elif request.gradients is not None:
-            answer.inputs, answer.parameters = backward(graph, request.gradients)
+            self._train(graph, request.gradients, answer)
         elif request.training and request.token:
             self.graphs.keep(request.owner, request.token, graph, request.graphs_max)
-        after = [state[f"stages.{name}"] for name in buffers]
-        answer.buffers = changed(after, before)
+        answer.buffers = changed([*buffers.values()], before)
         if request.random is not None:
             answer.random = torch.get_rng_state()
         return answer
@@ -113,27 +115,49 @@ class StageRunner:
         graph = self.graphs.take(request.owner, request.token)
         if graph is None:
             raise NotReady(f"compute worker: expected the graph {request.token!r}, found none")
-        inputs, parameters = backward(graph, request.gradients)
-        return StageAnswer(inputs=inputs, parameters=parameters)
+        answer, before = StageAnswer(), _copies(graph.buffers)
+        self._train(graph, request.gradients, answer)
+        answer.buffers = changed([*graph.buffers.values()], before)
+        return answer
 
-    def _state(self, request: StageRequest) -> dict[str, Tensor]:
-        """Parameters and buffers of the stages, as the part calls them."""
+    def _train(self, graph: Graph, gradients: Sequence[Tensor | None], answer: StageAnswer) -> None:
+        """Backward from gradients of the outputs; the answer gets those of the leaves."""
+        if len(gradients) != len(graph.outputs):
+            raise BadRequest(
+                f"compute workers: expected gradients of {len(graph.outputs)} outputs, found"
+                f" {len(gradients)}"
+            )
+        with_gradient = [
+            (output, gradient)
+            for output, gradient in zip(graph.outputs, gradients, strict=True)
+            if gradient is not None and output.requires_grad
+        ]
+        if with_gradient:
+            roots, of_roots = zip(*with_gradient, strict=True)
+            self._with_state.run(
+                lambda: torch.autograd.backward(roots, of_roots), graph.parameters, graph.buffers
+            )
+        answer.inputs = [leaf.grad for leaf in graph.inputs]
+        answer.parameters = [p.grad for p in graph.parameters.values() if p.requires_grad]
+
+    def _state(self, request: StageRequest) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The request's parameters and buffers, by the names of the model's own."""
         parameters, buffers = part_state(self.model, request.stages)
-        own = {**parameters, **buffers}
-        if [t.shape for t in own.values()] != [t.shape for t in request.state]:
+        own = [*parameters.values(), *buffers.values()]
+        if [t.shape for t in own] != [t.shape for t in request.state]:
             raise BadRequest(
                 f"compute workers: expected the state of stages {', '.join(request.stages)} of"
                 f" {len(own)} tensors, found another of {len(request.state)}"
             )
         # Copies: in memory that torch has aligned, kernels add up in the same order everywhere.
-        state = {
-            f"stages.{name}": tensor.to(self._device, copy=True)
-            for name, tensor in zip(own, request.state, strict=True)
-        }
-        for i, name in enumerate(parameters):
-            learns = request.training and i not in request.frozen
-            state[f"stages.{name}"].requires_grad_(learns)
-        return state
+        copies = [tensor.to(self._device, copy=True) for tensor in request.state]
+        num = len(parameters)
+        for i, weight in enumerate(copies[:num]):
+            weight.requires_grad_(request.training and i not in request.frozen)
+        return (
+            dict(zip(parameters, copies[:num], strict=True)),
+            dict(zip(buffers, copies[num:], strict=True)),
+        )
 
     def _inputs(self, request: StageRequest) -> tuple[Any, list[Tensor]]:
         """What the first of the stages gets, and the leaves of it that return gradients."""
@@ -142,12 +166,12 @@ class StageRunner:
             inputs.pool = self._pool
             leaves = leaves_of(inputs) if request.training else []
         else:
-            name = request.stages[0]
-            before = self.model.before(name)
-            inputs = Boundary(name, before, {n: t.clone() for n, t in inputs.items()})
+            inputs = {name: tensor.clone() for name, tensor in inputs.items()}
             leaves = [inputs[learned] for learned in request.learned if request.training]
         for leaf in leaves:
             leaf.requires_grad_()
+        if not isinstance(inputs, Batch):
+            inputs = self.model.carried(request.stages[0], inputs)
         return inputs, leaves
 
     def _answer(self, request: StageRequest, outputs: Any) -> tuple[StageAnswer, list[Tensor]]:
@@ -165,15 +189,30 @@ class StageRunner:
         return self.scorer.scored(outputs, labels)
 
 
-class _StagesByName(nn.Module):
-    """Some of the stages, as a module."""
+class _WithState(nn.Module):
+    """Computes with other weights and buffers in place of those of stages."""
 
     def __init__(self, stages: Stages) -> None:
         super().__init__()
         self.stages = stages
 
-    def forward(self, names: Sequence[str], values: Any) -> Any:
-        return self.stages.run(names, values)
+    def run(
+        self, compute: Callable[[], T], parameters: dict[str, Tensor], buffers: dict[str, Tensor]
+    ) -> T:
+        """What `compute` returns. parameters, buffers: as `part_state` names them; a buffer that a
+        module replaces is replaced there.
+        """
+        state = {f"stages.{n}": t for n, t in (*parameters.items(), *buffers.items())}
+        result: T = functional_call(self, state, (compute,))
+        buffers.update({name: state[f"stages.{name}"] for name in buffers})
+        return result
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+
+def _copies(buffers: Mapping[str, Tensor]) -> list[Tensor]:
+    return [buffer.clone() for buffer in buffers.values()]
 
 
 def part_state(
@@ -195,26 +234,3 @@ def check_stages(stages: Stages, names: Sequence[str]) -> None:
             f"compute workers: expected some of the stages {', '.join(stages.names)} in order,"
             f" found {', '.join(names)}"
         )
-
-
-def backward(
-    graph: Graph, gradients: Sequence[Tensor | None]
-) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """The gradients of the graph's inputs and parameters. gradients: of its outputs."""
-    if len(gradients) != len(graph.outputs):
-        raise BadRequest(
-            f"compute workers: expected gradients of {len(graph.outputs)} outputs, found"
-            f" {len(gradients)}"
-        )
-    with_gradient = [
-        (output, gradient)
-        for output, gradient in zip(graph.outputs, gradients, strict=True)
-        if gradient is not None and output.requires_grad
-    ]
-    leaves = [*graph.inputs, *graph.parameters]
-    of_leaves: Sequence[Tensor | None] = [None] * len(leaves)
-    if with_gradient and leaves:
-        roots, of_roots = zip(*with_gradient, strict=True)
-        of_leaves = torch.autograd.grad(roots, leaves, of_roots, allow_unused=True)
-    num_inputs = len(graph.inputs)
-    return list(of_leaves[:num_inputs]), list(of_leaves[num_inputs:])

@@ -53,15 +53,15 @@ def pack(tensors: Sequence[Tensor]) -> tuple[list[list[Any]], list[Array]]:
     """The dtype and shape of each tensor, and arrays: the small ones together, then each large one,
     over its own memory where that is on the CPU and contiguous.
 
-    Raises BadRequest: a dtype that does not travel.
+    Raises BadRequest: a dtype that does not travel, or a sparse tensor.
     """
     specs, large, small = [], list[Array](), list[Array]()
     for tensor in accelerator.to_host([tensor.detach() for tensor in tensors]):
         name = _NAMES.get(tensor.dtype)
-        if name is None:
+        if name is None or tensor.layout != torch.strided:
             raise BadRequest(
-                f"compute workers: expected tensors of {', '.join(DTYPES)}, found {tensor.dtype} of"
-                f" shape {tuple(tensor.shape)}"
+                f"compute workers: expected dense tensors of {', '.join(DTYPES)}, found"
+                f" {tensor.dtype}, {tensor.layout}, of shape {tuple(tensor.shape)}"
             )
         specs.append([name, list(tensor.shape)])
         carried = tensor.contiguous().view(_CARRIERS.get(tensor.dtype, tensor.dtype)).numpy()

@@ -12,6 +12,7 @@ each pulls all for itself while the others compute. To evaluate, rows are pulled
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -108,8 +109,9 @@ class Pipeline:
             depth = max(depth, self._mode.lookahead())
         self._planned: BoundedQueue[_Prepared] = BoundedQueue(depth)
         self._ahead: BoundedQueue[_Prepared] = BoundedQueue(1)
-        # One permit: the pull of a batch waits until the loop has taken the one before.
-        self._may_pull = threading.Semaphore(1)
+        # Free when a pull may begin: that of a batch waits until the loop has taken the one before.
+        # Ctrl-C in the middle of a semaphore's methods would leave it unusable.
+        self._may_pull = threading.Lock()
 
     def __enter__(self) -> Pipeline:
         if self._training and self._session.is_prefetching:
@@ -141,12 +143,19 @@ class Pipeline:
 
     def stop(self) -> None:
         """End both threads, each after what it works on, within a deadline."""
-        # The pull thread may wait for a permit; with one it sees that its queue is closed.
-        self._may_pull.release()
+        for queue in (self._planned, self._ahead):
+            queue.close()
+        # The pull thread may wait for a permit; with one it sees that its queue is closed. Before
+        # that, it could take the permit for another batch, and wait for the next one.
+        self._permit_pull()
         has_stopped = _stop(self._planned, CLOSE_S)
         _stop(self._ahead, self._cluster.client.timeout_s + 1)
         if has_stopped and isinstance(self._source, Closable):
             self._source.close()
+
+    def _permit_pull(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is permitted already
+            self._may_pull.release()
 
     def _plan_noted(self) -> Iterator[_Prepared]:
         """The batches; the mode learns of each, and of the end."""
@@ -240,7 +249,7 @@ class Pipeline:
                     prepared = self._pull(prepared)
                 if self._mode is not None and self._mode.has_stopped():
                     break
-            self._may_pull.release()
+            self._permit_pull()
             assert prepared.pulled is not None
             assert prepared.sent is not None
             if self._training and replica is not None:

@@ -84,11 +84,22 @@ class Scorer:
             if not isinstance(labels, Tensor):
                 raise BadRequest(
                     f"Trainer(label=): expected column {self.label!r} as a number per example,"
-                    f" found {type(labels).__name__}: strings, or bags of ids"
+                    f" found {batch.shown_without_numbers(self.label)}"
                 )
             if isinstance(outputs, Tensor):
                 labels = _as_outputs(labels, outputs)
-        return Scored(batch, by_name, self.loss(outputs, labels))
+        return Scored(batch, by_name, _scalar(self.loss(outputs, labels)))
+
+
+def _scalar(loss: Any) -> Tensor:
+    """Raises BadRequest: a loss that is no single number."""
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    shown = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise BadRequest(
+        "Trainer: expected the loss as a tensor of one number, the mean over the examples, found"
+        f" {shown}"
+    )
 
 
 def _widened(outputs: Any, dtype: torch.dtype) -> Any:

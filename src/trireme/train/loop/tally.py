@@ -11,6 +11,7 @@ from torch import Tensor
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.metrics import Metric
+from trireme.metrics.by_name import metric_of
 from trireme.train.loop.merged_states import merge_states
 from trireme.train.loop.scoring import Loss, Scored, Scorer, column_of
 
@@ -87,7 +88,7 @@ class ScoringRule(Protocol):
     """What says how batches are scored: a trainer, or an evaluation with metrics of its own."""
 
     @property
-    def metrics(self) -> Sequence[Metric]: ...
+    def metrics(self) -> Sequence[Metric | str]: ...
     @property
     def label(self) -> str | None: ...
     @property
@@ -102,9 +103,10 @@ def scoring_of(
     """
     if source is None:
         return Tally([], None, merged=merged, has_loss=False), Scorer(None, None, autocast)
-    check_metrics(source.metrics, source.label)
+    metrics = [metric_of(metric) for metric in source.metrics]
+    check_metrics(metrics, source.label)
     has_loss = source.loss is not None
-    tally = Tally(source.metrics, source.label, merged=merged, has_loss=has_loss)
+    tally = Tally(metrics, source.label, merged=merged, has_loss=has_loss)
     return tally, Scorer(source.loss, source.label, autocast)
 
 

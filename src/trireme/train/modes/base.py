@@ -35,6 +35,7 @@ class Mode(Protocol):
     saves_between_steps: ClassVar[bool]  # all workers wait at a step while a checkpoint is written
     trains_rows_on_device: ClassVar[bool] = False  # gradients of rows stay on their device
     deals_streams: ClassVar[bool] = False  # another number of workers may go on within an epoch
+    steps_per_push: int = 1  # which a push has, unless it is the last one before a flush
     num_steps: int  # made by this worker; by the job if all workers make each step together
     last_push: StreamPosition  # of this worker; set when it takes a stream that workers share
 

@@ -61,7 +61,9 @@ class Sync(NumberedSteps):
             time=self.setup.data_time.seconds(),
         )
         self._has_stopped = False
-        if pulled.stop is not None and pulled.stop.step <= self._last_step:
+        # Servers tell of a stop until the next pass begins; that of an ended pass stops nothing.
+        first = self._first_step
+        if pulled.stop and first is not None and first <= pulled.stop.step <= self._last_step:
             self._has_stopped, request = True, self.cluster.stop_request
             request.reason = request.reason or pulled.stop.reason
         return pulled

@@ -17,7 +17,8 @@ from trireme.worker.coordinator_calls import PATIENCE
 FindWorkers: TypeAlias = Callable[[], Sequence[int]]
 Meet: TypeAlias = Callable[[list[Any]], list[Any]]
 _STUCK: list[Any] = []
-"""Backends that would wait for a missing worker if they were dropped: the process keeps them."""
+"""Backends that would wait for a missing worker if they were dropped: the process keeps them. The
+collector of garbage may run in any thread, so they are kept from the first moment on."""
 
 
 class WorkerGroup:
@@ -48,7 +49,6 @@ class WorkerGroup:
         self._cluster, self.device, self._mode = cluster, device, mode
         self._meet = meet or self._meet_at_coordinator
         self.is_broken = False  # another worker was missing or has gone
-        self._is_stuck = False  # a collective has not ended
         self._find_silent = find_silent or self._ask_coordinator
         self._find_lost = find_lost or self._find_silent
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
@@ -91,8 +91,6 @@ class WorkerGroup:
         backend, self._backend = self._backend, None
         if backend is not None and accelerator.reduces_by_nccl(self.device):
             backend.abort()
-        elif self._is_stuck:
-            _STUCK.append(backend)
 
     def sum(self, values: Tensor) -> None:
         """Replace the values by the sum over all workers, with the same bits everywhere. Every
@@ -136,7 +134,8 @@ class WorkerGroup:
             except RuntimeError as error:
                 is_over = work.is_completed() or patience == 0
                 if is_over or self._find_silent():
-                    self._is_stuck = not work.is_completed()
+                    if not work.is_completed():
+                        _STUCK.append(self._backend)
                     raise self._error(what, error) from error
         accelerator.await_device(self.device)
 

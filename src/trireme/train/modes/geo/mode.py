@@ -30,6 +30,7 @@ class Geo(OnServers):
     def __init__(self, setup: TrainingSetup) -> None:
         super().__init__(setup)
         strategy, dense = setup.strategy, setup.replica.dense
+        self.steps_per_push = strategy.k
         self.window = Window(
             self.client,
             setup.tables,

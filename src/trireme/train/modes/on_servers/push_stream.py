@@ -1,8 +1,9 @@
 """A worker's stream of pushes: in order, each applied exactly once."""
 
+import weakref
 from collections.abc import Mapping
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.protocol.wire import GRADIENT
 from trireme.table import RowClassId
@@ -38,6 +39,11 @@ class PushStream:
         self.position = position.position  # of the stream of data after it
         self._error: BaseException | None = None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether servers may have a push of which this worker does not know it."""
+        return self._error is not None
+
     def check_usable(self) -> None:
         """Raises BadRequest: a push has failed, so that only the same push may follow."""
         if self._error is not None:
@@ -60,23 +66,29 @@ class PushStream:
         """Make a push. in_background: return when it is on its way, not when all servers have it; a
         later push or flush then raises its error. staged, kind: see WorkerClient.push.
         """
-        if in_background:
-            self._running_pusher().submit(header, tables, dense)
-        else:
+        if not in_background:
             self.flush()
-            try:
+        try:
+            if in_background:
+                self._running_pusher().submit(header, tables, dense)
+            else:
                 client = self._cluster.client
                 client.push(header, tables, dense, via=self.via, staged=staged, kind=kind)
-            except BaseException as error:
+            self.pushed_keys = {class_id: part.keys for class_id, part in tables.items()}
+            self.sequence, self.position = header.sequence, header.position
+        except BaseException as error:
+            # The pusher keeps the errors of its pushes. After Ctrl-C a push may be on its way, and
+            # another batch with its number would be taken for a repetition, and be lost.
+            if not (in_background and isinstance(error, TriremeError)):
                 self._error = error
-                raise
-        self.pushed_keys = {class_id: part.keys for class_id, part in tables.items()}
-        self.sequence, self.position = header.sequence, header.position
+            raise
 
     def _running_pusher(self) -> Pusher:
         if self._pusher is None:
             self._pusher = Pusher(self._cluster.client, self._watch)
             self._cluster.add_running(self._pusher.stop)
+            # A cluster that nobody has closed and nobody has any more: its thread ends too.
+            weakref.finalize(self, self._pusher.end_after_waiting).atexit = False
             self._cluster.metrics.queues["pushes"] = self._pusher.depth
         return self._pusher
 

@@ -23,8 +23,10 @@ class Pusher:
     def __init__(self, client: WorkerClient, watch: Stopwatch) -> None:
         self._client, self._watch = client, watch
         self._patience_s = (WAITING_MAX + 2) * client.timeout_s  # each push ends within timeout_s
-        self._changed = threading.Condition()
-        self._waiting = deque[_Item]()
+        # Taken by itself: Ctrl-C in the middle of a condition's own `with` would leave it taken.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = deque[_Item | None]()  # None: the last
         self._num_submitted = self._num_ended = 0
         self._error: BaseException | None = None
         self._is_stopping = False
@@ -41,7 +43,7 @@ class Pusher:
         earlier push. DeadlineExceeded: no push has ended for too long.
         """
         self._wait("take another push", lambda: len(self._waiting) < WAITING_MAX)
-        with self._changed:
+        with self._lock:
             self._waiting.append((header, tables, dense))
             self._num_submitted += 1
             self._changed.notify_all()
@@ -60,7 +62,7 @@ class Pusher:
         self._wait("end the pushes", lambda: self._num_ended >= last)
 
     def _wait(self, purpose: str, is_done: Callable[[], bool]) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(
                 lambda: self._error or self._is_stopping or is_done(), self._patience_s
             )
@@ -81,10 +83,16 @@ class Pusher:
 
     def stop(self) -> None:
         """End the thread after the push that it sends; drops those that wait."""
-        with self._changed:
+        with self._lock:
             self._is_stopping = True
             self._changed.notify_all()
         self._thread.join(self._patience_s)
+
+    def end_after_waiting(self) -> None:
+        """End the thread after the pushes that wait, without waiting for it."""
+        with self._lock:
+            self._waiting.append(None)
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while (item := self._next()) is not None:
@@ -94,13 +102,13 @@ class Pusher:
             except BaseException as error:  # noqa: BLE001 handed to the training thread
                 self._error = error
             finally:
-                with self._changed:
+                with self._lock:
                     self._num_ended += 1
                     self._changed.notify_all()
 
     def _next(self) -> _Item | None:
         """The next push; None: send no more."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._waiting or self._is_stopping or self._error)
             if self._is_stopping or self._error is not None:
                 return None
