@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from trireme.byte_size import parse_bytes
 from trireme.errors import BadRequest, check_values
@@ -365,6 +365,13 @@ class Table:
     @property
     def seed(self) -> int:
         return self.schema.seed
+
+    def __getitem__(self, values: object) -> NoReturn:
+        """Raises BadRequest: a table is a declaration; its rows are looked at through a view."""
+        raise BadRequest(
+            f"table {self.name!r} is a declaration and has no rows here: to look at those on the"
+            f" servers write trireme.TableView(table, feature)[values]"
+        )
 
     def __repr__(self) -> str:
         dim = f"dims={dict(self._dim_of)}" if self._dim_of else f"dim={self.dim}"

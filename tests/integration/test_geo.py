@@ -269,6 +269,18 @@ def test_the_least_recently_touched_leave_first() -> None:
         )
 
 
+def test_rows_that_leave_at_a_load_are_not_reported_as_too_many() -> None:
+    model = Model(tr.optim.Adagrad(lr=0.1))
+    with embedded(threads=1) as cluster:
+        cache = RowCache([model.table], cluster.pool, 1 << 20)
+        actual = cache.find({T_ROWS: np.arange(3, dtype=np.uint64)})
+        assert cache.make_room(actual)
+        cache.touch(actual, {T_ROWS: np.zeros((3, DIM), np.float32)})
+        cache.end_window()
+        cache.clear()
+    assert (cache.num_evicted, cache.num_lost) == (3, 0)
+
+
 def test_real_memory_stays_within_the_budget() -> None:
     table = tr.Table("t", dim=16, optimizer=tr.optim.Adagrad(lr=0.1))
     budget = 24 << 20

@@ -12,6 +12,7 @@ from trireme.optim import values_of_group
 from trireme.table import Table, TableSchema
 
 WRONG: list[tuple[Any, str]] = [
+    (lambda: tr.Table("t", dim=1, optimizer=tr.optim.SGD())[[7]], r"write trireme\.TableView"),
     (lambda: tr.Strategy("collective", k=3), "k belongs to mode 'geo'"),
     (lambda: tr.Strategy("bounded"), "expected staleness with mode 'bounded', found none"),
     (lambda: tr.Strategy("bounded", staleness=0), "expected staleness .* >= 1, found 0"),

@@ -96,7 +96,7 @@ class Cluster:
     @property
     def is_only_worker(self) -> bool:
         """Whether the job has no other worker, and none can join it."""
-        return self.num_workers == 1 and not self.num_streams
+        return self.client.is_only_worker
 
     @property
     def streams_per_pass(self) -> int:

@@ -43,7 +43,6 @@ class Heartbeat:
     ) -> None:
         self._client, self._transport, self._metrics = client, transport, metrics
         self._stop_request = stop_request
-        self._is_only_worker = client.num_workers == 1 and not client.num_streams
         self.body = {
             "worker": client.worker,
             "num_workers": client.num_workers,
@@ -81,7 +80,7 @@ class Heartbeat:
         self._log_silence(attendance.body)
         stops = str(attendance.body["stops"])
         # An empty one must not undo a SIGTERM, and its own must not stop what it does next.
-        if stops and not self._is_only_worker:
+        if stops and not self._client.is_only_worker:
             request.reason = request.reason or stops
 
     def _log_silence(self, attendance: Mapping[str, list[int]]) -> None:

@@ -130,6 +130,11 @@ class WorkerClient:
         if self.incarnation > 1:  # a pass on a device of a process before will not end
             self.release(PassLease(self.worker, self.incarnation, 0))
 
+    @property
+    def is_only_worker(self) -> bool:
+        """Whether the job has no other worker, and none can join it."""
+        return self.num_workers == 1 and not self.num_streams
+
     def release(self, last: PassLease) -> None:
         """Let others change what a pass on a device of this worker has had, `last` or an earlier
         one.

@@ -26,7 +26,7 @@ class RowCache:
         self.budget = budget
         self.window = 1  # its number
         self.num_evicted = 0  # rows that have left
-        self.num_lost = 0  # those of them that had optimizer state
+        self.num_lost = 0  # those of them that had optimizer state, and left for want of room
         # (window, class_id, keys) of the windows that have ended, the oldest first. For a key in
         # several entries the last one counts.
         self._queue: deque[tuple[int, RowClassId, Keys]] = deque()
@@ -52,7 +52,7 @@ class RowCache:
         """
         needed = sum(len(keys.missing) * self.tables[p].row_bytes for p, keys in cached.items())
         while self.num_bytes + needed > self.budget and self._queue:
-            self._evict(self.num_bytes + needed - self.budget)
+            self.num_lost += self._evict(self.num_bytes + needed - self.budget)
         if self.num_bytes + needed <= self.budget:
             return True
         if self.has_touched:
@@ -92,8 +92,10 @@ class RowCache:
             self._evict(self.num_bytes)
         self.window = 1
 
-    def _evict(self, num_bytes: int) -> None:
-        """Evict rows of the oldest window that no later window has touched, up to this size."""
+    def _evict(self, num_bytes: int) -> int:
+        """Evict rows of the oldest window that no later window has touched, up to this size. Returns
+        how many of them had optimizer state.
+        """
         window, class_id, keys = self._queue.popleft()
         self._num_queued -= len(keys)
         rows = self.tables[class_id]
@@ -105,7 +107,7 @@ class RowCache:
             self._num_queued += len(rest)
         erased = rows.erase(keys[:count])
         self.num_evicted += erased
-        self.num_lost += erased * rows.has_state
+        return erased * rows.has_state
 
     def _compact(self) -> None:
         """Drop from the queue the keys that later windows have touched."""
