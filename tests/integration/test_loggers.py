@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import struct
@@ -15,7 +16,7 @@ import torch
 import trireme as tr
 from tests.integration.planted_model import Linear, bce, loader
 from tests.jobs import Job
-from trireme.errors import BadRequest, Stopped
+from trireme.errors import BadRequest, ResourceExhausted, Stopped
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 
@@ -76,6 +77,23 @@ def test_tensorboard_reads_the_figures_of_worker_0(tmp_path: Path) -> None:
     rates = [value for _, value in scalars["step/lr/dense"]]
     assert rates == pytest.approx([0.1] * len(rates))
     assert all(rate > 0 for _, rate in scalars["step/examples_per_s"])
+
+
+# TensorBoard writes in a thread, which the error ends.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_tensorboards_full_disk_ends_the_fit_with_a_typed_error(small_disk: Path) -> None:
+    folder = small_disk / "runs"
+
+    class Fills(tr.Callback):
+        def epoch(self, fit: tr.FitState) -> None:
+            with contextlib.suppress(OSError), open(small_disk / "rest", "wb", buffering=0) as rest:
+                while True:
+                    rest.write(bytes(4096))
+
+    logger = tr.TensorBoard(folder, every_steps=1)
+    expected = f"TensorBoard: cannot write {folder}: No space left"
+    with embedded() as cluster, pytest.raises(ResourceExhausted, match=expected):
+        fit(cluster, logger, Fills(), epochs=200)
 
 
 def test_a_resumed_fit_hides_steps_after_its_checkpoint(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
-from trireme.errors import BadRequest, Stopped
+from trireme.errors import BadRequest, Stopped, writing
 from trireme.train.callbacks.callback import Callback, FitState
 
 EVERY_STEPS = 50
@@ -71,7 +72,8 @@ class TensorBoard(_Logger):
     "step/lr/NAME" of tables and dense parameters; after each epoch "train/NAME" and "valid/NAME"
     for each figure, and "epoch"; all by step.
 
-    Raises BadRequest: TensorBoard is not installed; every_steps < 1.
+    Raises BadRequest: TensorBoard is not installed; every_steps < 1; from a fit: a folder that
+    cannot be written. ResourceExhausted: from a fit: its disk is full.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every_steps: int = EVERY_STEPS) -> None:
@@ -82,19 +84,26 @@ class TensorBoard(_Logger):
     def begin_fit(self, fit: FitState) -> None:
         super().begin_fit(fit)
         purged = fit.step + 1 if fit.resumes else None
-        self._writer = self._library.SummaryWriter(os.fspath(self.folder), purge_step=purged)
+        with self._writing():
+            self._writer = self._library.SummaryWriter(os.fspath(self.folder), purge_step=purged)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(f"TensorBoard: cannot write {os.fspath(self.folder)}")
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        with self._writing():
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
 
     def epoch(self, fit: FitState) -> None:
         super().epoch(fit)
-        self._writer.flush()
+        with self._writing():
+            self._writer.flush()
 
     def end_fit(self, fit: FitState, error: BaseException | None) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with self._writing():
+                self._writer.close()
 
 
 class WandB(_Logger):

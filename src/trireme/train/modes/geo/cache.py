@@ -93,8 +93,9 @@ class RowCache:
         self.window = 1
 
     def _evict(self, num_bytes: int) -> int:
-        """Evict rows of the oldest window that no later window has touched, up to this size. Returns
-        how many of them had optimizer state.
+        """Evict rows of the oldest window that no later window has touched, up to this size.
+
+        Returns how many of them had optimizer state.
         """
         window, class_id, keys = self._queue.popleft()
         self._num_queued -= len(keys)
