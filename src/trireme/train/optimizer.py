@@ -79,6 +79,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode: what differs between strategies; within a pass on a device, that pass.
         unfinished: the checkpoint that was loaded to continue its epoch, of which some rows have
             seen more pushes than others; empty: none, or the epoch goes on.
+        half_loaded: the checkpoint of a load that ended half way, as by Ctrl-C; empty: none.
 
     Raises:
         BadRequest: no optimizer but its class, one that cannot run on blocks, one that leaves out
@@ -109,7 +110,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " the workers' Trainers, found a loop of the script's own"
             )
         before = _predecessor(self.cluster)
-        self._session, self._is_retired, self.unfinished = session_of(self.cluster), False, ""
+        self._session, self._is_retired = session_of(self.cluster), False
+        self.unfinished = self.half_loaded = ""
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
         place_stages(model, self.cluster)
@@ -353,7 +355,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " cluster of its own: Trainer(..., cluster=tr.embedded())"
             )
 
+    def check_loaded(self) -> None:
+        """Raises BadRequest: the last load has ended half way."""
+        if self.half_loaded:
+            raise BadRequest(
+                f"DistributedOptimizer: expected a load that went through, found that the one of"
+                f" {self.half_loaded} ended half way: rows, weights and streams are in part those"
+                " of before; load again"
+            )
+
     def _check_unfinished(self) -> None:
+        self.check_loaded()
         if self.unfinished:
             raise BadRequest(
                 "DistributedOptimizer: expected Trainer.fit to continue the epoch of"
@@ -365,11 +377,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Wait until the servers have every step; raises the error of one that failed."""
         self.check_has_rows()
+        self.check_loaded()
         self.mode.flush()
 
     def refresh(self) -> None:
         """Flush, and bring the dense parameters to the servers' weights (hybrid has them)."""
         self.check_has_rows()
+        self.check_loaded()
         if not self._is_retired:  # else they are another model's
             self.mode.refresh()
 
@@ -386,7 +400,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Bring the dense parameters up to date, if a loop was left early, before a newer optimizer
         may drop the servers' values.
         """
-        if self.cluster.is_embedded and not why_lost(self.model.modules()):
+        is_whole = not self.half_loaded and not why_lost(self.model.modules())
+        if self.cluster.is_embedded and is_whole:
             self.refresh()
 
     def finish(self) -> None:

@@ -29,6 +29,7 @@ def load_checkpoint(
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     check: Callable[[CheckpointManifest], None] | None = None,
+    begins: Callable[[], None] | None = None,
 ) -> CheckpointManifest:
     """Bring the cluster to the state of a checkpoint, on any number of servers; returns its
     manifest. A delta is loaded on top of what was loaded before. One worker calls it, while no
@@ -38,6 +39,7 @@ def load_checkpoint(
     parameters: only these dense parameters; None: all of the model.
     resumes: streams continue after what the checkpoint holds; else they start over.
     check: called when the servers have checked their shares; an error that it raises ends the load.
+    begins: called when all is checked: what ends the load from here on may leave it half done.
 
     Everything is verified on all servers before the coordinator decides that the load takes place,
     and the first row changes. Raises BadRequest: no checkpoint there, or
@@ -73,6 +75,8 @@ def load_checkpoint(
         except TriremeError as error:  # the next load, pull or push does it
             log.warning("load: the servers keep it prepared: %s", error)
         raise
+    if begins is not None:
+        begins()
     loaded = {
         "id": manifest.id,
         "mode": manifest.mode,

@@ -130,6 +130,7 @@ def load_part(
         kept += install_buffers(location.tensors(), optimizer.model, 0, where=where, match=match)
     optimizer.mode.resume()
     optimizer.mode.adopt()
+    optimizer.half_loaded = ""
     return kept
 
 
@@ -176,7 +177,8 @@ def _load_on_servers(
     parameters: names; None: all. resumes: the pass that the checkpoint was taken in goes on.
     """
     try:
-        optimizer.flush()
+        optimizer.check_has_rows()
+        optimizer.mode.flush()
     except TriremeError as error:  # what is loaded replaces the step; `Mode.resume` forgets it
         log.warning("load: a step before it has failed: %s", error)
     optimizer.mode.leave_pass()
@@ -207,6 +209,7 @@ def _load_on_servers(
                 storage_options=options,
                 watch=report,
                 check=check,
+                begins=lambda: _note_half(optimizer, location.path),
             )
         return {"path": str(location.path), "extra": dict(manifest.extra)}
 
@@ -214,7 +217,14 @@ def _load_on_servers(
         optimizer.mode.publish()  # what is not loaded stays as it is
         return choose(load_one)
 
-    return let_first_worker(cluster, "load", act)
+    loaded = let_first_worker(cluster, "load", act)
+    if loaded:
+        _note_half(optimizer, loaded["path"])  # until the worker has loaded too
+    return loaded
+
+
+def _note_half(optimizer: DistributedOptimizer, path: object) -> None:
+    optimizer.half_loaded = str(path)
 
 
 def _is_level(extra: Mapping[str, Any]) -> bool:
@@ -260,6 +270,7 @@ def _load_on_worker(
     optimizer.mode.adopt()
     own = random_state_of(tensors, worker)
     random.restore(own)
+    optimizer.half_loaded = ""
     return LoadedCheckpoint(path, extra["user"], int(extra["num_workers"]), own)
 
 
