@@ -16,7 +16,6 @@ from tests.jobs import Job
 from tests.programs import Template
 from tests.tables import T_ROWS
 from trireme import _core
-from trireme.checkpoint.worker_side.server_operations import ServerOperations
 from trireme.errors import BadRequest, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
@@ -326,36 +325,3 @@ def test_a_checkpoint_of_other_tables_is_refused_before_anything_changes(
         assert trainer.evaluate(batches(1))["loss"] == before
         trainer.load(tmp_path / "saved", dense="match")
         assert trainer.evaluate(batches(1))["loss"] != before
-
-
-def test_nothing_goes_on_after_a_load_that_ended_half_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = ServerOperations.run
-
-    def interrupted(self: ServerOperations, action: str, **body: Any) -> Any:
-        if action == "load":
-            raise KeyboardInterrupt
-        return run(self, action, **body)
-
-    with embedded(threads=1) as cluster:
-        trainer = make_trainer(cluster)
-        trainer.fit(batches(3))
-        trainer.save(tmp_path / "saved")
-        before = trainer.evaluate(batches(1))["loss"]
-        trainer.fit(batches(3, seed=1))
-        with monkeypatch.context() as patch:
-            patch.setattr(ServerOperations, "run", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                trainer.load(tmp_path / "saved")
-        for go_on in (
-            lambda: trainer.fit(batches(1)),
-            lambda: trainer.evaluate(batches(1)),
-            lambda: trainer.predict(batches(1)),
-            lambda: trainer.save(tmp_path / "half"),
-        ):
-            with pytest.raises(BadRequest, match=f"{tmp_path / 'saved'} ended half way.*again"):
-                go_on()
-        trainer.load(tmp_path / "saved")
-        assert trainer.evaluate(batches(1))["loss"] == before
-        trainer.fit(batches(3, seed=1))

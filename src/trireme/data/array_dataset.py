@@ -258,11 +258,16 @@ def _expect_dense(name: str, column: Any) -> None:
     """Raises DataError: a tensor that is no array of real numbers."""
     if not isinstance(column, Tensor):
         return
-    what = "a nested tensor" if column.is_nested else str(column.layout)
-    if what == str(torch.strided):
-        what = "one on meta, without values" if column.is_meta else str(column.dtype)
-        if not (column.is_meta or column.is_complex() or column.is_quantized):
-            return
+    if column.is_nested:
+        what = "a nested tensor"
+    elif column.layout is not torch.strided:
+        what = str(column.layout)
+    elif column.is_meta:
+        what = "one on meta, without values"
+    elif column.is_complex() or column.is_quantized:
+        what = str(column.dtype)
+    else:
+        return
     raise DataError(
         f"ArrayDataset: expected a dense tensor of real numbers in {name!r}, found {what}"
     )

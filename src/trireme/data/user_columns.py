@@ -134,6 +134,8 @@ def arrow_of(name: str, values: Any) -> pa.Array:
     try:
         made = pa.array(values, from_pandas=True)
     except _WRONG as error:
+        if any(isinstance(value, Tensor) for value in values):  # which Arrow does not know
+            return arrow_of(name, [_plain(v) if isinstance(v, Tensor) else v for v in values])
         for kind in (pa.uint64(), pa.list_(pa.uint64())):  # keys of 2**63 and above
             try:
                 return pa.array(_unsigned(values), type=kind, from_pandas=True)
@@ -155,16 +157,14 @@ def _of_polars(name: str, series: Any) -> Any:
 
 
 def _as_arrow_reads_them(values: Any) -> Any:
-    """Without what Arrow would read as something else: it ignores masks, ends a string of NumPy at
-    its first NUL, and knows no tensors in lists.
+    """Without what Arrow would read as something else: it ignores masks, and ends a string of NumPy
+    at its first NUL.
     """
     if isinstance(values, np.ma.MaskedArray):
         values = values.tolist()  # masked ones are None
     elif isinstance(values, np.ndarray):
         values = values.tolist() if values.dtype.kind in "SU" else values
         values = list(values) if isinstance(values, np.ndarray) and values.ndim > 1 else values
-    if len(values) and any(isinstance(value, Tensor) for value in values):
-        values = [_plain(v) if isinstance(v, Tensor) else v for v in values]
     return values
 
 

@@ -56,17 +56,15 @@ VARIABLES: Mapping[str, str] = {
 }
 DEVICES = "TRIREME_DEVICE_"
 """Before the label, in capitals, whose device in this process the variable names."""
-# Names of variables that torch and what it uses read as they are loaded begin so.
+# Variables that a script may set for torch, and for what that uses, which read them as they are
+# loaded. By name: Lightning and others set some that begin alike, for later.
 _READ_AT_LOAD = (
-    "OMP_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "BLIS_",
-    "NPY_",
-    "PYTORCH_",
-    "TORCH_",
+    *("OMP_NUM_THREADS", "OMP_DYNAMIC", "OMP_PLACES", "OMP_PROC_BIND", "OMP_STACKSIZE"),
+    *("OMP_THREAD_LIMIT", "OMP_WAIT_POLICY", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT"),
+    *("KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_DYNAMIC", "MKL_NUM_THREADS", "MKL_THREADING_LAYER"),
+    *("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"),
+    *("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "DNNL_MAX_CPU_ISA"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "ARROW_DEFAULT_MEMORY_POOL"),
 )
 _at_load: dict[str, str] | None = None
 # The facts that make a process part of a job. The others only tune it.
@@ -118,7 +116,7 @@ def set_too_late() -> list[str]:
 
 
 def _of_torch() -> dict[str, str]:
-    return {name: v for name, v in os.environ.items() if name.startswith(_READ_AT_LOAD)}
+    return {name: os.environ[name] for name in _READ_AT_LOAD if name in os.environ}
 
 
 def name_network_device(interface: str) -> None:

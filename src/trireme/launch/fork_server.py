@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trireme.children import PROGRAM, adopting
+from trireme.errors import Internal
 from trireme.launch.fork_server_program import (
     ANSWER_BYTES_MAX,
     FORK_SERVER,
@@ -33,8 +34,8 @@ _END_S = 30.0  # for the kernel to end a killed process
 
 
 def is_forked(command: Sequence[str], start_method: str | None) -> bool:
-    """Whether python with these arguments begins with torch loaded. If nobody has chosen, a script
-    does not that may set variables before it loads torch, which reads some of them then.
+    """Whether python with these arguments begins with torch loaded. Unless somebody has chosen, a
+    script that may set variables before it imports torch, which reads some of them then, does not.
     """
     if start_method is not None or command[0] == "-m":
         return start_method != "spawn"
@@ -48,12 +49,17 @@ def is_forked(command: Sequence[str], start_method: str | None) -> bool:
 def start_fork_servers(
     command: Sequence[str], envs: Sequence[Mapping[str, str]]
 ) -> "list[ForkServer]":
-    """One for each kind of environment in which two processes or more will execute the command."""
+    """One for each kind of environment in which two processes or more will execute the command.
+    Raises OSError: one cannot be started; none is left.
+    """
     servers: list[ForkServer] = []
-    for number, env in enumerate(envs):
-        has_another = any(_read_at_load(env) == _read_at_load(other) for other in envs[:number])
-        if has_another and not any(server.has_loaded_for(env) for server in servers):
-            servers.append(ForkServer(command, env))
+    with contextlib.ExitStack() as started:
+        for number, env in enumerate(envs):
+            has_another = any(_read_at_load(env) == _read_at_load(other) for other in envs[:number])
+            if has_another and not any(server.has_loaded_for(env) for server in servers):
+                servers.append(ForkServer(command, env))
+                started.callback(servers[-1].close)
+        started.pop_all()
     return servers
 
 
@@ -92,11 +98,15 @@ class ForkServer:
         """Readable when it has something to report."""
         return self._orders.fileno()
 
+    @property
     def is_loading(self) -> bool:
-        """Whether it may still report that it can fork: at most for a time."""
-        if not self._is_ready and not self.obstacle and time.monotonic() > self._deadline:
-            self.obstacle = f"torch was not loaded within {_LOAD_S:.0f} s"
+        """Whether it may still report that it can fork."""
         return not self._is_ready and not self.obstacle
+
+    def check_deadline(self) -> None:
+        """Have an obstacle if it has been loading for too long."""
+        if self.is_loading and time.monotonic() > self._deadline:
+            self.obstacle = f"torch was not loaded within {_LOAD_S:.0f} s"
 
     def pump(self) -> bool:
         """Read its report, which is there. False: no other one follows unasked."""
@@ -151,10 +161,15 @@ class ForkServer:
         return "it has ended"
 
     def close(self) -> None:
-        """End it. What it has forked goes on."""
+        """End it. What it has forked goes on. Raises Internal: the kernel does not end it."""
         self._orders.close()
         self._process.kill()
-        self._process.wait(_END_S)
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired as error:
+            raise Internal(
+                f"ForkServer: expected it to end within {_END_S:.0f} s of SIGKILL"
+            ) from error
 
 
 class ForkedProcess:

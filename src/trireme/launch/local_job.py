@@ -39,6 +39,7 @@ _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have ended
 _COMPUTE_END_S = 5.0  # for compute workers to end by themselves once all servers have ended
 _POLL_S = 1.0
+_UNFORKED = "processes load torch themselves, instead of being forked"
 _NOUNS = {"server": "server", "worker": "worker", "heter": "compute worker"}
 
 
@@ -171,18 +172,24 @@ class _LocalJob:
         places += [("heter", index) for index in placement.heter.sockets]
         places += [("worker", index) for index in placement.workers]
         envs = [self._environment(role, index) for role, index in places]
-        self._fork_servers = start_fork_servers([sys.executable, *config.command], envs)
+        try:
+            self._fork_servers = start_fork_servers([sys.executable, *config.command], envs)
+        except OSError as error:
+            say(f"{_UNFORKED}: {error}")
+            return
         for server in self._fork_servers:
             self._selector.register(server, selectors.EVENT_READ, server)
-        while any(server.is_loading() for server in self._fork_servers) and not self._signals:
+        while any(server.is_loading for server in self._fork_servers) and not self._signals:
             self._poll()
+            for server in self._fork_servers:
+                server.check_deadline()
         self._drop_fork_servers()
 
     def _drop_fork_servers(self) -> None:
         """End those that cannot fork."""
         useless = [server for server in self._fork_servers if server.obstacle]
         for server in useless:
-            say(f"processes load torch themselves, instead of being forked: {server.obstacle}")
+            say(f"{_UNFORKED}: {server.obstacle}")
         self._end_fork_servers(useless)
 
     def _end_fork_servers(self, servers: Sequence[ForkServer]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from trireme.worker.client import WorkerClient
 
 log = logging.getLogger("trireme.train")
 
+DENSE = ""  # beside the names of tables
 TWO_MODELS = (
     "for two models at once give their tables other names, or each model a cluster:"
     " Trainer(..., cluster=tr.embedded())"
@@ -46,6 +47,24 @@ class Trained:
         return any(one in self.owners for one in objects)
 
 
+class Marks:
+    """The checkpoints whose state tables or dense weights (DENSE) have, until it is mended."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, str] = {}
+
+    def set(self, parts: Iterable[str], path: str) -> None:
+        self._paths |= dict.fromkeys(parts, path)
+
+    def clear(self, parts: Iterable[str]) -> None:
+        for part in parts:
+            self._paths.pop(part, None)
+
+    def path(self, parts: Iterable[str]) -> str:
+        """The checkpoint of one of the parts that has a mark; empty: none has."""
+        return next((self._paths[part] for part in parts if part in self._paths), "")
+
+
 @dataclass(eq=False)
 class EarlierModels:
     """What has been trained on one cluster; `earlier_models` makes one for each."""
@@ -54,6 +73,9 @@ class EarlierModels:
     dense: dict[str, weakref.ref[Tensor]] = field(default_factory=dict)
     blocks: Any = None  # how the dense parameters were cut, and their optimizer
     options: Any = None  # on which the workers have agreed
+    half_loaded: Marks = field(default_factory=Marks)  # by loads that ended half way
+    # Loaded to continue an epoch: some rows have seen more pushes than others.
+    unfinished: Marks = field(default_factory=Marks)
 
     # ---- what the new optimizer has ----
 
@@ -81,6 +103,8 @@ class EarlierModels:
         elif drops or drops_blocks or (anew and self.options not in (None, _options_of(setup))):
             cluster.client.begin_anew(drops, blocks=drops_blocks)
         self._say(cluster, drops, max(kept, default=0), is_forced=bool(fresh))
+        for marks in (self.half_loaded, self.unfinished):
+            marks.clear([*drops, *([] if is_same and not drops_blocks else [DENSE])])
         for name in drops:
             self._lose(name, model, modules[name])
             for module in modules[name]:

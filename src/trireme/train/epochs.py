@@ -179,7 +179,7 @@ class Epochs:
             check_streams(dataset)
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
-            self._optimizer.unfinished = ""
+            self._optimizer.unfinished.clear(self._optimizer.parts)
         done = self._optimizer.begin_pass()
         if done.is_over:
             skip_epoch(dataset, self._cluster, self.num_epochs)

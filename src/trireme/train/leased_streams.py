@@ -52,7 +52,7 @@ class LeasedPass:
         check_data(dataset, optimizer.cluster)
         self._optimizer, self._dataset, self._epoch = optimizer, dataset, epoch
         self._resumes, self._is_trainers = resumes, is_trainers
-        optimizer.unfinished = ""  # streams go on where they stand
+        optimizer.unfinished.clear(optimizer.parts)  # streams go on where they stand
         self.is_over = optimizer.mode.begin_pass().is_over
 
     def streams(self) -> Iterator[StreamBatches]:

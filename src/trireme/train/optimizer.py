@@ -26,7 +26,7 @@ from trireme.nn.stages import place_stages
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
 from trireme.train.data_time import DataTime
-from trireme.train.earlier_models import TWO_MODELS, earlier_models
+from trireme.train.earlier_models import DENSE, TWO_MODELS, Marks, earlier_models
 from trireme.train.finite import check_finite_step, drop_step
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
@@ -77,14 +77,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Attributes:
         mode: what differs between strategies; within a pass on a device, that pass.
-        unfinished: the checkpoint that was loaded to continue its epoch, of which some rows have
-            seen more pushes than others; empty: none, or the epoch goes on.
-        half_loaded: the checkpoint of a load that ended half way, as by Ctrl-C; empty: none.
 
     Raises:
-        BadRequest: no optimizer but its class, one that cannot run on blocks, one that leaves out
-            parameters of the model, or a model that the mode cannot train; a pass on a device is
-            under way.
+        BadRequest: the class of an optimizer in place of one, one that cannot run on blocks, one
+            that leaves out parameters of the model, or a model that the mode cannot train; a pass
+            on a device is under way.
         SchemaMismatch: the servers have a table of that name with another schema.
     """
 
@@ -111,7 +108,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         before = _predecessor(self.cluster)
         self._session, self._is_retired = session_of(self.cluster), False
-        self.unfinished = self.half_loaded = ""
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
         place_stages(model, self.cluster)
@@ -355,23 +351,37 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " cluster of its own: Trainer(..., cluster=tr.embedded())"
             )
 
+    @property
+    def parts(self) -> list[str]:
+        """What checkpoints hold of the model: the names of its tables, and DENSE."""
+        return [*(table.name for table in self.tables), DENSE]
+
+    @property
+    def half_loaded(self) -> Marks:
+        """What of this cluster loads have left half done."""
+        return earlier_models(self.cluster).half_loaded
+
+    @property
+    def unfinished(self) -> Marks:
+        """What of this cluster was loaded to continue its epoch, until that goes on."""
+        return earlier_models(self.cluster).unfinished
+
     def check_loaded(self) -> None:
-        """Raises BadRequest: the last load has ended half way."""
-        if self.half_loaded:
+        """Raises BadRequest: a load of this model, or of one before it, has ended half way."""
+        if path := self.half_loaded.path(self.parts):
             raise BadRequest(
                 f"DistributedOptimizer: expected a load that went through, found that the one of"
-                f" {self.half_loaded} ended half way: rows, weights and streams are in part those"
-                " of before; load again"
+                f" {path} ended half way: rows, weights and streams are in part those of before;"
+                " load again"
             )
 
     def _check_unfinished(self) -> None:
         self.check_loaded()
-        if self.unfinished:
+        if path := self.unfinished.path(self.parts):
             raise BadRequest(
-                "DistributedOptimizer: expected Trainer.fit to continue the epoch of"
-                f" {self.unfinished}, which was saved while it trained, found another loop: some"
-                " rows have seen pushes that others still need; Trainer.load() takes it, and begins"
-                " the epoch again"
+                f"DistributedOptimizer: expected Trainer.fit to continue the epoch of {path}, which"
+                " was saved while it trained, found another loop: some rows have seen pushes that"
+                " others still need; Trainer.load() takes it, and begins the epoch again"
             )
 
     def flush(self) -> None:
@@ -400,8 +410,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Bring the dense parameters up to date, if a loop was left early, before a newer optimizer
         may drop the servers' values.
         """
-        is_whole = not self.half_loaded and not why_lost(self.model.modules())
-        if self.cluster.is_embedded and is_whole:
+        is_half = self.half_loaded.path(self.parts) or why_lost(self.model.modules())
+        if self.cluster.is_embedded and not is_half:
             self.refresh()
 
     def finish(self) -> None:

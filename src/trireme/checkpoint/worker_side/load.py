@@ -25,7 +25,7 @@ def load_checkpoint(
     *,
     tables: Collection[str] | None = None,
     parameters: Collection[str] | None = None,
-    resumes: bool = True,
+    resumes: Callable[[CheckpointManifest], bool] = lambda _: True,
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     check: Callable[[CheckpointManifest], None] | None = None,
@@ -37,7 +37,7 @@ def load_checkpoint(
 
     tables: only these; None: all of the checkpoint, and the model has no others.
     parameters: only these dense parameters; None: all of the model.
-    resumes: streams continue after what the checkpoint holds; else they start over.
+    resumes: of the manifest: streams continue after what the checkpoint holds, else start over.
     check: called when the servers have checked their shares; an error that it raises ends the load.
     begins: called when all is checked: what ends the load from here on may leave it half done.
 
@@ -56,7 +56,7 @@ def load_checkpoint(
         "id": manifest.id,
         "tables": None if tables is None else sorted(tables),
         "parameters": None if parameters is None else sorted(parameters),
-        "resumes": resumes,
+        "resumes": resumes(manifest),
     }
 
     id = uuid.uuid4().hex

@@ -41,6 +41,11 @@ class Location:
 
             yield report
 
+    @property
+    def where(self) -> str:
+        """The subject of messages about it."""
+        return f"checkpoint {self.path}"
+
     def tensors(self) -> dict[str, Tensor]:
         return saved_tensors(self.path, self.storage_options)
 

@@ -9,12 +9,17 @@ from torch import Tensor
 
 from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.load import load_checkpoint
-from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError
+from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError, class_of_code
 from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.save import parameter_shapes
-from trireme.train.checkpointing.worker_state import install_buffers, random_state_of
+from trireme.train.checkpointing.worker_state import (
+    check_buffers,
+    install_buffers,
+    random_state_of,
+)
+from trireme.train.earlier_models import DENSE
 from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
 
@@ -44,7 +49,6 @@ def load(
     that no row takes a new push for one that it has seen. Raises: see Trainer.load.
     """
     loaded = _load_on_servers(optimizer, lambda load_one: load_one(location), resumes=False)
-    optimizer.unfinished = ""
     return _load_on_worker(optimizer, loaded, location, random or RandomState())
 
 
@@ -79,7 +83,8 @@ def load_newest(
     if loaded := _load_on_servers(optimizer, choose, resumes=True):
         location = Location(loaded["path"], storage_options)
         newest = _load_on_worker(optimizer, loaded, location, random)
-        optimizer.unfinished = "" if _is_level(loaded["extra"]) else newest.path
+        if not _is_level(loaded["extra"]):
+            optimizer.unfinished.set(optimizer.parts, newest.path)
         return newest
     return None
 
@@ -115,10 +120,11 @@ def load_part(
     if dense == "match":
         wanted &= manifest.tables.keys()
     parameters = _parameters_to_load(optimizer, manifest, location, dense)
+    if dense == "strict":
+        check_buffers(location.tensors(), optimizer.model, location.where)
     loaded = _load_on_servers(
         optimizer, lambda load_one: load_one(location), wanted, parameters, resumes=False
     )
-    optimizer.unfinished = ""
     optimizer.mode.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
     _restore_features(optimizer, loaded["extra"], wanted)
     kept = [name for name in own if name not in wanted]
@@ -126,11 +132,11 @@ def load_part(
     if dense == "skip":
         kept += [name for name, _ in optimizer.model.named_buffers()]
     else:
-        where, match = f"checkpoint {location.path}", dense == "match"
+        match, where = dense == "match", location.where
         kept += install_buffers(location.tensors(), optimizer.model, 0, where=where, match=match)
     optimizer.mode.resume()
     optimizer.mode.adopt()
-    optimizer.half_loaded = ""
+    _note_whole(optimizer, _parts(wanted, parameters))
     return kept
 
 
@@ -140,9 +146,7 @@ def _parameters_to_load(
     """Names of dense parameters. Raises SchemaMismatch: with "strict" names or shapes differ."""
     saved = manifest.extra.get("shapes")
     if not isinstance(saved, dict):
-        raise Corruption(
-            f"checkpoint {location.path}: expected the shapes of its parameters, found none"
-        )
+        raise Corruption(f"{location.where}: expected the shapes of its parameters, found none")
     if dense == "skip":
         return []
     own = parameter_shapes(optimizer)
@@ -150,7 +154,7 @@ def _parameters_to_load(
     if dense == "strict" and (others := [name for name in own if name not in matching]):
         name = others[0]
         raise SchemaMismatch(
-            f"checkpoint {location.path}: expected parameter {name} of shape {own[name]},"
+            f"{location.where}: expected parameter {name} of shape {own[name]},"
             f" found {saved.get(name)}"
         )
     if dense == "strict" and (unknown := sorted(saved.keys() - own.keys())):
@@ -160,7 +164,7 @@ def _parameters_to_load(
 
 def _found_too(location: Location, what: str, names: Collection[str]) -> str:
     return (
-        f"checkpoint {location.path}: expected the model's {what} alone, found {names} too;"
+        f"{location.where}: expected the model's {what} alone, found {names} too;"
         ' Trainer.load(..., dense="match") leaves them out'
     )
 
@@ -176,55 +180,105 @@ def _load_on_servers(
     """Have the servers load what worker 0 chooses; returns its path and JSON values. tables,
     parameters: names; None: all. resumes: the pass that the checkpoint was taken in goes on.
     """
+    optimizer.check_has_rows()
     try:
-        optimizer.check_has_rows()
         optimizer.mode.flush()
     except TriremeError as error:  # what is loaded replaces the step; `Mode.resume` forgets it
         log.warning("load: a step before it has failed: %s", error)
     optimizer.mode.leave_pass()
     cluster = optimizer.cluster
     cluster.client.coordinator.gather({}, [], purpose="load")
+    own = [table.name for table in optimizer.tables]
+    parts = _parts(own if tables is None else tables, parameters)
+    half: list[str] = []  # the checkpoint that has begun to replace what the servers have
 
     def load_one(location: Location) -> dict[str, Any]:
         def check(manifest: CheckpointManifest) -> None:
             if parameters is None and manifest.blocks:  # servers know elements, not shapes
                 _parameters_to_load(optimizer, manifest, location, "strict")
-            own = {table.name for table in optimizer.tables}
-            if tables is None and (unknown := sorted(manifest.tables.keys() - own)):
+            if tables is None and (unknown := sorted(manifest.tables.keys() - set(own))):
                 raise SchemaMismatch(_found_too(location, "tables", unknown))
+            if tables is None:
+                _check_groups(optimizer, manifest, location)
+                check_buffers(location.tensors(), optimizer.model, location.where)
             if resumes:
                 _check_pushes(optimizer, manifest, location)
 
-        options = location.storage_options
+        def begin() -> None:
+            half[:] = [str(location.path)]
+            optimizer.half_loaded.set(parts, half[0])
+
         # What is loaded in part lies beside rows that have seen other pushes.
-        saved = read_manifest(open_storage(location.path, options))
-        continues = tables is None and _is_level(saved.extra)
+        def continues(manifest: CheckpointManifest) -> bool:
+            return resumes or (tables is None and _is_level(manifest.extra))
+
         with location.progress("load") as report:
             manifest = load_checkpoint(
                 cluster.client,
                 location.path,
                 tables=tables,
                 parameters=parameters,
-                resumes=resumes or continues,
-                storage_options=options,
+                resumes=continues,
+                storage_options=location.storage_options,
                 watch=report,
                 check=check,
-                begins=lambda: _note_half(optimizer, location.path),
+                begins=begin,
             )
         return {"path": str(location.path), "extra": dict(manifest.extra)}
 
+    failed: list[TriremeError] = []
+
     def act() -> dict[str, Any]:
         optimizer.mode.publish()  # what is not loaded stays as it is
-        return choose(load_one)
+        try:
+            return choose(load_one)
+        except TriremeError as error:
+            if not half:
+                raise
+            failed.append(error)  # the other workers must know, too
+            return {"half": half[0], "code": error.code, "message": str(error)}
 
     loaded = let_first_worker(cluster, "load", act)
-    if loaded:
-        _note_half(optimizer, loaded["path"])  # until the worker has loaded too
+    if loaded:  # until the worker has loaded too
+        optimizer.half_loaded.set(parts, str(loaded.get("half") or loaded["path"]))
+    if "half" in loaded:
+        message = f"load: worker 0 failed: {loaded['message']}"
+        raise failed[0] if failed else class_of_code(loaded["code"])(message)
     return loaded
 
 
-def _note_half(optimizer: DistributedOptimizer, path: object) -> None:
-    optimizer.half_loaded = str(path)
+def _parts(tables: Collection[str], parameters: Collection[str] | None) -> list[str]:
+    """What a load replaces, as `DistributedOptimizer.parts`. parameters: None: all."""
+    return [*tables, *([DENSE] if parameters is None or parameters else [])]
+
+
+def _note_whole(optimizer: DistributedOptimizer, parts: Collection[str]) -> None:
+    """All workers have these parts of a checkpoint."""
+    optimizer.half_loaded.clear(parts)
+    optimizer.unfinished.clear(parts)
+
+
+def _check_groups(
+    optimizer: DistributedOptimizer, manifest: CheckpointManifest, location: Location
+) -> None:
+    """Raises SchemaMismatch: the dense optimizer had another number of param groups. BadRequest: no
+    trainer has saved it.
+    """
+    if "optimizer" not in manifest.extra:
+        raise BadRequest(f"{location.where}: expected one that a trainer has saved, found others")
+    num_saved, num_own = (
+        len(groups) - num_tables
+        for groups, num_tables in (
+            (manifest.extra["optimizer"]["param_groups"], len(manifest.tables)),
+            (optimizer.param_groups, len(optimizer.tables)),
+        )
+    )
+    if num_saved != num_own:
+        raise SchemaMismatch(
+            f"{location.where}: expected an optimizer with {num_own} param groups of dense"
+            f" parameters, as the model's, found one with {num_saved};"
+            ' Trainer.load(..., dense="match") takes the parameters alone'
+        )
 
 
 def _is_level(extra: Mapping[str, Any]) -> bool:
@@ -259,7 +313,7 @@ def _load_on_worker(
     _restore_features(optimizer, extra, [table.name for table in optimizer.tables])
     try:
         tensors = location.tensors()
-        install_buffers(tensors, optimizer.model, worker, where=f"checkpoint {location.path}")
+        install_buffers(tensors, optimizer.model, worker, where=location.where)
     except BadRequest as error:
         if not optimizer.cluster.client.script.is_behind:
             raise
@@ -270,7 +324,7 @@ def _load_on_worker(
     optimizer.mode.adopt()
     own = random_state_of(tensors, worker)
     random.restore(own)
-    optimizer.half_loaded = ""
+    _note_whole(optimizer, optimizer.parts)
     return LoadedCheckpoint(path, extra["user"], int(extra["num_workers"]), own)
 
 

@@ -78,6 +78,24 @@ def random_state_of(tensors: Mapping[str, Tensor], worker: int) -> dict[str, Ten
     return {name: t for name, t in named.items() if not name.startswith("buffer/")}
 
 
+def check_buffers(tensors: Mapping[str, Tensor], model: torch.nn.Module, where: str) -> None:
+    """Raises SchemaMismatch, with the subject `where`: a checkpoint's buffers have other names or
+    shapes.
+    """
+    expected = dict(model.named_buffers())
+    common = _common(tensors)
+    shapes = {name: tensor.shape for name, tensor in common.items()}
+    if shapes != {name: tensor.shape for name, tensor in expected.items()}:
+        raise SchemaMismatch(
+            f"{where}: expected module buffers {sorted(expected)}, found {sorted(common)}"
+        )
+
+
+def _common(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Worker 0's buffers."""
+    return {name: tensor for name, tensor in tensors.items() if "/" not in name}
+
+
 def install_buffers(
     tensors: Mapping[str, Tensor],
     model: torch.nn.Module,
@@ -90,15 +108,10 @@ def install_buffers(
     Returns the names of buffers that are missing or have another shape; they keep their values.
     Raises SchemaMismatch, with the subject `where`: names or shapes differ, and not `match`.
     """
-    expected = dict(model.named_buffers())
-    common = {name: tensor for name, tensor in tensors.items() if "/" not in name}
-    shapes = {name: tensor.shape for name, tensor in common.items()}
-    if not match and shapes != {name: tensor.shape for name, tensor in expected.items()}:
-        raise SchemaMismatch(
-            f"{where}: expected module buffers {sorted(expected)}, found {sorted(common)}"
-        )
-    kept = []
-    for name, target in expected.items():
+    if not match:
+        check_buffers(tensors, model, where)
+    kept, common = [], _common(tensors)
+    for name, target in model.named_buffers():
         own = tensors.get(f"{_prefix(worker)}buffer/{name}", common.get(name))
         if own is not None and own.shape == target.shape:
             target.copy_(own)

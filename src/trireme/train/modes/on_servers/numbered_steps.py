@@ -54,7 +54,7 @@ class NumberedSteps(OnServers):
     def leave_pass(self) -> None:
         if self._first_step is not None:
             # Servers may have a push that failed. Other workers would wait for it if none had.
-            passes_over = self.stream.has_failed and self.cluster.is_only_worker
+            passes_over = int(self.stream.has_failed and self.cluster.is_only_worker)
             passes.leave(self.client, self.next_step() + passes_over, staged=self.is_staged)
             self._first_step = self.passes.entered = None
 

@@ -41,7 +41,7 @@ class PushStream:
 
     @property
     def has_failed(self) -> bool:
-        """Whether servers may have a push of which this worker does not know it."""
+        """Whether servers may have a push that this worker does not know to have arrived."""
         return self._error is not None
 
     def check_usable(self) -> None:
@@ -88,7 +88,8 @@ class PushStream:
             self._pusher = Pusher(self._cluster.client, self._watch)
             self._cluster.add_running(self._pusher.stop)
             # A cluster that nobody has closed and nobody has any more: its thread ends too.
-            weakref.finalize(self, self._pusher.end_after_waiting).atexit = False
+            self._end_of_pusher = weakref.finalize(self, self._pusher.end_after_waiting)
+            self._end_of_pusher.atexit = False
             self._cluster.metrics.queues["pushes"] = self._pusher.depth
         return self._pusher
 
@@ -106,5 +107,6 @@ class PushStream:
     def _drop_pusher(self) -> None:
         assert self._pusher is not None
         self._cluster.take_back(self._pusher.stop)
+        self._end_of_pusher.detach()
         self._pusher.stop()
         self._pusher = None
