@@ -9,6 +9,7 @@ import pytest
 
 from trireme.errors import BadRequest
 from trireme.job.durability import Durability
+from trireme.launch import environment
 from trireme.launch.environment import VARIABLES
 from trireme.launch.process_role import ProcessRole, read_role
 
@@ -352,3 +353,18 @@ def test_streams_that_workers_share_out_reach_workers_and_embedded_tables() -> N
     assert read_role(OWN_WORKER).streams == 0
     with pytest.raises(BadRequest, match="TRIREME_STREAMS to be an integer >= 1, found '0'"):
         read_role({"TRIREME_STREAMS": "0"})
+
+
+def test_only_what_torch_reads_as_it_is_loaded_is_set_too_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(environment, "_at_load", None)
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning sets it
+    assert environment.set_too_late() == []  # torch was loaded after the script began
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")
+    environment.note_load()
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "2")
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")
+    assert environment.set_too_late() == []
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    assert environment.set_too_late() == ["OMP_PROC_BIND"]
