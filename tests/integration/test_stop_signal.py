@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.conditions import wait_until
+from tests.conditions import WAIT_S, wait_until
 from tests.jobs import Job
 from trireme.errors import BadRequest, Stopped
 from trireme.job.cluster import Cluster
@@ -68,6 +68,16 @@ def trainer() -> Iterator[tr.Trainer]:
         yield trainer_on(cluster, Model())
 
 
+def wait_for_heartbeats(cluster: Cluster, num: int) -> None:
+    """Returns when so many more have been answered."""
+    heartbeat, answered = cluster._heartbeat, threading.Semaphore(0)
+    assert heartbeat is not None
+    report = heartbeat._log_silence
+    heartbeat._log_silence = lambda attendance: (report(attendance), answered.release())
+    for _ in range(num):
+        assert answered.acquire(timeout=WAIT_S)
+
+
 class HeardModel(Model):
     """Goes on when servers have heard of the signal."""
 
@@ -105,7 +115,7 @@ def test_the_only_worker_of_servers_trains_on_in_the_next_cell(mode: str) -> Non
         fitting = trainer_on(cluster, model, mode)
         with pytest.raises(Stopped):
             fitting.fit(batches(NUM_BATCHES))
-        threading.Event().wait(0.8)  # two heartbeats, which bring what the servers have heard
+        wait_for_heartbeats(cluster, 2)  # which bring what the servers have heard
         fitting.fit(batches(2 * TOLD_AT))
         assert fitting.optimizer.num_steps == 3 * TOLD_AT
 
@@ -164,22 +174,27 @@ def test_outside_of_a_fit_sigterm_ends_the_process() -> None:
 
 
 class SlowRelease:
-    """A lock; who releases it goes on when whoever had to wait has had the time to wait again."""
+    """A lock; who releases it goes on when whoever had to wait waits again, or has ended."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.acquire = self._lock.acquire
+    def __init__(self, has_ended: Callable[[], bool]) -> None:
+        self._lock, self._has_ended = threading.Lock(), has_ended
+        self.num_waits = 0
+
+    def acquire(self) -> None:
+        self.num_waits += 1
+        self._lock.acquire()
 
     def release(self) -> None:
+        before = self.num_waits
         self._lock.release()
-        threading.Event().wait(0.5)
+        wait_until(lambda: self.num_waits > before or self._has_ended())
 
 
 def test_a_loop_that_is_interrupted_while_it_takes_a_batch_ends_its_threads() -> None:
     with trainer() as training:
         source, cluster = batches(NUM_BATCHES), training.cluster
         pipeline = Pipeline(source, training.model, training=True, cluster=cluster)
-        pipeline._may_pull = SlowRelease()
+        pipeline._may_pull = SlowRelease(lambda: pipeline._ahead.join(0))
         with pipeline:
             next(pipeline._ahead)  # Ctrl-C comes before it permits the next pull
             pipeline.stop()
