@@ -20,6 +20,7 @@ from trireme.models import zoo
 TWO_OF_EACH = (
     *("hist_item_seq", "hist_cat_seq", "neg_hist_item_seq", "neg_hist_cat_seq", "negatives"),
     *("hist_item", "eval_item", "history", "cate", "position", "text", "neg_tag"),
+    *("sentence_left", "sentence_right", "query", "pos_title", "neg_title"),
 )
 
 
@@ -75,12 +76,16 @@ def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Any) -> None:
 EXPORTED = (
     *("bst", "dien", "din", "dssm", "escm2", "esmm", "flen", "mind", "mmoe", "ncf", "ple"),
     *("share_bottom", "slot_dnn", "tagspace", "textcnn", "two_tower", "word2vec"),
+    *("deeprec", "match_pyramid", "multiview_simnet"),
 )
 
 
+# torch's export says so of every nn.GRU.
+@pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")
 @pytest.mark.parametrize("name", EXPORTED)
 def test_forward_is_exported_and_serves_batches_of_other_sizes(name: str) -> None:
-    small = {"slot_num": 3, "max_len": 4, "neg_samples": 5}
+    small: dict[str, Any] = {"slot_num": 3, "max_len": 4, "neg_samples": 5}
+    small |= {"query_len": 4, "pos_len": 4, "neg_len": 4, "layer_sizes": [30, 20]}
     recipe = zoo.load(name).create(Config({"hyper_parameters": small}))
     model = recipe.model.eval()
     with embedded() as cluster:

@@ -7,6 +7,7 @@ from trireme.models.dcn import DCN
 from trireme.models.dcn_v2 import DCNv2
 from trireme.models.deepfefm import DeepFEFM
 from trireme.models.deepfm import DeepFM
+from trireme.models.deeprec import DeepRec
 from trireme.models.dien import DIEN
 from trireme.models.difm import DIFM
 from trireme.models.din import DIN
@@ -20,8 +21,10 @@ from trireme.models.fm import FM
 from trireme.models.gatenet import GateNet
 from trireme.models.inputs import CRITEO_FEATURES
 from trireme.models.lr import LR
+from trireme.models.match_pyramid import MatchPyramid
 from trireme.models.mind import MIND
 from trireme.models.mmoe import MMoE
+from trireme.models.multiview_simnet import MultiviewSimnet
 from trireme.models.ncf import NCF
 from trireme.models.ple import PLE
 from trireme.models.share_bottom import ShareBottom
@@ -47,6 +50,7 @@ __all__ = [
     "DSSM",
     "DeepFEFM",
     "DeepFM",
+    "DeepRec",
     "ESCM2",
     "ESMM",
     "FFM",
@@ -56,6 +60,8 @@ __all__ = [
     "LR",
     "MIND",
     "MMoE",
+    "MatchPyramid",
+    "MultiviewSimnet",
     "NCF",
     "PLE",
     "ShareBottom",

@@ -68,13 +68,15 @@ class HyperParameters:
         expected = f"an integer >= {least}"
         return int(self._checked(key, default, expected, lambda n: type(n) is int and n >= least))
 
-    def number(self, key: str, default: float) -> float:
-        """A number above 0."""
+    def number(self, key: str, default: float, *, may_be_zero: bool = False) -> float:
+        """A number above 0, or not below it."""
 
-        def is_positive(value: Any) -> bool:
-            return type(value) in (int, float) and 0 < value < math.inf
+        def is_right(value: Any) -> bool:
+            is_number = type(value) in (int, float) and 0 <= value < math.inf
+            return is_number and (may_be_zero or value > 0)
 
-        return float(self._checked(key, default, "a number > 0", is_positive))
+        expected = f"a number {'>=' if may_be_zero else '>'} 0"
+        return float(self._checked(key, default, expected, is_right))
 
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
@@ -89,6 +91,17 @@ class HyperParameters:
 
         expected = "a list of positive integers" + (f", at least {least}" if least else "")
         return tuple(self._checked(key, default, expected, are_sizes))
+
+    def pair(self, key: str, default: tuple[int, int]) -> tuple[int, int]:
+        """Two sizes."""
+        first, second, *more = self.sizes(key, default, least=2)
+        if more:
+            raise BadRequest(f"hyper_parameters.{key}: expected two sizes, found {self.get(key)}")
+        return first, second
+
+    def only(self, key: str, value: Any) -> None:
+        """A key whose other values the model does not follow."""
+        self._checked(key, value, repr(value), lambda found: found == value)
 
     def names(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
         """Names of features: a list of at least one string."""
