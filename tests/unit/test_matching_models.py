@@ -147,18 +147,18 @@ def test_deeprec_fills_in_ratings(cluster: Cluster) -> None:
 
     def batch(num: int) -> tuple[Batch, torch.Tensor]:
         taste = torch.from_numpy(draw.integers(0, 2, (num, 1)))
-        ratings = 2.0 + 2 * ((torch.arange(12) % 2) == taste)
+        ratings = 1.0 + 4 * ((torch.arange(12) % 2) == taste)
         given = ratings * torch.from_numpy(draw.random((num, 12)) < 0.5)
         return Batch({"ratings": given.float()}), ratings
 
-    train(model, rating_loss, [batch(50)[0] for _ in range(300)])
+    train(model, rating_loss, [batch(50)[0] for _ in range(120)])
     tested, ratings = batch(200)
     with torch.no_grad():
         outputs = model(tested)
     assert list(outputs) == ["ratings"]
     is_missing = tested["ratings"] == 0
     is_right = (outputs["ratings"] > 3) == (ratings > 3)
-    assert is_right[is_missing].float().mean() > 0.9
+    assert is_right[is_missing].float().mean() > 0.8  # 0.5 by chance
 
 
 def test_a_rating_loss_is_of_given_ratings_and_of_what_is_made_again() -> None:
