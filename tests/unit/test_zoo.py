@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,23 +25,46 @@ TWO_OF_EACH = (
 )
 
 
+SIZES = {**dict.fromkeys(TWO_OF_EACH, 2), "items": 6}
+
+
 def batch_of(schema: Schema, num: int = 6) -> Batch:
-    """Some examples of a schema; histories and negatives have two ids."""
+    """Some examples of a schema; histories and negatives have two ids. Of ensfm there are two
+    items, and a third one for none, of two fields each.
+    """
     columns: dict[str, Any] = {}
     for field in schema.fields:
         if not isinstance(field, Sparse):
             shape = (num, field.dim) if isinstance(field, Dense) else (num,)
             columns[field.name] = (torch.rand(shape) > 0.5).float()
-    sizes = [2 if name in TWO_OF_EACH else 1 for name in schema.sparse for _ in range(num)]
-    offsets = torch.tensor([0, *sizes]).cumsum(0)
-    values = torch.randint(1, 1000, (int(offsets[-1]),))
-    return Batch(columns, Bags(schema.sparse, values, offsets))
+            if field.name == "num_items":
+                columns[field.name].fill_(2)
+    sizes = [SIZES.get(name, 1) for name in schema.sparse for _ in range(num)]
+    offsets = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
+    bags = Bags(schema.sparse, torch.randint(1, 1000, (int(offsets[-1]),)), offsets)
+    if "taken" in schema.sparse:
+        bags["taken"].values.remainder_(3)
+    return Batch(columns, bags)
+
+
+def config_of(name: str, path: Path, folder: Path) -> Config:
+    """A configuration, with the files that a model reads before it is made."""
+    if name != "mhcn":
+        return Config.load(path)
+    rated = [(user, (3 * user + i) % 7) for user in range(10) for i in range(3)]
+    (folder / "ratings").write_text("".join(f"{user}\t{item}\t2\n" for user, item in rated))
+    trusts = [(user, (user + 1) % 10) for user in range(10)]
+    (folder / "trusts").write_text("".join(f"{one}\t{other}\n" for one, other in trusts))
+    files = {"rating_file": folder / "ratings", "relation_file": folder / "trusts"}
+    return Config.load(path, [f"runner.{key}={file}" for key, file in files.items()])
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-def test_a_model_is_made_from_its_configuration_and_learns_a_step_in_both_types(name: str) -> None:
+def test_a_model_is_made_from_its_configuration_and_learns_a_step_in_both_types(
+    name: str, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
-    config = Config.load(zoo.config_path(name))
+    config = config_of(name, zoo.config_path(name), tmp_path)
     recipe = zoo.load(name).create(config)
     assert recipe.schema is not None
     assert [key for key in config.unread() if not key.startswith("runner.")] == []
@@ -65,10 +89,10 @@ def test_a_model_is_made_from_its_configuration_and_learns_a_step_in_both_types(
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Any) -> None:
+def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Path) -> None:
     empty = tmp_path / "empty.yaml"
     empty.write_text("{}")
-    recipe = zoo.load(name).create(Config.load(empty))
+    recipe = zoo.load(name).create(config_of(name, empty, tmp_path))
     assert recipe.schema is not None
     assert (recipe.optimizer is None) == (name == "word2vec")
 

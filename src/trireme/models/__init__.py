@@ -13,6 +13,7 @@ from trireme.models.difm import DIFM
 from trireme.models.din import DIN
 from trireme.models.dlrm import DLRM
 from trireme.models.dssm import DSSM
+from trireme.models.ensfm import ENSFM
 from trireme.models.escm2 import ESCM2
 from trireme.models.esmm import ESMM
 from trireme.models.ffm import FFM
@@ -22,6 +23,7 @@ from trireme.models.gatenet import GateNet
 from trireme.models.inputs import CRITEO_FEATURES
 from trireme.models.lr import LR
 from trireme.models.match_pyramid import MatchPyramid
+from trireme.models.mhcn import MHCN
 from trireme.models.mind import MIND
 from trireme.models.mmoe import MMoE
 from trireme.models.multiview_simnet import MultiviewSimnet
@@ -51,6 +53,7 @@ __all__ = [
     "DeepFEFM",
     "DeepFM",
     "DeepRec",
+    "ENSFM",
     "ESCM2",
     "ESMM",
     "FFM",
@@ -58,6 +61,7 @@ __all__ = [
     "FM",
     "GateNet",
     "LR",
+    "MHCN",
     "MIND",
     "MMoE",
     "MatchPyramid",

@@ -153,6 +153,7 @@ class HyperParameters:
         *,
         dim: int | None = None,
         show_click: ShowClick | None = None,
+        weight_decay: float = 0.0,
         **options: Any,
     ) -> Table:
         """A table as table_parameters describes it; what it leaves out is taken from the options
@@ -161,18 +162,22 @@ class HyperParameters:
         Args:
             dim: floats per key that the model computes with; default sparse_feature_dim.
             show_click: columns that count shows and clicks of examples.
+            weight_decay: of the configured optimizer.
         """
         width = self.dim if dim is None else dim
         _, rule = self._optimizer()
-        default: dict[str, Any] = {"dim": width, "optimizer": rule(lr=self.learning_rate)}
+        optimizer = rule(lr=self.learning_rate, weight_decay=weight_decay)
+        default: dict[str, Any] = {"dim": width, "optimizer": optimizer}
         if self.get("init_range") is not None:
             bound = self.number("init_range", 1.0)
             options["initializer"] = Uniform(-bound, bound)
         configured = table_options(self._config, name, width, show_click)
         return Table(name, **{**default, **options, **configured})
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
-        """The configured optimizer of the dense parameters; None if there are none."""
+    def optimizer(self, model: nn.Module, **options: Any) -> torch.optim.Optimizer | None:
+        """The configured optimizer of the dense parameters, with these options; None if there are
+        none.
+        """
         cls, _ = self._optimizer()
         if self.flag("adam_d2sum", False):
             if cls is not torch.optim.Adam:
@@ -184,7 +189,7 @@ class HyperParameters:
         parameters = list(model.parameters())
         if not parameters:
             return None
-        return cls(parameters, lr=self.learning_rate)  # type: ignore[call-arg]
+        return cls(parameters, lr=self.learning_rate, **options)  # type: ignore[call-arg]
 
     def _optimizer(self) -> tuple[type[torch.optim.Optimizer], type[optim.Rule]]:
         name = str(self.get("optimizer.class", "Adam"))
