@@ -41,6 +41,9 @@ class DeepRec(nn.Module):
         parts = mlp(layers, activation=nn.SELU), mlp(layers[::-1], activation=nn.SELU)
         encoder, decoder = (nn.Sequential(part, nn.SELU()) for part in parts)
         self.layers = nn.Sequential(encoder, nn.Dropout(dropout), decoder)
+        for linear in self.layers.modules():
+            if isinstance(linear, nn.Linear):
+                nn.init.xavier_uniform_(linear.weight)
         self.refeeds = refeeds
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
