@@ -401,7 +401,7 @@ _MODELS: dict[str, _Model] = {
     ),
     "deeprec": (
         _rated,
-        ["optimizer: {class: SGD, learning_rate: 0.002, momentum: 0.9, weight_decay: 0.0}",
+        ["optimizer: {class: SGD, learning_rate: 0.05, momentum: 0.9, weight_decay: 0.0}",
          "dp_drop_prob: 0.0", "layer_sizes: [6, 8, 4]"],
         ["mode: train"],
         {"reader": ("config.get('runner.mode')", RATINGS)},

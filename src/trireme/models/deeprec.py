@@ -76,6 +76,8 @@ def create(config: Config) -> Recipe:
     hyper_parameters.dp_drop_prob: dropout of the last of these, default 0.
     hyper_parameters.optimizer.learning_rate, momentum, weight_decay: of SGD; default 0.005, 0.9 and
         0.
+    hyper_parameters.clip_by_norm: gradients of a step are scaled to this norm at most, default 1.
+        PaddleRec has no limit, and overflows with its sample, users with a rating each.
     runner.aug_step: re-feedings of a batch, default 1. They are parts of one step here; PaddleRec
         makes a step of each. Its rate is halved after 24, 36, 48, 66 and 72 epochs; here it stays.
 
@@ -83,7 +85,7 @@ def create(config: Config) -> Recipe:
 
     Raises BadRequest: another optimizer.
     """
-    hyper = HyperParameters(config)
+    hyper = HyperParameters(config, clip_by_norm=1.0)
     optimizer = str(hyper.get("optimizer.class", "SGD"))
     if optimizer.lower() not in ("sgd", "momentum"):
         raise BadRequest(f"hyper_parameters.optimizer.class: expected SGD, found {optimizer!r}")
@@ -104,4 +106,5 @@ def create(config: Config) -> Recipe:
         ),
         label=None,
         schema=Schema([Dense(RATINGS, layers[0])]),
+        clip_norm=hyper.clip_norm,
     )
