@@ -89,7 +89,8 @@ def create(config: Config) -> Recipe:
     hidden_size: floats of a vector, default 128.
     query_len, pos_len, neg_len: words of a query, its title and the other one, default 79, 99, 90.
     margin: default 0.1.
-    query_encoder, title_encoder: gru. sparse_feature_dim, the number of words, has no counterpart.
+    query_encoder, title_encoder: gru.
+    sparse_feature_dim: how many words there are. Without effect: a table takes any key.
 
     Inputs: query, pos_title, neg_title; of an evaluation the first two, and its output is their
     cosine.
@@ -97,6 +98,7 @@ def create(config: Config) -> Recipe:
     Raises BadRequest: another encoder, or two sizes of one state.
     """
     hyper = HyperParameters(config)
+    hyper.get("sparse_feature_dim")
     size = hyper.whole("query_encode_dim", 128)
     hyper.only("title_encode_dim", size)
     hyper.only("query_encoder", "gru")

@@ -45,7 +45,8 @@ def model_source(config: Config, settings: Settings) -> Path | str:
     Raises BadRequest: neither is there, or the file is a Paddle program.
     """
     folder, model = settings.folder, settings.folder / "model.py"
-    named = settings.model or config.get("runner.model_path", None)
+    in_file = config.get("runner.model_path", None)  # read also where -o model=NAME replaces it
+    named = settings.model or in_file
     if named is None:
         if not model.is_file():
             raise BadRequest(_nothing(folder))
