@@ -10,6 +10,7 @@ import torch
 from torch.export import Dim
 
 import trireme as tr
+from tests.paddlerec.tree import write_tree
 from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
 from trireme.dense.adam_d2sum import AdamD2Sum
@@ -44,11 +45,16 @@ def batch_of(schema: Schema, num: int = 6) -> Batch:
     bags = Bags(schema.sparse, torch.randint(1, 1000, (int(offsets[-1]),)), offsets)
     if "taken" in schema.sparse:
         bags["taken"].values.remainder_(3)
+    if "unit_id" in schema.sparse:  # of leaves
+        bags["unit_id"].values.remainder_(8).add_(7)
     return Batch(columns, bags)
 
 
 def config_of(name: str, path: Path, folder: Path) -> Config:
     """A configuration, with the files that a model reads before it is made."""
+    if name == "tdm":
+        tree = write_tree(folder / "tree.pb", [(code, code) for code in range(7, 15)])
+        return Config.load(path, [f"hyper_parameters.tree_path={tree}"])
     if name != "mhcn":
         return Config.load(path)
     rated = [(user, (3 * user + i) % 7) for user in range(10) for i in range(3)]

@@ -32,6 +32,7 @@ from trireme.models.ple import PLE
 from trireme.models.share_bottom import ShareBottom
 from trireme.models.slot_dnn import SlotDnn
 from trireme.models.tagspace import TagSpace
+from trireme.models.tdm import TDM
 from trireme.models.textcnn import TextCNN
 from trireme.models.two_tower import Tower, TwoTower
 from trireme.models.wide_deep import WideDeep
@@ -71,6 +72,7 @@ __all__ = [
     "ShareBottom",
     "SkipGram",
     "SlotDnn",
+    "TDM",
     "TagSpace",
     "TextCNN",
     "Tower",

@@ -17,6 +17,7 @@ sparse_feature_number, the size of PaddleRec's table, has no counterpart: a tabl
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,6 +92,15 @@ class HyperParameters:
 
         expected = "a list of positive integers" + (f", at least {least}" if least else "")
         return tuple(self._checked(key, default, expected, are_sizes))
+
+    def counts(self, key: str, default: Sequence[int]) -> tuple[int, ...]:
+        """A list of integers >= 0."""
+
+        def are_counts(value: Any) -> bool:
+            is_list = isinstance(value, (list, tuple))
+            return is_list and all(type(count) is int and count >= 0 for count in value)
+
+        return tuple(self._checked(key, default, "a list of integers >= 0", are_counts))
 
     def pair(self, key: str, default: tuple[int, int]) -> tuple[int, int]:
         """Two sizes."""
@@ -198,6 +208,17 @@ class HyperParameters:
                 f"hyper_parameters.optimizer.class: expected Adam, Adagrad or SGD, found {name!r}"
             )
         return _OPTIMIZERS[name.lower()]
+
+
+def file_of(config: Config, key: str) -> Path:
+    """The file that a key names; its path starts at the folder of the configuration.
+
+    Raises BadRequest: no name.
+    """
+    name = config.get(key, None)
+    if not isinstance(name, str):
+        raise BadRequest(f"{key}: expected a file, found {name!r}")
+    return (Path() if config.path is None else config.path.parent) / name
 
 
 def click_recipe(

@@ -8,7 +8,6 @@ row.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -17,10 +16,9 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema
-from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import TopK
-from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.hyper_parameters import HyperParameters, file_of
 from trireme.models.mind import ALL, with_items
 from trireme.models.social_graph import SocialGraph
 from trireme.nn import Embedding
@@ -200,7 +198,8 @@ def create(config: Config) -> Recipe:
     Raises BadRequest: no files.
     """
     hyper = HyperParameters(config)
-    graph = SocialGraph.read(_file(config, "rating_file"), _file(config, "relation_file"))
+    files = [file_of(config, f"runner.{key}") for key in ("rating_file", "relation_file")]
+    graph = SocialGraph.read(*files)
     users, items = (
         hyper.table(
             name,
@@ -224,10 +223,3 @@ def create(config: Config) -> Recipe:
             prepare=prepare,
         ),
     )
-
-
-def _file(config: Config, key: str) -> Path:
-    name = config.get(f"runner.{key}", None)
-    if not isinstance(name, str):
-        raise BadRequest(f"runner.{key}: expected a file, found {name!r}")
-    return (Path() if config.path is None else config.path.parent) / name

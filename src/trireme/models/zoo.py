@@ -25,7 +25,7 @@ NAMES = (
         "lr",
     ),
     *("match_pyramid", "mhcn", "mind", "mmoe", "multiview_simnet"),
-    *("ncf", "ple", "share_bottom", "slot_dnn", "tagspace", "textcnn", "two_tower"),
+    *("ncf", "ple", "share_bottom", "slot_dnn", "tagspace", "tdm", "textcnn", "two_tower"),
     *("wide_deep", "word2vec", "xdeepfm"),
 )
 

@@ -59,6 +59,7 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "hyper_parameters.*_count": (_TABLES, ()),
     **{f"hyper_parameters.{key}": (_TABLES, ()) for key in _SIZES},
     "hyper_parameters.emb_path": (_ROWS, ()),
+    **{f"runner.{key}": (_ROWS, ()) for key in ("emb_weight_name", "use_out_vec", "out_vec_path")},
     "hyper_parameters.is_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.use_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.slice_end": ("the loss is the mean over all examples of a batch", ()),
