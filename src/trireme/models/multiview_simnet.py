@@ -53,17 +53,19 @@ class MultiviewSimnet(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B, 2) cosines, that of the right title first."""
-        query_BH = self.query(self.states(batch, QUERY))
-        titles = [self.title(self.states(batch, name)) for name in (TITLE, OTHER)]
-        return torch.stack([nn.functional.cosine_similarity(query_BH, one) for one in titles], 1)
+        query, *titles = (_states(part, self.gru, batch) for part in self.words.values())
+        query_BH = self.query(query)
+        cosine = nn.functional.cosine_similarity
+        return torch.stack([cosine(query_BH, self.title(title)) for title in titles], 1)
 
-    def states(self, batch: Batch, column: str) -> Tensor:
-        """(B, size): the largest value of each float of the state, 0 for a text without words."""
-        rows_BLD, is_there_BL = self.words[column](batch)
-        states_BLH, _ = self.gru(rows_BLD)
-        lowest = torch.finfo(states_BLH.dtype).min
-        largest_BH = states_BLH.masked_fill(~is_there_BL[:, :, None], lowest).amax(1)
-        return largest_BH.masked_fill(~is_there_BL.any(1, keepdim=True), 0.0)
+
+def _states(words: nn.Module, gru: nn.GRU, batch: Batch) -> Tensor:
+    """(B, size): the largest value of each float of the state, 0 for a text without words."""
+    rows_BLD, is_there_BL = words(batch)
+    states_BLH, _ = gru(rows_BLD)
+    lowest = torch.finfo(states_BLH.dtype).min
+    largest_BH: Tensor = states_BLH.masked_fill(~is_there_BL[:, :, None], lowest).amax(1)
+    return largest_BH.masked_fill(~is_there_BL.any(1, keepdim=True), 0.0)
 
 
 class QueryTitle(nn.Module):
@@ -74,10 +76,8 @@ class QueryTitle(nn.Module):
         self.words = nn.ModuleDict({name: model.words[name] for name in (QUERY, TITLE)})
         self.gru, self.query, self.title = model.gru, model.query, model.title
 
-    states = MultiviewSimnet.states
-
     def forward(self, batch: Batch) -> Tensor:
-        query_BH, title_BH = self.states(batch, QUERY), self.states(batch, TITLE)
+        query_BH, title_BH = (_states(part, self.gru, batch) for part in self.words.values())
         return nn.functional.cosine_similarity(self.query(query_BH), self.title(title_BH))
 
 

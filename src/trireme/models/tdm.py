@@ -49,13 +49,14 @@ class TDM(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """(B, S) logits."""
         user_BW = self.user(batch[USER])
-        return self.logits(user_BW, self.nodes(batch).unflatten(0, (len(user_BW), -1)))
+        return _logits(self.mlp, user_BW, self.nodes(batch).unflatten(0, (len(user_BW), -1)))
 
-    def logits(self, user_BW: Tensor, nodes_BSW: Tensor) -> Tensor:
-        user = user_BW[:, None]
-        product = user * nodes_BSW
-        parts = [product, user - nodes_BSW, product.sum(2, keepdim=True)]
-        return cast(Tensor, self.mlp(torch.cat(parts, 2)).squeeze(2))
+
+def _logits(layers: nn.Module, user_BW: Tensor, nodes_BSW: Tensor) -> Tensor:
+    user = user_BW[:, None]
+    product = user * nodes_BSW
+    parts = [product, user - nodes_BSW, product.sum(2, keepdim=True)]
+    return cast(Tensor, layers(torch.cat(parts, 2)).squeeze(2))
 
 
 class BeamSearch(nn.Module):
@@ -68,7 +69,6 @@ class BeamSearch(nn.Module):
     """
 
     below: Tensor
-    logits = TDM.logits
 
     def __init__(self, model: TDM, tree: TreeIndex, *, keep: int) -> None:
         super().__init__()
@@ -90,20 +90,20 @@ class BeamSearch(nn.Module):
         places = torch.arange(begin, begin + self.sizes[level], device=rows_VW.device)
         found_BC = places.expand(len(user_BW), -1)
         for _ in range(level, last):
-            logits_BC = self._logits(user_BW, rows_VW, found_BC)
+            logits_BC = self._scores(user_BW, rows_VW, found_BC)
             best_BK = logits_BC.topk(min(self.keep, logits_BC.shape[1]), 1).indices
             chosen_BK = found_BC.gather(1, best_BK)
             # What is no node has no children: place -1 reads the last leaf's, which are none.
             found_BC = self.below[chosen_BK].flatten(1)
-        logits_BC = self._logits(user_BW, rows_VW, found_BC)
+        logits_BC = self._scores(user_BW, rows_VW, found_BC)
         lowest = torch.finfo(logits_BC.dtype).min
         scores = logits_BC.new_full((len(user_BW), num_leaves + 1), lowest)
         # What is no node goes behind the leaves.
         leaves_BC = torch.where(found_BC < 0, num_leaves, found_BC - (len(rows_VW) - num_leaves))
         return scores.scatter(1, leaves_BC, logits_BC)[:, :-1]
 
-    def _logits(self, user_BW: Tensor, rows_VW: Tensor, places_BC: Tensor) -> Tensor:
-        logits = self.logits(user_BW, rows_VW[places_BC])
+    def _scores(self, user_BW: Tensor, rows_VW: Tensor, places_BC: Tensor) -> Tensor:
+        logits = _logits(self.mlp, user_BW, rows_VW[places_BC])
         return logits.masked_fill(places_BC < 0, torch.finfo(logits.dtype).min)
 
 
