@@ -148,8 +148,8 @@ def test_deeprec_fills_in_ratings(cluster: Cluster) -> None:
     def batch(num: int) -> tuple[Batch, torch.Tensor]:
         taste = torch.from_numpy(draw.integers(0, 2, (num, 1)))
         ratings = 1.0 + 4 * ((torch.arange(12) % 2) == taste)
-        given = ratings * torch.from_numpy(draw.random((num, 12)) < 0.5)
-        return Batch({"ratings": given.float()}), ratings
+        rated = ratings * torch.from_numpy(draw.random((num, 12)) < 0.5)
+        return Batch({"ratings": rated.float()}), ratings
 
     train(model, rating_loss, [batch(50)[0] for _ in range(120)])
     tested, ratings = batch(200)
@@ -166,8 +166,8 @@ def test_a_rating_loss_is_of_given_ratings_and_of_what_is_made_again() -> None:
     batch = Batch({"ratings": torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]])})
     x, y, z = model(batch).values()
     torch.testing.assert_close(y, model.layers(x))
-    given = x[[0, 0, 1], [0, 2, 1]] - torch.tensor([1.0, 2.0, 3.0])
-    expected = given.square().mean() + (y - x).square().mean() + (z - y).square().mean()
+    errors = x[[0, 0, 1], [0, 2, 1]] - torch.tensor([1.0, 2.0, 3.0])
+    expected = errors.square().mean() + (y - x).square().mean() + (z - y).square().mean()
     torch.testing.assert_close(rating_loss(model(batch), batch), expected)
     for key, value, message in (
         ("hyper_parameters.optimizer.class", "Adam", "expected SGD, found 'Adam'"),

@@ -20,7 +20,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import ENSFM, MHCN, zoo
-from trireme.models.ensfm import AllItems, AllPairsLoss, Scores
+from trireme.models.ensfm import AllPairsLoss, ItemList, Scores
 from trireme.models.mhcn import AllRows, PairAndContrastLoss, Recommendation
 from trireme.models.social_graph import SocialGraph
 
@@ -72,7 +72,7 @@ def shoppers(users: list[int], taken: list[list[int]]) -> Batch:
         "taken": ragged(padded),
         "num_items": torch.full((num,), float(NUM_ITEMS)),
     }
-    return AllItems(2)(Batch(columns))
+    return ItemList(2)(Batch(columns))
 
 
 def test_ensfm_equals_its_formula_over_all_pairs(cluster: Cluster) -> None:
@@ -123,11 +123,11 @@ def test_ensfm_refuses_items_of_other_fields() -> None:
     assert batch["taken_places"].values.tolist() == [1, 2]
     assert batch["all_items"].values.tolist() == [value for fields in FIELDS for value in fields]
     with pytest.raises(BadRequest, match=r"expected 4 fields of each item.*found 26 ids"):
-        AllItems(4)(batch)
+        ItemList(4)(batch)
     with pytest.raises(BadRequest, match="expected 12 items and one more, found 26"):
-        AllItems(1)(batch)
+        ItemList(1)(batch)
     alone = Batch({"user": batch["user"], "items": batch["items"]})
-    assert "taken_places" not in AllItems(2, has_taken=False)(alone)
+    assert "taken_places" not in ItemList(2, has_taken=False)(alone)
     recipe = zoo.load("ensfm").create(Config({"runner": {"mode": "test"}}))
     assert recipe.evaluation.schema.names == ("user", "items")
     assert list(recipe.evaluation.metrics) == []
@@ -151,13 +151,13 @@ def test_a_graph_has_the_numbers_of_paddlerecs_reader(tmp_path: Path) -> None:
     lines = [line.replace(" ", "\t") + "\n" for line in ratings]
     (tmp_path / "ratings").write_text("".join(lines))
     (tmp_path / "trusts").write_text("a\tb\nb\ta\nb\td\nc\tb\na\tb\n")
-    found = SocialGraph.read(tmp_path / "ratings", tmp_path / "trusts")
+    social = SocialGraph.read(tmp_path / "ratings", tmp_path / "trusts")
     # Of the ratings >= 1 the first and the sixth are held back.
-    assert list(found.users) == ["a", "b", "c"]
-    assert list(found.items) == ["y", "x", "z", "w"]
-    assert found.taken.T.tolist() == [[0, 0], [1, 1], [1, 2], [2, 3]]
-    assert found.trusts.T.tolist() == [[0, 1], [1, 0], [2, 1]]
-    torch.testing.assert_close(found.taken_weights(), torch.tensor([1, 0.5**0.5, 0.5**0.5, 1]))
+    assert list(social.users) == ["a", "b", "c"]
+    assert list(social.items) == ["y", "x", "z", "w"]
+    assert social.taken.T.tolist() == [[0, 0], [1, 1], [1, 2], [2, 3]]
+    assert social.trusts.T.tolist() == [[0, 1], [1, 0], [2, 1]]
+    torch.testing.assert_close(social.taken_weights(), torch.tensor([1, 0.5**0.5, 0.5**0.5, 1]))
 
 
 def test_a_graph_refuses_other_files(tmp_path: Path) -> None:

@@ -46,13 +46,13 @@ def leaves(ids: list[int], position: int = 0) -> Batch:
 
 def test_a_tree_is_read_with_its_levels_and_paths(tmp_path: Path) -> None:
     gaps = [(7, 40), (8, 41), (10, 42), (14, 43)]
-    found = TreeIndex.read(write_tree(tmp_path / "tree.pb", gaps))
-    assert [layer.tolist() for layer in found.layers] == [[0], [1, 2], [3, 4, 6], [7, 8, 10, 14]]
-    places = found.places(np.array([43, 40, 42]))
+    tree = TreeIndex.read(write_tree(tmp_path / "tree.pb", gaps))
+    assert [layer.tolist() for layer in tree.layers] == [[0], [1, 2], [3, 4, 6], [7, 8, 10, 14]]
+    places = tree.places(np.array([43, 40, 42]))
     assert places.tolist() == [3, 0, 2]
-    assert found.paths(places, 1).tolist() == [[2, 6, 14], [1, 3, 7], [1, 4, 10]]
+    assert tree.paths(places, 1).tolist() == [[2, 6, 14], [1, 3, 7], [1, 4, 10]]
     with pytest.raises(DataError, match="expected ids of leaves, found 44"):
-        found.places(np.array([40, 44]))
+        tree.places(np.array([40, 44]))
     wide = TreeIndex.read(write_tree(tmp_path / "wide.pb", [(4, 1), (12, 300)], branch=3))
     assert [layer.tolist() for layer in wide.layers] == [[0], [1, 3], [4, 12]]
 

@@ -59,11 +59,11 @@ def rating_loss(outputs: dict[str, Tensor], batch: Batch) -> Tensor:
     """The mean squared error of the given ratings; plus those of each output that was made of
     another one. Without re-feeding its root is the RMSE.
     """
-    given = cast(Tensor, batch[RATINGS])
-    found, *refed = outputs.values()
-    is_rated = given != 0
-    error = ((found - given) * is_rated).square().sum() / is_rated.sum().clamp(min=1)
-    before = [found, *refed][:-1]
+    ratings = cast(Tensor, batch[RATINGS])
+    first, *refed = outputs.values()
+    is_rated = ratings != 0
+    error = ((first - ratings) * is_rated).square().sum() / is_rated.sum().clamp(min=1)
+    before = [first, *refed][:-1]
     again = [nn.functional.mse_loss(y, x.detach()) for x, y in zip(before, refed, strict=True)]
     return torch.stack([error, *again]).sum()
 

@@ -35,7 +35,7 @@ class ENSFM(nn.Module):
     the fields' weights, plus <s, sum over pairs of fields of their product>.
 
     Columns: "user", the fields of a user; "all_items", those of all items, and "taken_places",
-    which items a user took; AllItems adds both.
+    which items a user took; ItemList adds both.
 
     Args:
         users, items: tables of dim 1 + D, the weight of a field, then its vector.
@@ -111,7 +111,7 @@ class AllPairsLoss:
 
 
 @dataclass(frozen=True)
-class AllItems:
+class ItemList:
     """Adds "all_items" to a batch, and "taken_places" if it says what was taken.
 
     Each example of PaddleRec's reader has the fields of all items, of which those of the first one
@@ -130,7 +130,7 @@ class AllItems:
         num -= 1
         if rest or num < 1:
             raise BadRequest(
-                f"AllItems: expected {self.fields} fields of each item, as"
+                f"ItemList: expected {self.fields} fields of each item, as"
                 f" hyper_parameters.item_fields, found {len(ids)} ids"
             )
         batch = with_items(batch, ALL, ids[: num * self.fields])
@@ -138,7 +138,7 @@ class AllItems:
             return batch
         column: Any = batch[NUM_ITEMS]
         if (num_found := int(column[0])) != num:
-            raise BadRequest(f"AllItems: expected {num_found} items and one more, found {num + 1}")
+            raise BadRequest(f"ItemList: expected {num_found} items and one more, found {num + 1}")
         taken = batch[TAKEN]
         assert isinstance(taken, Ragged)
         places = kept(taken, lambda place: place < num)
@@ -174,11 +174,11 @@ def create(config: Config) -> Recipe:
         optimizer=hyper.optimizer(model),
         label=None,
         schema=schema,
-        prepare=AllItems(fields),
+        prepare=ItemList(fields),
         evaluation=Evaluation(
             model=Scores(model),
             metrics=[TopK(k, label=PLACES) for k in (5, 10, 20)] if has_taken else [],
             schema=schema if has_taken else Schema(user_and_items),
-            prepare=AllItems(fields, has_taken),
+            prepare=ItemList(fields, has_taken),
         ),
     )

@@ -111,7 +111,7 @@ class HyperParameters:
 
     def only(self, key: str, value: Any) -> None:
         """A key whose other values the model does not follow."""
-        self._checked(key, value, repr(value), lambda found: found == value)
+        self._checked(key, value, repr(value), lambda actual: actual == value)
 
     def names(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
         """Names of features: a list of at least one string."""

@@ -55,8 +55,8 @@ class TreeIndex:
     def places(self, leaf_ids: Ints) -> Ints:
         """Their places among the leaves. Raises DataError: an id that no leaf has."""
         order = np.argsort(self.leaf_ids)
-        found = np.searchsorted(self.leaf_ids, leaf_ids, sorter=order).clip(max=len(order) - 1)
-        places: Ints = order[found]
+        nearest = np.searchsorted(self.leaf_ids, leaf_ids, sorter=order).clip(max=len(order) - 1)
+        places: Ints = order[nearest]
         is_other = self.leaf_ids[places] != leaf_ids
         if is_other.any():
             raise DataError(f"TreeIndex: expected ids of leaves, found {leaf_ids[is_other][0]}")
