@@ -3,9 +3,10 @@
 python -m benchmarks.paddlerec FOLDER [--only TEXT] [--limit_s S] [--page docs/paddlerec.md]
 
 Each YAML file whose training data lie in FOLDER trains alone, trains as a job of one server and two
-workers, infers, and starts warm from what it has saved. What is changed is what docs/paddlerec.md
-says: the import of each reader, and the model's name. Epochs are cut to one. The page gets a table
-with the sentence that a user gets where a run fails.
+workers, infers, and starts warm from what it has saved. One that starts from what a neighbour
+saves gets that first. What is changed is what docs/paddlerec.md says: the import of each reader,
+and the model's name. Epochs are cut to one. The page gets a table with the sentence that a user
+gets where a run fails.
 """
 
 from __future__ import annotations
@@ -91,6 +92,11 @@ def _run_steps(where: Path, path: Path, case: Case, limit_s: float) -> dict[str,
     command = [sys.executable, "-m", "trireme"]
     one = [f"model={case.model}"] if case.model else []
     one += ["runner.epochs=1", "runner.infer_start_epoch=0", "runner.infer_end_epoch=1"]
+    start_key, before = start_of(path)
+    if before is not None:
+        run = [*command, "run", "-m", str(before.relative_to(where)), "-o", *one]
+        if (result := outcome(run, where, path.parent, limit_s)) != _OK:
+            return dict.fromkeys(STEPS, "-") | {"train": result}
     one += ["runner.model_save_path=saved", "runner.infer_load_path=saved"]
     yaml = ["-m", str(path.relative_to(where)), "-o", *one]
     job = ["launch", "--server_num", "1", "--worker_num", "2"]
@@ -99,7 +105,7 @@ def _run_steps(where: Path, path: Path, case: Case, limit_s: float) -> dict[str,
         "launch": [*job, *yaml, "runner.model_save_path=saved_job"],
         "infer": ["run", "--infer", *yaml],
         "warm start": [
-            "run", *yaml, "runner.warmup_model_path=saved/0", "runner.model_save_path=saved_warm",
+            "run", *yaml, f"{start_key}=saved/0", "runner.model_save_path=saved_warm",
         ],
     }  # fmt: skip
     results: dict[str, str] = {}
@@ -109,6 +115,22 @@ def _run_steps(where: Path, path: Path, case: Case, limit_s: float) -> dict[str,
             continue
         results[name] = outcome([*command, *arguments], where, path.parent, limit_s)
     return results
+
+
+def start_of(path: Path) -> tuple[str, Path | None]:
+    """The key of the model that a YAML file starts from, and the file beside it that saves this
+    model, if the key has a value. The first one whose training data are there counts.
+    """
+    config = Config.load(path)
+    keys = ("runner.warmup_model_path", "runner.model_init_path")
+    key = next((key for key in keys if config.get(key, None)), keys[0])
+    start = config.get(key, None)
+    for other in sorted(path.parent.glob("*.yaml")) if start else []:
+        saving = Config.load(other)
+        data = path.parent / str(saving.get("runner.train_data_dir", ""))
+        if saving.get("runner.model_save_path", None) == str(Path(start).parent) and data.is_dir():
+            return key, other
+    return key, None
 
 
 def outcome(command: Sequence[str], where: Path, folder: Path, limit_s: float) -> str:

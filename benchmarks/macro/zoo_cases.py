@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import runpy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,27 @@ from benchmarks.macro import zoo_text
 from examples.planted import behaviour as planted
 from trireme.data import ArrayDataset, Batch, Dense, Label, Ragged, Schema, SkipGramDataset, Sparse
 from trireme.models import (
+    CRITEO_FEATURES,
+    DCN,
+    DIFM,
     DIN,
     DLRM,
     ESMM,
+    FFM,
+    FLEN,
     FM,
     LR,
+    AutoInt,
     CtrDnn,
     DCNv2,
+    DeepFEFM,
     DeepFM,
+    GateNet,
     SkipGram,
     SlotDnn,
     TwoTower,
     WideDeep,
+    XDeepFM,
 )
 from trireme.models.din import HISTORY, TARGET
 from trireme.models.esmm import esmm_loss
@@ -38,7 +47,7 @@ from trireme.models.two_tower import ITEM, USER, InBatchSoftmax
 from trireme.models.word2vec import skip_gram_loss
 
 _ADULT = Path(__file__).resolve().parents[2] / "examples" / "adult.py"
-_DIM = 8
+_DIM, _FIELD_DIM = 8, 4
 _LAYERS = (64, 32)
 _ESMM_FEATURES = ("a", "b", "c", "d")
 _K = 20
@@ -267,8 +276,12 @@ _ADAGRAD = tr.optim.Adagrad(lr=0.05, initial_accumulator_value=0.1)
 _ADAM = tr.optim.Adam(lr=2e-3)
 
 
-def _clicks(rule: tr.optim.Rule, **inputs: Any) -> dict[str, Make]:
-    """The click models on the same inputs."""
+def _clicks(
+    rule: tr.optim.Rule, features: Sequence[str] = CRITEO_FEATURES, num_dense: int = 13
+) -> dict[str, Make]:
+    """The click models on the same inputs; FLEN on the features alone, in two fields."""
+    inputs: dict[str, Any] = {"features": features, "num_dense": num_dense}
+    num = len(features) + num_dense
 
     def table(seed: int, dim: int = _DIM, name: str = "embedding") -> tr.Table:
         return tr.Table(name, dim=dim, optimizer=rule, seed=seed)
@@ -280,6 +293,16 @@ def _clicks(rule: tr.optim.Rule, **inputs: Any) -> dict[str, Make]:
         "ctr_dnn": lambda seed: CtrDnn(table(seed), **deep),
         "wide_deep": lambda seed: WideDeep(table(seed, 1, "wide"), table(seed), **deep),
         "deepfm": lambda seed: DeepFM(table(seed, 1 + _DIM), **deep),
+        "dcn": lambda seed: DCN(table(seed), num_cross=2, **deep),
+        "xdeepfm": lambda seed: XDeepFM(table(seed, 1 + _DIM), interaction=(32, 16), **deep),
+        "autoint": lambda seed: AutoInt(table(seed), attention=(32, 32), **inputs),
+        "ffm": lambda seed: FFM(table(seed, 1 + num * _FIELD_DIM), **inputs),
+        "deepfefm": lambda seed: DeepFEFM(table(seed, 1 + _DIM), **deep),
+        "difm": lambda seed: DIFM(table(seed, 1 + _DIM), dense_layers=(32,), **deep),
+        "gatenet": lambda seed: GateNet(table(seed), **deep),
+        "flen": lambda seed: FLEN(
+            table(seed, 1 + _DIM), fields=[features[::2], features[1::2]], layers=_LAYERS
+        ),
         "dcn_v2": lambda seed: DCNv2(table(seed), rank=16, experts=2, stacked=True, **deep),
         "dlrm": lambda seed: DLRM(table(seed), bottom=(32, _DIM), top=_LAYERS, **inputs),
     }

@@ -179,6 +179,9 @@ def test_a_model_beside_a_paddle_program_is_the_model(folder: Path, tmp_path: Pa
     (tmp_path / "model.py").write_text(MODEL)
     loaded = Config.load(config)
     assert model_source(loaded, Settings.read(loaded)) == tmp_path / "model.py"
+    named = Config.load(config, ["model=deepfm"])
+    assert model_source(named, Settings.read(named)) == "deepfm"
+    assert "runner.model_path" not in named.unread()
 
 
 def test_a_reader_class_feeds_the_model_as_in_paddlerec(

@@ -138,6 +138,33 @@ TEXT = """
         *words, label = [int(word) for word in line.split()]
         yield np.array(words), np.array([label])
 """
+RATINGS = """
+        yield np.array([[float(rating) for rating in line.split()]]).astype("float32")
+"""
+# A Dataset whose examples have numbers. Each has the fields of all items, and of the first again.
+ENSFM = """
+from pathlib import Path
+
+import numpy as np
+from torch.utils.data import Dataset
+
+
+class RecDataset(Dataset):
+    def __init__(self, file_list, config):
+        super().__init__()
+        assert config.get("runner.mode", "test") == "train"
+        texts = [Path(name).read_text() for name in file_list]
+        self.lines = [line.split() for text in texts for line in text.splitlines()]
+        self.items = [[10 + item, item % 2] for item in (*range(8), 0)]
+
+    def __len__(self):
+        return len(self.lines)
+
+    def __getitem__(self, number):
+        user, *taken = [int(value) for value in self.lines[number]]
+        taken = np.array(taken + [8] * (3 - len(taken)))
+        return np.array([20 + user, user % 2]), np.array(self.items), taken, np.array(8)
+"""
 
 
 def write(name: str, folder: Path) -> Path:
@@ -152,8 +179,11 @@ def write(name: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(text)
     (folder / "counts.txt").write_text("5\n" * 12)
+    (folder / "ratings.txt").write_text("".join(_rating_lines()))
+    (folder / "trusts.txt").write_text("".join(f"{u}\t{(u + 2) % 10}\n" for u in range(10)))
     for reader, (prepare, body) in readers.items():
-        (folder / f"{reader}.py").write_text(HEAD.format(prepare=prepare) + body)
+        head = HEAD.format(prepare=prepare) if prepare else ""
+        (folder / f"{reader}.py").write_text(head + body)
     for part, num_files in (("train", 2), ("test", 1)):
         (folder / "data" / part).mkdir(parents=True)
         for number in range(num_files):
@@ -228,6 +258,32 @@ def _text(draw: random.Random, _: str) -> str:
     words = [draw.randrange(3, 20) for _ in range(6)]
     words[draw.randrange(6)] = 1 + label
     return " ".join(map(str, (*words, 0, 0, label)))
+
+
+def _rated(draw: random.Random, _: str) -> str:
+    taste = draw.randrange(2)
+    ratings = [(1 + 4 * (item % 2 == taste)) * draw.randrange(2) for item in range(6)]
+    return " ".join(map(str, ratings))
+
+
+def _shopper(draw: random.Random, _: str) -> str:
+    user = draw.randrange(20)
+    taken = draw.sample(range(user % 2, 8, 2), draw.randrange(1, 4))
+    return " ".join(map(str, (user, *taken)))
+
+
+def _rating_lines() -> list[str]:
+    """Users take the items of their kind; of five lines the first one is held back for tests. So
+    items are numbered 0, 2, 4, 6, 1, 3, 5, 7.
+    """
+    items = [(user, item) for user in range(10) for item in (0, 0, 2, 4, 6)]
+    return [f"{user}\t{item + user % 2}\t2\n" for user, item in items]
+
+
+def _three_numbers(draw: random.Random, _: str) -> str:
+    user = draw.randrange(10)
+    right, wrong = (4 * (kind % 2) + draw.randrange(4) for kind in (user, user + 1))
+    return f"{user},{right},{wrong}"
 
 
 PAIR = """
@@ -342,5 +398,25 @@ _MODELS: dict[str, _Model] = {
          "cnn_filter_size3: 3", "emb_dim: 8", "hid_dim: 8", "class_dim: 2"],
         [],
         {"reader": ("pass", TEXT)},
+    ),
+    "deeprec": (
+        _rated,
+        ["optimizer: {class: SGD, learning_rate: 0.05, momentum: 0.9, weight_decay: 0.0}",
+         "dp_drop_prob: 0.0", "layer_sizes: [6, 8, 4]"],
+        ["mode: train"],
+        {"reader": ("config.get('runner.mode')", RATINGS)},
+    ),
+    "ensfm": (
+        _shopper,
+        ["optimizer: {class: adam, learning_rate: 0.05}", "num_users: 99", "num_items: 99",
+         "mf_dim: 8", "negative_weight: 0.5"],
+        ["mode: train"],
+        {"reader": ("", ENSFM)},
+    ),
+    "mhcn": (
+        _three_numbers,
+        ["optimizer: {class: Adam, learning_rate: 0.05}", "n_layer: 2", "num_factors: 8"],
+        ["rating_file: ratings.txt", "relation_file: trusts.txt", "is_train: True", "top_k: 4"],
+        {"reader": ("pass", PAIR)},
     ),
 }  # fmt: skip

@@ -28,6 +28,19 @@ def test_a_yaml_with_its_data_is_a_case_and_has_the_zoos_name(tmp_path: Path) ->
     assert list(paddlerec.find_cases(tmp_path, "absent")) == []
 
 
+def test_a_yaml_that_starts_from_what_another_one_saves_names_it(tmp_path: Path) -> None:
+    for name, runner in (
+        ("a", "{model_save_path: out, train_data_dir: absent}"),
+        ("b", "{model_save_path: out, train_data_dir: .}"),
+        ("c", "{model_init_path: out/0, model_save_path: elsewhere}"),
+        ("d", "{warmup_model_path: somewhere/0}"),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(f"runner: {runner}\n")
+    starts = [paddlerec.start_of(tmp_path / f"{name}.yaml") for name in "bcd"]
+    warm, init = "runner.warmup_model_path", "runner.model_init_path"
+    assert starts == [(warm, None), (init, tmp_path / "b.yaml"), (warm, None)]
+
+
 def test_a_cell_is_the_sentence_of_the_error(tmp_path: Path) -> None:
     sentence = paddlerec.reason(OUTPUT.format(folder=tmp_path), tmp_path)
     assert sentence == "trireme run: error: reader.py: expected 3 arrays"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch.export import Dim
 
 import trireme as tr
+from tests.paddlerec.tree import write_tree
 from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
 from trireme.dense.adam_d2sum import AdamD2Sum
@@ -20,26 +22,55 @@ from trireme.models import zoo
 TWO_OF_EACH = (
     *("hist_item_seq", "hist_cat_seq", "neg_hist_item_seq", "neg_hist_cat_seq", "negatives"),
     *("hist_item", "eval_item", "history", "cate", "position", "text", "neg_tag"),
+    *("sentence_left", "sentence_right", "query", "pos_title", "neg_title"),
 )
 
 
+SIZES = {**dict.fromkeys(TWO_OF_EACH, 2), "items": 6}
+
+
 def batch_of(schema: Schema, num: int = 6) -> Batch:
-    """Some examples of a schema; histories and negatives have two ids."""
+    """Some examples of a schema; histories and negatives have two ids. Of ensfm there are two
+    items, and a third one for none, of two fields each.
+    """
     columns: dict[str, Any] = {}
     for field in schema.fields:
         if not isinstance(field, Sparse):
             shape = (num, field.dim) if isinstance(field, Dense) else (num,)
             columns[field.name] = (torch.rand(shape) > 0.5).float()
-    sizes = [2 if name in TWO_OF_EACH else 1 for name in schema.sparse for _ in range(num)]
-    offsets = torch.tensor([0, *sizes]).cumsum(0)
-    values = torch.randint(1, 1000, (int(offsets[-1]),))
-    return Batch(columns, Bags(schema.sparse, values, offsets))
+            if field.name == "num_items":
+                columns[field.name].fill_(2)
+    sizes = [SIZES.get(name, 1) for name in schema.sparse for _ in range(num)]
+    offsets = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
+    bags = Bags(schema.sparse, torch.randint(1, 1000, (int(offsets[-1]),)), offsets)
+    if "taken" in schema.sparse:
+        bags["taken"].values.remainder_(3)
+    if "unit_id" in schema.sparse:  # of leaves
+        bags["unit_id"].values.remainder_(8).add_(7)
+    return Batch(columns, bags)
+
+
+def config_of(name: str, path: Path, folder: Path) -> Config:
+    """A configuration, with the files that a model reads before it is made."""
+    if name == "tdm":
+        tree = write_tree(folder / "tree.pb", [(code, code) for code in range(7, 15)])
+        return Config.load(path, [f"hyper_parameters.tree_path={tree}"])
+    if name != "mhcn":
+        return Config.load(path)
+    rated = [(user, (3 * user + i) % 7) for user in range(10) for i in range(3)]
+    (folder / "ratings").write_text("".join(f"{user}\t{item}\t2\n" for user, item in rated))
+    trusts = [(user, (user + 1) % 10) for user in range(10)]
+    (folder / "trusts").write_text("".join(f"{one}\t{other}\n" for one, other in trusts))
+    files = {"rating_file": folder / "ratings", "relation_file": folder / "trusts"}
+    return Config.load(path, [f"runner.{key}={file}" for key, file in files.items()])
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-def test_a_model_is_made_from_its_configuration_and_learns_a_step_in_both_types(name: str) -> None:
+def test_a_model_is_made_from_its_configuration_and_learns_a_step_in_both_types(
+    name: str, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
-    config = Config.load(zoo.config_path(name))
+    config = config_of(name, zoo.config_path(name), tmp_path)
     recipe = zoo.load(name).create(config)
     assert recipe.schema is not None
     assert [key for key in config.unread() if not key.startswith("runner.")] == []
@@ -64,10 +95,10 @@ def test_a_model_is_made_from_its_configuration_and_learns_a_step_in_both_types(
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Any) -> None:
+def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Path) -> None:
     empty = tmp_path / "empty.yaml"
     empty.write_text("{}")
-    recipe = zoo.load(name).create(Config.load(empty))
+    recipe = zoo.load(name).create(config_of(name, empty, tmp_path))
     assert recipe.schema is not None
     assert (recipe.optimizer is None) == (name == "word2vec")
 
@@ -75,12 +106,16 @@ def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Any) -> None:
 EXPORTED = (
     *("bst", "dien", "din", "dssm", "escm2", "esmm", "flen", "mind", "mmoe", "ncf", "ple"),
     *("share_bottom", "slot_dnn", "tagspace", "textcnn", "two_tower", "word2vec"),
+    *("deeprec", "match_pyramid", "multiview_simnet"),
 )
 
 
+# torch's export says so of every nn.GRU.
+@pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")
 @pytest.mark.parametrize("name", EXPORTED)
 def test_forward_is_exported_and_serves_batches_of_other_sizes(name: str) -> None:
-    small = {"slot_num": 3, "max_len": 4, "neg_samples": 5}
+    small: dict[str, Any] = {"slot_num": 3, "max_len": 4, "neg_samples": 5}
+    small |= {"query_len": 4, "pos_len": 4, "neg_len": 4, "layer_sizes": [30, 20]}
     recipe = zoo.load(name).create(Config({"hyper_parameters": small}))
     model = recipe.model.eval()
     with embedded() as cluster:

@@ -7,11 +7,13 @@ from trireme.models.dcn import DCN
 from trireme.models.dcn_v2 import DCNv2
 from trireme.models.deepfefm import DeepFEFM
 from trireme.models.deepfm import DeepFM
+from trireme.models.deeprec import DeepRec
 from trireme.models.dien import DIEN
 from trireme.models.difm import DIFM
 from trireme.models.din import DIN
 from trireme.models.dlrm import DLRM
 from trireme.models.dssm import DSSM
+from trireme.models.ensfm import ENSFM
 from trireme.models.escm2 import ESCM2
 from trireme.models.esmm import ESMM
 from trireme.models.ffm import FFM
@@ -20,13 +22,17 @@ from trireme.models.fm import FM
 from trireme.models.gatenet import GateNet
 from trireme.models.inputs import CRITEO_FEATURES
 from trireme.models.lr import LR
+from trireme.models.match_pyramid import MatchPyramid
+from trireme.models.mhcn import MHCN
 from trireme.models.mind import MIND
 from trireme.models.mmoe import MMoE
+from trireme.models.multiview_simnet import MultiviewSimnet
 from trireme.models.ncf import NCF
 from trireme.models.ple import PLE
 from trireme.models.share_bottom import ShareBottom
 from trireme.models.slot_dnn import SlotDnn
 from trireme.models.tagspace import TagSpace
+from trireme.models.tdm import TDM
 from trireme.models.textcnn import TextCNN
 from trireme.models.two_tower import Tower, TwoTower
 from trireme.models.wide_deep import WideDeep
@@ -47,6 +53,8 @@ __all__ = [
     "DSSM",
     "DeepFEFM",
     "DeepFM",
+    "DeepRec",
+    "ENSFM",
     "ESCM2",
     "ESMM",
     "FFM",
@@ -54,13 +62,17 @@ __all__ = [
     "FM",
     "GateNet",
     "LR",
+    "MHCN",
     "MIND",
     "MMoE",
+    "MatchPyramid",
+    "MultiviewSimnet",
     "NCF",
     "PLE",
     "ShareBottom",
     "SkipGram",
     "SlotDnn",
+    "TDM",
     "TagSpace",
     "TextCNN",
     "Tower",

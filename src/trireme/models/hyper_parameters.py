@@ -17,6 +17,7 @@ sparse_feature_number, the size of PaddleRec's table, has no counterpart: a tabl
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,13 +69,15 @@ class HyperParameters:
         expected = f"an integer >= {least}"
         return int(self._checked(key, default, expected, lambda n: type(n) is int and n >= least))
 
-    def number(self, key: str, default: float) -> float:
-        """A number above 0."""
+    def number(self, key: str, default: float, *, may_be_zero: bool = False) -> float:
+        """A number above 0, or not below it."""
 
-        def is_positive(value: Any) -> bool:
-            return type(value) in (int, float) and 0 < value < math.inf
+        def is_right(value: Any) -> bool:
+            is_number = type(value) in (int, float) and 0 <= value < math.inf
+            return is_number and (may_be_zero or value > 0)
 
-        return float(self._checked(key, default, "a number > 0", is_positive))
+        expected = f"a number {'>=' if may_be_zero else '>'} 0"
+        return float(self._checked(key, default, expected, is_right))
 
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
@@ -89,6 +92,26 @@ class HyperParameters:
 
         expected = "a list of positive integers" + (f", at least {least}" if least else "")
         return tuple(self._checked(key, default, expected, are_sizes))
+
+    def counts(self, key: str, default: Sequence[int]) -> tuple[int, ...]:
+        """A list of integers >= 0."""
+
+        def are_counts(value: Any) -> bool:
+            is_list = isinstance(value, (list, tuple))
+            return is_list and all(type(count) is int and count >= 0 for count in value)
+
+        return tuple(self._checked(key, default, "a list of integers >= 0", are_counts))
+
+    def pair(self, key: str, default: tuple[int, int]) -> tuple[int, int]:
+        """Two sizes."""
+        first, second, *more = self.sizes(key, default, least=2)
+        if more:
+            raise BadRequest(f"hyper_parameters.{key}: expected two sizes, found {self.get(key)}")
+        return first, second
+
+    def only(self, key: str, value: Any) -> None:
+        """A key whose other values the model does not follow."""
+        self._checked(key, value, repr(value), lambda actual: actual == value)
 
     def names(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
         """Names of features: a list of at least one string."""
@@ -140,6 +163,7 @@ class HyperParameters:
         *,
         dim: int | None = None,
         show_click: ShowClick | None = None,
+        weight_decay: float = 0.0,
         **options: Any,
     ) -> Table:
         """A table as table_parameters describes it; what it leaves out is taken from the options
@@ -148,18 +172,22 @@ class HyperParameters:
         Args:
             dim: floats per key that the model computes with; default sparse_feature_dim.
             show_click: columns that count shows and clicks of examples.
+            weight_decay: of the configured optimizer.
         """
         width = self.dim if dim is None else dim
         _, rule = self._optimizer()
-        default: dict[str, Any] = {"dim": width, "optimizer": rule(lr=self.learning_rate)}
+        optimizer = rule(lr=self.learning_rate, weight_decay=weight_decay)
+        default: dict[str, Any] = {"dim": width, "optimizer": optimizer}
         if self.get("init_range") is not None:
             bound = self.number("init_range", 1.0)
             options["initializer"] = Uniform(-bound, bound)
         configured = table_options(self._config, name, width, show_click)
         return Table(name, **{**default, **options, **configured})
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
-        """The configured optimizer of the dense parameters; None if there are none."""
+    def optimizer(self, model: nn.Module, **options: Any) -> torch.optim.Optimizer | None:
+        """The configured optimizer of the dense parameters, with these options; None if there are
+        none.
+        """
         cls, _ = self._optimizer()
         if self.flag("adam_d2sum", False):
             if cls is not torch.optim.Adam:
@@ -171,7 +199,7 @@ class HyperParameters:
         parameters = list(model.parameters())
         if not parameters:
             return None
-        return cls(parameters, lr=self.learning_rate)  # type: ignore[call-arg]
+        return cls(parameters, lr=self.learning_rate, **options)  # type: ignore[call-arg]
 
     def _optimizer(self) -> tuple[type[torch.optim.Optimizer], type[optim.Rule]]:
         name = str(self.get("optimizer.class", "Adam"))
@@ -180,6 +208,17 @@ class HyperParameters:
                 f"hyper_parameters.optimizer.class: expected Adam, Adagrad or SGD, found {name!r}"
             )
         return _OPTIMIZERS[name.lower()]
+
+
+def file_of(config: Config, key: str) -> Path:
+    """The file that a key names; its path starts at the folder of the configuration.
+
+    Raises BadRequest: no name.
+    """
+    name = config.get(key, None)
+    if not isinstance(name, str):
+        raise BadRequest(f"{key}: expected a file, found {name!r}")
+    return (Path() if config.path is None else config.path.parent) / name
 
 
 def click_recipe(

@@ -20,7 +20,7 @@ from trireme.initializer import Uniform
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
-from trireme.models.sequences import SequenceRows
+from trireme.models.sequences import SequenceRows, kept
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
@@ -206,10 +206,7 @@ class AllItems:
 
     def __call__(self, batch: Batch) -> Batch:
         answers: Any = batch[_ANSWERS]
-        begin, end = int(answers.offsets[0]), int(answers.offsets[-1])
-        items, ends = answers.values[begin:end], answers.offsets - begin
-        kept = nn.functional.pad((items != 0).cumsum(0), (1, 0))[ends]
-        columns = {**batch.columns, "answers": Ragged(items[items != 0], kept)}
+        columns = {**batch.columns, "answers": kept(answers, lambda item: item != 0)}
         return with_items(Batch(columns, batch.bags), ALL, torch.arange(self.num_items))
 
 

@@ -3,6 +3,7 @@
 Shapes: B examples, N ids, L places of a sequence, D floats per row.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -57,3 +58,12 @@ class SequenceRows(nn.Module):
         index_BL = torch.where(is_there_BL, places_BL + offsets_B1[0], values.shape[0])
         padded = nn.functional.pad(values, (0, 1), value=self.padding_key)
         return Sequences(rows_BLD, padded[index_BL] != self.padding_key)
+
+
+def kept(column: Ragged, is_kept: Callable[[Tensor], Tensor]) -> Ragged:
+    """The bags of a column without the ids of which this is false."""
+    begin, end = int(column.offsets[0]), int(column.offsets[-1])
+    ids_N = column.values[begin:end]
+    mask_N = is_kept(ids_N)
+    ends = nn.functional.pad(mask_N.cumsum(0), (1, 0))[column.offsets - begin]
+    return Ragged(ids_N[mask_N], ends)

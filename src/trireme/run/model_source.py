@@ -16,7 +16,12 @@ log = logging.getLogger("trireme")
 PADDLE_FILES = ("static_model.py", "dygraph_model.py")
 _ZOO = Path(__file__).parents[1] / "models"
 # PaddleRec's folders whose models have another name here.
-_OTHER_NAMES = {"dnn": "ctr_dnn", "logistic_regression": "lr"}
+_OTHER_NAMES = {
+    "dnn": "ctr_dnn",
+    "logistic_regression": "lr",
+    "match-pyramid": "match_pyramid",
+    "multiview-simnet": "multiview_simnet",
+}
 _IMPORTS_PADDLE = re.compile(r"^\s*(import|from)\s+paddle\b", re.MULTILINE)
 
 
@@ -40,7 +45,8 @@ def model_source(config: Config, settings: Settings) -> Path | str:
     Raises BadRequest: neither is there, or the file is a Paddle program.
     """
     folder, model = settings.folder, settings.folder / "model.py"
-    named = settings.model or config.get("runner.model_path", None)
+    in_file = config.get("runner.model_path", None)  # read also where -o model=NAME replaces it
+    named = settings.model or in_file
     if named is None:
         if not model.is_file():
             raise BadRequest(_nothing(folder))
