@@ -115,6 +115,44 @@ def test_a_class_may_yield_batches() -> None:
         list(mixed)
 
 
+class Numbered(torch.utils.data.Dataset[Any]):
+    """Examples that have numbers, and no end but their length."""
+
+    def __init__(self, files: list[str]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, number: int) -> list[Any]:
+        return [[0], [number], [], [len(self.files), 0]]
+
+
+def test_workers_take_batches_in_turn_of_a_dataset_whose_examples_have_numbers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shared = ExampleDataset(
+        Numbered, ["a", "b"], schema=SCHEMA, batch_size=3, name="reader.py", needs_all_files=True
+    )
+    batches = [list(shared.stream(i, 2)) for i in range(2)]
+    numbers = [[batch.bags.values.tolist() for batch in part] for part in batches]
+    assert numbers == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9]]]
+    assert batches[0][0]["d"].tolist() == [[2, 0]] * 3
+    assert not caplog.messages
+
+
+def test_an_array_is_a_batch_of_a_dense_field_alone() -> None:
+    def batches(*arrays: Any) -> list[Any]:
+        schema = Schema([Dense("d", 2)])
+        made = ExampleDataset(lambda _: arrays, schema=schema, batch_size=9, name="reader.py")
+        return [batch["d"].tolist() for batch in made]
+
+    assert batches(np.ones((3, 2)), torch.zeros(1, 2)) == [[[1, 1]] * 3, [[0, 0]]]
+    for shape in ((3, 4), (2,)):
+        with pytest.raises(DataError, match=r"an array \(B, 2\), for Dense.*'d'.*found shape"):
+            batches(np.ones(shape))
+
+
 @pytest.mark.parametrize(
     ("example", "message"),
     [

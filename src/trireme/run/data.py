@@ -203,4 +203,6 @@ def _examples(
         batch_size=part.batch_size,
         name=str(part.reader),
         own_files=own_files,
+        # torch's Dataset, whose examples have numbers, reads what it wants of the files.
+        needs_all_files=hasattr(cls, "__getitem__") and not hasattr(cls, "__iter__"),
     )

@@ -16,7 +16,12 @@ log = logging.getLogger("trireme")
 PADDLE_FILES = ("static_model.py", "dygraph_model.py")
 _ZOO = Path(__file__).parents[1] / "models"
 # PaddleRec's folders whose models have another name here.
-_OTHER_NAMES = {"dnn": "ctr_dnn", "logistic_regression": "lr"}
+_OTHER_NAMES = {
+    "dnn": "ctr_dnn",
+    "logistic_regression": "lr",
+    "match-pyramid": "match_pyramid",
+    "multiview-simnet": "multiview_simnet",
+}
 _IMPORTS_PADDLE = re.compile(r"^\s*(import|from)\s+paddle\b", re.MULTILINE)
 
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,13 +48,15 @@ class ExampleDataset:
 
     An example is a list or tuple of arrays in the order of the schema: the keys of a sparse
     feature, the numbers of a dense one, one number of a label. Anything else is a batch already, as
-    loaders may yield it.
+    loaders may yield it: see as_batch; or an array, of a dense field alone.
 
     Args:
-        examples: makes a new iterable of files for every pass.
+        examples: makes a new iterable of files for every pass, or a Dataset of torch whose examples
+            have numbers.
         files: that have the examples.
         name: of the source of the examples, for messages.
         own_files: the examples are this worker's own; it takes all of them.
+        needs_all_files: the files do not divide the examples: workers take batches in turn.
 
     Raises:
         BadRequest: a schema with strings.
@@ -62,19 +64,21 @@ class ExampleDataset:
 
     def __init__(
         self,
-        examples: Callable[[list[str]], Iterable[Any]],
+        examples: Callable[[list[str]], Any],
         files: Sequence[str] = (),
         *,
         schema: Schema,
         batch_size: int,
         name: str,
         own_files: bool = False,
+        needs_all_files: bool = False,
     ) -> None:
         for field in schema.fields:
             if isinstance(field, InsId | Content):
                 raise BadRequest(f"{name}: expected fields of numbers, found {field}")
         self._examples, self._files, self.schema = examples, list(files), schema
         self._batch_size, self._name, self._own_files = batch_size, name, own_files
+        self._needs_all_files = needs_all_files
 
     def __iter__(self) -> Iterator[Batch]:
         return self.stream(0, 1)
@@ -87,8 +91,12 @@ class ExampleDataset:
         """
         skip = start[0] + 1 if start else 0
         files, first, step = self._files, index, num_streams
-        if self._own_files or len(files) >= num_streams:
-            files, first, step = files if self._own_files else files[index::num_streams], 0, 1
+        if self._own_files:
+            first, step = 0, 1
+        elif self._needs_all_files:
+            pass
+        elif len(files) >= num_streams:
+            files, first, step = files[index::num_streams], 0, 1
         elif index == 0 and files:
             log.warning(
                 "%s: each of %d workers reads all of %d files and takes every %dth batch; with as"
@@ -103,13 +111,30 @@ class ExampleDataset:
 
     def _batches(self, files: list[str]) -> Iterator[Callable[[], Batch]]:
         """Functions that make the batches."""
-        examples = enumerate(self._examples(files))
+        source: Any = self._examples(files)
+        if not hasattr(source, "__iter__"):
+            source = map(source.__getitem__, range(len(source)))
+        examples = enumerate(source)
         while group := list(itertools.islice(examples, 1)):
             if not isinstance(group[0][1], list | tuple):
-                yield functools.partial(as_batch, group[0][1])
+                yield functools.partial(self._own_batch, group[0][1])
                 continue
             group += itertools.islice(examples, self._batch_size - 1)
             yield functools.partial(self._batch, group)
+
+    def _own_batch(self, source: Any) -> Batch:
+        """What the reader yields as a batch."""
+        field = self.schema.fields[0]
+        is_array = isinstance(source, np.ndarray | torch.Tensor)
+        if not is_array or len(self.schema.fields) > 1 or not isinstance(field, Dense):
+            return as_batch(source)
+        numbers = torch.as_tensor(source, dtype=torch.float32)
+        if numbers.dim() != 2 or numbers.shape[1] != field.dim:
+            raise DataError(
+                f"{self._name}: expected a batch as an array (B, {field.dim}), for {field}, found"
+                f" shape {tuple(numbers.shape)}"
+            )
+        return Batch({field.name: numbers})
 
     def _batch(self, group: list[tuple[int, Any]]) -> Batch:
         columns: dict[str, Any] = {}

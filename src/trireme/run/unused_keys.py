@@ -28,6 +28,7 @@ _BUCKETS = "a table has 4096 buckets, divided among the servers"
 _SIZES = ("feature_number", "num_items", "num_users", "sparse_feature_num", "vocab_tag_size")
 _LAYOUT = "sparse_inputs_slots and dense_input_dim say what the inputs are"
 _PARTS = "the model adds and normalizes as its paper does"
+_ROWS = "rows start at random; `trireme convert` makes a checkpoint of rows, to start from"
 _DAYS = "it belongs to `trireme stream`, which selects days of data"
 
 # Patterns of keys that PaddleRec reads and Trireme does not: the reason, and the values besides
@@ -57,6 +58,7 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "hyper_parameters.emb_dim": ("sparse_feature_dim is the width of the rows", ()),
     "hyper_parameters.*_count": (_TABLES, ()),
     **{f"hyper_parameters.{key}": (_TABLES, ()) for key in _SIZES},
+    "hyper_parameters.emb_path": (_ROWS, ()),
     "hyper_parameters.is_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.use_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.slice_end": ("the loss is the mean over all examples of a batch", ()),
