@@ -9,10 +9,11 @@ from types import ModuleType
 from trireme.errors import BadRequest
 
 NAMES = (
-    *("autoint", "bst", "ctr_dnn", "dcn", "dcn_v2", "deepfefm", "deepfm", "dien", "difm", "din"),
-    *("dlrm", "dssm", "escm2", "esmm", "ffm", "flen", "fm", "gatenet", "lr", "mind", "mmoe"),
-    *("ncf", "ple", "share_bottom", "slot_dnn", "tagspace", "textcnn", "two_tower"),
-    *("wide_deep", "word2vec", "xdeepfm"),
+    *("aitm", "autofis", "autoint", "bst", "ctr_dnn", "dcn", "dcn_v2", "deepfefm", "deepfm"),
+    *("dien", "difm", "din", "dlrm", "dpin", "dselect_k", "dssm", "escm2", "esmm", "fat_deepffm"),
+    *("ffm", "fgcnn", "flen", "fm", "gatenet", "lr", "maml", "metaheac", "mind", "mmoe", "ncf"),
+    *("ple", "share_bottom", "sign", "slot_dnn", "tagspace", "textcnn", "two_tower", "wide_deep"),
+    *("word2vec", "xdeepfm"),
 )
 
 
