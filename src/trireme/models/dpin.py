@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch, Ragged
-from trireme.data.schema import Dense, Label, Schema, Sparse
+from trireme.data.schema import Dense, Field, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC, GAUC
 from trireme.models.bst import TransformerLayer
@@ -103,12 +103,12 @@ class DPIN(nn.Module):
     def all_positions(self, batch: Batch) -> Tensor:
         """(B, K) logits of the candidates at each position."""
         items, categories = (part(batch) for part in self.events)
-        split = (self.num_positions, -1)
-        events_BKLW = torch.cat([items.rows, categories.rows], 2).unflatten(1, split)
-        is_there = items.is_there.unflatten(1, split)[..., None]
+        num, places = items.is_there.shape
+        split = (num, self.num_positions, places // self.num_positions, -1)
+        events_BKLW = torch.cat([items.rows, categories.rows], 2).view(split)
+        is_there = items.is_there.view(split)
         shares = self.shares(events_BKLW).masked_fill(~is_there, torch.finfo(torch.float32).min)
         interests_BKW = (torch.softmax(shares, 2) * is_there * events_BKLW).sum(2)
-        num = len(interests_BKW)
         x = self.join(torch.cat([self.before_KD.expand(num, -1, -1), interests_BKW], 2))
         everywhere = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         for layer in self.transformer:
@@ -142,13 +142,14 @@ def create(config: Config) -> Recipe:
         size=hyper.whole("d_model", 64),
         heads=hyper.whole("h", 2),
     )
-    inputs = (*map(Sparse, (*HISTORY, *TARGET, POSITION)), Dense("position", num_positions))
+    inputs: list[Field] = [*map(Sparse, (*HISTORY, *TARGET, POSITION))]
+    inputs += [Dense("position", num_positions), Label("label")]
     log_loss = nn.functional.binary_cross_entropy_with_logits
     return Recipe(
         model=model,
         loss=log_loss,
         optimizer=hyper.optimizer(model),
-        schema=Schema([*inputs, Label("label")]),
+        schema=Schema(inputs),
         metrics=[AUC()],
         evaluation=Evaluation(
             model=model,

@@ -91,7 +91,7 @@ class DSelectK(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B, 10) logits by task."""
-        images_B1SS = cast(Tensor, batch[IMAGE]).unflatten(1, (1, self.side, self.side))
+        images_B1SS = cast(Tensor, batch[IMAGE]).view(-1, 1, self.side, self.side)
         experts_EBH = torch.stack([expert(images_B1SS) for expert in self.experts])
         mixed_BH = torch.einsum("e,ebh->bh", self.gate(), experts_EBH)
         return {task: tower(mixed_BH) for task, tower in zip(TASKS, self.towers, strict=True)}

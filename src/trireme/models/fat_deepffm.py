@@ -5,7 +5,7 @@ Source: Zhang et al., "FAT-DeepFFM: Field Attentive Deep Field-aware Factorizati
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +46,10 @@ class FATDeepFFM(nn.Module):
         num = self.fields.num_inputs
         if rows.width % num:
             raise BadRequest(f"FATDeepFFM: expected a table of dim {num} * D, found {rows.width}")
-        self.attention = nn.Sequential(mlp([num * num, num * num, num * num]), nn.ReLU())
+        *hidden, last = mlp([num * num, num * num, num * num])
         # Weights that are all 0 would have no gradient, and the vectors none from them.
-        nn.init.ones_(self.attention[0][-1].bias)
+        nn.init.ones_(cast(nn.Linear, last).bias)
+        self.attention = nn.Sequential(*hidden, last, nn.ReLU())
         self.bias = nn.Parameter(torch.zeros(1))
         self.dropout = nn.Dropout(dropout)
         sizes = [num * (num - 1) // 2 * (rows.width // num), *layers, 1]

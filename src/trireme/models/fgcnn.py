@@ -75,7 +75,7 @@ class FGCNN(nn.Module):
         for convolve, recombine in zip(self.convolutions, self.recombinations, strict=True):
             maps = convolve(maps)
             new = torch.tanh(recombine(maps.flatten(1)))
-            made.append(new.unflatten(1, (-1, vectors.shape[2])))
+            made.append(new.view(len(new), -1, vectors.shape[2]))
         all_vectors = torch.cat(made, 1)
         x = torch.cat([all_vectors.flatten(1), pairwise_products(all_vectors)], 1)
         logits: Tensor = self.mlp(x)

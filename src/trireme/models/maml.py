@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch, Column, Ragged
 from trireme.data.schema import Dense, Schema
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
@@ -50,7 +50,7 @@ class MAML(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B, C) logits."""
-        images = cast(Tensor, batch[IMAGE]).unflatten(1, (1, self.side, self.side))
+        images = cast(Tensor, batch[IMAGE]).view(-1, 1, self.side, self.side)
         labels = cast(Tensor, batch[LABEL]).long()
         weights = dict(self.net.named_parameters())
         steps = self.steps if self.training else self.test_steps
@@ -81,22 +81,22 @@ class Convolutions(nn.Sequential):
         side: int = 28,
         num_classes: int = 5,
         channels: int = 64,
-        kernel: tuple[int, ...] = (3, 3),
+        kernel: tuple[int, int] = (3, 3),
         stride: int = 1,
         padding: int = 1,
     ) -> None:
         layers: list[nn.Module] = []
-        sides = (side, side)
+        sides = [side, side]
         for before in (1, channels, channels, channels):
             convolution = nn.Conv2d(before, channels, kernel, stride, padding)
             nn.init.kaiming_normal_(convolution.weight)
             nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
             norm = nn.BatchNorm2d(channels, track_running_stats=False)
             layers += [convolution, norm, nn.ReLU(), nn.MaxPool2d(2)]
-            sides = tuple(
+            sides = [
                 ((one + 2 * padding - width) // stride + 1) // 2
                 for one, width in zip(sides, kernel, strict=True)
-            )
+            ]
         if min(sides) < 1:
             raise BadRequest(f"Convolutions: expected images larger than {side} x {side}")
         super().__init__(*layers, nn.Flatten(), mlp([channels * sides[0] * sides[1], num_classes]))
@@ -115,7 +115,7 @@ class Images:
         images, labels = (
             torch.cat(
                 [
-                    cast(Tensor, batch[f"{part}{ending}"]).unflatten(1, (num, -1))
+                    cast(Tensor, batch[f"{part}{ending}"]).view(batch.num_examples, num, -1)
                     for part, num in (("support", self.num_known), ("query", self.num_asked))
                 ],
                 1,
@@ -126,7 +126,7 @@ class Images:
         is_query = (torch.arange(size) >= self.num_known).repeat(num_tasks)
         label = labels.flatten()
         ends = nn.functional.pad(is_query.cumsum(0), (1, 0))
-        columns = {
+        columns: dict[str, Column] = {
             IMAGE: images.flatten(0, 1),
             LABEL: label,
             TASK: torch.arange(num_tasks).repeat_interleave(size),
@@ -174,12 +174,14 @@ def create(config: Config) -> Recipe:
     num_known, num_asked = (
         ways * hyper.whole(key, default) for key, default in (("k_spt", 1), ("k_query", 15))
     )
-    kernel = hyper.sizes("conv_kernal", (3, 3), least=2)[:2]
+    height, width, *more = hyper.sizes("conv_kernal", (3, 3), least=2)
+    if more:
+        raise BadRequest(f"hyper_parameters.conv_kernal: expected 2 sizes, found {2 + len(more)}")
     net = Convolutions(
         side=side,
         num_classes=ways,
         channels=hyper.whole("bn_channel", 64),
-        kernel=kernel,
+        kernel=(height, width),
         stride=hyper.whole("conv_stride", 1),
         padding=hyper.whole("conv_padding", 1, least=0),
     )

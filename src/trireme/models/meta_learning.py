@@ -38,6 +38,6 @@ def sgd(
 def tasks_of(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each task the places of the examples to learn from, and of those to judge by."""
     task_B, is_query_B = (cast(Tensor, batch[name]).long() for name in (TASK, IS_QUERY))
-    for number in task_B.unique():
+    for number in torch.unique(task_B):
         places = torch.nonzero(task_B == number).flatten()
         yield places[is_query_B[places] == 0], places[is_query_B[places] == 1]

@@ -4,17 +4,18 @@ Source: Zhu et al., "Learning to Expand Audience via Meta Hybrid Experts and Cri
 Recommendation and Advertising", KDD 2021.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch, Column, Ragged
 from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
@@ -130,7 +131,8 @@ class MetaHeac(nn.Module):
         out = torch.zeros_like(labels)
         for known, asked in tasks_of(batch):
             if self.training:
-                adapted = sgd(lambda w, k=known: loss_of(w, k), weights, lr=self.lr, steps=1)
+                step = functools.partial(loss_of, examples=known)
+                adapted = sgd(step, weights, lr=self.lr, steps=1)
             else:
                 adapted = self._fit(loss_of, weights, known)
             out = out.index_copy(0, asked, logits_of(adapted, asked))
@@ -144,9 +146,11 @@ class MetaHeac(nn.Module):
         }
         optimizer = torch.optim.Adam(leaves.values(), lr=self.test_lr)
         with torch.enable_grad():  # within an evaluation
-            for _, examples in itertools.product(range(self.epochs), known.split(self.batch_size)):
+            parts = torch.split(known, self.batch_size)
+            for _, examples in itertools.product(range(self.epochs), parts):
                 optimizer.zero_grad()
-                loss_of(leaves, examples).backward()
+                loss: Any = loss_of(leaves, examples)
+                loss.backward()
                 optimizer.step()
         return {name: leaf.detach() for name, leaf in leaves.items()}
 
@@ -185,14 +189,14 @@ class Tasks:
                     f"Tasks: expected {sum(widths)} ids of each of {len(label)} users, found"
                     f" {len(ids)} of all"
                 )
-            kinds = ids.split([len(label) * width for width in widths])
+            kinds = torch.split(ids, [len(label) * width for width in widths])
             parts.append([one.view(len(label), -1) for one in kinds])
             sizes.append((number, is_query, len(label)))
             labels.append(label)
         static, dynamic, lengths, ad = (torch.cat(kind) for kind in zip(*parts, strict=True))
         counts = torch.tensor([size for *_, size in sizes])
         task, is_query_S = torch.tensor([two for *two, _ in sizes]).unbind(1)
-        columns = {
+        columns: dict[str, Column] = {
             LABEL: torch.cat(labels).float(),
             TASK: task.repeat_interleave(counts),
             IS_QUERY: is_query_S.repeat_interleave(counts).float(),
@@ -213,7 +217,7 @@ class Tasks:
                     values, offsets = cast(Ragged, batch[name])[:2]
                     own = values[int(offsets[example]) : int(offsets[example + 1])]
                     both.append(own.view(self.num_tasks, -1)[task])
-                yield example * self.num_tasks + task, is_query, *both
+                yield example * self.num_tasks + task, is_query, both[0], both[1]
 
 
 def _single(kind: str, ids_BF: Tensor) -> dict[str, Ragged]:
@@ -224,7 +228,7 @@ def _single(kind: str, ids_BF: Tensor) -> dict[str, Ragged]:
 def _padded(ids: Tensor, lengths_BF: Tensor) -> dict[str, Ragged]:
     """The dynamic features without padding."""
     columns = {}
-    for i, ids_BL in enumerate(ids.split(_LONGEST, 1)):
+    for i, ids_BL in enumerate(torch.split(ids, list(_LONGEST), 1)):
         length_B = lengths_BF[:, i].clamp(0, _LONGEST[i])
         is_there_BL = torch.arange(_LONGEST[i]) < length_B[:, None]
         ends = nn.functional.pad(length_B.cumsum(0), (1, 0))

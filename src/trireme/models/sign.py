@@ -63,14 +63,14 @@ class SIGN(nn.Module):
         self.nodes = Embedding(nodes, features=NODES)
         self.ends = Embedding(edges, features=ENDS)
         self.temperature, self.lowest, self.highest = temperature, lowest, highest
-        self.exists = nn.Sequential(mlp([edges.width, hidden]), nn.ReLU(), nn.Dropout(dropout))
-        self.exists.append(mlp([hidden, 1]))
-        # Edges are there at first.
-        with torch.no_grad():
-            self.exists[-1][0].weight += 0.2
+        location = cast(nn.Linear, mlp([hidden, 1])[0])
+        with torch.no_grad():  # edges are there at first
+            location.weight += 0.2
+        begin = (*mlp([edges.width, hidden]), nn.ReLU(), nn.Dropout(dropout))
+        self.exists = nn.Sequential(*begin, location)
         self.interaction = mlp([nodes.width, hidden, nodes.width])
-        self.head = mlp([nodes.width, 2])
-        nn.init.constant_(self.head[0].bias, 0.5)  # beyond 0 and 1 the loss has no gradient
+        self.head = cast(nn.Linear, mlp([nodes.width, 2])[0])
+        nn.init.constant_(self.head.bias, 0.5)  # beyond 0 and 1 the loss has no gradient
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """ "scores", (B, 2) for no and yes; "edges", (B,) the expected number of edges of an
