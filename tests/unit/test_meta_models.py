@@ -37,8 +37,8 @@ def test_tasks_of_a_batch_have_examples_to_learn_from_and_to_judge_by() -> None:
     batch = Batch(
         {"task": torch.tensor([1, 0, 1, 0, 1]), "is_query": torch.tensor([0, 0, 1, 1, 1])}
     )
-    found = [(known.tolist(), asked.tolist()) for known, asked in tasks_of(batch)]
-    assert found == [([1], [3]), ([0], [2, 4])]
+    places = [(known.tolist(), asked.tolist()) for known, asked in tasks_of(batch)]
+    assert places == [([1], [3]), ([0], [2, 4])]
 
 
 def test_maml_learns_to_tell_apart_new_characters() -> None:

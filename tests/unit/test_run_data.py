@@ -55,8 +55,8 @@ def test_a_reader_class_gets_the_files_and_folders_of_a_folder(tmp_path: Path) -
     for name in ("10/a", "9/a", "b", "_SUCCESS", ".hidden/x"):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_text("x\n")
-    found = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
-    assert [Path(one).name for one in found] == ["9", "10", "b"]
+    entries = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
+    assert [Path(entry).name for entry in entries] == ["9", "10", "b"]
 
 
 def test_a_folder_elsewhere_is_listed_too(tmp_path: Path) -> None:

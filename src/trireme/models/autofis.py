@@ -125,8 +125,8 @@ def create(config: Config) -> Recipe:
         fields = FeatureVectors(rows, **hyper.inputs())
     num_pairs = fields.num_inputs * (fields.num_inputs - 1) // 2
     for key in ("pairs", "n_col"):
-        if (found := hyper.whole(key, num_pairs)) != num_pairs:
-            raise BadRequest(f"hyper_parameters.{key}: expected {num_pairs}, found {found}")
+        if (configured := hyper.whole(key, num_pairs)) != num_pairs:
+            raise BadRequest(f"hyper_parameters.{key}: expected {num_pairs}, found {configured}")
     pairs = PairWeights(
         num_pairs,
         searches=stage == 0,

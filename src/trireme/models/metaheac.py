@@ -161,8 +161,9 @@ def _distinct(rows_ND: Tensor, ids: Ragged) -> tuple[Tensor, tuple[Tensor, Tenso
     """
     begin, end = int(ids.offsets[0]), int(ids.offsets[-1])
     keys_K, places_N = torch.unique(ids.values[begin:end], return_inverse=True)
-    first_K = torch.zeros_like(keys_K).scatter(0, places_N, torch.arange(end - begin))
-    return nn.functional.pad(rows_ND[first_K], (0, 0, 0, 1)), (places_N, ids.offsets[:-1] - begin)
+    order_N = torch.arange(end - begin, device=keys_K.device)
+    any_K = torch.zeros_like(keys_K).scatter(0, places_N, order_N)
+    return nn.functional.pad(rows_ND[any_K], (0, 0, 0, 1)), (places_N, ids.offsets[:-1] - begin)
 
 
 @dataclass(frozen=True)
@@ -266,16 +267,16 @@ def create(config: Config) -> Recipe:
     section = "hyper_parameters.optimizer"
     lr = config.get(f"{section}.global_learning_rate", 1e-3)
     hyper = HyperParameters(config, **{"optimizer.learning_rate": lr})
-    found = hyper.get("max_idxs", [[0] * 7, [0] * 7, [0] * 6])
-    are_lists = isinstance(found, list) and all(isinstance(one, list) and one for one in found)
-    if not are_lists or len(found) != len(_PARTS) or len(found[1]) != len(_LONGEST):
+    kinds = hyper.get("max_idxs", [[0] * 7, [0] * 7, [0] * 6])
+    are_lists = isinstance(kinds, list) and all(isinstance(one, list) and one for one in kinds)
+    if not are_lists or len(kinds) != len(_PARTS) or len(kinds[1]) != len(_LONGEST):
         raise BadRequest(
             f"hyper_parameters.max_idxs: expected 3 lists, the second of {len(_LONGEST)}, found"
-            f" {found!r}"
+            f" {kinds!r}"
         )
-    num_static, _, num_ad = map(len, found)
+    num_static, _, num_ad = map(len, kinds)
     names = [
-        f"{part}_{i}" for part, own in zip(_PARTS, found, strict=True) for i in range(len(own))
+        f"{part}_{i}" for part, own in zip(_PARTS, kinds, strict=True) for i in range(len(own))
     ]
     dim = hyper.whole("embed_dim", 64)
     net = ExpertsAndCritics(
