@@ -71,11 +71,11 @@ class FGCNN(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""
         maps, vectors = self.fields(batch).chunk(2, 2)
-        made, maps = [vectors], maps[:, None]
+        made, maps, dim = [vectors], maps[:, None], vectors.shape[2]
         for convolve, recombine in zip(self.convolutions, self.recombinations, strict=True):
             maps = convolve(maps)
             new = torch.tanh(recombine(maps.flatten(1)))
-            made.append(new.view(len(new), -1, vectors.shape[2]))
+            made.append(new.view(-1, new.shape[1] // dim, dim))
         all_vectors = torch.cat(made, 1)
         x = torch.cat([all_vectors.flatten(1), pairwise_products(all_vectors)], 1)
         logits: Tensor = self.mlp(x)
