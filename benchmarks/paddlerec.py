@@ -6,7 +6,8 @@ Each YAML file whose training data lie in FOLDER trains alone, trains as a job o
 workers, infers, and starts warm from what it has saved. One that starts from what a neighbour
 saves gets that first. What is changed is what docs/paddlerec.md says: the import of each reader,
 and the model's name. Epochs are cut to one. The page gets a table with the sentence that a user
-gets where a run fails.
+gets where a run fails. Some readers import h5py, cv2 or scipy, which may be on PYTHONPATH; the
+sample data of metaheac were pickled by pandas 1.
 """
 
 from __future__ import annotations
@@ -136,9 +137,10 @@ def start_of(path: Path) -> tuple[str, Path | None]:
 def outcome(command: Sequence[str], where: Path, folder: Path, limit_s: float) -> str:
     """Run a command in a process group of its own; all of it ends at the limit."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE", "TRIREME"))}
+    path = os.pathsep.join([str(_ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(
         command, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True, env=environment | {"PYTHONPATH": str(_ROOT / "src")},
+        start_new_session=True, env=environment | {"PYTHONPATH": path},
     ) as process:  # fmt: skip
         try:
             output, _ = process.communicate(timeout=limit_s)

@@ -5,6 +5,7 @@ keys and the readers as they are, and equal their twins in plain torch.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import re
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from trireme.run.settings import Settings
 
 # The figure of inference, and what it must exceed.
 EXPECTED = {
+    "aitm": ("auc_conversion", 0.8),
     "autoint": ("auc", 0.8),
     "dcn": ("auc", 0.8),
     "deeprec": ("examples", 149),
@@ -49,6 +51,7 @@ EXPECTED = {
     "mind": ("top_20.recall", 0.4),
     "mmoe": ("auc_income", 0.8),
     "ncf": ("auc", 0.8),
+    "sign": ("auc", 0.8),
     "textcnn": ("accuracy.recall", 0.8),
     "word2vec": ("analogy.recall", -1),
     "xdeepfm": ("auc", 0.8),
@@ -212,6 +215,26 @@ def test_an_auc_by_name_is_the_auc_of_use_auc(cluster: Cluster, tmp_path: Path) 
     )
     recipe.model.bias.requires_grad_(False)
     assert [metric.name for metric in make_trainer(recipe, settings).metrics] == ["auc"]
+
+
+def test_use_auc_leaves_the_metrics_of_several_labels_as_they_are(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.yaml").write_text("runner: {use_auc: True}\n")
+    settings = Settings.read(Config.load(tmp_path / "config.yaml"))
+    model = Pairs(tr.Table("rows", dim=4))
+    model.bias.requires_grad_(False)
+    recipe = tr.Recipe(
+        model=model,
+        loss=nn.functional.mse_loss,
+        optimizer=None,
+        label=None,
+        metrics=[tr.metrics.TopK(1, label="place")],
+    )
+    assert [metric.name for metric in make_trainer(recipe, settings).metrics] == ["top_1"]
+    assert "use_auc: no effect: the metrics of the model are top_1" in caplog.text
+    with pytest.raises(BadRequest, match="a Recipe with a label, or with metrics, found neither"):
+        make_trainer(dataclasses.replace(recipe, metrics=()), settings)
 
 
 def test_all_figures_of_a_metric_are_reported(cluster: Cluster, tmp_path: Path) -> None:

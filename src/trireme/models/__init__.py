@@ -1,5 +1,7 @@
 """Reference models: plain torch modules, one readable file each. docs/models.md has results."""
 
+from trireme.models.aitm import AITM
+from trireme.models.autofis import AutoFIS
 from trireme.models.autoint import AutoInt
 from trireme.models.bst import BST
 from trireme.models.ctr_dnn import CtrDnn
@@ -12,17 +14,23 @@ from trireme.models.dien import DIEN
 from trireme.models.difm import DIFM
 from trireme.models.din import DIN
 from trireme.models.dlrm import DLRM
+from trireme.models.dpin import DPIN
+from trireme.models.dselect_k import DSelectK
 from trireme.models.dssm import DSSM
 from trireme.models.ensfm import ENSFM
 from trireme.models.escm2 import ESCM2
 from trireme.models.esmm import ESMM
+from trireme.models.fat_deepffm import FATDeepFFM
 from trireme.models.ffm import FFM
+from trireme.models.fgcnn import FGCNN
 from trireme.models.flen import FLEN
 from trireme.models.fm import FM
 from trireme.models.gatenet import GateNet
 from trireme.models.inputs import CRITEO_FEATURES
 from trireme.models.lr import LR
+from trireme.models.maml import MAML
 from trireme.models.match_pyramid import MatchPyramid
+from trireme.models.metaheac import MetaHeac
 from trireme.models.mhcn import MHCN
 from trireme.models.mind import MIND
 from trireme.models.mmoe import MMoE
@@ -30,6 +38,7 @@ from trireme.models.multiview_simnet import MultiviewSimnet
 from trireme.models.ncf import NCF
 from trireme.models.ple import PLE
 from trireme.models.share_bottom import ShareBottom
+from trireme.models.sign import SIGN
 from trireme.models.slot_dnn import SlotDnn
 from trireme.models.tagspace import TagSpace
 from trireme.models.tdm import TDM
@@ -40,6 +49,8 @@ from trireme.models.word2vec import SkipGram
 from trireme.models.xdeepfm import XDeepFM
 
 __all__ = [
+    "AITM",
+    "AutoFIS",
     "AutoInt",
     "BST",
     "CRITEO_FEATURES",
@@ -50,14 +61,18 @@ __all__ = [
     "DIFM",
     "DIN",
     "DLRM",
+    "DPIN",
     "DSSM",
+    "DSelectK",
     "DeepFEFM",
     "DeepFM",
     "DeepRec",
     "ENSFM",
     "ESCM2",
     "ESMM",
+    "FATDeepFFM",
     "FFM",
+    "FGCNN",
     "FLEN",
     "FM",
     "GateNet",
@@ -67,8 +82,11 @@ __all__ = [
     "MMoE",
     "MatchPyramid",
     "MultiviewSimnet",
+    "MAML",
+    "MetaHeac",
     "NCF",
     "PLE",
+    "SIGN",
     "ShareBottom",
     "SkipGram",
     "SlotDnn",

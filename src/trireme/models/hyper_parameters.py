@@ -79,6 +79,33 @@ class HyperParameters:
         expected = f"a number {'>=' if may_be_zero else '>'} 0"
         return float(self._checked(key, default, expected, is_right))
 
+    def share(self, key: str, default: float) -> float:
+        """A number from 0 to below 1, as of a dropout."""
+
+        def is_share(value: Any) -> bool:
+            return type(value) in (int, float) and 0 <= value < 1
+
+        return float(self._checked(key, default, "a number >= 0 and < 1", is_share))
+
+    def shares(self, key: str, default: Sequence[float]) -> tuple[float, ...]:
+        """A list of numbers from 0 to below 1."""
+
+        def are_shares(value: Any) -> bool:
+            is_list = isinstance(value, (list, tuple))
+            return is_list and all(type(x) in (int, float) and 0 <= x < 1 for x in value)
+
+        expected = "a list of numbers >= 0 and < 1"
+        return tuple(self._checked(key, default, expected, are_shares))
+
+    def numbers(self, key: str, default: Sequence[float]) -> tuple[float, ...]:
+        """As many numbers as the default has."""
+
+        def are_numbers(value: Any) -> bool:
+            is_list = isinstance(value, (list, tuple)) and len(value) == len(default)
+            return is_list and all(type(x) in (int, float) and math.isfinite(x) for x in value)
+
+        return tuple(self._checked(key, default, f"{len(default)} numbers", are_numbers))
+
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
         return bool(self._checked(key, default, "true or false", lambda v: isinstance(v, bool)))

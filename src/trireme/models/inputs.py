@@ -3,13 +3,14 @@
 Shapes: B examples, F sparse features or ids, J dense numbers, D floats per row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from trireme.data.batch import Batch
+from trireme.data.batch import Batch, Ragged
 from trireme.errors import BadRequest
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
@@ -40,7 +41,7 @@ class _ClickInputs(nn.Module):
         super().__init__()
         self._dense, self._num_dense = dense, num_dense
         self.embedding = EmbeddingBag(rows, features=list(features), padding_key=padding_key)
-        self.num_inputs = len(features) + num_dense
+        self.num_inputs, self.dim = len(features) + num_dense, rows.width
         self.width = len(features) * rows.width + num_dense
 
     def _dense_numbers(self, batch: Batch) -> Tensor:
@@ -120,6 +121,65 @@ class ValuedVectors(nn.Module):
                 f" examples, found {len(rows_ND)} of all"
             )
         return rows_ND.view(*values_BF.shape, -1) * values_BF[:, :, None]
+
+
+class IdVectors(nn.Module):
+    """The rows of the N ids of one column: (B, N, D)."""
+
+    def __init__(self, rows: Table, *, num_inputs: int, column: str = "ids") -> None:
+        super().__init__()
+        self.embedding = Embedding(rows, features=column)
+        self.column, self.num_inputs, self.dim = column, num_inputs, rows.width
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Raises BadRequest: another number of ids."""
+        rows_ND: Tensor = self.embedding(batch)
+        num = cast(Ragged, batch[self.column]).offsets.shape[0] - 1
+        if len(rows_ND) != num * self.num_inputs:
+            raise BadRequest(
+                f"IdVectors: expected {self.num_inputs} ids of each of {num} examples, found"
+                f" {len(rows_ND)} of all"
+            )
+        return rows_ND.view(num, self.num_inputs, -1)
+
+
+class Vocabularies(nn.Module):
+    """Features whose ids are numbered anew for each of them, so each has a table of its own: the
+    rows of one id of each, (B, F, D).
+
+    tables: by feature, all of dim D.
+    """
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(EmbeddingBag(t, features=name) for name, t in tables.items())
+        self.dim = next(iter(tables.values())).width
+        self.num_inputs, self.width = len(tables), len(tables) * self.dim
+
+    def forward(self, batch: Batch) -> Tensor:
+        return torch.cat([part(batch) for part in self.parts], 1)
+
+
+@dataclass(frozen=True)
+class SplitIds:
+    """Makes one column for each of `names` of a column that has their ids, one of each."""
+
+    column: str
+    names: tuple[str, ...]
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Raises BadRequest: another number of ids."""
+        ids, ends = cast(Ragged, batch[self.column])[:2]
+        num, begin = batch.num_examples, int(ends[0])
+        if bool((ends.diff() != len(self.names)).any()):
+            raise BadRequest(
+                f"SplitIds: expected {len(self.names)} ids in {self.column!r} of each example,"
+                f" found {ends.diff().tolist()}"
+            )
+        ids_FB = ids[begin : int(ends[-1])].view(num, len(self.names)).T.contiguous()
+        places = torch.arange(num + 1)
+        split = {name: Ragged(own, places) for name, own in zip(self.names, ids_FB, strict=True)}
+        return Batch({**batch.columns, **split}, batch.bags)
 
 
 class Numbers(nn.Module):

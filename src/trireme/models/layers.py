@@ -29,6 +29,26 @@ def mlp(
     return nn.Sequential(*layers[:-1])
 
 
+class BatchNorm(nn.BatchNorm1d):
+    """Batch normalization of (B, N). A single example, as a last batch may be, has no statistics:
+    it is normalized by those of the batches before.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or len(x) > 1:
+            return super().forward(x)
+        known = (self.running_mean, self.running_var, self.weight, self.bias)
+        return nn.functional.batch_norm(x, *known, training=False, eps=self.eps)
+
+
+def normalized_mlp(sizes: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
+    """As `mlp`, with batch normalization before each ReLU and dropout behind it."""
+    layers: list[nn.Module] = []
+    for pair in itertools.pairwise(sizes[:-1]):
+        layers += [mlp(pair), BatchNorm(pair[1]), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, mlp(sizes[-2:]))
+
+
 def sum_of_products(vectors_BND: Tensor) -> Tensor:
     """(B,): the sum of the dot products of all pairs of vectors, in time linear in N.
 

@@ -8,26 +8,7 @@ from types import ModuleType
 
 from trireme.errors import BadRequest
 
-NAMES = (
-    *("autoint", "bst", "ctr_dnn", "dcn", "dcn_v2", "deepfefm", "deepfm", "deeprec", "dien"),
-    *(
-        "difm",
-        "din",
-        "dlrm",
-        "dssm",
-        "ensfm",
-        "escm2",
-        "esmm",
-        "ffm",
-        "flen",
-        "fm",
-        "gatenet",
-        "lr",
-    ),
-    *("match_pyramid", "mhcn", "mind", "mmoe", "multiview_simnet"),
-    *("ncf", "ple", "share_bottom", "slot_dnn", "tagspace", "tdm", "textcnn", "two_tower"),
-    *("wide_deep", "word2vec", "xdeepfm"),
-)
+NAMES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.yaml")))
 
 
 def load(name: str) -> ModuleType:

@@ -79,11 +79,12 @@ def find_data(key: str, path: str, settings: Settings) -> list[str]:
     """The files of a location: all below a folder, in natural order, or the matches of a pattern.
 
     Below a folder, names that begin with "." or "_" are skipped, as in Hadoop and Spark: _SUCCESS
-    is a mark, not data.
+    is a mark, not data. A class RecDataset gets what lies in a folder, files and folders, as in
+    PaddleRec: it may read a folder of images for itself.
     """
     path, fs_options = located(path, settings)
     if "://" not in path and Path(path).is_dir():
-        files = _walk(path)
+        files = _entries(path) if settings.reader_type == "DataLoader" else _walk(path)
         if not files:
             raise DataError(f"{key}: expected files below {path}, found none")
         return files
@@ -127,6 +128,11 @@ def _walk(folder: str) -> list[str]:
         folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
         files += [os.path.join(parent, name) for name in names if not name.startswith(_HIDDEN)]
     return sorted(files, key=natural_key)
+
+
+def _entries(folder: str) -> list[str]:
+    names = [name for name in os.listdir(folder) if not name.startswith(_HIDDEN)]
+    return sorted((os.path.join(folder, name) for name in names), key=natural_key)
 
 
 def _is_hidden(path: str) -> bool:

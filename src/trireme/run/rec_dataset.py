@@ -47,8 +47,9 @@ class ExampleDataset:
     fewer, take the batches of all of them in turn.
 
     An example is a list or tuple of arrays in the order of the schema: the keys of a sparse
-    feature, the numbers of a dense one, one number of a label. Anything else is a batch already, as
-    loaders may yield it: see as_batch; or an array, of a dense field alone.
+    feature, the numbers of a dense one, one number of a label. In place of an array there may be a
+    list of arrays, also of several shapes, whose numbers are joined. Anything else is a batch
+    already, as loaders may yield it: see as_batch; or an array, of a dense field alone.
 
     Args:
         examples: makes a new iterable of files for every pass, or a Dataset of torch whose examples
@@ -162,7 +163,7 @@ class ExampleDataset:
             raise DataError(
                 f"{where}: expected {num_fields} arrays, for {self.schema}, found {value}"
             )
-        array = np.asarray(example[place]).reshape(-1)
+        array = _flat(example[place])
         if isinstance(field, Sparse):
             if array.dtype.kind not in "iu" and not _are_whole(array):
                 raise DataError(f"{where}: expected integer keys as {field}, found {array.dtype}")
@@ -176,6 +177,14 @@ class ExampleDataset:
                 f"{where}: expected {size} finite float32 numbers as {field}, found {array!r}"
             )
         return numbers
+
+
+def _flat(value: Any) -> Any:
+    """The numbers of an array, or of a list of arrays of any shapes, in their order."""
+    try:
+        return np.asarray(value).reshape(-1)
+    except ValueError:  # the shapes differ
+        return np.concatenate([_flat(one) for one in value])
 
 
 def _are_whole(array: Any) -> bool:

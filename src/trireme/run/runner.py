@@ -246,10 +246,13 @@ def make_trainer(recipe: Recipe, settings: Settings) -> Trainer:
     """A trainer in the configured mode, with an AUC if the configuration has use_auc."""
     metrics = [metric_of(metric) for metric in recipe.metrics]
     if settings.use_auc and not any(isinstance(metric, AUC) for metric in metrics):
+        if recipe.label is None and metrics:
+            names = ", ".join(metric.name for metric in metrics)
+            log.warning("runner.use_auc: no effect: the metrics of the model are %s", names)
+            return Trainer.from_recipe(recipe, strategy=settings.strategy)
         if recipe.label is None:
             raise BadRequest(
-                "runner.use_auc: expected an AUC among the metrics of a Recipe without a label,"
-                f" found {[metric.name for metric in metrics]}"
+                "runner.use_auc: expected a Recipe with a label, or with metrics, found neither"
             )
         recipe = dataclasses.replace(recipe, metrics=[*metrics, AUC()])
     return Trainer.from_recipe(recipe, strategy=settings.strategy)

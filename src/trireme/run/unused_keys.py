@@ -25,7 +25,10 @@ _TABLES = "tables are on the servers, if there are any, and have no fixed size"
 _DISK = "of an SSDSparseTable the rows used least leave memory, when it is full, not by age"
 _SLOTS = "rows of all slots are loaded and saved; tables=[...] selects tables"
 _BUCKETS = "a table has 4096 buckets, divided among the servers"
-_SIZES = ("feature_number", "num_items", "num_users", "sparse_feature_num", "vocab_tag_size")
+_SIZES = (
+    *("feature_number", "input_size", "max_context", "max_item", "num_items", "num_users"),
+    *("sparse_feature_num", "sparse_feature_size", "vocab_tag_size"),
+)
 _LAYOUT = "sparse_inputs_slots and dense_input_dim say what the inputs are"
 _PARTS = "the model adds and normalizes as its paper does"
 _ROWS = "rows start at random; `trireme convert` makes a checkpoint of rows, to start from"
@@ -37,6 +40,7 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     **{f"runner.{key}": (_ONLINE, ()) for key in _ONLINE_KEYS},
     "runner.days": (_DAYS, ()),
     "runner.pass_per_day": (_DAYS, ()),
+    "runner.is_train": ("the command says whether it trains: trireme run, or run --infer", (True,)),
     "runner.auc_num": ("every metric of the model is printed", ()),
     "runner.inference": ("runner.use_inference: True writes models for inference", ()),
     "runner.use_visual": ("trireme top and /metrics show a running job", ()),
@@ -62,6 +66,9 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     **{f"runner.{key}": (_ROWS, ()) for key in ("emb_weight_name", "use_out_vec", "out_vec_path")},
     "hyper_parameters.is_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.use_sparse": ("gradients of rows are always sparse", ()),
+    "hyper_parameters.tower_size": ("the model's docstring has its widths", ()),
+    "hyper_parameters.optimizer.gamma": ("Recipe(schedule=) of a model.py changes rates", ()),
+    "hyper_parameters.*_optimizer.strategy": ("sync_mode, optimizer.strategy say it", ("async",)),
     "hyper_parameters.slice_end": ("the loss is the mean over all examples of a batch", ()),
     "hyper_parameters.sparse_field_num": (_LAYOUT, ()),
     "hyper_parameters.dense_feature_dim": (_LAYOUT, ()),
