@@ -160,6 +160,7 @@ def test_an_array_is_a_batch_of_a_dense_field_alone() -> None:
         ((), "expected 4 arrays, .*found 0 of them"),
         ([[1], [0.5], [3], [0, 0]], "expected integer keys as Sparse.*'a'.*found float64"),
         ([[1], [2.0**54], [3], [0, 0]], "expected integer keys as Sparse.*'a'.*found float64"),
+        ([[1], np.float32([2**24 + 2]), [3], [0, 0]], "expected integer keys as.*float32"),
         ([[1], [float("nan")], [3], [0, 0]], "expected integer keys as Sparse.*'a'.*found"),
         ([[1], [2], [3], [0, 0, 0]], "expected 2 finite float32 numbers as Dense"),
         ([[1, 0], [2], [3], [0, 0]], "expected 1 finite float32 numbers as Label"),

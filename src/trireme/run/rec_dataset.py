@@ -188,11 +188,12 @@ def _flat(value: Any) -> Any:
 
 
 def _are_whole(array: Any) -> bool:
-    """Whether floats are integers that they represent exactly, as in masks of PaddleRec's readers;
-    or there are none: [] has no integer type.
+    """Whether floats are integers, and of a size at which their type has them all; or there are
+    none: [] has no integer type. Masks of PaddleRec's readers, which no model reads, have -1e9.
     """
     if not array.size:
         return True
     if array.dtype.kind != "f" or not np.isfinite(array).all():
         return False
-    return bool((array == np.rint(array)).all() and np.abs(array).max() <= 2**53)
+    exact = 2 ** (np.finfo(array.dtype).nmant + 1)
+    return bool((array == np.rint(array)).all() and float(array.max()) <= exact)
