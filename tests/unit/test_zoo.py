@@ -21,6 +21,13 @@ TWO_OF_EACH = (
     *("hist_item_seq", "hist_cat_seq", "neg_hist_item_seq", "neg_hist_cat_seq", "negatives"),
     *("hist_item", "eval_item", "history", "cate", "position", "text", "neg_tag"),
 )
+# Arrays of fixed widths, which `prepare` divides.
+WIDTHS = {
+    "sparse_input": 15, "sess_input": 100, "friends": 20, "user_packages": 50 * 22,
+    "pack_neighbors_b": 20 * 22, "pack_neighbors_f": 20 * 22, "pos": 50, "src_ids": 50,
+    "pos_ids": 50, "input_mask": 50,
+}  # fmt: skip
+SMALL_IDS = ("pos_ids", "mask_pos")
 
 
 def batch_of(schema: Schema, num: int = 6) -> Batch:
@@ -30,9 +37,15 @@ def batch_of(schema: Schema, num: int = 6) -> Batch:
         if not isinstance(field, Sparse):
             shape = (num, field.dim) if isinstance(field, Dense) else (num,)
             columns[field.name] = (torch.rand(shape) > 0.5).float()
-    sizes = [2 if name in TWO_OF_EACH else 1 for name in schema.sparse for _ in range(num)]
-    offsets = torch.tensor([0, *sizes]).cumsum(0)
-    values = torch.randint(1, 1000, (int(offsets[-1]),))
+    widths = {name: WIDTHS.get(name, 2 if name in TWO_OF_EACH else 1) for name in schema.sparse}
+    offsets = torch.tensor([0, *(w for w in widths.values() for _ in range(num))]).cumsum(0)
+    ids = [
+        torch.randint(0, 50, (width * num,))
+        if name in SMALL_IDS
+        else torch.randint(1, 1000, (width * num,))
+        for name, width in widths.items()
+    ]
+    values = torch.cat(ids or [torch.zeros(0, dtype=torch.int64)])
     return Batch(columns, Bags(schema.sparse, values, offsets))
 
 
@@ -73,14 +86,16 @@ def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Any) -> None:
 
 
 EXPORTED = (
-    *("bst", "dien", "din", "dssm", "escm2", "esmm", "flen", "mind", "mmoe", "ncf", "ple"),
-    *("share_bottom", "slot_dnn", "tagspace", "textcnn", "two_tower", "word2vec"),
+    *("bst", "dien", "din", "dmr", "dsin", "dssm", "escm2", "esmm", "flen", "iprec"),
+    *("mind", "mmoe", "naml", "ncf", "ple", "share_bottom", "slot_dnn", "tagspace", "textcnn"),
+    *("tisas", "two_tower", "word2vec"),
 )
 
 
 @pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.lstm:UserWarning")  # torch's own
 def test_forward_is_exported_and_serves_batches_of_other_sizes(name: str) -> None:
-    small = {"slot_num": 3, "max_len": 4, "neg_samples": 5}
+    small = {"slot_num": 3, "max_len": 4, "neg_samples": 5, "cate_size": 20}
     recipe = zoo.load(name).create(Config({"hyper_parameters": small}))
     model = recipe.model.eval()
     with embedded() as cluster:
@@ -140,7 +155,7 @@ def test_hyper_parameters_shape_the_model() -> None:
 
 
 def test_wrong_names_and_values_are_refused_with_what_is_known() -> None:
-    with pytest.raises(BadRequest, match=r"expected one of autoint, bst, .*, found 'deep'"):
+    with pytest.raises(BadRequest, match=r"expected one of autoint, bert4rec, .*, found 'deep'"):
         zoo.load("deep")
     for values, message in (
         ({"optimizer": {"class": "lbfgs"}}, "expected Adam, Adagrad or SGD, found 'lbfgs'"),

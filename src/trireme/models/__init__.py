@@ -1,6 +1,7 @@
 """Reference models: plain torch modules, one readable file each. docs/models.md has results."""
 
 from trireme.models.autoint import AutoInt
+from trireme.models.bert4rec import BERT4Rec
 from trireme.models.bst import BST
 from trireme.models.ctr_dnn import CtrDnn
 from trireme.models.dcn import DCN
@@ -11,23 +12,29 @@ from trireme.models.dien import DIEN
 from trireme.models.difm import DIFM
 from trireme.models.din import DIN
 from trireme.models.dlrm import DLRM
+from trireme.models.dmr import DMR
+from trireme.models.dsin import DSIN
 from trireme.models.dssm import DSSM
 from trireme.models.escm2 import ESCM2
 from trireme.models.esmm import ESMM
+from trireme.models.fastformer import Fastformer
 from trireme.models.ffm import FFM
 from trireme.models.flen import FLEN
 from trireme.models.fm import FM
 from trireme.models.gatenet import GateNet
 from trireme.models.inputs import CRITEO_FEATURES
+from trireme.models.iprec import IPRec
 from trireme.models.lr import LR
 from trireme.models.mind import MIND
 from trireme.models.mmoe import MMoE
 from trireme.models.ncf import NCF
+from trireme.models.news import NewsModel
 from trireme.models.ple import PLE
 from trireme.models.share_bottom import ShareBottom
 from trireme.models.slot_dnn import SlotDnn
 from trireme.models.tagspace import TagSpace
 from trireme.models.textcnn import TextCNN
+from trireme.models.tisas import TiSAS
 from trireme.models.two_tower import Tower, TwoTower
 from trireme.models.wide_deep import WideDeep
 from trireme.models.word2vec import SkipGram
@@ -35,6 +42,7 @@ from trireme.models.xdeepfm import XDeepFM
 
 __all__ = [
     "AutoInt",
+    "BERT4Rec",
     "BST",
     "CRITEO_FEATURES",
     "CtrDnn",
@@ -44,6 +52,8 @@ __all__ = [
     "DIFM",
     "DIN",
     "DLRM",
+    "DMR",
+    "DSIN",
     "DSSM",
     "DeepFEFM",
     "DeepFM",
@@ -52,17 +62,21 @@ __all__ = [
     "FFM",
     "FLEN",
     "FM",
+    "Fastformer",
     "GateNet",
+    "IPRec",
     "LR",
     "MIND",
     "MMoE",
     "NCF",
+    "NewsModel",
     "PLE",
     "ShareBottom",
     "SkipGram",
     "SlotDnn",
     "TagSpace",
     "TextCNN",
+    "TiSAS",
     "Tower",
     "TwoTower",
     "WideDeep",

@@ -76,6 +76,14 @@ class HyperParameters:
 
         return float(self._checked(key, default, "a number > 0", is_positive))
 
+    def share(self, key: str, default: float) -> float:
+        """A number from 0 to below 1, as of a dropout."""
+
+        def is_share(value: Any) -> bool:
+            return type(value) in (int, float) and 0 <= value < 1
+
+        return float(self._checked(key, default, "a number >= 0 and < 1", is_share))
+
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
         return bool(self._checked(key, default, "true or false", lambda v: isinstance(v, bool)))

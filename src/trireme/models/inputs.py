@@ -3,13 +3,13 @@
 Shapes: B examples, F sparse features or ids, J dense numbers, D floats per row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from trireme.data.batch import Batch
+from trireme.data.batch import Batch, Ragged
 from trireme.errors import BadRequest
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
@@ -120,6 +120,38 @@ class ValuedVectors(nn.Module):
                 f" examples, found {len(rows_ND)} of all"
             )
         return rows_ND.view(*values_BF.shape, -1) * values_BF[:, :, None]
+
+
+class SideBySide(nn.Module):
+    """The rows of single ids, each column with a table of its own: (B, sum of the dims).
+
+    padded: the columns whose key 0 is padding.
+    """
+
+    def __init__(self, tables: Mapping[str, Table], padded: Collection[str] = ()) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(
+            EmbeddingBag(table, features=name, padding_key=0 if name in padded else None)
+            for name, table in tables.items()
+        )
+        self.width = sum(table.width for table in tables.values())
+
+    def forward(self, batch: Batch) -> Tensor:
+        return torch.cat([part(batch).squeeze(1) for part in self.parts], 1)
+
+
+def ids_of(batch: Batch, name: str, width: int) -> Tensor:
+    """The (B, width) ids of a column of bags of the same size. Raises BadRequest: other bags."""
+    column = batch[name]
+    if not isinstance(column, Ragged):
+        raise BadRequest(f"ids_of: expected {name!r} as Ragged, found {type(column).__name__}")
+    sizes, first = column.offsets.diff(), int(column.offsets[0])
+    if (sizes != width).any():
+        raise BadRequest(
+            f"ids_of: expected {width} ids in {name!r} of every example, found"
+            f" {int(sizes.min())} to {int(sizes.max())}"
+        )
+    return column.values[first : first + len(sizes) * width].view(-1, width)
 
 
 class Numbers(nn.Module):

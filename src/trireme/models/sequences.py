@@ -57,3 +57,13 @@ class SequenceRows(nn.Module):
         index_BL = torch.where(is_there_BL, places_BL + offsets_B1[0], values.shape[0])
         padded = nn.functional.pad(values, (0, 1), value=self.padding_key)
         return Sequences(rows_BLD, padded[index_BL] != self.padding_key)
+
+
+def shares_of(scores: Tensor, is_there: Tensor) -> Tensor:
+    """A softmax along axis 1 over the places that are there; 0 for the others, and for all places
+    where none is there.
+
+    is_there: bool, as the scores, or with axes of size 1.
+    """
+    lowest = torch.finfo(scores.dtype).min
+    return torch.softmax(scores.masked_fill(~is_there, lowest), 1) * is_there

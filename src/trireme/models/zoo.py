@@ -9,10 +9,10 @@ from types import ModuleType
 from trireme.errors import BadRequest
 
 NAMES = (
-    *("autoint", "bst", "ctr_dnn", "dcn", "dcn_v2", "deepfefm", "deepfm", "dien", "difm", "din"),
-    *("dlrm", "dssm", "escm2", "esmm", "ffm", "flen", "fm", "gatenet", "lr", "mind", "mmoe"),
-    *("ncf", "ple", "share_bottom", "slot_dnn", "tagspace", "textcnn", "two_tower"),
-    *("wide_deep", "word2vec", "xdeepfm"),
+    *("autoint", "bert4rec", "bst", "ctr_dnn", "dcn", "dcn_v2", "deepfefm", "deepfm", "dien"),
+    *("difm", "din", "dlrm", "dmr", "dsin", "dssm", "escm2", "esmm", "fastformer", "ffm", "flen"),
+    *("fm", "gatenet", "iprec", "lr", "mind", "mmoe", "naml", "ncf", "ple", "share_bottom"),
+    *("slot_dnn", "tagspace", "textcnn", "tisas", "two_tower", "wide_deep", "word2vec", "xdeepfm"),
 )
 
 
