@@ -155,10 +155,9 @@ class Ranking(nn.Module):
                 f"Ranking: expected one masked place and as many candidates of each of {num}"
                 f" examples, found {len(states_BD)} and {len(rows_ND)} of all"
             )
-        biases_BC = self.biases(batch).view(num, -1)
-        return torch.einsum("bd,bcd->bc", states_BD, rows_ND.view(num, -1, rows_ND.shape[1])) + (
-            biases_BC
-        )
+        rows_BCD = rows_ND.view(num, -1, rows_ND.shape[1])
+        biases_BC: Tensor = self.biases(batch).view(num, -1)
+        return torch.einsum("bd,bcd->bc", states_BD, rows_BCD) + biases_BC
 
 
 class AllItems:

@@ -21,7 +21,7 @@ from trireme.errors import BadRequest
 from trireme.metrics import AUC
 from trireme.models.dien import ClickAndAuxiliaryLoss
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import SideBySide
+from trireme.models.inputs import SideBySide, tensor_of
 from trireme.models.layers import BatchNorm, compared, mlp
 from trireme.models.mind import with_items
 from trireme.models.sequences import shares_of
@@ -114,7 +114,7 @@ class DMR(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B,) "click", a logit, and (B,) "auxiliary", the loss of predicting the last event."""
         events_BLE = torch.cat([part(batch) for part in self.events], 2)
-        is_there_BL = batch["mask"] != 0
+        is_there_BL = tensor_of(batch, "mask") != 0
         before_BD, user_BD = self._users(batch, events_BLE, is_there_BL).unbind(1)
         candidate_BE = self.candidate(batch)
         contexts = self._contexts(batch, self.actions, self.places)
@@ -123,7 +123,7 @@ class DMR(nn.Module):
         attended_BE = torch.einsum("bl,ble->be", shares_of(scores_BL, is_there_BL), events_BLE)
         history_BE = torch.einsum("bl,ble->be", is_there_BL.to(events_BLE.dtype), events_BLE)
         parts = [
-            *(self.features(batch), batch["price"][:, None], history_BE),
+            *(self.features(batch), tensor_of(batch, "price")[:, None], history_BE),
             candidate_BE * history_BE,
             (user_BD * self.category(batch).squeeze(1)).sum(1, keepdim=True),
             (scores_BL * is_there_BL).sum(1, keepdim=True),
@@ -148,10 +148,10 @@ class DMR(nn.Module):
 
     def _auxiliary(self, batch: Batch, before_BD: Tensor) -> Tensor:
         products_BV = before_BD @ self.categories(batch).T
-        last_B = batch["cate_his"][:, -1]
+        last_B = tensor_of(batch, "cate_his")[:, -1]
         loss_B = nn.functional.cross_entropy(products_BV.float(), last_B, reduction="none")
         # What the mask leaves out, before the last event, has no user to predict from.
-        return loss_B * (batch["match_mask"][:, -2] != 0)
+        return loss_B * (tensor_of(batch, "match_mask")[:, -2] != 0)
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,8 @@ class Split:
     num_categories: int
 
     def __call__(self, batch: Batch) -> Batch:
-        line = batch["line"]
-        assert isinstance(line, Tensor)
-        *histories, rest = line.split([_LENGTH] * len(HISTORY) + [len(FEATURES)], 1)
+        sizes = [_LENGTH] * len(HISTORY) + [len(FEATURES)]
+        *histories, rest = torch.split(tensor_of(batch, "line"), sizes, 1)
         columns = dict(zip(FEATURES, rest.T.contiguous().unbind(), strict=True))
         whole = {name: x.long() for name, x in columns.items() if name not in ("price", "label")}
         past = {name: x.long() for name, x in zip(HISTORY, histories, strict=True)}

@@ -18,7 +18,7 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.initializer import Normal
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import SideBySide, ids_of
+from trireme.models.inputs import SideBySide, ids_of, tensor_of
 from trireme.models.layers import TransformerLayer, compared, mlp
 from trireme.models.sequences import shares_of
 from trireme.nn import Embedding
@@ -88,32 +88,27 @@ class DSIN(nn.Module):
         interests_BSD = self._interests(batch)
         states_BSD = torch.stack(self.lstm(interests_BSD)[0].chunk(2, 2)).mean(0)
         places_S = torch.arange(_SESSIONS, device=interests_BSD.device)
-        is_there_BS = places_S < _numbers(batch, "sess_length")[:, None]
+        is_there_BS = places_S < tensor_of(batch, "sess_length")[:, None]
         candidate_BD = self.candidate(batch)
         attended = [
             part(candidate_BD, x, is_there_BS)
             for part, x in zip(self.attention, (interests_BSD, states_BSD), strict=True)
         ]
-        x = torch.cat([self.features(batch), _numbers(batch, "price"), *attended], 1)
+        x = torch.cat([self.features(batch), tensor_of(batch, "price"), *attended], 1)
         logits: Tensor = self.mlp(x)
         return logits.squeeze(1)
 
     def _interests(self, batch: Batch) -> Tensor:
         """(B, S, D): of each session the mean over its events, zeros without any."""
         rows = torch.cat([part(batch) for part in self.events], 2)
-        events = rows.unflatten(1, (_SESSIONS, _EVENTS)).flatten(0, 1)
-        is_there = (_numbers(batch, _PLACES[CATEGORY]) != 0).view(-1, _EVENTS)
+        events = torch.unflatten(rows, 1, (_SESSIONS, _EVENTS)).flatten(0, 1)
+        is_there = (tensor_of(batch, _PLACES[CATEGORY]) != 0).view(-1, _EVENTS)
         # Where there is no event at all, any may be looked at: the mean leaves them out.
         looked_at = is_there | ~is_there.any(1, keepdim=True)
         x = self.transformer(events * events.shape[2] ** 0.5 + self.places, looked_at)
         weights = is_there / is_there.sum(1, keepdim=True).clamp(min=1)
-        return torch.einsum("ne,ned->nd", weights.to(x.dtype), x).unflatten(0, (-1, _SESSIONS))
-
-
-def _numbers(batch: Batch, name: str) -> Tensor:
-    column = batch[name]
-    assert isinstance(column, Tensor)
-    return column
+        means_ND = torch.einsum("ne,ned->nd", weights.to(x.dtype), x)
+        return torch.unflatten(means_ND, 0, (-1, _SESSIONS))
 
 
 def split(batch: Batch) -> Batch:

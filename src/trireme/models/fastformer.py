@@ -50,9 +50,8 @@ class AdditiveAttention(nn.Module):
     def _sum(self, x: Tensor, scores: nn.Module, is_there_BL: Tensor) -> Tensor:
         """(B, 1, C): of each head the sum over the places, with shares of its own."""
         shares_BLH = shares_of(scores(x) * self.scale, is_there_BL[:, :, None])
-        return torch.einsum("blh,blhd->bhd", shares_BLH, x.unflatten(2, (self.heads, -1))).flatten(
-            1
-        )[:, None]
+        x_BLHD = torch.unflatten(x, 2, (self.heads, -1))
+        return torch.einsum("blh,blhd->bhd", shares_BLH, x_BLHD).flatten(1)[:, None]
 
 
 class Layer(nn.Module):

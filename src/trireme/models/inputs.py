@@ -140,6 +140,14 @@ class SideBySide(nn.Module):
         return torch.cat([part(batch).squeeze(1) for part in self.parts], 1)
 
 
+def tensor_of(batch: Batch, name: str) -> Tensor:
+    """A column with a first dimension B. Raises BadRequest: it is ragged, or of strings."""
+    column = batch[name]
+    if not isinstance(column, Tensor):
+        raise BadRequest(f"tensor_of: expected {name!r} as Tensor, found {type(column).__name__}")
+    return column
+
+
 def ids_of(batch: Batch, name: str, width: int) -> Tensor:
     """The (B, width) ids of a column of bags of the same size. Raises BadRequest: other bags."""
     column = batch[name]

@@ -21,7 +21,7 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import ids_of
+from trireme.models.inputs import ids_of, tensor_of
 from trireme.models.layers import BatchNorm, mlp
 from trireme.models.sequences import SequenceRows, Sequences, shares_of
 from trireme.nn import Embedding, EmbeddingBag
@@ -108,11 +108,11 @@ class PackageVectors(nn.Module):
         num = items.shape[1]
         users = users_BD[:, None].expand_as(items).flatten(0, 1)
         a, b = items.flatten(0, 1), bizs.flatten(0, 1)
-        own = Sequences(*(part.unflatten(1, (num, -1)).flatten(0, 1) for part in friends))
+        own = Sequences(*(torch.unflatten(part, 1, (num, -1)).flatten(0, 1) for part in friends))
         views = self.influence(a, own)
         f = self.views(users, views, views.new_ones(views.shape[:2], dtype=torch.bool))
         parts = torch.stack([f, a, b, f * a, f * b, a * b, f * a * b], 1)
-        return self.parts(users, parts, (parts != 0).any(2)).unflatten(0, (-1, num))
+        return torch.unflatten(self.parts(users, parts, (parts != 0).any(2)), 0, (-1, num))
 
 
 class Gate(nn.Module):
@@ -173,13 +173,11 @@ class IPRec(nn.Module):
         """(B,) logits."""
         user_BD = self._user(batch)
         items, bizs, friends = (part(batch) for part in self.parts)
-        ids, friend_ids = batch[PARTS[0]], batch[PARTS[2]]
-        assert isinstance(ids, Tensor)
-        assert isinstance(friend_ids, Tensor)
+        ids, friend_ids = (tensor_of(batch, PARTS[place]) for place in (0, 2))
         packages = self.packages(user_BD, items, bizs, Sequences(friends, friend_ids != 0))
-        num = (1, *self.sizes.packages)
-        candidate, *others = packages.split(num, 1)
-        _, *are_there = (ids != 0).split(num, 1)
+        num = [1, *self.sizes.packages]
+        candidate, *others = torch.split(packages, num, 1)
+        _, *are_there = torch.split(ids != 0, num, 1)
         candidate_BD = candidate.squeeze(1)
         bases = (user_BD, candidate_BD, candidate_BD)
         user, by_publisher, by_friend = (
@@ -219,8 +217,8 @@ class Split:
         candidate.append(ids_of(batch, "friends", self.sizes.friends))
         packages = [torch.cat(candidate, 1)[:, None]]
         for name, num in zip(PACKAGES, self.sizes.packages, strict=True):
-            packages.append(ids_of(batch, name, num * width).unflatten(1, (num, width)))
-        items, bizs, friends = torch.cat(packages, 1).split([1, 1, self.sizes.friends], 2)
+            packages.append(ids_of(batch, name, num * width).view(-1, num, width))
+        items, bizs, friends = torch.split(torch.cat(packages, 1), [1, 1, self.sizes.friends], 2)
         parts = (items.flatten(1), bizs.flatten(1), friends.flatten(1))
         kept = {name: batch[name] for name in ("user", *USERS)}
         return Batch({**batch.columns, **kept, **dict(zip(PARTS, parts, strict=True))})

@@ -15,6 +15,7 @@ from trireme.data.schema import Dense, Schema, Sparse
 from trireme.initializer import Normal, Uniform
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.inputs import tensor_of
 from trireme.models.layers import mlp
 from trireme.models.sequences import SequenceRows, Sequences, shares_of
 from trireme.table import Table
@@ -82,7 +83,9 @@ class Articles(nn.Module):
         return [categories, subcategories, *(self._apart(text) for text in texts)]
 
     def _apart(self, texts: Sequences) -> Sequences:
-        return Sequences(*(part.unflatten(1, (self.num, -1)).flatten(0, 1) for part in texts))
+        return Sequences(
+            *(torch.unflatten(part, 1, (self.num, -1)).flatten(0, 1) for part in texts)
+        )
 
 
 class Text(nn.Module):
@@ -160,9 +163,7 @@ class NewsModel(nn.Module):
 
 def add_place(batch: Batch) -> Batch:
     """Adds "place" to a batch: which of the candidates was clicked, as "label" has it."""
-    label = batch["label"]
-    assert isinstance(label, Tensor)
-    return Batch({**batch.columns, "place": label.argmax(1)}, batch.bags)
+    return Batch({**batch.columns, "place": tensor_of(batch, "label").argmax(1)}, batch.bags)
 
 
 def news_recipe(

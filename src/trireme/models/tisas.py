@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
-from trireme.data.schema import Dense, Schema, Sparse
+from trireme.data.schema import Dense, Field, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import ids_of
+from trireme.models.inputs import ids_of, tensor_of
 from trireme.models.sequences import SequenceRows
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
@@ -122,9 +122,8 @@ class Sequence(nn.Module):
         itself_LL = torch.eye(length, device=rows_BLD.device, dtype=torch.bool)
         is_seen = (causal_LL & is_there_BL[:, None]) | itself_LL
         kept = is_there_BL[:, :, None].to(rows_BLD.dtype)
-        column = batch[TIMES]
-        assert isinstance(column, Tensor)
-        times = self.dropout(self.times[column.long().unflatten(1, (length, length))])
+        times_BLL = torch.unflatten(tensor_of(batch, TIMES).long(), 1, (length, length))
+        times = self.dropout(self.times[times_BLL])
         places = self.dropout(self.places)
         x = self.dropout(rows_BLD * rows_BLD.shape[2] ** 0.5) * kept
         for block in self.blocks:
@@ -209,7 +208,7 @@ def create(config: Config) -> Recipe:
         dropout=hyper.share("dropout_rate", 0.2),
     )
     model = TiSAS(items, sequence)
-    inputs = [Sparse(SEQUENCE), Dense(TIMES, length * length)]
+    inputs: list[Field] = [Sparse(SEQUENCE), Dense(TIMES, length * length)]
     return Recipe(
         model=model,
         loss=PairLoss(length),

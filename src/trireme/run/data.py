@@ -39,13 +39,16 @@ class ReaderOptions:
         return cls(source.files_are_one, others)
 
 
+_PLAIN = ReaderOptions()
+
+
 def make_dataset(
     config: Config,
     settings: Settings,
     part: DataSettings,
     schema: Schema | None,
     cluster: Cluster,
-    reader: ReaderOptions,
+    reader: ReaderOptions = _PLAIN,
 ) -> Iterable[Any]:
     """The dataset of training or of inference. Every worker calls it.
 
@@ -73,7 +76,7 @@ def dataset_of(
     part: DataSettings,
     schema: Schema | None,
     cluster: Cluster,
-    reader: ReaderOptions,
+    reader: ReaderOptions = _PLAIN,
 ) -> Iterable[Any] | None:
     """The dataset of these files, not loaded yet; None without files. Every worker calls it.
 

@@ -25,7 +25,16 @@ _TABLES = "tables are on the servers, if there are any, and have no fixed size"
 _DISK = "of an SSDSparseTable the rows used least leave memory, when it is full, not by age"
 _SLOTS = "rows of all slots are loaded and saved; tables=[...] selects tables"
 _BUCKETS = "a table has 4096 buckets, divided among the servers"
-_SIZES = ("feature_number", "num_items", "num_users", "sparse_feature_num", "vocab_tag_size")
+_VOCABULARIES = (
+    *("adgroup", "adgroup_id", "age_level", "brand", "btag", "campaign", "campaign_id", "cate"),
+    *("cms_group", "cms_group_id", "cms_segid", "customer", "final_gender", "final_gender_code"),
+    *("new_user_class_level", "occupation", "pid", "pvalue_level", "shopping_level", "user"),
+    "vocab_tag",
+)
+_SIZES = (
+    *("feature_number", "num_bizs", "num_items", "num_users", "sparse_feature_num"),
+    *(f"{name}_size" for name in _VOCABULARIES),
+)
 _LAYOUT = "sparse_inputs_slots and dense_input_dim say what the inputs are"
 _PARTS = "the model adds and normalizes as its paper does"
 _DAYS = "it belongs to `trireme stream`, which selects days of data"
@@ -57,6 +66,8 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "hyper_parameters.emb_dim": ("sparse_feature_dim is the width of the rows", ()),
     "hyper_parameters.*_count": (_TABLES, ()),
     **{f"hyper_parameters.{key}": (_TABLES, ()) for key in _SIZES},
+    "hyper_parameters._sent_types": ("sequences are of one kind", ()),
+    "hyper_parameters.num_test_user": ("all examples are evaluated", ()),
     "hyper_parameters.is_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.use_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.slice_end": ("the loss is the mean over all examples of a batch", ()),
