@@ -172,18 +172,38 @@ def packages(num: int, draw: np.random.Generator) -> Batch:
     return Batch(columns)
 
 
+def titles(num: int, draw: np.random.Generator) -> Batch:
+    """A user reads titles of one of four topics, and clicks the one of that topic."""
+    topics = np.stack([draw.permutation(4)[:3] for _ in range(num)]) + 1
+    place = draw.integers(0, 3, num)
+    read = np.repeat(topics[np.arange(num), place][:, None], 2, 1)
+    columns: dict[str, Any] = {"label": nn.functional.one_hot(torch.from_numpy(place), 3).float()}
+    for user, of_articles in (("", topics), ("user_", read)):
+        count = of_articles.shape[1]
+        others = draw.integers(5, 20, of_articles.shape)
+        columns[f"{user}title"] = bags(np.stack([of_articles, others], 2))
+        columns[f"{user}entity"] = 0.1 * torch.randn(num, count * 2 * 100)
+        columns[f"{user}one_hop"] = 0.1 * torch.randn(num, count * 4 * 100)
+    return Batch(columns)
+
+
 NEWS = {
     "article_title_size": 2, "article_content_size": 3, "browse_size": 2, "word_dict_size": 20,
     "neg_condidate_sample_size": 2, "category_size": 2, "sub_category_size": 3, "hidden_size": 16,
 }  # fmt: skip
 Maker = Callable[[int, np.random.Generator], Batch]
-# Hyper-parameters, data, batches of 100, epochs.
+# Hyper-parameters, data, batches, epochs.
 LEARNING: dict[str, tuple[dict[str, Any], Maker, int, int]] = {
     "naml": (NEWS, news, 20, 3),
     "fastformer": (
         {**NEWS, "num_attention_heads": 4, "hidden_dropout_prob": 0.0, "intermediate_size": 16,
          "num_hidden_layers": 1},
         news, 20, 3,
+    ),
+    "kim": (
+        {"embedding_size": 8, "hidden_size": 20, "npratio": 2, "max_sents": 2, "max_sentence": 2,
+         "max_entity_num": 2, "init_range": 0.5, "optimizer": {"learning_rate": 0.01}},
+        titles, 30, 1,
     ),
     "dsin": ({"init_range": 0.5}, sessions, 20, 3),
     "dmr": ({"main_embedding_size": 8, "other_embedding_size": 2, "cate_size": 7}, lines, 15, 2),
@@ -212,7 +232,7 @@ def recipe_of(name: str, **changed: Any) -> Any:
 
 def share_right(name: str, outputs: Any, batch: Batch) -> float:
     """Of the answers, or, of clicks, the AUC."""
-    if name in ("naml", "fastformer"):
+    if name in ("naml", "fastformer", "kim"):
         return float((outputs.argmax(1) == batch["place"]).float().mean())
     if name == "tisas":
         is_there = ids_of(batch, "pos", 6) != 0
@@ -227,8 +247,9 @@ def share_right(name: str, outputs: Any, batch: Batch) -> float:
 def test_a_model_learns_a_planted_signal(name: str, cluster: Cluster) -> None:
     _, make, num, epochs = LEARNING[name]
     recipe, draw = recipe_of(name), np.random.default_rng(SEED)
-    train(recipe, [make(100, draw) for _ in range(num)], epochs)
-    tested = make(500, draw)
+    size = 30 if name == "kim" else 100
+    train(recipe, [make(size, draw) for _ in range(num)], epochs)
+    tested = make(3 * size, draw)
     tested = recipe.prepare(tested) if recipe.prepare else tested
     with torch.no_grad():
         assert share_right(name, recipe.model(tested), tested) > 0.9

@@ -24,6 +24,7 @@ from trireme.models.fm import FM
 from trireme.models.gatenet import GateNet
 from trireme.models.inputs import CRITEO_FEATURES
 from trireme.models.iprec import IPRec
+from trireme.models.kim import KIM
 from trireme.models.lr import LR
 from trireme.models.mind import MIND
 from trireme.models.mmoe import MMoE
@@ -65,6 +66,7 @@ __all__ = [
     "Fastformer",
     "GateNet",
     "IPRec",
+    "KIM",
     "LR",
     "MIND",
     "MMoE",

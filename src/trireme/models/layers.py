@@ -102,6 +102,7 @@ class SelfAttention(nn.Module):
     """Attention of each of N vectors to all of them, by several heads: (B, N, D) -> (B, N, size).
 
     relu(heads side by side + R x), where a head is softmax(Q x (K x)^T) V x. There are no biases.
+    rectified: whether there is a ReLU.
 
     Args:
         dim: D. size: width of all heads together, a multiple of `heads`.
@@ -115,12 +116,19 @@ class SelfAttention(nn.Module):
     """
 
     def __init__(
-        self, dim: int, size: int, *, heads: int, residual: bool = True, scaled: bool = True
+        self,
+        dim: int,
+        size: int,
+        *,
+        heads: int,
+        residual: bool = True,
+        scaled: bool = True,
+        rectified: bool = True,
     ) -> None:
         super().__init__()
         if size % heads:
             raise BadRequest(f"SelfAttention: expected a multiple of {heads} heads, found {size}")
-        self.heads = heads
+        self.heads, self.rectified = heads, rectified
         self.scale = (heads / size) ** 0.5 if scaled else 1.0
         self.queries_keys_values = nn.Linear(dim, 3 * size, bias=False)
         self.residual = nn.Linear(dim, size, bias=False) if residual else None
@@ -132,7 +140,8 @@ class SelfAttention(nn.Module):
         queries, keys, values = parts_BHN3.chunk(3, 3)
         shares_BHNN = torch.softmax(queries @ keys.transpose(2, 3) * self.scale, 3)
         out = (shares_BHNN @ values).transpose(1, 2).flatten(2)
-        return torch.relu(out if self.residual is None else out + self.residual(x_BND))
+        out = out if self.residual is None else out + self.residual(x_BND)
+        return torch.relu(out) if self.rectified else out
 
 
 class TransformerLayer(nn.Module):

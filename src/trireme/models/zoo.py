@@ -11,7 +11,7 @@ from trireme.errors import BadRequest
 NAMES = (
     *("autoint", "bert4rec", "bst", "ctr_dnn", "dcn", "dcn_v2", "deepfefm", "deepfm", "dien"),
     *("difm", "din", "dlrm", "dmr", "dsin", "dssm", "escm2", "esmm", "fastformer", "ffm", "flen"),
-    *("fm", "gatenet", "iprec", "lr", "mind", "mmoe", "naml", "ncf", "ple", "share_bottom"),
+    *("fm", "gatenet", "iprec", "kim", "lr", "mind", "mmoe", "naml", "ncf", "ple", "share_bottom"),
     *("slot_dnn", "tagspace", "textcnn", "tisas", "two_tower", "wide_deep", "word2vec", "xdeepfm"),
 )
 

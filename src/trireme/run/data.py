@@ -35,8 +35,7 @@ class ReaderOptions:
 
     @classmethod
     def of(cls, source: Recipe | Evaluation) -> ReaderOptions:
-        others = source.reader_config if isinstance(source, Evaluation) else {}
-        return cls(source.files_are_one, others)
+        return cls(source.files_are_one, source.reader_config)
 
 
 _PLAIN = ReaderOptions()

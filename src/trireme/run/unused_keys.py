@@ -29,7 +29,7 @@ _VOCABULARIES = (
     *("adgroup", "adgroup_id", "age_level", "brand", "btag", "campaign", "campaign_id", "cate"),
     *("cms_group", "cms_group_id", "cms_segid", "customer", "final_gender", "final_gender_code"),
     *("new_user_class_level", "occupation", "pid", "pvalue_level", "shopping_level", "user"),
-    "vocab_tag",
+    *("vocab", "vocab_tag"),
 )
 _SIZES = (
     *("feature_number", "num_bizs", "num_items", "num_users", "sparse_feature_num"),

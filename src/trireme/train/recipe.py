@@ -22,9 +22,7 @@ class Evaluation:
     label: the column of the metrics that name none.
     schema: of the inputs, in the order of the files of the evaluation; None: that of the training.
     loss: as of a Recipe; None: only the metrics are computed.
-    prepare, files_are_one: as of a Recipe.
-    reader_config: keys of the configuration that a class RecDataset finds with other values here,
-        as {"runner.mode": "test"}.
+    prepare, files_are_one, reader_config: as of a Recipe.
     """
 
     model: nn.Module
@@ -56,6 +54,8 @@ class Recipe:
     evaluation: what `trireme run --infer` evaluates; None: the model itself.
     files_are_one: a class RecDataset makes each example of several files: every worker's gets all
         of them, and of its batches the worker takes every n-th one.
+    reader_config: keys of the configuration that a class RecDataset finds with other values here,
+        as {"runner.mode": "test"}.
     """
 
     model: nn.Module
@@ -70,6 +70,7 @@ class Recipe:
     prepare: Callable[[Batch], Batch] | None = None
     evaluation: Evaluation | None = None
     files_are_one: bool = False
+    reader_config: Mapping[str, Any] = field(default_factory=dict)
 
     def begin_schedule(self, optimizer: torch.optim.Optimizer) -> None:
         """Have the schedule, if there is one, change the optimizer of a trainer after each step."""
