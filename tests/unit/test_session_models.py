@@ -203,7 +203,7 @@ LEARNING: dict[str, tuple[dict[str, Any], Maker, int, int]] = {
     "kim": (
         {"embedding_size": 8, "hidden_size": 20, "npratio": 2, "max_sents": 2, "max_sentence": 2,
          "max_entity_num": 2, "init_range": 0.5, "optimizer": {"learning_rate": 0.01}},
-        titles, 30, 1,
+        titles, 50, 1,
     ),
     "dsin": ({"init_range": 0.5}, sessions, 20, 3),
     "dmr": ({"main_embedding_size": 8, "other_embedding_size": 2, "cate_size": 7}, lines, 15, 2),
@@ -214,8 +214,9 @@ LEARNING: dict[str, tuple[dict[str, Any], Maker, int, int]] = {
     ),
     "bert4rec": (
         {"_emb_size": 16, "_voc_size": 22, "_max_position_seq_len": 6, "_n_layer": 1,
-         "_dropout": 0.0, "_attention_dropout": 0.0, "_param_initializer": 0.1},
-        masked, 20, 6,
+         "_dropout": 0.0, "_attention_dropout": 0.0, "_param_initializer": 0.3,
+         "optimizer": {"learning_rate": 0.01}},
+        masked, 20, 8,
     ),
     "iprec": (
         {"hidden_units": 8, "f_max_len": 2, "u_max_i": 4, "u_max_f": 3, "u_max_pack": 3,

@@ -20,9 +20,8 @@ from trireme.errors import BadRequest
 from trireme.initializer import Constant, Normal
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.inputs import first_is_right, with_items
 from trireme.models.layers import TransformerLayer
-from trireme.models.mind import with_items
-from trireme.models.tisas import add_place
 from trireme.nn import Embedding
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
@@ -228,7 +227,7 @@ def create(config: Config) -> Recipe:
             model=Ranking(items, biases, states),
             metrics=[TopK(10, label="place")],
             schema=Schema([*inputs, Sparse(CANDIDATES)]),
-            prepare=add_place,
+            prepare=first_is_right,
             files_are_one=True,
         ),
     )

@@ -21,9 +21,8 @@ from trireme.errors import BadRequest
 from trireme.metrics import AUC
 from trireme.models.dien import ClickAndAuxiliaryLoss
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import SideBySide, tensor_of
+from trireme.models.inputs import SideBySide, tensor_of, with_items
 from trireme.models.layers import BatchNorm, compared, mlp
-from trireme.models.mind import with_items
 from trireme.models.sequences import shares_of
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table

@@ -162,6 +162,18 @@ def ids_of(batch: Batch, name: str, width: int) -> Tensor:
     return column.values[first : first + len(sizes) * width].view(-1, width)
 
 
+def with_items(batch: Batch, name: str, items: Tensor) -> Batch:
+    """The batch with a column of items, all of them as if they were of its first example."""
+    ends = torch.full((batch.num_examples + 1,), len(items))
+    ends[0] = 0
+    return Batch({**batch.columns, name: Ragged(items, ends)}, batch.bags)
+
+
+def first_is_right(batch: Batch) -> Batch:
+    """Adds "place" to a batch: of each example the first candidate is the right one."""
+    return Batch({**batch.columns, "place": torch.zeros(batch.num_examples)}, batch.bags)
+
+
 class Numbers(nn.Module):
     """A dense column alone: (B, width)."""
 

@@ -20,7 +20,7 @@ from trireme.data.schema import Dense, Field, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import ids_of, tensor_of
+from trireme.models.inputs import first_is_right, ids_of, tensor_of
 from trireme.models.sequences import SequenceRows
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
@@ -179,11 +179,6 @@ class PairLoss:
         return losses.sum() / is_there.sum().clamp(min=1)
 
 
-def add_place(batch: Batch) -> Batch:
-    """Adds "place" to a batch: the first candidate is the right one."""
-    return Batch({**batch.columns, "place": torch.zeros(batch.num_examples)}, batch.bags)
-
-
 def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters for the optimizer, and
 
@@ -219,7 +214,7 @@ def create(config: Config) -> Recipe:
             model=NextItem(items, sequence),
             metrics=[TopK(10, label="place")],
             schema=Schema([*inputs, Sparse(CANDIDATES)]),
-            prepare=add_place,
+            prepare=first_is_right,
             reader_config={"runner.mode": "test"},
         ),
     )
