@@ -35,7 +35,7 @@ STEPS = ("train", "launch", "infer", "warm start")
 _IMPORTS = (
     (r"^import paddle\.distributed\.fleet as fleet", "import trireme.fleet as fleet"),
     (r"^from paddle\.io import", "from torch.utils.data import"),
-    (r"^import paddle$", ""),
+    (r"^import paddle$", "import trireme.fleet.paddle as paddle"),
 )
 _OK = "yes"
 

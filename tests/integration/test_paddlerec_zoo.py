@@ -50,9 +50,11 @@ EXPECTED = {
     "mhcn": ("top_4.recall", 0.9),
     "mind": ("top_20.recall", 0.4),
     "mmoe": ("auc_income", 0.8),
+    "naml": ("accuracy.recall", 0.8),
     "ncf": ("auc", 0.8),
     "sign": ("auc", 0.8),
     "textcnn": ("accuracy.recall", 0.8),
+    "tisas": ("top_10.recall", 0.6),
     "word2vec": ("analogy.recall", -1),
     "xdeepfm": ("auc", 0.8),
 }

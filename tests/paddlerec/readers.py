@@ -179,6 +179,21 @@ class RecDataset(Dataset):
 """
 
 
+NEWS = """
+        label, *ids = (part.split() for part in line.split(";"))
+        clicked, titles = int(label[0]), [np.array(part).astype("int64") for part in ids]
+        kinds = [np.zeros(3, "int64"), np.zeros(2, "int64")]
+        yield [np.eye(3)[clicked].astype("int64"), *kinds, *kinds, *titles, *titles]
+"""
+FOLLOWED = """
+        first, *others = (int(item) for item in line.split())
+        items, times = (first + np.arange(5)) % 20 + 1, np.abs(np.arange(4)[:, None] - np.arange(4))
+        mode = self.config.get("runner.mode", "test")
+        yield [items[:4], times, *((items[1:], np.array(others)) if mode == "train" else
+               (np.array([items[4], *(i % 20 + 1 for i in range(items[4], items[4] + 100))]),))]
+"""
+
+
 def write(name: str, folder: Path) -> Path:
     """Make the folder of a model: config.yaml, its readers, two files to train on, one to test."""
     make, hyper, runner, readers = _MODELS[name]
@@ -258,6 +273,19 @@ def _following(draw: random.Random, _: str) -> str:
     topic = draw.randrange(2)
     items = [2 * draw.randrange(1, 20) + topic for _ in range(draw.randrange(4, 7))]
     return " ".join(map(str, items))
+
+
+def _news(draw: random.Random, _: str) -> str:
+    topics = draw.sample(range(4), 3)
+    clicked = draw.randrange(3)
+    titles = [f"{topic} {draw.randrange(4, 20)}" for topic in (*topics, *[topics[clicked]] * 2)]
+    return f"{clicked};{' '.join(titles[:3])};{' '.join(titles[3:])}"
+
+
+def _followed(draw: random.Random, _: str) -> str:
+    first = draw.randrange(20)
+    others = [(first + 1 + draw.randrange(2, 19) + place) % 20 + 1 for place in range(4)]
+    return " ".join(map(str, (first, *others)))
 
 
 def _pair(draw: random.Random, _: str) -> str:
@@ -422,6 +450,23 @@ _MODELS: dict[str, _Model] = {
         ["batches_per_epoch: 100"],
         {"reader": ("config.get('runner.batches_per_epoch')", MIND),
          "infer_reader": ("pass", MIND_INFER)},
+    ),
+    "naml": (
+        _news,
+        ["optimizer: {class: Adam, learning_rate: 0.02, strategy: async}", "word_dict_size: 20",
+         "article_content_size: 2", "article_title_size: 2", "browse_size: 2", "category_size: 4",
+         "neg_condidate_sample_size: 2", "word_dimension: 8", "sub_category_size: 10",
+         "category_dimension: 4",
+         "hidden_size: 16"],
+        ["use_xpu: False"],
+        {"reader": ("pass", NEWS)},
+    ),
+    "tisas": (
+        _followed,
+        ["optimizer: {class: adam, learning_rate: 0.02}", "num_users: 300", "num_items: 20",
+         "num_blocks: 1", "num_heads: 1", "maxlen: 4", "hidden_units: 16", "time_span: 8"],
+        ['mode: "train"'],
+        {"reader": ("pass", FOLLOWED)},
     ),
     "ncf": (
         _pair,

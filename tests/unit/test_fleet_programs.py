@@ -352,3 +352,8 @@ def test_strategies_of_the_factory_are_the_modes() -> None:
     model = fleet.distributed_model(Model())
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     assert optimizer.distributed.strategy == tr.Strategy("collective")
+
+
+def test_tensors_of_reader_classes_are_torchs() -> None:
+    assert paddle.to_tensor([1, 2]).tolist() == [1, 2]
+    assert paddle.to_tensor(np.array([[0.5]])).dtype == torch.float64

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 from trireme.config import Config
 from trireme.data import Dense, InsId, Label, Schema, Sparse
@@ -80,6 +81,49 @@ def test_workers_share_files_and_with_fewer_files_the_batches(
     ]
 
 
+def test_workers_share_the_batches_of_files_that_are_one(caplog: pytest.LogCaptureFixture) -> None:
+    read: list[list[str]] = []
+
+    def make(files: list[str]) -> Iterator[list[Any]]:
+        read.append(files)
+        return examples(20)
+
+    options: dict[str, Any] = {"schema": SCHEMA, "batch_size": 5, "name": "reader.py"}
+    shared = ExampleDataset(make, ["a", "b", "c"], files_are_one=True, **options)
+    whole = [batch["d"].tolist() for batch in shared]
+    shares = [[batch["d"].tolist() for batch in shared.stream(i, 2)] for i in range(2)]
+    assert shares == [whole[0::2], whole[1::2]]
+    assert read == [["a", "b", "c"]] * 3
+    assert not caplog.messages
+    own = ExampleDataset(make, ["a"], files_are_one=True, own_files=True, **options)
+    assert [batch["d"].tolist() for batch in own.stream(1, 2)] == whole
+
+
+class MapStyle(Dataset[Any]):
+    """As PaddleRec's are: an index behind the last one draws once more."""
+
+    def __getitem__(self, index: int) -> Any:
+        return next(examples(1))
+
+    def __len__(self) -> int:
+        return 7
+
+
+def test_a_map_style_dataset_is_read_once_from_its_begin() -> None:
+    batches = list(
+        ExampleDataset(lambda _: MapStyle(), schema=SCHEMA, batch_size=4, name="reader.py")
+    )
+    assert [batch.num_examples for batch in batches] == [4, 3]
+
+
+def test_a_reader_gets_other_values_in_an_evaluation(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("runner: {mode: train, words: 3}\n")
+    reader_config = ReaderConfig(Config.load(path), {"runner.mode": "test", "mode": "test"})
+    assert reader_config.get("runner.mode", "train") == reader_config["mode"] == "test"
+    assert reader_config["runner.words"] == 3
+
+
 def test_a_reader_gets_the_dictionary_that_it_expects(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("runner: {words: 3}\n")
@@ -132,7 +176,7 @@ def test_workers_take_batches_in_turn_of_a_dataset_whose_examples_have_numbers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     shared = ExampleDataset(
-        Numbered, ["a", "b"], schema=SCHEMA, batch_size=3, name="reader.py", needs_all_files=True
+        Numbered, ["a", "b"], schema=SCHEMA, batch_size=3, name="reader.py", files_are_one=True
     )
     batches = [list(shared.stream(i, 2)) for i in range(2)]
     numbers = [[batch.bags.values.tolist() for batch in part] for part in batches]

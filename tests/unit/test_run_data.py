@@ -8,14 +8,17 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
 
 from tests.jobs import Job
 from trireme.config import Config
 from trireme.data import InsId, Label, Schema, Sparse, criteo, multislot
 from trireme.errors import BadRequest, DataError
 from trireme.job.cluster import Cluster
-from trireme.run.data import find_data, make_dataset
+from trireme.job.embedded import embedded
+from trireme.run.data import ReaderOptions, find_data, make_dataset
 from trireme.run.settings import Settings
+from trireme.train import Evaluation, Recipe
 
 SCHEMA = Schema([Label("click"), Sparse("a")])
 
@@ -151,3 +154,34 @@ def test_a_reader_class_without_a_command_is_explained(tmp_path: Path) -> None:
 
     with Job(1) as job:
         job.run(1, work)
+
+
+READER = """
+class RecDataset:
+    def __init__(self, files, config):
+        self.files, self.mode = files, config.get("runner.mode", "train")
+
+    def __getitem__(self, index):
+        return [float(self.mode == "test"), [len(self.files)]]
+
+    def __len__(self):
+        return 8
+"""
+
+
+def test_a_recipe_says_how_its_reader_gets_files_and_configuration(tmp_path: Path) -> None:
+    (tmp_path / "reader.py").write_text(READER)
+    write_files(tmp_path / "data")
+    keys = ("reader_type=DataLoader", "train_reader_path=reader", "mode=train")
+    config, settings = load(tmp_path, *(f"runner.{key}" for key in keys))
+    model = torch.nn.Linear(1, 1)
+    recipe = Recipe(model=model, loss=torch.nn.functional.mse_loss, optimizer=None)
+    evaluation = Evaluation(model=model, files_are_one=True, reader_config={"runner.mode": "test"})
+    with embedded() as cluster:
+        for source, mode, num_files, num_batches in ((recipe, 0, 2, 2), (evaluation, 1, 4, 1)):
+            options = ReaderOptions.of(source)
+            dataset: Any = make_dataset(config, settings, settings.train, SCHEMA, cluster, options)
+            batches = list(dataset.stream(1, 2))
+            assert len(batches) == num_batches
+            assert set(batches[0]["click"].tolist()) == {mode}
+            assert set(batches[0]["a"].values.tolist()) == {num_files}

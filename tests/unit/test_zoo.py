@@ -24,9 +24,16 @@ TWO_OF_EACH = (
     *("hist_item", "eval_item", "history", "cate", "position", "text", "neg_tag"),
     *("sentence_left", "sentence_right", "query", "pos_title", "neg_title"),
 )
+# Arrays of fixed widths, which `prepare` divides.
+WIDTHS = {
+    "sparse_input": 15, "sess_input": 100, "friends": 20, "user_packages": 50 * 22,
+    "pack_neighbors_b": 20 * 22, "pack_neighbors_f": 20 * 22, "pos": 50, "src_ids": 50,
+    "pos_ids": 50, "input_mask": 50,
+}  # fmt: skip
+SMALL_IDS = ("pos_ids", "mask_pos")
 
 
-SIZES = {**dict.fromkeys(TWO_OF_EACH, 2), "items": 6}
+SIZES = {**dict.fromkeys(TWO_OF_EACH, 2), "items": 6, **WIDTHS}
 
 
 def batch_of(schema: Schema, num: int = 6) -> Batch:
@@ -40,9 +47,15 @@ def batch_of(schema: Schema, num: int = 6) -> Batch:
             columns[field.name] = (torch.rand(shape) > 0.5).float()
             if field.name == "num_items":
                 columns[field.name].fill_(2)
-    sizes = [SIZES.get(name, 1) for name in schema.sparse for _ in range(num)]
-    offsets = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
-    bags = Bags(schema.sparse, torch.randint(1, 1000, (int(offsets[-1]),)), offsets)
+    sizes = {name: SIZES.get(name, 1) for name in schema.sparse}
+    offsets = torch.tensor([0, *(s for s in sizes.values() for _ in range(num))]).cumsum(0)
+    ids = [
+        torch.randint(0, 50, (size * num,))
+        if name in SMALL_IDS
+        else torch.randint(1, 1000, (size * num,))
+        for name, size in sizes.items()
+    ]
+    bags = Bags(schema.sparse, torch.cat([torch.zeros(0, dtype=torch.int64), *ids]), offsets)
     if "taken" in schema.sparse:
         bags["taken"].values.remainder_(3)
     if "unit_id" in schema.sparse:  # of leaves
@@ -104,9 +117,9 @@ def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Path) -> None:
 
 
 EXPORTED = (
-    *("bst", "dien", "din", "dssm", "escm2", "esmm", "flen", "mind", "mmoe", "ncf", "ple"),
-    *("share_bottom", "slot_dnn", "tagspace", "textcnn", "two_tower", "word2vec"),
-    *("deeprec", "match_pyramid", "multiview_simnet"),
+    *("bst", "deeprec", "dien", "din", "dssm", "escm2", "esmm", "flen", "iprec", "match_pyramid"),
+    *("mind", "mmoe", "multiview_simnet", "ncf", "ple", "share_bottom", "slot_dnn", "tagspace"),
+    *("textcnn", "tisas", "two_tower", "word2vec"),
 )
 
 
@@ -114,7 +127,7 @@ EXPORTED = (
 @pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")
 @pytest.mark.parametrize("name", EXPORTED)
 def test_forward_is_exported_and_serves_batches_of_other_sizes(name: str) -> None:
-    small: dict[str, Any] = {"slot_num": 3, "max_len": 4, "neg_samples": 5}
+    small: dict[str, Any] = {"slot_num": 3, "max_len": 4, "neg_samples": 5, "cate_size": 20}
     small |= {"query_len": 4, "pos_len": 4, "neg_len": 4, "layer_sizes": [30, 20]}
     recipe = zoo.load(name).create(Config({"hyper_parameters": small}))
     model = recipe.model.eval()
@@ -175,7 +188,7 @@ def test_hyper_parameters_shape_the_model() -> None:
 
 
 def test_wrong_names_and_values_are_refused_with_what_is_known() -> None:
-    with pytest.raises(BadRequest, match=r"expected one of autoint, bst, .*, found 'deep'"):
+    with pytest.raises(BadRequest, match=r"expected one of autoint, bert4rec, .*, found 'deep'"):
         zoo.load("deep")
     for values, message in (
         ({"optimizer": {"class": "lbfgs"}}, "expected Adam, Adagrad or SGD, found 'lbfgs'"),

@@ -9,6 +9,9 @@ with what to write.
 
 from typing import Any, NoReturn
 
+import torch
+from torch import Tensor
+
 from trireme import fleet
 from trireme.errors import BadRequest
 from trireme.fleet import distribute_transpiler, static, transpiler
@@ -30,13 +33,13 @@ __all__ = [
     "enable_static",
     "fluid",
     "static",
+    "to_tensor",
 ]
 
 _NAMES = {
     "nn": "torch.nn has the layers",
     "optimizer": "torch.optim has the optimizers of the dense part, trireme.optim those of tables",
     "io": "torch.utils.data, or the datasets of trireme.data",
-    "to_tensor": "torch.tensor",
     "disable_static": "leave it out: torch runs eagerly",
     "ParallelExecutor": "static.Executor; trireme launch --gpus 0,1 starts a worker per device",
     "layers": "torch.nn has the layers; embedding(is_distributed=True) is fleet.sparse_embedding",
@@ -66,6 +69,11 @@ class _Names:
 
 def enable_static() -> None:
     """Does nothing: a torch model runs as it is, and minimize(fleet.Loss(...)) makes a program."""
+
+
+def to_tensor(data: Any) -> Tensor:
+    """A tensor of numbers, as reader classes make of what they yield."""
+    return torch.as_tensor(data)
 
 
 distributed = _Names(

@@ -3,6 +3,7 @@
 from trireme.models.aitm import AITM
 from trireme.models.autofis import AutoFIS
 from trireme.models.autoint import AutoInt
+from trireme.models.bert4rec import BERT4Rec
 from trireme.models.bst import BST
 from trireme.models.ctr_dnn import CtrDnn
 from trireme.models.dcn import DCN
@@ -14,12 +15,15 @@ from trireme.models.dien import DIEN
 from trireme.models.difm import DIFM
 from trireme.models.din import DIN
 from trireme.models.dlrm import DLRM
+from trireme.models.dmr import DMR
 from trireme.models.dpin import DPIN
 from trireme.models.dselect_k import DSelectK
+from trireme.models.dsin import DSIN
 from trireme.models.dssm import DSSM
 from trireme.models.ensfm import ENSFM
 from trireme.models.escm2 import ESCM2
 from trireme.models.esmm import ESMM
+from trireme.models.fastformer import Fastformer
 from trireme.models.fat_deepffm import FATDeepFFM
 from trireme.models.ffm import FFM
 from trireme.models.fgcnn import FGCNN
@@ -27,6 +31,8 @@ from trireme.models.flen import FLEN
 from trireme.models.fm import FM
 from trireme.models.gatenet import GateNet
 from trireme.models.inputs import CRITEO_FEATURES
+from trireme.models.iprec import IPRec
+from trireme.models.kim import KIM
 from trireme.models.lr import LR
 from trireme.models.maml import MAML
 from trireme.models.match_pyramid import MatchPyramid
@@ -36,6 +42,7 @@ from trireme.models.mind import MIND
 from trireme.models.mmoe import MMoE
 from trireme.models.multiview_simnet import MultiviewSimnet
 from trireme.models.ncf import NCF
+from trireme.models.news import NewsModel
 from trireme.models.ple import PLE
 from trireme.models.share_bottom import ShareBottom
 from trireme.models.sign import SIGN
@@ -43,6 +50,7 @@ from trireme.models.slot_dnn import SlotDnn
 from trireme.models.tagspace import TagSpace
 from trireme.models.tdm import TDM
 from trireme.models.textcnn import TextCNN
+from trireme.models.tisas import TiSAS
 from trireme.models.two_tower import Tower, TwoTower
 from trireme.models.wide_deep import WideDeep
 from trireme.models.word2vec import SkipGram
@@ -52,6 +60,7 @@ __all__ = [
     "AITM",
     "AutoFIS",
     "AutoInt",
+    "BERT4Rec",
     "BST",
     "CRITEO_FEATURES",
     "CtrDnn",
@@ -62,6 +71,8 @@ __all__ = [
     "DIN",
     "DLRM",
     "DPIN",
+    "DMR",
+    "DSIN",
     "DSSM",
     "DSelectK",
     "DeepFEFM",
@@ -75,7 +86,10 @@ __all__ = [
     "FGCNN",
     "FLEN",
     "FM",
+    "Fastformer",
     "GateNet",
+    "IPRec",
+    "KIM",
     "LR",
     "MHCN",
     "MIND",
@@ -85,6 +99,7 @@ __all__ = [
     "MAML",
     "MetaHeac",
     "NCF",
+    "NewsModel",
     "PLE",
     "SIGN",
     "ShareBottom",
@@ -93,6 +108,7 @@ __all__ = [
     "TDM",
     "TagSpace",
     "TextCNN",
+    "TiSAS",
     "Tower",
     "TwoTower",
     "WideDeep",

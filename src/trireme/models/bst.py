@@ -14,7 +14,7 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.layers import mlp
+from trireme.models.layers import TransformerLayer, mlp
 from trireme.models.sequences import SequenceRows
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
@@ -83,37 +83,6 @@ class BST(nn.Module):
             x = layer(x, is_there)
         logits: Tensor = self.mlp(torch.cat([self.user(batch).squeeze(1), x[:, -1]], 1))
         return logits.squeeze(1)
-
-
-class TransformerLayer(nn.Module):
-    """Attention of each place to all that are there, and a hidden layer: (B, L, W) -> (B, L, W).
-
-    Each of the two is added to its input, and normalized.
-
-    Raises BadRequest: W is no multiple of `heads`.
-    """
-
-    def __init__(self, width: int, *, heads: int, inner: int, dropout: float) -> None:
-        super().__init__()
-        if width % heads:
-            raise BadRequest(
-                f"TransformerLayer: expected a multiple of {heads} heads, found {width}"
-            )
-        self.heads = heads
-        self.queries_keys_values, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.hidden = mlp([width, inner, width], activation=nn.LeakyReLU)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, is_there_BL: Tensor) -> Tensor:
-        split = self.queries_keys_values(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        queries, keys, values = split.chunk(3, 3)
-        attended = nn.functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=is_there_BL[:, None, None]
-        )
-        x = self.norms[0](x + self.dropout(self.join(attended.transpose(1, 2).flatten(2))))
-        out: Tensor = self.norms[1](x + self.dropout(self.hidden(x)))
-        return out
 
 
 def create(config: Config) -> Recipe:

@@ -17,7 +17,7 @@ from trireme.data.schema import Label, Schema, Sparse
 from trireme.metrics import AUC
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
-from trireme.models.sequences import SequenceRows, Sequences
+from trireme.models.sequences import SequenceRows, Sequences, shares_of
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -95,10 +95,8 @@ class DIEN(nn.Module):
         candidate = torch.cat([part(batch).squeeze(1) for part in self.candidate], 1)
         states_BLD = self.interests(events.rows, events.is_there.to(events.rows.dtype))
         relevance_BL = (states_BLD @ self.relevance(candidate)[:, :, None]).squeeze(2)
-        lowest = torch.finfo(relevance_BL.dtype).min
-        attention_BL = torch.softmax(relevance_BL.masked_fill(~events.is_there, lowest), 1)
-        # Without any event all have the same share: then none counts.
-        final_BD = self.evolution(states_BLD, attention_BL * events.is_there)[:, -1]
+        attention_BL = shares_of(relevance_BL, events.is_there)
+        final_BD = self.evolution(states_BLD, attention_BL)[:, -1]
         click = self.mlp(torch.cat([final_BD, candidate], 1)).squeeze(1)
         return {"click": click, "auxiliary": _auxiliary(states_BLD, events, others)}
 

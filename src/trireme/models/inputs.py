@@ -3,7 +3,7 @@
 Shapes: B examples, F sparse features or ids, J dense numbers, D floats per row.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -180,6 +180,58 @@ class SplitIds:
         places = torch.arange(num + 1)
         split = {name: Ragged(own, places) for name, own in zip(self.names, ids_FB, strict=True)}
         return Batch({**batch.columns, **split}, batch.bags)
+
+
+class SideBySide(nn.Module):
+    """The rows of single ids, each column with a table of its own: (B, sum of the dims).
+
+    padded: the columns whose key 0 is padding.
+    """
+
+    def __init__(self, tables: Mapping[str, Table], padded: Collection[str] = ()) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(
+            EmbeddingBag(table, features=name, padding_key=0 if name in padded else None)
+            for name, table in tables.items()
+        )
+        self.width = sum(table.width for table in tables.values())
+
+    def forward(self, batch: Batch) -> Tensor:
+        return torch.cat([part(batch).squeeze(1) for part in self.parts], 1)
+
+
+def tensor_of(batch: Batch, name: str) -> Tensor:
+    """A column with a first dimension B. Raises BadRequest: it is ragged, or of strings."""
+    column = batch[name]
+    if not isinstance(column, Tensor):
+        raise BadRequest(f"tensor_of: expected {name!r} as Tensor, found {type(column).__name__}")
+    return column
+
+
+def ids_of(batch: Batch, name: str, width: int) -> Tensor:
+    """The (B, width) ids of a column of bags of the same size. Raises BadRequest: other bags."""
+    column = batch[name]
+    if not isinstance(column, Ragged):
+        raise BadRequest(f"ids_of: expected {name!r} as Ragged, found {type(column).__name__}")
+    sizes, first = column.offsets.diff(), int(column.offsets[0])
+    if (sizes != width).any():
+        raise BadRequest(
+            f"ids_of: expected {width} ids in {name!r} of every example, found"
+            f" {int(sizes.min())} to {int(sizes.max())}"
+        )
+    return column.values[first : first + len(sizes) * width].view(-1, width)
+
+
+def with_items(batch: Batch, name: str, items: Tensor) -> Batch:
+    """The batch with a column of items, all of them as if they were of its first example."""
+    ends = torch.full((batch.num_examples + 1,), len(items))
+    ends[0] = 0
+    return Batch({**batch.columns, name: Ragged(items, ends)}, batch.bags)
+
+
+def first_is_right(batch: Batch) -> Batch:
+    """Adds "place" to a batch: of each example the first candidate is the right one."""
+    return Batch({**batch.columns, "place": torch.zeros(batch.num_examples)}, batch.bags)
 
 
 class Numbers(nn.Module):

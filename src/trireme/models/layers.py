@@ -34,11 +34,11 @@ class BatchNorm(nn.BatchNorm1d):
     it is normalized by those of the batches before.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or len(x) > 1:
-            return super().forward(x)
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or len(input) > 1:
+            return super().forward(input)
         known = (self.running_mean, self.running_var, self.weight, self.bias)
-        return nn.functional.batch_norm(x, *known, training=False, eps=self.eps)
+        return nn.functional.batch_norm(input, *known, training=False, eps=self.eps)
 
 
 def normalized_mlp(sizes: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
@@ -65,6 +65,11 @@ def pairwise_products(vectors_BND: Tensor) -> Tensor:
     first, second = torch.tril_indices(num, num, offset=-1, device=vectors_BND.device)
     products_BNN = vectors_BND @ vectors_BND.transpose(1, 2)
     return products_BNN[:, first, second]
+
+
+def compared(a: Tensor, b: Tensor) -> Tensor:
+    """(..., 4 D): two vectors, their difference and their product."""
+    return torch.cat([a, b, a - b, a * b], -1)
 
 
 class TargetAttention(nn.Module):
@@ -95,8 +100,7 @@ class TargetAttention(nn.Module):
         positions_N = torch.arange(events_ND.shape[0], device=events_ND.device) + offsets_B1[0]
         examples_N = torch.searchsorted(offsets_B1, positions_N, right=True) - 1
         candidate_ND = candidate_BD[examples_N]
-        pairs = [candidate_ND, events_ND, candidate_ND - events_ND, candidate_ND * events_ND]
-        relevance_N1 = self.relevance(torch.cat(pairs, 1))
+        relevance_N1 = self.relevance(compared(candidate_ND, events_ND))
         return torch.zeros_like(candidate_BD).index_add(0, examples_N, relevance_N1 * events_ND)
 
 
@@ -104,6 +108,7 @@ class SelfAttention(nn.Module):
     """Attention of each of N vectors to all of them, by several heads: (B, N, D) -> (B, N, size).
 
     relu(heads side by side + R x), where a head is softmax(Q x (K x)^T) V x. There are no biases.
+    rectified: whether there is a ReLU.
 
     Args:
         dim: D. size: width of all heads together, a multiple of `heads`.
@@ -117,12 +122,19 @@ class SelfAttention(nn.Module):
     """
 
     def __init__(
-        self, dim: int, size: int, *, heads: int, residual: bool = True, scaled: bool = True
+        self,
+        dim: int,
+        size: int,
+        *,
+        heads: int,
+        residual: bool = True,
+        scaled: bool = True,
+        rectified: bool = True,
     ) -> None:
         super().__init__()
         if size % heads:
             raise BadRequest(f"SelfAttention: expected a multiple of {heads} heads, found {size}")
-        self.heads = heads
+        self.heads, self.rectified = heads, rectified
         self.scale = (heads / size) ** 0.5 if scaled else 1.0
         self.queries_keys_values = nn.Linear(dim, 3 * size, bias=False)
         self.residual = nn.Linear(dim, size, bias=False) if residual else None
@@ -134,7 +146,47 @@ class SelfAttention(nn.Module):
         queries, keys, values = parts_BHN3.chunk(3, 3)
         shares_BHNN = torch.softmax(queries @ keys.transpose(2, 3) * self.scale, 3)
         out = (shares_BHNN @ values).transpose(1, 2).flatten(2)
-        return torch.relu(out if self.residual is None else out + self.residual(x_BND))
+        out = out if self.residual is None else out + self.residual(x_BND)
+        return torch.relu(out) if self.rectified else out
+
+
+class TransformerLayer(nn.Module):
+    """Attention of each place to all that are there, and a hidden layer: (B, L, W) -> (B, L, W).
+
+    Each of the two is added to its input, and normalized. activation: of the hidden layer.
+
+    Raises BadRequest: W is no multiple of `heads`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        heads: int,
+        inner: int,
+        dropout: float,
+        activation: type[nn.Module] = nn.LeakyReLU,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise BadRequest(
+                f"TransformerLayer: expected a multiple of {heads} heads, found {width}"
+            )
+        self.heads = heads
+        self.queries_keys_values, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.hidden = mlp([width, inner, width], activation=activation)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, is_there_BL: Tensor) -> Tensor:
+        split = self.queries_keys_values(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        queries, keys, values = split.chunk(3, 3)
+        attended = nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=is_there_BL[:, None, None]
+        )
+        x = self.norms[0](x + self.dropout(self.join(attended.transpose(1, 2).flatten(2))))
+        out: Tensor = self.norms[1](x + self.dropout(self.hidden(x)))
+        return out
 
 
 class CompressedInteraction(nn.Module):

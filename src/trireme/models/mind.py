@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Uniform
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.inputs import with_items
 from trireme.models.layers import mlp
 from trireme.models.sequences import SequenceRows, kept
 from trireme.nn import Embedding, EmbeddingBag
@@ -135,13 +136,6 @@ class SampledItems:
         draws = torch.rand(self.num_draws, generator=torch.Generator().manual_seed(seed))
         items = torch.exp(draws.double() * math.log(self.num_items)).long()
         return with_items(batch, SAMPLED, items.clamp(1, self.num_items - 1))
-
-
-def with_items(batch: Batch, name: str, items: Tensor) -> Batch:
-    """The batch with a column of items, all of them as if they were of its first example."""
-    ends = torch.full((batch.num_examples + 1,), len(items))
-    ends[0] = 0
-    return Batch({**batch.columns, name: Ragged(items, ends)}, batch.bags)
 
 
 @dataclass(frozen=True)

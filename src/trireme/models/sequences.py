@@ -67,3 +67,13 @@ def kept(column: Ragged, is_kept: Callable[[Tensor], Tensor]) -> Ragged:
     mask_N = is_kept(ids_N)
     ends = nn.functional.pad(mask_N.cumsum(0), (1, 0))[column.offsets - begin]
     return Ragged(ids_N[mask_N], ends)
+
+
+def shares_of(scores: Tensor, is_there: Tensor) -> Tensor:
+    """A softmax along axis 1 over the places that are there; 0 for the others, and for all places
+    where none is there.
+
+    is_there: bool, as the scores, or with axes of size 1.
+    """
+    lowest = torch.finfo(scores.dtype).min
+    return torch.softmax(scores.masked_fill(~is_there, lowest), 1) * is_there

@@ -1,9 +1,12 @@
 """Datasets from a configuration."""
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +21,39 @@ from trireme.job.cluster import Cluster
 from trireme.run.files import load_file
 from trireme.run.rec_dataset import ExampleDataset, ReaderConfig
 from trireme.run.settings import DataSettings, Settings
+from trireme.train import Evaluation, Recipe
 
 log = logging.getLogger("trireme")
 
 
+@dataclass(frozen=True)
+class ReaderOptions:
+    """What a Recipe or an Evaluation says of its class RecDataset: see there."""
+
+    files_are_one: bool = False
+    reader_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: Recipe | Evaluation) -> ReaderOptions:
+        return cls(source.files_are_one, source.reader_config)
+
+
+_PLAIN = ReaderOptions()
+
+
 def make_dataset(
-    config: Config, settings: Settings, part: DataSettings, schema: Schema | None, cluster: Cluster
+    config: Config,
+    settings: Settings,
+    part: DataSettings,
+    schema: Schema | None,
+    cluster: Cluster,
+    reader: ReaderOptions = _PLAIN,
 ) -> Iterable[Any]:
     """The dataset of training or of inference. Every worker calls it.
 
     Args:
         schema: of the model's inputs in order; without a format the text is MultiSlot.
+        reader: how a class RecDataset gets files and configuration.
 
     Raises:
         BadRequest: contradicting keys. DataError: no data.
@@ -36,7 +61,7 @@ def make_dataset(
     if not part.paths:
         raise BadRequest(f"{part.key}: expected a file, a folder or a pattern, found none")
     files = [file for path in part.paths for file in find_data(part.key, path, settings)]
-    dataset = dataset_of(files, config, settings, part, schema, cluster)
+    dataset = dataset_of(files, config, settings, part, schema, cluster, reader)
     assert dataset is not None  # find_data has found files
     if isinstance(dataset, InMemoryDataset):
         dataset.load_into_memory()
@@ -50,6 +75,7 @@ def dataset_of(
     part: DataSettings,
     schema: Schema | None,
     cluster: Cluster,
+    reader: ReaderOptions = _PLAIN,
 ) -> Iterable[Any] | None:
     """The dataset of these files, not loaded yet; None without files. Every worker calls it.
 
@@ -61,7 +87,7 @@ def dataset_of(
     if not files:
         return None
     if settings.reader_type == "DataLoader":
-        return _examples(config, part, files, schema, own_files=own_files)
+        return _examples(config, part, files, schema, reader, own_files=own_files)
     options: dict[str, Any] = {
         "schema": _text_schema(schema, settings),
         "batch_size": part.batch_size,
@@ -191,7 +217,13 @@ def _pipe_command(config: Config, settings: Settings, part: DataSettings) -> str
 
 
 def _examples(
-    config: Config, part: DataSettings, files: list[str], schema: Schema, *, own_files: bool
+    config: Config,
+    part: DataSettings,
+    files: list[str],
+    schema: Schema,
+    reader: ReaderOptions,
+    *,
+    own_files: bool,
 ) -> ExampleDataset:
     """The examples of class RecDataset of a Python file, which takes (files, config)."""
     if part.reader is None:
@@ -201,7 +233,7 @@ def _examples(
     cls = getattr(load_file(part.reader), "RecDataset", None)
     if not callable(cls):
         raise BadRequest(f"{part.reader}: expected a class RecDataset, found none")
-    reader_config = ReaderConfig(config)
+    reader_config = ReaderConfig(config, reader.reader_config)
     return ExampleDataset(
         lambda own: cls(own, reader_config),
         files,
@@ -209,6 +241,7 @@ def _examples(
         batch_size=part.batch_size,
         name=str(part.reader),
         own_files=own_files,
-        # torch's Dataset, whose examples have numbers, reads what it wants of the files.
-        needs_all_files=hasattr(cls, "__getitem__") and not hasattr(cls, "__iter__"),
+        # A Dataset of torch, whose examples have numbers, reads what it wants of the files.
+        files_are_one=reader.files_are_one
+        or (hasattr(cls, "__getitem__") and not hasattr(cls, "__iter__")),
     )

@@ -3,8 +3,8 @@
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,12 +21,15 @@ log = logging.getLogger("trireme")
 class ReaderConfig(Mapping[str, Any]):
     """The configuration as PaddleRec's readers expect it: a dictionary of dotted keys, which says
     None for a key that it does not have, with config_abs_dir and yaml_path.
+
+    others: values in place of the configuration's.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, others: Mapping[str, Any] | None = None) -> None:
         assert config.path is not None
         self._config = config
-        self._own = {"config_abs_dir": str(config.path.parent), "yaml_path": str(config.path)}
+        places = {"config_abs_dir": str(config.path.parent), "yaml_path": str(config.path)}
+        self._own: dict[str, Any] = {**places, **(others or {})}
 
     def __getitem__(self, key: str) -> Any:
         if key in self._own:
@@ -43,8 +46,8 @@ class ReaderConfig(Mapping[str, Any]):
 
 
 class ExampleDataset:
-    """Batches of the examples that an iterable yields. Workers share the files, or, if there are
-    fewer, take the batches of all of them in turn.
+    """Batches of the examples of an iterable, or of a map-style dataset in its order. Workers share
+    the files, or, if there are fewer, take the batches of all of them in turn.
 
     An example is a list or tuple of arrays in the order of the schema: the keys of a sparse
     feature, the numbers of a dense one, one number of a label. In place of an array there may be a
@@ -57,7 +60,7 @@ class ExampleDataset:
         files: that have the examples.
         name: of the source of the examples, for messages.
         own_files: the examples are this worker's own; it takes all of them.
-        needs_all_files: the files do not divide the examples: workers take batches in turn.
+        files_are_one: examples are made of several files: workers share batches and not files.
 
     Raises:
         BadRequest: a schema with strings.
@@ -72,14 +75,14 @@ class ExampleDataset:
         batch_size: int,
         name: str,
         own_files: bool = False,
-        needs_all_files: bool = False,
+        files_are_one: bool = False,
     ) -> None:
         for field in schema.fields:
             if isinstance(field, InsId | Content):
                 raise BadRequest(f"{name}: expected fields of numbers, found {field}")
         self._examples, self._files, self.schema = examples, list(files), schema
         self._batch_size, self._name, self._own_files = batch_size, name, own_files
-        self._needs_all_files = needs_all_files
+        self._files_are_one = files_are_one
 
     def __iter__(self) -> Iterator[Batch]:
         return self.stream(0, 1)
@@ -92,13 +95,9 @@ class ExampleDataset:
         """
         skip = start[0] + 1 if start else 0
         files, first, step = self._files, index, num_streams
-        if self._own_files:
-            first, step = 0, 1
-        elif self._needs_all_files:
-            pass
-        elif len(files) >= num_streams:
-            files, first, step = files[index::num_streams], 0, 1
-        elif index == 0 and files:
+        if self._own_files or (len(files) >= num_streams and not self._files_are_one):
+            files, first, step = files if self._own_files else files[index::num_streams], 0, 1
+        elif index == 0 and files and not self._files_are_one:
             log.warning(
                 "%s: each of %d workers reads all of %d files and takes every %dth batch; with as"
                 " many files as workers they share the reading, too",
@@ -112,10 +111,7 @@ class ExampleDataset:
 
     def _batches(self, files: list[str]) -> Iterator[Callable[[], Batch]]:
         """Functions that make the batches."""
-        source: Any = self._examples(files)
-        if not hasattr(source, "__iter__"):
-            source = map(source.__getitem__, range(len(source)))
-        examples = enumerate(source)
+        examples = enumerate(_in_order(self._examples(files)))
         while group := list(itertools.islice(examples, 1)):
             if not isinstance(group[0][1], list | tuple):
                 yield functools.partial(self._own_batch, group[0][1])
@@ -185,6 +181,15 @@ def _flat(value: Any) -> Any:
         return np.asarray(value).reshape(-1)
     except ValueError:  # the shapes differ
         return np.concatenate([_flat(one) for one in value])
+
+
+def _in_order(examples: Any) -> Iterable[Any]:
+    """The items of an iterable; or of a map-style dataset, which has `len` of them, and need not
+    raise IndexError behind the last one.
+    """
+    if hasattr(examples, "__iter__"):
+        return cast(Iterable[Any], examples)
+    return (examples[i] for i in range(len(examples)))
 
 
 def _are_whole(array: Any) -> bool:

@@ -20,7 +20,7 @@ from trireme.launch.init import connect, log_to_stderr
 from trireme.launch.process_role import read_role
 from trireme.metrics import AUC, Metric
 from trireme.metrics.by_name import metric_of
-from trireme.run.data import make_dataset
+from trireme.run.data import ReaderOptions, make_dataset
 from trireme.run.model import create_recipe
 from trireme.run.server_role import keeping_models, make_folder
 from trireme.run.settings import DataSettings, DumpSettings, Settings
@@ -176,7 +176,8 @@ class _RunWorker:
 
     def _dataset(self, part: DataSettings, source: Recipe | Evaluation) -> Iterable[Any]:
         schema, cluster = source.schema or self._recipe.schema, self._trainer.cluster
-        dataset = make_dataset(self._config, self._settings, part, schema, cluster)
+        reader = ReaderOptions.of(source)
+        dataset = make_dataset(self._config, self._settings, part, schema, cluster, reader)
         return dataset if source.prepare is None else PreparedDataset(dataset, source.prepare)
 
     def _saved(self, epoch: int) -> Path | None:

@@ -10,7 +10,7 @@ from trireme.data.prepared import PreparedDataset
 from trireme.errors import BadRequest
 from trireme.launch.init import log_to_stderr
 from trireme.run import runner
-from trireme.run.data import dataset_of
+from trireme.run.data import ReaderOptions, dataset_of
 from trireme.run.day_folders import passes_of
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.server_role import make_folder
@@ -65,8 +65,9 @@ def _reports(
     config: Config, settings: Settings, online: OnlineSettings, recipe: Recipe, trainer: Trainer
 ) -> Iterator[PassReport]:
     def open_files(files: list[str]) -> Iterable[Any] | None:
+        reader = ReaderOptions.of(recipe)
         dataset = dataset_of(
-            files, config, settings, settings.train, recipe.schema, trainer.cluster
+            files, config, settings, settings.train, recipe.schema, trainer.cluster, reader
         )
         if dataset is None or recipe.prepare is None:
             return dataset

@@ -25,9 +25,16 @@ _TABLES = "tables are on the servers, if there are any, and have no fixed size"
 _DISK = "of an SSDSparseTable the rows used least leave memory, when it is full, not by age"
 _SLOTS = "rows of all slots are loaded and saved; tables=[...] selects tables"
 _BUCKETS = "a table has 4096 buckets, divided among the servers"
+_VOCABULARIES = (
+    *("adgroup", "adgroup_id", "age_level", "brand", "btag", "campaign", "campaign_id", "cate"),
+    *("cms_group", "cms_group_id", "cms_segid", "customer", "final_gender", "final_gender_code"),
+    *("new_user_class_level", "occupation", "pid", "pvalue_level", "shopping_level", "user"),
+    *("vocab", "vocab_tag"),
+)
 _SIZES = (
-    *("feature_number", "input_size", "max_context", "max_item", "num_items", "num_users"),
-    *("sparse_feature_num", "sparse_feature_size", "vocab_tag_size"),
+    *("feature_number", "input_size", "max_context", "max_item", "num_bizs", "num_items"),
+    *("num_users", "sparse_feature_num", "sparse_feature_size"),
+    *(f"{name}_size" for name in _VOCABULARIES),
 )
 _LAYOUT = "sparse_inputs_slots and dense_input_dim say what the inputs are"
 _PARTS = "the model adds and normalizes as its paper does"
@@ -64,6 +71,8 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     **{f"hyper_parameters.{key}": (_TABLES, ()) for key in _SIZES},
     "hyper_parameters.emb_path": (_ROWS, ()),
     **{f"runner.{key}": (_ROWS, ()) for key in ("emb_weight_name", "use_out_vec", "out_vec_path")},
+    "hyper_parameters._sent_types": ("sequences are of one kind", ()),
+    "hyper_parameters.num_test_user": ("all examples are evaluated", ()),
     "hyper_parameters.is_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.use_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.tower_size": ("the model's docstring has its widths", ()),

@@ -1,7 +1,7 @@
 """A model with all that a trainer needs to know of it: what a model file's `create` returns."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ class Evaluation:
     metrics: as of a Trainer; none, if only the outputs are wanted, for a dump.
     label: the column of the metrics that name none.
     schema: of the inputs, in the order of the files of the evaluation; None: that of the training.
-    loss: as of a Recipe; None: only the metrics are computed. prepare: as of a Recipe.
+    loss: as of a Recipe; None: only the metrics are computed.
+    prepare, files_are_one, reader_config: as of a Recipe.
     """
 
     model: nn.Module
@@ -30,6 +31,8 @@ class Evaluation:
     schema: Schema | None = None
     loss: Callable[[Any, Any], torch.Tensor] | None = None
     prepare: Callable[[Batch], Batch] | None = None
+    files_are_one: bool = False
+    reader_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,10 @@ class Recipe:
     prepare: makes of each batch that was read the one that the model gets, with sampled ids as one
         more column, say. So their rows are looked up like others, pulled ahead and exported.
     evaluation: what `trireme run --infer` evaluates; None: the model itself.
+    files_are_one: a class RecDataset makes each example of several files: every worker's gets all
+        of them, and of its batches the worker takes every n-th one.
+    reader_config: keys of the configuration that a class RecDataset finds with other values here,
+        as {"runner.mode": "test"}.
     """
 
     model: nn.Module
@@ -62,6 +69,8 @@ class Recipe:
     schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     prepare: Callable[[Batch], Batch] | None = None
     evaluation: Evaluation | None = None
+    files_are_one: bool = False
+    reader_config: Mapping[str, Any] = field(default_factory=dict)
 
     def begin_schedule(self, optimizer: torch.optim.Optimizer) -> None:
         """Have the schedule, if there is one, change the optimizer of a trainer after each step."""

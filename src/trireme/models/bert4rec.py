@@ -1,0 +1,233 @@
+"""BERT4Rec: the masked items of a sequence, by a transformer that sees the others on both sides.
+
+Source: Sun et al., "BERT4Rec: Sequential Recommendation with Bidirectional Encoder Representations
+from Transformer", CIKM 2019.
+
+PaddleRec's network adds a row for the kind of a sequence, of which there is one.
+
+Shapes: S sequences of L places, D floats, M masked places, V items.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from trireme.config import Config
+from trireme.data.batch import Batch, Ragged
+from trireme.data.schema import Schema, Sparse
+from trireme.errors import BadRequest
+from trireme.initializer import Constant, Normal
+from trireme.metrics import TopK
+from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.inputs import first_is_right, with_items
+from trireme.models.layers import TransformerLayer
+from trireme.nn import Embedding
+from trireme.table import Table
+from trireme.train.recipe import Evaluation, Recipe
+
+IDS, PLACES, IS_THERE, MASKED, ANSWERS = (
+    "src_ids",
+    "pos_ids",
+    "input_mask",
+    "mask_pos",
+    "mask_label",
+)
+CANDIDATES, ALL = "candidates", "all_items"
+_ACTIVATIONS: Mapping[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
+
+
+class MaskedStates(nn.Module):
+    """The (M, D) states of the masked places of all sequences.
+
+    An example is one sequence, or several behind each other: "src_ids", "pos_ids" and "input_mask",
+    L values for each, and "mask_pos", the masked places among the example's.
+
+    Args:
+        items: table of dim D. length: L. num_layers, heads: layers, and heads of each.
+        dropout: of the rows; attention_dropout: within the layers. spread: standard deviation of
+            the first weights.
+    """
+
+    def __init__(
+        self,
+        items: Table,
+        *,
+        length: int = 50,
+        num_layers: int = 2,
+        heads: int = 2,
+        activation: type[nn.Module] = nn.GELU,
+        dropout: float = 0.5,
+        attention_dropout: float = 0.2,
+        spread: float = 0.02,
+    ) -> None:
+        super().__init__()
+        dim = items.width
+        self.items, self.length = Embedding(items, features=IDS, padding_key=0), length
+        self.places = nn.Parameter(spread * torch.randn(length, dim))
+        self.first = nn.Sequential(nn.LayerNorm(dim), nn.Dropout(dropout))
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                dim,
+                heads=heads,
+                inner=4 * dim,
+                dropout=attention_dropout,
+                activation=activation,
+            )
+            for _ in range(num_layers)
+        )
+        self.last = nn.Sequential(nn.Linear(dim, dim), activation(), nn.LayerNorm(dim))
+        for part in self.modules():
+            if isinstance(part, nn.Linear):
+                nn.init.normal_(part.weight, std=spread)
+                nn.init.zeros_(part.bias)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Raises BadRequest: sequences of another length."""
+        rows_ND: Tensor = self.items(batch)
+        if rows_ND.shape[0] % self.length:
+            raise BadRequest(
+                f"MaskedStates: expected sequences of {self.length} in {IDS!r}, found"
+                f" {rows_ND.shape[0]} ids of all"
+            )
+        places_SL = values_of(batch, PLACES).view(-1, self.length)
+        x = self.first(rows_ND.view(-1, self.length, rows_ND.shape[1]) + self.places[places_SL])
+        is_there_SL = values_of(batch, IS_THERE).view(-1, self.length) != 0
+        for layer in self.layers:
+            x = layer(x, is_there_SL)
+        out: Tensor = self.last(x.flatten(0, 1)[_places_of_all(batch)])
+        return out
+
+
+def _places_of_all(batch: Batch) -> Tensor:
+    """The masked places, counted from the first id of the batch."""
+    ids, masked = batch[IDS], batch[MASKED]
+    assert isinstance(ids, Ragged)
+    assert isinstance(masked, Ragged)
+    begins = (ids.offsets[:-1] - ids.offsets[0]).repeat_interleave(masked.offsets.diff())
+    return values_of(batch, MASKED) + begins
+
+
+def values_of(batch: Batch, name: str) -> Tensor:
+    """The ids of a column of all examples. Raises BadRequest: the column is not ragged."""
+    column = batch[name]
+    if not isinstance(column, Ragged):
+        raise BadRequest(f"values_of: expected {name!r} as Ragged, found {type(column).__name__}")
+    return column.values[int(column.offsets[0]) : int(column.offsets[-1])]
+
+
+class BERT4Rec(nn.Module):
+    """The (M, V) logits of all items for the masked places: <state, row> + bias.
+
+    items, biases: tables of dim D and 1. Columns: as of MaskedStates; "all_items", which AllItems
+    adds.
+    """
+
+    def __init__(self, items: Table, biases: Table, states: MaskedStates) -> None:
+        super().__init__()
+        self.states = states
+        self.rows = Embedding(items, features=ALL, padding_key=0)
+        self.biases = Embedding(biases, features=ALL)
+
+    def forward(self, batch: Batch) -> Tensor:
+        logits: Tensor = self.states(batch) @ self.rows(batch).T + self.biases(batch).squeeze(1)
+        return logits
+
+
+class Ranking(nn.Module):
+    """The (B, C) logits of the candidates of each example for its one masked place."""
+
+    def __init__(self, items: Table, biases: Table, states: MaskedStates) -> None:
+        super().__init__()
+        self.states = states
+        self.rows = Embedding(items, features=CANDIDATES, padding_key=0)
+        self.biases = Embedding(biases, features=CANDIDATES)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Raises BadRequest: several masked places, or as many candidates in one example as not in
+        another.
+        """
+        states_BD = self.states(batch)
+        num, rows_ND = batch.num_examples, self.rows(batch)
+        if len(states_BD) != num or len(rows_ND) % num:
+            raise BadRequest(
+                f"Ranking: expected one masked place and as many candidates of each of {num}"
+                f" examples, found {len(states_BD)} and {len(rows_ND)} of all"
+            )
+        rows_BCD = rows_ND.view(num, -1, rows_ND.shape[1])
+        biases_BC: Tensor = self.biases(batch).view(num, -1)
+        return torch.einsum("bd,bcd->bc", states_BD, rows_BCD) + biases_BC
+
+
+class AllItems:
+    """Adds "all_items" to a batch, the items 0 to num_items - 1."""
+
+    def __init__(self, num_items: int) -> None:
+        self.num_items = num_items
+
+    def __call__(self, batch: Batch) -> Batch:
+        return with_items(batch, ALL, torch.arange(self.num_items))
+
+
+def masked_loss(logits_MV: Tensor, batch: Batch) -> Tensor:
+    """The cross entropy of the items that were masked."""
+    return nn.functional.cross_entropy(logits_MV, values_of(batch, ANSWERS))
+
+
+def create(config: Config) -> Recipe:
+    """Keys: those of trireme.models.hyper_parameters for the optimizer, and
+
+    optimizer.weight_decay: of the dense part, whose optimizer is AdamW; default 0.01.
+    clip_by_norm: default 5.
+    _voc_size: items, with padding (0) and the mask; default 54546. A step computes with all rows.
+    _emb_size: floats per row of the table "item", default 64. The table "bias" has one.
+    _max_position_seq_len: length of the sequences, default 50.
+    _n_layer, _n_head: layers, default 2; heads, default 2. hidden_act: gelu (default) or relu.
+    _dropout, _attention_dropout: of the rows, default 0.5; within the layers, default 0.2.
+    _param_initializer: standard deviation of the first weights, default 0.02.
+
+    Inputs: src_ids, pos_ids, input_mask, mask_pos, mask_label; of an evaluation also candidates, of
+    which the first is right.
+
+    Raises BadRequest: another hidden_act.
+    """
+    hyper = HyperParameters(config, clip_by_norm=5.0)
+    if (name := hyper.get("hidden_act", "gelu")) not in _ACTIVATIONS:
+        raise BadRequest(
+            f"hyper_parameters.hidden_act: expected {' or '.join(_ACTIVATIONS)}, found {name!r}"
+        )
+    spread = hyper.number("_param_initializer", 0.02)
+    items = hyper.table("item", dim=hyper.whole("_emb_size", 64), initializer=Normal(std=spread))
+    biases = hyper.table("bias", dim=1, initializer=Constant(0.0))
+    states = MaskedStates(
+        items,
+        length=hyper.whole("_max_position_seq_len", 50),
+        num_layers=hyper.whole("_n_layer", 2),
+        heads=hyper.whole("_n_head", 2),
+        activation=_ACTIVATIONS[name],
+        dropout=hyper.share("_dropout", 0.5),
+        attention_dropout=hyper.share("_attention_dropout", 0.2),
+        spread=spread,
+    )
+    model = BERT4Rec(items, biases, states)
+    inputs = [*map(Sparse, (IDS, PLACES, IS_THERE, MASKED, ANSWERS))]
+    return Recipe(
+        model=model,
+        loss=masked_loss,
+        optimizer=torch.optim.AdamW(
+            model.parameters(),
+            lr=hyper.learning_rate,
+            weight_decay=hyper.share("optimizer.weight_decay", 0.01),
+        ),
+        label=None,
+        schema=Schema(inputs),
+        clip_norm=hyper.clip_norm,
+        prepare=AllItems(hyper.whole("_voc_size", 54_546)),
+        evaluation=Evaluation(
+            model=Ranking(items, biases, states),
+            metrics=[TopK(10, label="place")],
+            schema=Schema([*inputs, Sparse(CANDIDATES)]),
+            prepare=first_is_right,
+            files_are_one=True,
+        ),
+    )
