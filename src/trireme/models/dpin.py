@@ -14,9 +14,8 @@ from trireme.data.batch import Batch, Ragged
 from trireme.data.schema import Dense, Field, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC, GAUC
-from trireme.models.bst import TransformerLayer
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.layers import mlp
+from trireme.models.layers import TransformerLayer, mlp
 from trireme.models.sequences import SequenceRows
 from trireme.nn import EmbeddingBag
 from trireme.table import Table

@@ -19,7 +19,8 @@ from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.mind import ALL, with_items
+from trireme.models.inputs import with_items
+from trireme.models.mind import ALL
 from trireme.models.sequences import SequenceRows, kept
 from trireme.nn import Embedding
 from trireme.table import Table

@@ -19,7 +19,8 @@ from trireme.data.schema import Label, Schema
 from trireme.initializer import Normal
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters, file_of
-from trireme.models.mind import ALL, with_items
+from trireme.models.inputs import with_items
+from trireme.models.mind import ALL
 from trireme.models.social_graph import SocialGraph
 from trireme.nn import Embedding
 from trireme.table import Table

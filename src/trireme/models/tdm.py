@@ -19,8 +19,8 @@ from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters, file_of
+from trireme.models.inputs import with_items
 from trireme.models.layers import mlp
-from trireme.models.mind import with_items
 from trireme.models.tree_index import TreeIndex
 from trireme.nn import Embedding
 from trireme.table import Table
