@@ -133,7 +133,8 @@ class Match(nn.Module):
                 (scores[1], scores[0], cross.transpose(1, 2), seen_NRH),
             )
         )
-        return (user * article).sum(1)
+        out: Tensor = (user * article).sum(1)
+        return out
 
     def _texts(self, read_NRWH: Tensor, words_NWH: Tensor) -> tuple[Tensor, Tensor]:
         """The (N, R, H) vectors of the titles that were read, and of the candidate's as each of

@@ -135,7 +135,7 @@ class MetaHeac(nn.Module):
                 adapted = sgd(step, weights, lr=self.lr, steps=1)
             else:
                 adapted = self._fit(loss_of, weights, known)
-            out = out.index_copy(0, asked, logits_of(adapted, asked))
+            out = out.index_copy(0, asked, logits_of(adapted, asked).to(out.dtype))
         return out
 
     def _fit(

@@ -82,11 +82,12 @@ class SIGN(nn.Module):
         example_E = _examples_of(edges.offsets // 2)
         places_E2 = edges.values[edges.offsets[0] : edges.offsets[-1]].view(-1, 2)
         places_E2 = places_E2 + begins_B1[example_E, None]
-        location_E = self.exists(ends_E2D.prod(1)).squeeze(1)
+        location_E = self.exists(ends_E2D.prod(1)).squeeze(1).float()
         strength_E = self._strength(location_E)
 
         sender_ED, receiver_ED = rows_ND[places_E2[:, 0]], rows_ND[places_E2[:, 1]]
-        messages_ED = self.interaction(sender_ED * receiver_ED) * strength_E[:, None]
+        made_ED = self.interaction(sender_ED * receiver_ED).float()
+        messages_ED = made_ED * strength_E[:, None]
         sums_ND = torch.zeros_like(rows_ND).index_add(0, places_E2[:, 1], messages_ED)
         is_there_E = (strength_E > 0).to(rows_ND.dtype)
         counts_N = rows_ND.new_zeros(len(rows_ND)).index_add(0, places_E2[:, 1], is_there_E)
