@@ -28,8 +28,8 @@ from trireme.models.kim import KIM
 from trireme.models.lr import LR
 from trireme.models.mind import MIND
 from trireme.models.mmoe import MMoE
+from trireme.models.naml import NAML
 from trireme.models.ncf import NCF
-from trireme.models.news import NewsModel
 from trireme.models.ple import PLE
 from trireme.models.share_bottom import ShareBottom
 from trireme.models.slot_dnn import SlotDnn
@@ -70,8 +70,8 @@ __all__ = [
     "LR",
     "MIND",
     "MMoE",
+    "NAML",
     "NCF",
-    "NewsModel",
     "PLE",
     "ShareBottom",
     "SkipGram",
