@@ -25,7 +25,7 @@ from trireme.models import dmr, dsin, iprec, tisas, zoo
 from trireme.models.fastformer import AdditiveAttention
 from trireme.models.inputs import ids_of
 from trireme.models.layers import BatchNorm, compared
-from trireme.models.news import Pooling
+from trireme.models.naml import Pooling
 from trireme.models.sequences import shares_of
 
 

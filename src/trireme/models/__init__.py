@@ -41,8 +41,8 @@ from trireme.models.mhcn import MHCN
 from trireme.models.mind import MIND
 from trireme.models.mmoe import MMoE
 from trireme.models.multiview_simnet import MultiviewSimnet
+from trireme.models.naml import NAML
 from trireme.models.ncf import NCF
-from trireme.models.news import NewsModel
 from trireme.models.ple import PLE
 from trireme.models.share_bottom import ShareBottom
 from trireme.models.sign import SIGN
@@ -98,8 +98,8 @@ __all__ = [
     "MultiviewSimnet",
     "MAML",
     "MetaHeac",
+    "NAML",
     "NCF",
-    "NewsModel",
     "PLE",
     "SIGN",
     "ShareBottom",

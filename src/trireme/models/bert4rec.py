@@ -119,8 +119,8 @@ def values_of(batch: Batch, name: str) -> Tensor:
 class BERT4Rec(nn.Module):
     """The (M, V) logits of all items for the masked places: <state, row> + bias.
 
-    items, biases: tables of dim D and 1. Columns: as of MaskedStates; "all_items", which AllItems
-    adds.
+    items, biases: tables of dim D and 1. Columns: as of MaskedStates; "all_items", which
+    WholeVocabulary adds.
     """
 
     def __init__(self, items: Table, biases: Table, states: MaskedStates) -> None:
@@ -159,7 +159,7 @@ class Ranking(nn.Module):
         return torch.einsum("bd,bcd->bc", states_BD, rows_BCD) + biases_BC
 
 
-class AllItems:
+class WholeVocabulary:
     """Adds "all_items" to a batch, the items 0 to num_items - 1."""
 
     def __init__(self, num_items: int) -> None:
@@ -222,7 +222,7 @@ def create(config: Config) -> Recipe:
         label=None,
         schema=Schema(inputs),
         clip_norm=hyper.clip_norm,
-        prepare=AllItems(hyper.whole("_voc_size", 54_546)),
+        prepare=WholeVocabulary(hyper.whole("_voc_size", 54_546)),
         evaluation=Evaluation(
             model=Ranking(items, biases, states),
             metrics=[TopK(10, label="place")],

@@ -76,7 +76,7 @@ class DMR(nn.Module):
     the category's is the relevance. Without the last event it must predict that one's category,
     among all: the auxiliary loss. Item to item: the relevance is the sum of the attention's scores.
 
-    Columns: FEATURES, and HISTORY of (B, length) each; "all_categories", which Split adds.
+    Columns: FEATURES, and HISTORY of (B, length) each; "all_categories", which SplitLine adds.
 
     length: events of a history, the last one at its end. layers: widths of the MLP's hidden layers.
     """
@@ -154,7 +154,7 @@ class DMR(nn.Module):
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitLine:
     """Makes columns of "line", the numbers of an example, and adds "all_categories".
 
     Raises BadRequest: a category that is none of num_categories.
@@ -210,5 +210,5 @@ def create(config: Config) -> Recipe:
         schema=Schema([Dense("line", len(HISTORY) * _LENGTH + len(FEATURES))]),
         metrics=[AUC(output="click", label="label")],
         clip_norm=hyper.clip_norm,
-        prepare=Split(num_categories),
+        prepare=SplitLine(num_categories),
     )

@@ -15,7 +15,7 @@ from trireme.config import Config
 from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
-from trireme.models.news import Pooling, news_recipe
+from trireme.models.naml import Pooling, news_recipe
 from trireme.models.sequences import shares_of
 from trireme.train.recipe import Recipe
 
@@ -115,7 +115,7 @@ class Fastformer(nn.Module):
 
 def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters for the optimizer, those of
-    trireme.models.news.news_recipe, which says what the inputs are, and
+    trireme.models.naml.news_recipe, which says what the inputs are, and
 
     hidden_size: width of the vectors of words, articles and users, default 256. (PaddleRec's
         network has 400, whatever its configuration says.)

@@ -115,7 +115,7 @@ class PackageVectors(nn.Module):
         return torch.unflatten(self.parts(users, parts, (parts != 0).any(2)), 0, (-1, num))
 
 
-class Gate(nn.Module):
+class PackageGate(nn.Module):
     """The sum of the packages that are there, each times a gate of it and the vector: (B, D)."""
 
     def __init__(self, dim: int) -> None:
@@ -130,7 +130,7 @@ class Gate(nn.Module):
 class IPRec(nn.Module):
     """logit = MLP(user, package, their product), of what each is with its neighbours.
 
-    Key 0 is padding in all tables. Columns: "user"; USERS; PARTS, which Split makes.
+    Key 0 is padding in all tables. Columns: "user"; USERS; PARTS, which SplitPackages makes.
 
     users, items, publishers: tables of the same dim. views: K of FriendInfluence.
     """
@@ -166,7 +166,7 @@ class IPRec(nn.Module):
         self.of_kinds = UserAttention(dim, dropout)
         self.join = nn.Linear(2 * dim, dim, bias=False)
         self.packages = PackageVectors(dim, views, dropout)
-        self.gates = nn.ModuleList(Gate(dim) for _ in PACKAGES)
+        self.gates = nn.ModuleList(PackageGate(dim) for _ in PACKAGES)
         self.dropout, self.mlp = nn.Dropout(dropout), mlp([3 * dim, *layers, 1])
 
     def forward(self, batch: Batch) -> Tensor:
@@ -203,7 +203,7 @@ class IPRec(nn.Module):
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitPackages:
     """Makes PARTS of the candidate and of PACKAGES, of which each has an article, a publisher and
     F friends.
     """
@@ -258,4 +258,4 @@ def create(config: Config) -> Recipe:
     )
     schema = Schema([*map(Sparse, (*CANDIDATE, *USERS, *PACKAGES)), Label("label")])
     recipe = click_recipe(model, hyper, label="label", schema=schema)
-    return replace(recipe, prepare=Split(sizes))
+    return replace(recipe, prepare=SplitPackages(sizes))

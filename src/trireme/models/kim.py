@@ -23,7 +23,7 @@ from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import tensor_of
 from trireme.models.layers import SelfAttention, mlp
-from trireme.models.news import Pooling, add_place
+from trireme.models.naml import Pooling, add_place
 from trireme.models.sequences import SequenceRows
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
@@ -119,10 +119,10 @@ class Match(nn.Module):
             [part.flatten(0, 1) for part in read[1:]],
             [part[:, None].expand(*num, *part.shape[1:]).flatten(0, 1) for part in candidate[1:]],
         ]
-        said = self.entities(*((entities, near) for entities, near in sides))
+        matched = self.entities(*((entities, near) for entities, near in sides))
         read_NRH, seen_NRH = (
             self.join(torch.cat([text, part.view(*num, -1)], 2))
-            for text, part in zip((read_texts, texts), said, strict=True)
+            for text, part in zip((read_texts, texts), matched, strict=True)
         )
         scores = [self.match_score(x).squeeze(2) for x in (read_NRH, seen_NRH)]
         cross = self.match_query(read_NRH) @ self.match_query(seen_NRH).transpose(1, 2)
@@ -133,8 +133,7 @@ class Match(nn.Module):
                 (scores[1], scores[0], cross.transpose(1, 2), seen_NRH),
             )
         )
-        out: Tensor = (user * article).sum(1)
-        return out
+        return cast(Tensor, (user * article).sum(1))
 
     def _texts(self, read_NRWH: Tensor, words_NWH: Tensor) -> tuple[Tensor, Tensor]:
         """The (N, R, H) vectors of the titles that were read, and of the candidate's as each of
