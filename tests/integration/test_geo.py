@@ -215,6 +215,26 @@ def add_as_another_worker(job: Job, model: Model, key: int) -> None:
     rows.update(keys, delta, [(9, 1)], values, pool, change="add")
 
 
+def test_fresh_weights_before_a_windows_first_step_are_no_difference_of_it() -> None:
+    """The batch is pulled before, and opens the window."""
+
+    def work(cluster: Cluster) -> list[float]:
+        model, data = Model(), Lists(*[[[1]] * 9] * 2)
+        optimizer = make_optimizer(model, cluster, k=3)
+        for number, batch in enumerate(tr.prefetch(data, model, cluster=cluster)):
+            if number % 3 == 0:
+                cluster.client.coordinator.gather({}, [])  # all pushes of the window before
+                optimizer.refresh()
+            model(batch).sum().backward()
+            optimizer.step()
+        cluster.client.coordinator.gather({}, [])
+        optimizer.refresh()
+        return model.top.tolist()
+
+    with Job(1) as job:
+        assert job.run(2, work) == [[-0.25 * 18] * 2] * 2
+
+
 def test_one_worker_ends_with_the_same_bits_again() -> None:
     data = random_lists(7, 60)
     results = []

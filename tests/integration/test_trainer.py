@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,39 @@ def test_an_older_optimizer_is_refused_once_there_is_a_newer_one() -> None:
         later = trainer_for(cluster)
         later.fit(loader(500))
         assert cluster.client.stream_position().sequence == 10  # it has begun anew
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+def test_a_refused_older_trainer_leaves_the_newest_as_it_was(mode: str, tmp_path: Path) -> None:
+    strategy = tr.Strategy("geo", k=3) if mode == "geo" else tr.Strategy(mode)
+    with embedded() as cluster:
+        older, newer = (
+            tr.Trainer(
+                tr.nn.EmbeddingBag(
+                    tr.Table(name, dim=1, optimizer=tr.optim.SGD(lr=1.0)), features=["a"]
+                ),
+                None,
+                loss=lambda rows, _: rows.sum(),
+                label=None,
+                strategy=strategy,
+                progress=False,
+                cluster=cluster,
+            )
+            for name in ("older", "newer")
+        )
+        batches = [{"a": torch.tensor([1, 2])}] * 4
+        newer.fit(batches)
+        newer.save(tmp_path / "saved")
+        for use in (
+            lambda: older.fit(batches),
+            lambda: older.load(tmp_path / "saved"),
+            older.optimizer.begin_pass,
+            older.optimizer.step,
+        ):
+            with pytest.raises(BadRequest, match="expected the newest optimizer"):
+                use()
+        newer.fit(batches)
+        assert cluster.client.stream_position().sequence == newer.optimizer.sequence
 
 
 def test_after_a_failed_push_no_other_batch_reuses_its_sequence(

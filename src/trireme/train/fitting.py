@@ -48,7 +48,7 @@ def fit(
     """See Trainer.fit."""
     epochs, dataset, optimizer = request.epochs, request.dataset, trainer.optimizer
     cluster, script = trainer.cluster, trainer.cluster.client.script
-    optimizer.check_has_rows()
+    optimizer.check_newest()
     check_not_in_autocast("fit")
     check_epochs(dataset, request.valid, epochs)
     check_checkpoints(request.checkpoints)

@@ -216,6 +216,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         made of it: the caller must leave it out.
         """
         check_own_stream("DistributedOptimizer.begin_pass", self.cluster)
+        self.check_newest()
         self._check_unfinished()
         return self.mode.begin_pass()
 
@@ -301,7 +302,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             stops: why this worker was asked to stop; empty: it was not.
         """
         self._opt_called = True  # torch's schedulers look for it before their first step
-        self._check_newest()
+        self.check_newest()
         self._check_unfinished()
         lookups = replica.pending.take()
         try:
@@ -341,11 +342,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for hook in list(self._optimizer_step_post_hooks.values()):
             hook(self, (), {})
 
-    def _check_newest(self) -> None:
+    def check_newest(self) -> None:
+        """Raises BadRequest: another model trains on this cluster. Or as `check_has_rows`."""
         self.check_has_rows()
         if self._session.row_source() is not self:
             raise BadRequest(
-                "DistributedOptimizer.step: expected the newest optimizer of this cluster, found an"
+                "DistributedOptimizer: expected the newest optimizer of this cluster, found an"
                 " older one; a worker has one stream of pushes: train one model at a time, with a"
                 " new Trainer, or both in one nn.ModuleList under one optimizer, or each on a"
                 " cluster of its own: Trainer(..., cluster=tr.embedded())"

@@ -180,7 +180,7 @@ def _load_on_servers(
     """Have the servers load what worker 0 chooses; returns its path and JSON values. tables,
     parameters: names; None: all. resumes: the pass that the checkpoint was taken in goes on.
     """
-    optimizer.check_has_rows()
+    optimizer.check_newest()  # streams are the newest one's
     try:
         optimizer.mode.flush()
     except TriremeError as error:  # what is loaded replaces the step; `Mode.resume` forgets it

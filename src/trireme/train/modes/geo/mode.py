@@ -112,6 +112,10 @@ class Geo(OnServers):
             self.stream.check_usable()
             self._exchange()
 
+    def refresh(self) -> None:
+        super().refresh()
+        self.window.rebase()  # which may be open, as a batch is pulled before its step
+
     # ---- the pass ----
 
     def begin_pass(self) -> PredecessorProgress:

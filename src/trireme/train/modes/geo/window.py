@@ -117,6 +117,11 @@ class Window:
         self._base = self._dense.copies()
         self.push_counts, self._is_open = pulled.push_counts, True
 
+    def rebase(self) -> None:
+        """The servers' dense weights have replaced those of a window without steps."""
+        if self._is_open:
+            self._base = self._dense.copies()
+
     def step(self, tables: Mapping[RowClassId, TableGradient], examples: int) -> None:
         """Train the cache on the gradients of touched rows, and the dense parameters on theirs."""
         for class_id, gradient in tables.items():
