@@ -231,3 +231,59 @@ def test_a_step_without_examples_is_refused() -> None:
 
     with Job(1) as job:
         job.run(2, train)
+
+
+class _Counting(nn.Module):
+    """A row and the dense weight tell how many of their steps were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rule, zero = tr.optim.SGD(lr=1.0), tr.initializer.Constant(0.0)
+        table = tr.Table("ids", dim=1, optimizer=rule, initializer=zero)
+        self.ids = tr.nn.EmbeddingBag(table, features=["id"])
+        self.steps = nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.ids(batch).flatten(1).squeeze(1) + self.steps
+
+
+class _Streams:
+    """Worker 0 has 12 batches of its own ids, worker 1 has 5."""
+
+    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
+        for number in range((12, 5)[index]):
+            yield {"id": torch.tensor([100 * index + number])}
+
+
+def test_a_checkpoint_within_an_epoch_has_the_dense_steps_that_its_rows_have(
+    tmp_path: Path,
+) -> None:
+    def make(cluster: Cluster, strategy: Strategy) -> tr.Trainer:
+        model = _Counting()
+        return tr.Trainer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            loss=lambda outputs, _: -outputs.mean(),
+            label=None,
+            strategy=strategy,
+            cluster=cluster,
+            progress=False,
+        )
+
+    def fit(cluster: Cluster) -> list[float]:
+        trainer = make(cluster, HYBRID)
+        trainer.fit(_Streams(), checkpoints=tr.Checkpoints(tmp_path, every_steps=3, keep=9))
+        return trainer.model.steps.tolist()
+
+    with Job(2) as job:
+        assert job.run(2, fit) == [[12.0], [12.0]]
+    ids = [*range(12), *range(100, 105)]
+    for number in range(1, 5):
+        num_steps = 3 * number
+        with embedded(threads=1) as cluster:
+            trainer = make(cluster, Strategy("async"))
+            trainer.load(tmp_path / str(number))
+            rows = tr.TableView(trainer.model.ids.table, "id", ids, cluster=cluster)[ids]
+            made = rows.flatten().tolist()
+        assert trainer.model.steps.tolist() == [num_steps]
+        assert made == [i % 100 < num_steps for i in ids]

@@ -1,7 +1,8 @@
 """Savers take the checkpoints of a fit.
 
 In sync every worker stops at the same step while the servers write, so the checkpoint is of that
-step. In async worker 0 has the servers write while all train on.
+step. So they do in hybrid, where worker 0 says a step before that it will save. In async worker 0
+has the servers write while all train on.
 """
 
 import logging
@@ -77,7 +78,11 @@ def saving(
         return
     kind: type[Saver] = Saver
     if isinstance(settings, Checkpoints):
-        kind = StepSaver if optimizer.mode.saves_between_steps else BackgroundSaver
+        kind = BackgroundSaver
+        if optimizer.mode.saves_between_steps:
+            kind = StepSaver
+        elif optimizer.mode.holds_steps:
+            kind = HoldingSaver
     saver = kind(settings, optimizer, random, extra)
     try:
         yield saver
@@ -245,3 +250,43 @@ class BackgroundSaver(_PeriodicSaver):
             log.warning("a save did not end within %.0f s and is left behind", patience_s)
         elif self._error is not None:
             log.warning("a save under way has failed: %s", self._error)
+
+
+class HoldingSaver(_PeriodicSaver):
+    """Worker 0 has the servers write after a step of all workers, who wait for it before the next:
+    dense weights, which no push carries, are those of that step, as rows are.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._is_asked = False  # the others wait after the step that is made next
+
+    def begin_epoch(self, num_done: int) -> None:
+        self._ask_if_due()
+
+    def after_step(self) -> None:
+        if self._is_asked:
+            self._is_asked = False
+            self._save()
+        self._ask_if_due()
+
+    def _ask_if_due(self) -> None:
+        if self._cluster.worker != 0:
+            return
+        every = self._every_steps
+        is_at_step = every is not None and (self.optimizer.num_steps + 1) % every == 0
+        if is_at_step or (self._every_s is not None and self._left_s() <= 0):
+            self._is_asked = True
+            self.optimizer.mode.hold_after_next_step()
+
+    def _save(self) -> None:
+        mode = self.optimizer.mode
+        mode.wait_for_all_steps()
+        mode.publish()
+        states = {0: WorkerState.current(self.optimizer, self.random)}
+        groups, location = self.optimizer.state_dict(), self._folders.next()
+        write(self.optimizer, location, states, groups, self.extra(), self._options, is_level=True)
+        self._saved_at = time.monotonic()
+
+    def end_epoch(self) -> None:
+        self._is_asked = False

@@ -33,6 +33,7 @@ class Mode(Protocol):
 
     trains_in_threads: ClassVar[bool]  # several threads may each train on batches of their own
     saves_between_steps: ClassVar[bool]  # all workers wait at a step while a checkpoint is written
+    holds_steps: ClassVar[bool] = False  # they do so when worker 0 has said it a step before
     trains_rows_on_device: ClassVar[bool] = False  # gradients of rows stay on their device
     deals_streams: ClassVar[bool] = False  # another number of workers may go on within an epoch
     steps_per_push: int = 1  # which a push has, unless it is the last one before a flush
@@ -101,6 +102,14 @@ class Mode(Protocol):
 
     def refresh(self) -> None:
         """Flush, and bring the dense parameters up to date."""
+
+    def hold_after_next_step(self) -> None:
+        """Where the mode `holds_steps`: no step follows the next one until worker 0 makes it."""
+        return
+
+    def wait_for_all_steps(self) -> None:
+        """Where the mode `holds_steps`: wait until servers have the last step of every worker."""
+        return
 
     def has_stopped(self, reason: str = "") -> bool:
         """Whether this worker stops now. reason: why it was asked to; empty: it was not."""

@@ -1,7 +1,10 @@
 """Mode hybrid: rows as in async; dense parameters are equal on all workers after every step."""
 
+import threading
+import time
+
 from trireme.dense.optimizers import needs_whole
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, DeadlineExceeded
 from trireme.train.clipping import clip_gradients
 from trireme.train.modes.hybrid.replicated_dense import ReplicatedDense
 from trireme.train.modes.on_servers.mode import OnServers
@@ -10,6 +13,8 @@ from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.dense_parameters import DenseParameters
 
+_PAUSE_S = 0.005
+
 
 class Hybrid(OnServers):
     """The servers have the dense parameters too, for checkpoints, but no push changes them."""
@@ -17,6 +22,7 @@ class Hybrid(OnServers):
     trains_in_threads = False
     has_device_passes = False
     pushes_dense = False
+    holds_steps = True
     enters_passes = True
     why_not_shared = "the workers that sum their gradients are the same to the end"
 
@@ -46,9 +52,29 @@ class Hybrid(OnServers):
 
     def step(self, step: WorkerStep) -> None:
         header = self.header(step)
+        self._dense.wait_for_save()
         self.stream.push(header, step.tables, None, in_background=step.in_background)
         # While the rows are on their way:
         self._dense.step(step.examples, is_skipped=step.is_skipped)
+
+    def hold_after_next_step(self) -> None:
+        self._dense.saves_next = True
+
+    def wait_for_all_steps(self) -> None:
+        """Raises DeadlineExceeded: a push of another worker has not arrived in time."""
+        self.flush()
+        client, deadline = self.client, time.monotonic() + self.client.timeout_s
+        while self.cluster.num_workers > 1:
+            streams = client.stream_positions(range(self.cluster.num_workers))
+            missing = self._dense.num_pushes - sum(stream.sequence for stream in streams)
+            if missing <= 0:
+                return
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"hybrid: expected the pushes of all workers' last steps within"
+                    f" {client.timeout_s:.0f} s, found {missing} missing"
+                )
+            threading.Event().wait(_PAUSE_S)
 
     # ---- the pass ----
 

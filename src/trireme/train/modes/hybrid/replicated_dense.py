@@ -1,7 +1,8 @@
 """Dense parameters that every worker holds and steps alike.
 
 Each step makes one all-reduce: of every gradient times the batch's examples, of a flag for each
-parameter that has a gradient, of the examples, and of the number of workers that still have data.
+parameter that has a gradient, of the examples, of the number of workers that still have data, and
+of a flag of worker 0, which saves after the step: the others wait for that before the next one.
 All workers divide the same sums and run the same optimizer from the same weights, so their weights
 are equal bit for bit. A worker whose data has ended takes part with zeros until all have ended.
 """
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
 from trireme.errors import BadRequest, NotFinite
 from trireme.train.clipping import clip_gradients
 from trireme.train.finite import check_finite_step
@@ -35,10 +37,16 @@ class ReplicatedDense:
             WorkerGroup(cluster, self._device, "hybrid") if cluster.num_workers > 1 else None
         )
         self._is_running = False
+        self.saves_next = False  # after the next step
+        self._is_held = False  # worker 0 saves after the last step
+        self.num_pushes = 0  # of all workers, since the streams began; worker 0 knows it
 
     def begin(self) -> None:
         """Meet all workers before the first step: some need longer until they have data."""
         if not self._is_running and self._workers is not None:
+            if self._cluster.worker == 0:  # nobody pushes before the meeting
+                streams = self._cluster.client.stream_positions(range(self._cluster.num_workers))
+                self.num_pushes = sum(stream.sequence for stream in streams)
             self._cluster.client.coordinator.gather(
                 {}, [], purpose="begin hybrid training", patient=True
             )
@@ -46,10 +54,20 @@ class ReplicatedDense:
 
     def end(self) -> None:
         """Take part in the others' steps, without data, until no worker has any."""
+        self.saves_next = False
         if self._is_running and self._workers is not None:
+            self.wait_for_save()
             while self._reduce_and_step(0, is_active=False):
-                pass
+                self.wait_for_save()
         self._is_running = False
+
+    def wait_for_save(self) -> None:
+        """Before the next push: wait for the save, if worker 0 makes one after the last step."""
+        if self._is_held:
+            self._is_held = False
+            self._cluster.client.coordinator.gather(
+                {}, [], purpose="end of a save", patient=True, timeout_s=SAVE_TIMEOUT_S
+            )
 
     def step(self, examples: int, *, is_skipped: bool = False) -> None:
         """Make one step of all workers with the parameters' gradients; leaves none. is_skipped:
@@ -92,8 +110,10 @@ class ReplicatedDense:
         flat = self._flat(gradients, examples, is_active=is_active)
         self._workers.sum(flat)
         num_parameters = len(self._parameters)
-        present = flat[-num_parameters - 2 : -2].tolist() if num_parameters else []
-        total, num_active = flat[-2:].tolist()
+        present = flat[-num_parameters - 3 : -3].tolist() if num_parameters else []
+        total, num_active, is_held = flat[-3:].tolist()
+        self._is_held, self.saves_next = is_held > 0, False
+        self.num_pushes += int(num_active)
         if total > 0:
             self._give_gradients(flat / total, present)
             self._step_if_finite()
@@ -102,8 +122,8 @@ class ReplicatedDense:
     def _flat(
         self, gradients: Mapping[str, Tensor | None], examples: int, *, is_active: bool
     ) -> Tensor:
-        """Gradients times examples, a flag per parameter that has one, examples, a flag for the
-        worker.
+        """Gradients times examples, a flag per parameter that has one, examples, flags for the
+        worker and for a save.
         """
         parts = [
             torch.zeros(p.numel(), device=self._device)
@@ -112,8 +132,8 @@ class ReplicatedDense:
             for name, p in self._parameters.items()
         ]
         flags = [gradient is not None for gradient in gradients.values()]
-        numbers = [*map(float, flags), float(examples), float(is_active)]
-        return torch.cat([*parts, torch.tensor(numbers, device=self._device)])
+        numbers = [*flags, examples, is_active, self.saves_next]
+        return torch.cat([*parts, torch.tensor(numbers, dtype=torch.float32, device=self._device)])
 
     def _give_gradients(self, flat: Tensor, present: list[float]) -> None:
         begin = 0
