@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,24 @@ def test_a_damaged_checkpoint_is_reported_and_passed_over(
     [warning] = [r.getMessage() for r in caplog.records if "passing over" in r.getMessage()]
     assert str(folders[-1]) in warning
     assert (tmp_path / "damaged" / "5").is_dir()  # the number of the damaged one is not used again
+
+
+def test_data_that_is_cut_into_other_batches_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings(dataset: Any) -> list[str]:
+        caplog.clear()
+        run(tmp_path, dataset, stop_at=32)
+        return [text for text in caplog.messages if "was saved within an epoch of" in text]
+
+    damaged_run(tmp_path)
+    assert warnings(array_dataset(NUM_BATCHES)) == []
+    shutil.rmtree(tmp_path)
+    damaged_run(tmp_path)
+    other = array_dataset(NUM_BATCHES)
+    other.batch_size -= 1
+    [warning] = warnings(other)
+    assert f"of {array_dataset(NUM_BATCHES).cut}, and goes on with {other.cut}" in warning
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: Path) -> None:

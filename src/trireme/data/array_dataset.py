@@ -124,6 +124,15 @@ class ArrayDataset:
             f" columns {', '.join(self.schema.names)})"
         )
 
+    @property
+    def cut(self) -> str:
+        """What a batch's examples depend on."""
+        order = "in their order" if self._seed is None else f"shuffled with seed={self._seed}"
+        return (
+            f"{self.num_examples} examples {order}, batch_size={self.batch_size},"
+            f" drop_last={self.drop_last}"
+        )
+
     def __len__(self) -> int:
         """Number of batches of one pass over all examples."""
         full, rest = divmod(self.num_examples, self.batch_size)

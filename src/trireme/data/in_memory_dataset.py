@@ -94,6 +94,14 @@ class InMemoryDataset:
             f" columns {', '.join(self.schema.names)})"
         )
 
+    @property
+    def cut(self) -> str:
+        """What a batch's examples depend on, beside those that are loaded."""
+        return (
+            f"examples in memory, seed={self._seed}, batch_size={self.batch_size},"
+            f" drop_last={self.drop_last}"
+        )
+
     def load_into_memory(self, is_shuffle: bool = False) -> None:
         """Load this worker's part; with `is_shuffle`, then shuffle it (local_shuffle).
 

@@ -18,7 +18,12 @@ from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.savers import Saver
 from trireme.train.dealt_streams import DealtStreams, check_streams, own_starts
 from trireme.train.leased_streams import LeasedPass, StreamBatches
-from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker_batches
+from trireme.train.loop.worker_batches import (
+    EPOCH_START,
+    EpochPosition,
+    cut_of,
+    worker_batches,
+)
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import (
     PredecessorProgress,
@@ -179,6 +184,7 @@ class Epochs:
             check_streams(dataset)
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
+            self._warn_of_another_cut(dataset, resumed)
             self._optimizer.unfinished.clear(self._optimizer.parts)
         done = self._optimizer.begin_pass()
         if done.is_over:
@@ -195,6 +201,17 @@ class Epochs:
         if not done.has_left:
             batches = worker_batches(dataset, self._cluster, self.num_epochs, position)
         return EpochStart([StreamBatches(batches, position)], resumes, on_first_batch)
+
+    def _warn_of_another_cut(self, dataset: Iterable[Any], resumed: LoadedCheckpoint) -> None:
+        """Positions in the epoch under way are those of other batches."""
+        progress, cut = FitProgress.from_json(resumed.extra), cut_of(dataset)
+        is_known = bool(progress.is_under_way and progress.cut)
+        if is_known and self._cluster.worker == 0 and progress.cut != cut:
+            log.warning(
+                "resume: %s was saved within an epoch of %s, and goes on with %s: examples are"
+                " lost or repeated if its batches are others; Trainer.load() begins it again",
+                *(resumed.path, progress.cut, cut or "other data"),
+            )
 
     def _begin_leased(self, dataset: Iterable[Any], saver: Saver | None) -> EpochStart | None:
         """An epoch whose streams the workers share out."""

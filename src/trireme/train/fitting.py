@@ -17,6 +17,7 @@ from trireme.train.epochs import Epochs, stop_if_asked
 from trireme.train.loop.data_pass import PassOptions
 from trireme.train.loop.reporting import Report
 from trireme.train.loop.scoring import ExampleIds
+from trireme.train.loop.worker_batches import cut_of
 from trireme.train.predecessor import remaining_dump
 from trireme.train.stopping import stopping_on_signals
 from trireme.train.trainer_checks import check_checkpoints, check_epochs, check_not_in_autocast
@@ -58,6 +59,7 @@ def fit(
     progress = FitProgress(state.num_epochs, figures={} if before is None else before.figures)
     if request.resume:
         progress = state.resume_fit(request.checkpoints, epochs)
+    progress.cut = cut_of(dataset)
     end = progress.begun_at + epochs
     states, state.callbacks = state.callbacks, None
     resumes = request.resume or states is not None

@@ -20,6 +20,7 @@ class FitProgress:
     figures: dict[str, float] = field(default_factory=dict)  # of the last epoch
     callbacks: dict[str, Any] = field(default_factory=dict)  # their states, by name
     dealt: DealtStreams | None = None  # the streams of the epoch, if others had begun it
+    cut: str = ""  # how worker 0's data is cut into batches, see cut_of
 
     def to_json(self) -> dict[str, Any]:
         values = {**vars(self), "figures": figures_to_json(self.figures)}
@@ -39,6 +40,7 @@ class FitProgress:
             figures_from_json(values.get("figures", {})),
             dict(values.get("callbacks", {})),
             DealtStreams.from_json(values["dealt"]) if "dealt" in values else None,
+            str(values.get("cut", "")),
         )
 
 

@@ -34,6 +34,15 @@ class EpochPosition:
 EPOCH_START = EpochPosition()
 
 
+def cut_of(dataset: Iterable[Any]) -> str:
+    """How a dataset is cut into the batches that positions count; empty: nobody knows, or they
+    count something else.
+    """
+    if isinstance(dataset, (list, tuple)):
+        return f"{len(dataset)} batches"
+    return str(getattr(dataset, "cut", ""))
+
+
 def worker_batches(
     dataset: Iterable[Any],
     cluster: Cluster,
