@@ -16,7 +16,8 @@ import trireme as tr
 from examples.planted.clicks import exact_auc
 from tests.seeds import SEED
 from trireme.config import Config
-from trireme.data import Batch, Ragged
+from trireme.data import ArrayDataset, Batch, Ragged
+from trireme.data.prepared import PreparedDataset
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
@@ -446,6 +447,41 @@ def test_draws_are_log_uniform_and_the_same_again() -> None:
     assert torch.equal(again["sampled_items"].values, drawn.values)
     other = sample(Batch({"x": torch.zeros(3)}, stream=1, position=(8,)))
     assert not torch.equal(other["sampled_items"].values, drawn.values)
+
+
+def test_all_of_many_items_can_be_drawn() -> None:
+    num = 10_000_000
+    batch = Batch({"x": torch.zeros(1)}, position=(1,))
+    drawn = SampledItems(num, 2_000_000)(batch)["sampled_items"].values
+    large = drawn[drawn > num // 2]
+    # float32 has one in seven of these items: 6 of 100 draws would be repetitions.
+    chance = math.log(2) / math.log(num)
+    assert len(large) == pytest.approx(2_000_000 * chance, rel=0.02)
+    assert len(large.unique()) > 0.97 * len(large)
+
+
+def test_items_are_drawn_anew_in_each_epoch_and_as_before_when_it_is_resumed() -> None:
+    data = ArrayDataset({"x": np.arange(6)}, batch_size=2)
+
+    def drawn(epoch: int, start: tuple[int, ...] | None = None) -> list[list[int]]:
+        stream = PreparedDataset(data, SampledItems(1000, 5)).stream(0, 1, epoch=epoch, start=start)
+        return [batch["sampled_items"].values.tolist() for batch in stream]
+
+    first, second = drawn(0), drawn(1)
+    assert len({tuple(items) for items in (*first, *second)}) == 6
+    assert drawn(1) == second
+    assert drawn(1, start=(2,)) == second[1:]
+
+
+def test_batches_without_a_position_are_counted() -> None:
+    def drawn() -> list[list[int]]:
+        sample = SampledItems(1000, 5)
+        batches = [sample(Batch({"x": torch.zeros(1)})) for _ in range(2)]
+        return [batch["sampled_items"].values.tolist() for batch in batches]
+
+    first, second = drawn()
+    assert first != second
+    assert drawn() == [first, second]
 
 
 def test_sampled_softmax_corrects_and_forgets_repetitions() -> None:

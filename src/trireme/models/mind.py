@@ -6,7 +6,7 @@ Source: Li et al., "Multi-Interest Network with Dynamic Routing for Recommendati
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Uniform
 from trireme.metrics import TopK
+from trireme.models.draws import Draws
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import with_items
 from trireme.models.layers import mlp
@@ -124,17 +125,17 @@ def log_uniform(items: Tensor, num_items: int) -> Tensor:
 class SampledItems:
     """Adds "sampled_items" to a batch: draws of the items 1 to num_items - 1, for all its examples.
 
-    A small id is drawn more often (log_uniform), as ids by falling frequency are in use. A batch
-    has the same draws when it is read again.
+    A small id is drawn more often (log_uniform), as ids by falling frequency are in use.
     """
 
     num_items: int
     num_draws: int
+    draws: Draws = field(default_factory=Draws)
 
     def __call__(self, batch: Batch) -> Batch:
-        seed = hash((batch.stream, batch.position)) % 2**63
-        draws = torch.rand(self.num_draws, generator=torch.Generator().manual_seed(seed))
-        items = torch.exp(draws.double() * math.log(self.num_items)).long()
+        # float64: of many items float32 would leave out most.
+        draws = torch.from_numpy(self.draws.of(batch).random(self.num_draws))
+        items = torch.exp(draws * math.log(self.num_items)).long()
         return with_items(batch, SAMPLED, items.clamp(1, self.num_items - 1))
 
 
