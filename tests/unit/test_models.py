@@ -468,7 +468,7 @@ def test_ids_of_vocabularies_have_rows_of_their_own() -> None:
     assert rows_BFD.shape == (2, 2, 2)
     assert len(rows_BFD.flatten(0, 1).unique(dim=0)) == 4
     with pytest.raises(
-        BadRequest, match=r"expected 3 ids in 'ids' of each example, found \[2, 2\]"
+        BadRequest, match="expected 3 ids in 'ids' of every example, found 2 in example 0"
     ):
         SplitIds("ids", ("x", "y", "z"))(Batch({"ids": ids}))
 

@@ -24,8 +24,9 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import BST, DIEN, DPIN, DSSM, FLEN, MIND, NCF, SIGN, TagSpace, TextCNN, zoo
 from trireme.models.bst import TransformerLayer
-from trireme.models.dien import ClickAndAuxiliaryLoss, EvolutionGRU
+from trireme.models.dien import NOT_CLICKED, AttentionGRU, ClickAndAuxiliaryLoss
 from trireme.models.dssm import Similarity
+from trireme.models.inputs import ValuedVectors
 from trireme.models.mind import (
     AllItems,
     Interests,
@@ -90,6 +91,35 @@ def test_sequences_are_padded_and_cut(cluster: Cluster) -> None:
     assert not empty.is_there.any()
     with pytest.raises(BadRequest, match="expected 'h' as Ragged, found Tensor"):
         part(Batch({"h": torch.ones(2, 3, dtype=torch.int64)}))
+
+
+def test_columns_side_by_side_have_as_many_ids() -> None:
+    one, more = ragged([1], [1, 2]), ragged([1], [1, 2, 3])
+    bst = BST(table("u", 4), (table("i", 4), table("c", 4), table("p", 4)), heads=2)
+    dien = DIEN(table("i", 4), table("c", 4))
+    model: nn.Module
+    for name, model, columns in (
+        ("cate", bst, ("history", "cate", "position")),
+        ("hist_cat_seq", dien, (*HISTORY, *NOT_CLICKED)),
+        ("neg_hist_item_seq", dien, (*HISTORY, *NOT_CLICKED)),
+        ("hist_cat", small_dpin(), ("hist_item", "hist_cat", "target_pos")),
+        ("neg", zoo.load("tisas").create(Config({})).model, ("seq", "pos", "neg")),
+    ):
+        batch = Batch({**dict.fromkeys(columns, one), "target_pos": ragged([1], [1]), name: more})
+        message = f"as many ids in '{name}' as in .* of every .* found 3 and 2 in example 1"
+        with pytest.raises(BadRequest, match=message):
+            model(batch)
+
+
+def test_values_belong_to_ids_of_each_example() -> None:
+    fields = ValuedVectors(table("t", 2), num_fields=2)
+    values = torch.ones(2, 2)
+    batch = Batch({"feat_idx": ragged([1], [1, 2, 3]), "feat_value": values})
+    with pytest.raises(BadRequest, match="2 ids in 'feat_idx' of every example, found 1 in exam"):
+        fields(batch)
+    columns = {"feat_idx": ragged([1, 2], [3, 4]), "feat_value": torch.ones(4, 1)}
+    with pytest.raises(BadRequest, match=r"2 numbers in 'feat_value' .* found .* shape \(4, 1\)"):
+        fields(Batch(columns))
 
 
 HISTORY, TARGET = ("hist_item_seq", "hist_cat_seq"), ("target_item", "target_cat")
@@ -224,7 +254,7 @@ def test_dpin_averages_the_events_of_a_position_and_leaves_padding_out(cluster: 
     model.join.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
         logits = model.all_positions(batch)
-        rows = [part.embedding({part.column: torch.tensor([4, 5])}) for part in model.events]
+        rows = [part.embedding({part.column: torch.tensor([4, 5])}) for part in model.events.parts]
         events = torch.cat(rows, 1)
         shares = torch.exp(model.shares(events))
     torch.testing.assert_close(logits[1:], logits[:1].expand(2, -1))
@@ -297,7 +327,7 @@ def test_sign_equals_its_formulas(cluster: Cluster) -> None:
 
 
 def test_an_evolution_is_a_gru_whose_steps_shrink_with_the_attention() -> None:
-    evolution = EvolutionGRU(3)
+    evolution = AttentionGRU(3)
     x, attention = torch.randn(2, 4, 3), torch.rand(2, 4)
     state, expected = torch.zeros(2, 3), []
     update, reset = evolution.gates[0].weight.chunk(2)

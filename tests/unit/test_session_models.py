@@ -420,7 +420,7 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(BadRequest, match=message):
             zoo.load(name).create(Config({"hyper_parameters": values}))
     ragged = Ragged(torch.arange(5), torch.tensor([0, 2, 5]))
-    with pytest.raises(BadRequest, match="2 ids in 'x' of every example, found 2 to 3"):
+    with pytest.raises(BadRequest, match="2 ids in 'x' of every example, found 3 in example 1"):
         ids_of(Batch({"x": ragged}), "x", 2)
     with pytest.raises(BadRequest, match="expected 'x' as Ragged, found Tensor"):
         ids_of(Batch({"x": torch.ones(2)}), "x", 2)

@@ -14,13 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch
 from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Constant, Normal
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import first_is_right, with_items
+from trireme.models.inputs import (
+    expect_same_sizes,
+    first_is_right,
+    ragged_of,
+    with_items,
+)
 from trireme.models.layers import TransformerLayer
 from trireme.nn import Embedding
 from trireme.table import Table
@@ -84,12 +89,14 @@ class MaskedStates(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Raises BadRequest: sequences of another length."""
-        rows_ND: Tensor = self.items(batch)
-        if rows_ND.shape[0] % self.length:
+        expect_same_sizes(batch, (IDS, PLACES, IS_THERE))
+        sizes_B = ragged_of(batch, IDS).offsets.diff()
+        if not torch.compiler.is_compiling() and (sizes_B % self.length).any():
             raise BadRequest(
-                f"MaskedStates: expected sequences of {self.length} in {IDS!r}, found"
-                f" {rows_ND.shape[0]} ids of all"
+                f"MaskedStates: expected sequences of {self.length} in {IDS!r}, found examples of"
+                f" {int(sizes_B.min())} to {int(sizes_B.max())} ids"
             )
+        rows_ND: Tensor = self.items(batch)
         places_SL = values_of(batch, PLACES).view(-1, self.length)
         x = self.first(rows_ND.view(-1, self.length, rows_ND.shape[1]) + self.places[places_SL])
         is_there_SL = values_of(batch, IS_THERE).view(-1, self.length) != 0
@@ -101,18 +108,14 @@ class MaskedStates(nn.Module):
 
 def _places_of_all(batch: Batch) -> Tensor:
     """The masked places, counted from the first id of the batch."""
-    ids, masked = batch[IDS], batch[MASKED]
-    assert isinstance(ids, Ragged)
-    assert isinstance(masked, Ragged)
+    ids, masked = ragged_of(batch, IDS), ragged_of(batch, MASKED)
     begins = (ids.offsets[:-1] - ids.offsets[0]).repeat_interleave(masked.offsets.diff())
     return values_of(batch, MASKED) + begins
 
 
 def values_of(batch: Batch, name: str) -> Tensor:
     """The ids of a column of all examples. Raises BadRequest: the column is not ragged."""
-    column = batch[name]
-    if not isinstance(column, Ragged):
-        raise BadRequest(f"values_of: expected {name!r} as Ragged, found {type(column).__name__}")
+    column = ragged_of(batch, name)
     return column.values[int(column.offsets[0]) : int(column.offsets[-1])]
 
 
@@ -170,7 +173,11 @@ class WholeVocabulary:
 
 
 def masked_loss(logits_MV: Tensor, batch: Batch) -> Tensor:
-    """The cross entropy of the items that were masked."""
+    """The cross entropy of the items that were masked.
+
+    Raises BadRequest: not as many answers.
+    """
+    expect_same_sizes(batch, (MASKED, ANSWERS))
     return nn.functional.cross_entropy(logits_MV, values_of(batch, ANSWERS))
 
 

@@ -15,7 +15,7 @@ from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.layers import TransformerLayer, mlp
-from trireme.models.sequences import SequenceRows
+from trireme.models.sequences import EventRows
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -56,16 +56,13 @@ class BST(nn.Module):
         super().__init__()
         self.user = EmbeddingBag(users, features=USER)
         # The items say what is padding: 0 may well be a category or a position.
-        columns = list(zip(parts, HISTORY, TARGET, (0, None, None), strict=True))
-        self.events = nn.ModuleList(
-            SequenceRows(table, column=past, length=length, padding_key=padding)
-            for table, past, _, padding in columns
-        )
+        paddings = (0, None, None)
+        self.events = EventRows(parts, HISTORY, length=length, padding_keys=paddings)
         self.candidate = nn.ModuleList(
-            EmbeddingBag(table, features=now, padding_key=padding)
-            for table, _, now, padding in columns
+            EmbeddingBag(table, features=name, padding_key=padding)
+            for table, name, padding in zip(parts, TARGET, paddings, strict=True)
         )
-        width = sum(table.width for table in parts)
+        width = self.events.width
         self.transformer = nn.ModuleList(
             TransformerLayer(width, heads=heads, inner=inner, dropout=dropout)
             for _ in range(num_layers)
@@ -74,11 +71,10 @@ class BST(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""
-        parts = [part(batch) for part in self.events]
-        events_BLW = torch.cat([part.rows for part in parts], 2)
+        events = self.events(batch)
         candidate_B1W = torch.cat([part(batch) for part in self.candidate], 2)
-        x = torch.cat([events_BLW, candidate_B1W], 1)
-        is_there = nn.functional.pad(parts[0].is_there, (0, 1), value=True)
+        x = torch.cat([events.rows, candidate_B1W], 1)
+        is_there = nn.functional.pad(events.is_there, (0, 1), value=True)
         for layer in self.transformer:
             x = layer(x, is_there)
         logits: Tensor = self.mlp(torch.cat([self.user(batch).squeeze(1), x[:, -1]], 1))

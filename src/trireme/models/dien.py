@@ -16,8 +16,9 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.metrics import AUC
 from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.inputs import expect_same_sizes
 from trireme.models.layers import mlp
-from trireme.models.sequences import SequenceRows, Sequences, shares_of
+from trireme.models.sequences import EventRows, Sequences, shares_of
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -28,10 +29,11 @@ MORE = ("mask", "target_item_seq", "target_cat_seq")
 NOT_CLICKED = ("neg_hist_item_seq", "neg_hist_cat_seq")
 
 
-class EvolutionGRU(nn.Module):
+class AttentionGRU(nn.Module):
     """A GRU whose update gate is multiplied by the attention of each step (AUGRU): its states.
 
-    A step with attention 0 leaves the state as it is; with 1 it is that of a GRU.
+    A step with attention 0 leaves the state as it is; with 1 it is that of a GRU. So a mask in
+    place of the attention makes a GRU that leaves out padding.
     """
 
     def __init__(self, dim: int) -> None:
@@ -73,25 +75,22 @@ class DIEN(nn.Module):
     ) -> None:
         super().__init__()
         tables = (items, categories)
-
-        def events(columns: tuple[str, str]) -> nn.ModuleList:
-            parts = zip(tables, columns, strict=True)
-            return nn.ModuleList(SequenceRows(t, column=name, length=length) for t, name in parts)
-
-        self.events, self.others = events(HISTORY), events(NOT_CLICKED)
+        self.events = EventRows(tables, HISTORY, length=length)
+        self.others = EventRows(tables, NOT_CLICKED, length=length)
         self.candidate = nn.ModuleList(
             EmbeddingBag(table, features=name, padding_key=0)
             for table, name in zip(tables, TARGET, strict=True)
         )
-        dim = items.width + categories.width
-        self.interests = EvolutionGRU(dim)
+        dim = self.events.width
+        self.interests = AttentionGRU(dim)
         self.relevance = nn.Linear(dim, dim, bias=False)
-        self.evolution = EvolutionGRU(dim)
+        self.evolution = AttentionGRU(dim)
         self.mlp = mlp([2 * dim, *layers, 1])
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B,) "click", a logit, and (B,) "auxiliary", a loss per event of the example."""
-        events, others = (_side_by_side(part, batch) for part in (self.events, self.others))
+        expect_same_sizes(batch, (HISTORY[0], NOT_CLICKED[0]))
+        events, others = self.events(batch), self.others(batch)
         candidate = torch.cat([part(batch).squeeze(1) for part in self.candidate], 1)
         states_BLD = self.interests(events.rows, events.is_there.to(events.rows.dtype))
         relevance_BL = (states_BLD @ self.relevance(candidate)[:, :, None]).squeeze(2)
@@ -99,12 +98,6 @@ class DIEN(nn.Module):
         final_BD = self.evolution(states_BLD, attention_BL)[:, -1]
         click = self.mlp(torch.cat([final_BD, candidate], 1)).squeeze(1)
         return {"click": click, "auxiliary": _auxiliary(states_BLD, events, others)}
-
-
-def _side_by_side(parts: nn.ModuleList, batch: Batch) -> Sequences:
-    """The rows of items and categories; which events there are, the items say."""
-    items, categories = (part(batch) for part in parts)
-    return Sequences(torch.cat([items.rows, categories.rows], 2), items.is_there)
 
 
 def _auxiliary(states_BLD: Tensor, events: Sequences, others: Sequences) -> Tensor:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import with_items
+from trireme.models.inputs import ragged_of, with_items
 from trireme.models.mind import ALL
 from trireme.models.sequences import SequenceRows, kept
 from trireme.nn import Embedding
@@ -140,9 +140,7 @@ class ItemList:
         column: Any = batch[NUM_ITEMS]
         if (num_found := int(column[0])) != num:
             raise BadRequest(f"ItemList: expected {num_found} items and one more, found {num + 1}")
-        taken = batch[TAKEN]
-        assert isinstance(taken, Ragged)
-        places = kept(taken, lambda place: place < num)
+        places = kept(ragged_of(batch, TAKEN), lambda place: place < num)
         return Batch({**batch.columns, PLACES: places}, batch.bags)
 
 

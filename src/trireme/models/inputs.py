@@ -5,7 +5,7 @@ Shapes: B examples, F sparse features or ids, J dense numbers, D floats per row.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ class _ClickInputs(nn.Module):
         self.width = len(features) * rows.width + num_dense
 
     def _dense_numbers(self, batch: Batch) -> Tensor:
-        return cast(Tensor, batch[self._dense])
+        return numbers_of(batch, self._dense, self._num_dense)
 
 
 class Concatenated(_ClickInputs):
@@ -109,17 +109,13 @@ class ValuedVectors(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = Embedding(rows, features=ids, padding_key=padding_key)
-        self.num_inputs, self.values = num_fields, values
+        self.num_inputs, self.ids, self.values = num_fields, ids, values
 
     def forward(self, batch: Batch) -> Tensor:
-        """Raises BadRequest: examples without exactly num_fields ids."""
-        values_BF = cast(Tensor, batch[self.values])
+        """Raises BadRequest: examples without exactly num_fields ids and values."""
+        values_BF = numbers_of(batch, self.values, self.num_inputs)
+        expect_sizes(batch, self.ids, self.num_inputs)
         rows_ND: Tensor = self.embedding(batch)
-        if len(rows_ND) != values_BF.numel():
-            raise BadRequest(
-                f"ValuedVectors: expected {self.num_inputs} ids of each of {len(values_BF)}"
-                f" examples, found {len(rows_ND)} of all"
-            )
         return rows_ND.view(*values_BF.shape, -1) * values_BF[:, :, None]
 
 
@@ -133,14 +129,9 @@ class IdVectors(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Raises BadRequest: another number of ids."""
+        expect_sizes(batch, self.column, self.num_inputs)
         rows_ND: Tensor = self.embedding(batch)
-        num = cast(Ragged, batch[self.column]).offsets.shape[0] - 1
-        if len(rows_ND) != num * self.num_inputs:
-            raise BadRequest(
-                f"IdVectors: expected {self.num_inputs} ids of each of {num} examples, found"
-                f" {len(rows_ND)} of all"
-            )
-        return rows_ND.view(num, self.num_inputs, -1)
+        return rows_ND.view(-1, self.num_inputs, self.dim)
 
 
 class Vocabularies(nn.Module):
@@ -169,15 +160,8 @@ class SplitIds:
 
     def __call__(self, batch: Batch) -> Batch:
         """Raises BadRequest: another number of ids."""
-        ids, ends = cast(Ragged, batch[self.column])[:2]
-        num, begin = batch.num_examples, int(ends[0])
-        if bool((ends.diff() != len(self.names)).any()):
-            raise BadRequest(
-                f"SplitIds: expected {len(self.names)} ids in {self.column!r} of each example,"
-                f" found {ends.diff().tolist()}"
-            )
-        ids_FB = ids[begin : int(ends[-1])].view(num, len(self.names)).T.contiguous()
-        places = torch.arange(num + 1)
+        ids_FB = ids_of(batch, self.column, len(self.names)).T.contiguous()
+        places = torch.arange(ids_FB.shape[1] + 1)
         split = {name: Ragged(own, places) for name, own in zip(self.names, ids_FB, strict=True)}
         return Batch({**batch.columns, **split}, batch.bags)
 
@@ -208,18 +192,62 @@ def tensor_of(batch: Batch, name: str) -> Tensor:
     return column
 
 
-def ids_of(batch: Batch, name: str, width: int) -> Tensor:
-    """The (B, width) ids of a column of bags of the same size. Raises BadRequest: other bags."""
+def numbers_of(batch: Batch, name: str, width: int) -> Tensor:
+    """A (B, width) column of numbers. Raises BadRequest: another column."""
+    column = tensor_of(batch, name)
+    if column.shape[1:] != (width,):
+        raise BadRequest(
+            f"numbers_of: expected {width} numbers in {name!r} of every example, found a column of"
+            f" shape {tuple(column.shape)}"
+        )
+    return column
+
+
+def ragged_of(batch: Batch, name: str) -> Ragged:
+    """A column of bags. Raises BadRequest: another column."""
     column = batch[name]
     if not isinstance(column, Ragged):
-        raise BadRequest(f"ids_of: expected {name!r} as Ragged, found {type(column).__name__}")
-    sizes, first = column.offsets.diff(), int(column.offsets[0])
-    if (sizes != width).any():
+        raise BadRequest(f"ragged_of: expected {name!r} as Ragged, found {type(column).__name__}")
+    return column
+
+
+def expect_sizes(batch: Batch, name: str, size: int) -> None:
+    """Raise BadRequest for a column in which an example has another number of ids."""
+    sizes_B = ragged_of(batch, name).offsets.diff()
+    if torch.compiler.is_compiling():  # a graph cannot look at values
+        return
+    if (differs := sizes_B != size).any():
+        i = int(differs.int().argmax())
         raise BadRequest(
-            f"ids_of: expected {width} ids in {name!r} of every example, found"
-            f" {int(sizes.min())} to {int(sizes.max())}"
+            f"expect_sizes: expected {size} ids in {name!r} of every example, found"
+            f" {int(sizes_B[i])} in example {i}"
         )
-    return column.values[first : first + len(sizes) * width].view(-1, width)
+
+
+def expect_same_sizes(batch: Batch, names: Sequence[str], factors: Sequence[int] = ()) -> None:
+    """Raise BadRequest where an example has not as many ids in one column as in the others, or not
+    that many times as many as in the first: what is laid side by side belongs together.
+
+    factors: of the columns behind the first, default 1.
+    """
+    first, *others = (ragged_of(batch, name).offsets.diff() for name in names)
+    if torch.compiler.is_compiling():  # a graph cannot look at values
+        return
+    for name, sizes_B, factor in zip(names[1:], others, factors or [1] * len(others), strict=True):
+        if (differs := sizes_B != factor * first).any():
+            i = int(differs.int().argmax())
+            share = "as many" if factor == 1 else f"{factor} times as many"
+            raise BadRequest(
+                f"expect_same_sizes: expected {share} ids in {name!r} as in {names[0]!r} of every"
+                f" example, found {int(sizes_B[i])} and {int(first[i])} in example {i}"
+            )
+
+
+def ids_of(batch: Batch, name: str, width: int) -> Tensor:
+    """The (B, width) ids of a column of bags of the same size. Raises BadRequest: other bags."""
+    expect_sizes(batch, name, width)
+    column = ragged_of(batch, name)
+    return column.values[int(column.offsets[0]) : int(column.offsets[-1])].view(-1, width)
 
 
 def with_items(batch: Batch, name: str, items: Tensor) -> Batch:
@@ -242,4 +270,4 @@ class Numbers(nn.Module):
         self.column, self.width = column, width
 
     def forward(self, batch: Batch) -> Tensor:
-        return cast(Tensor, batch[self.column])
+        return numbers_of(batch, self.column, self.width)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import AUC
 from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.inputs import expect_same_sizes, ragged_of
 from trireme.models.layers import mlp
 from trireme.nn import Embedding
 from trireme.table import Table
@@ -76,9 +77,10 @@ class SIGN(nn.Module):
         """ "scores", (B, 2) for no and yes; "edges", (B,) the expected number of edges of an
         example; "size", (B,) the squares of what its nodes have become, added up.
         """
-        rows_ND, begins_B1 = self.nodes(batch), cast(Ragged, batch[NODES]).offsets
+        rows_ND, begins_B1 = self.nodes(batch), ragged_of(batch, NODES).offsets
         ends_E2D = self.ends(batch).unflatten(0, (-1, 2))
-        begins_B1, edges = begins_B1 - begins_B1[0], cast(Ragged, batch[EDGES])
+        expect_same_sizes(batch, (EDGES, ENDS))
+        begins_B1, edges = begins_B1 - begins_B1[0], ragged_of(batch, EDGES)
         example_E = _examples_of(edges.offsets // 2)
         places_E2 = edges.values[edges.offsets[0] : edges.offsets[-1]].view(-1, 2)
         places_E2 = places_E2 + begins_B1[example_E, None]

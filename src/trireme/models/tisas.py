@@ -20,7 +20,7 @@ from trireme.data.schema import Dense, Field, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import first_is_right, ids_of, tensor_of
+from trireme.models.inputs import expect_same_sizes, first_is_right, ids_of, tensor_of
 from trireme.models.sequences import SequenceRows
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
@@ -148,6 +148,7 @@ class TiSAS(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B, L) "right" and "wrong"."""
+        expect_same_sizes(batch, (SEQUENCE, NEXT, OTHERS))
         states = self.sequence(batch)
         rows = (part(batch).rows for part in (self.next, self.others))
         right, wrong = ((states * part).sum(2) for part in rows)
