@@ -18,8 +18,9 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import DIN, ESMM, LR, SkipGram, Tower, TwoTower
-from trireme.models.esmm import esmm_loss, logit_of_both
+from trireme.models.esmm import esmm_loss
 from trireme.models.layers import TargetAttention
+from trireme.models.tasks import logit_of_both
 from trireme.models.two_tower import InBatchSoftmax
 from trireme.models.word2vec import skip_gram_loss
 

@@ -171,7 +171,11 @@ def test_a_rating_loss_is_of_given_ratings_and_of_what_is_made_again() -> None:
     torch.testing.assert_close(rating_loss(model(batch), batch), expected)
     for key, value, message in (
         ("hyper_parameters.optimizer.class", "Adam", "expected SGD, found 'Adam'"),
-        ("hyper_parameters.dp_drop_prob", -1, "dp_drop_prob: expected a number >= 0, found -1"),
+        (
+            "hyper_parameters.dp_drop_prob",
+            -1,
+            "dp_drop_prob: expected a number >= 0 and < 1, found -1",
+        ),
         ("runner.aug_step", 0.5, "aug_step: expected an integer >= 0, found 0.5"),
     ):
         with pytest.raises(BadRequest, match=message):

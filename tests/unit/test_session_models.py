@@ -406,7 +406,11 @@ def test_one_example_is_normalized_by_the_batches_before() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     for name, values, message in (
-        ("fastformer", {"pooler_type": "mean"}, "pooler_type: expected weightpooler, found 'mean'"),
+        (
+            "fastformer",
+            {"pooler_type": "mean"},
+            "expected 'weightpooler', found 'mean'",
+        ),
         (
             "fastformer",
             {"max_position_embeddings": 9},

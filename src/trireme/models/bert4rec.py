@@ -199,10 +199,6 @@ def create(config: Config) -> Recipe:
     Raises BadRequest: another hidden_act.
     """
     hyper = HyperParameters(config, clip_by_norm=5.0)
-    if (name := hyper.get("hidden_act", "gelu")) not in _ACTIVATIONS:
-        raise BadRequest(
-            f"hyper_parameters.hidden_act: expected {' or '.join(_ACTIVATIONS)}, found {name!r}"
-        )
     spread = hyper.number("_param_initializer", 0.02)
     items = hyper.table("item", dim=hyper.whole("_emb_size", 64), initializer=Normal(std=spread))
     biases = hyper.table("bias", dim=1, initializer=Constant(0.0))
@@ -211,7 +207,7 @@ def create(config: Config) -> Recipe:
         length=hyper.whole("_max_position_seq_len", 50),
         num_layers=hyper.whole("_n_layer", 2),
         heads=hyper.whole("_n_head", 2),
-        activation=_ACTIVATIONS[name],
+        activation=hyper.choice("hidden_act", "gelu", _ACTIVATIONS),
         dropout=hyper.share("_dropout", 0.5),
         attention_dropout=hyper.share("_attention_dropout", 0.2),
         spread=spread,
@@ -224,7 +220,7 @@ def create(config: Config) -> Recipe:
         optimizer=torch.optim.AdamW(
             model.parameters(),
             lr=hyper.learning_rate,
-            weight_decay=hyper.share("optimizer.weight_decay", 0.01),
+            weight_decay=hyper.number("optimizer.weight_decay", 0.01, may_be_zero=True),
         ),
         label=None,
         schema=Schema(inputs),

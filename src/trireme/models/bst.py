@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
-from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.layers import TransformerLayer, mlp
 from trireme.models.sequences import EventRows
@@ -95,18 +94,18 @@ def create(config: Config) -> Recipe:
 
     Inputs: label, userid, history, cate, position, target, target_cate, target_position.
 
-    Raises BadRequest: widths that do not fit.
+    Raises BadRequest: widths that do not fit, or two dropouts.
     """
     hyper = HyperParameters(config)
     keys = {"item": "item_emb_size", "category": "cat_emb_size", "position": "position_emb_size"}
     parts = [hyper.table(name, dim=hyper.whole(key, 96)) for name, key in keys.items()]
     width, heads = sum(table.width for table in parts), hyper.whole("n_head", 6)
-    fixed = {"d_model": width, "d_key": width // heads, "d_value": width // heads}
-    for key, expected in fixed.items():
-        if (width_found := hyper.whole(key, expected)) != expected:
-            raise BadRequest(f"hyper_parameters.{key}: expected {expected}, found {width_found}")
+    hyper.fixed("d_model", width, "the sum of " + ", ".join(keys.values()))
+    for key in ("d_key", "d_value"):
+        hyper.fixed(key, width // heads, f"the {width} of an event by n_head {heads}")
     item, category, position = parts
-    dropout = hyper.number("dropout_rate", 0.2)
+    dropout = hyper.share("dropout_rate", 0.2)
+    hyper.fixed("prepostprocess_dropout", dropout, "as dropout_rate")
     model = BST(
         hyper.table("user", dim=width),
         (item, category, position),
@@ -115,7 +114,7 @@ def create(config: Config) -> Recipe:
         heads=heads,
         inner=hyper.whole("d_inner_hid", 512),
         layers=hyper.sizes("fc_sizes", (1024, 512, 256)),
-        dropout=hyper.number("prepostprocess_dropout", dropout),
+        dropout=dropout,
     )
     schema = Schema([Label("label"), *map(Sparse, (USER, *HISTORY, *TARGET))])
     return click_recipe(model, hyper, label="label", schema=schema)

@@ -147,7 +147,7 @@ def create(config: Config) -> Recipe:
     schema = Schema([*sparse, Label("label"), *map(Sparse, (*more, *NOT_CLICKED))])
     return Recipe(
         model=model,
-        loss=ClickAndAuxiliaryLoss(hyper.number("auxiliary_w", 1.0)),
+        loss=ClickAndAuxiliaryLoss(hyper.number("auxiliary_w", 1.0, may_be_zero=True)),
         optimizer=hyper.optimizer(model),
         label=None,
         schema=schema,

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
-from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import expect_same_sizes, ragged_of
 from trireme.models.layers import TargetAttention, mlp
@@ -90,16 +89,11 @@ def create(config: Config) -> Recipe:
     Inputs: hist_item_seq, hist_cat_seq, target_item, target_cat, label.
     """
     hyper = HyperParameters(config)
-    name = str(hyper.get("act", "sigmoid"))
-    if name not in _ACTIVATIONS:
-        raise BadRequest(
-            f"hyper_parameters.act: expected one of {', '.join(_ACTIVATIONS)}, found {name!r}"
-        )
     model = DIN(
         hyper.table("item", dim=hyper.whole("item_emb_size", 64)),
         hyper.table("category", dim=hyper.whole("cat_emb_size", 64)),
         layers=hyper.sizes("fc_sizes", (80, 40)),
-        activation=_ACTIVATIONS[name],
+        activation=hyper.choice("act", "sigmoid", _ACTIVATIONS),
     )
     more = MORE if hyper.flag("use_DataLoader", False) else ()
     schema = Schema([*map(Sparse, (*HISTORY, *TARGET)), Label("label"), *map(Sparse, more)])

@@ -67,12 +67,12 @@ class DPIN(nn.Module):
             EmbeddingBag(table, features=name)
             for table, name in zip(candidates, TARGET, strict=True)
         )
-        self.base = nn.Sequential(mlp([2 * dim, *base]), nn.ReLU())
+        self.base = mlp([2 * dim, *base], activates_last=True)
         self.shares = mlp([2 * dim, 2 * dim, 2 * dim])
         self.before_KD, self.behind_KD = (
             nn.Parameter(torch.empty(num_positions, dim).uniform_(-0.5, 0.5)) for _ in range(2)
         )
-        self.join = nn.Sequential(mlp([3 * dim, size]), nn.ReLU())
+        self.join = mlp([3 * dim, size], activates_last=True)
         self.transformer = nn.ModuleList(
             TransformerLayer(size, heads=heads, inner=size, dropout=0.0) for _ in range(num_layers)
         )

@@ -169,7 +169,7 @@ def create(config: Config) -> Recipe:
     schema = Schema([*user_and_items, Sparse(TAKEN), Label(NUM_ITEMS)])
     return Recipe(
         model=model,
-        loss=AllPairsLoss(hyper.number("negative_weight", 0.5)),
+        loss=AllPairsLoss(hyper.number("negative_weight", 0.5, may_be_zero=True)),
         optimizer=hyper.optimizer(model),
         label=None,
         schema=schema,

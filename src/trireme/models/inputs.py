@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Ragged
+from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
@@ -119,6 +120,11 @@ class ValuedVectors(nn.Module):
         return rows_ND.view(*values_BF.shape, -1) * values_BF[:, :, None]
 
 
+def valued_schema(num_fields: int) -> Schema:
+    """What PaddleRec's readers for ValuedVectors yield."""
+    return Schema([Label("label"), Sparse("feat_idx"), Dense("feat_value", num_fields)])
+
+
 class IdVectors(nn.Module):
     """The rows of the N ids of one column: (B, N, D)."""
 
@@ -136,19 +142,25 @@ class IdVectors(nn.Module):
 
 class Vocabularies(nn.Module):
     """Features whose ids are numbered anew for each of them, so each has a table of its own: the
-    rows of one id of each, (B, F, D).
+    rows of one id of each, side by side, (B, W), W the sum of the dims.
 
-    tables: by feature, all of dim D.
+    dim: that of each table, where all have the same one.
+
+    tables: by feature. padded: the features whose key 0 is padding.
     """
 
-    def __init__(self, tables: Mapping[str, Table]) -> None:
+    def __init__(self, tables: Mapping[str, Table], padded: Collection[str] = ()) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(EmbeddingBag(t, features=name) for name, t in tables.items())
-        self.dim = next(iter(tables.values())).width
-        self.num_inputs, self.width = len(tables), len(tables) * self.dim
+        self.parts = nn.ModuleList(
+            EmbeddingBag(table, features=name, padding_key=0 if name in padded else None)
+            for name, table in tables.items()
+        )
+        self.num_inputs = len(tables)
+        self.width = sum(table.width for table in tables.values())
+        self.dim = self.width // self.num_inputs
 
     def forward(self, batch: Batch) -> Tensor:
-        return torch.cat([part(batch) for part in self.parts], 1)
+        return torch.cat([part(batch).squeeze(1) for part in self.parts], 1)
 
 
 @dataclass(frozen=True)
@@ -164,24 +176,6 @@ class SplitIds:
         places = torch.arange(ids_FB.shape[1] + 1)
         split = {name: Ragged(own, places) for name, own in zip(self.names, ids_FB, strict=True)}
         return Batch({**batch.columns, **split}, batch.bags)
-
-
-class SideBySide(nn.Module):
-    """The rows of single ids, each column with a table of its own: (B, sum of the dims).
-
-    padded: the columns whose key 0 is padding.
-    """
-
-    def __init__(self, tables: Mapping[str, Table], padded: Collection[str] = ()) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(
-            EmbeddingBag(table, features=name, padding_key=0 if name in padded else None)
-            for name, table in tables.items()
-        )
-        self.width = sum(table.width for table in tables.values())
-
-    def forward(self, batch: Batch) -> Tensor:
-        return torch.cat([part(batch).squeeze(1) for part in self.parts], 1)
 
 
 def tensor_of(batch: Batch, name: str) -> Tensor:

@@ -97,6 +97,8 @@ class MIND(nn.Module):
 
     Columns: "hist_item"; "target_item", one each; "sampled_items", the same for all examples, which
     SampledItems adds.
+
+    The paper gives a user the more interests the longer the history is; here all have as many.
     """
 
     def __init__(self, items: Table, interests: Interests, *, power: float = 1.0) -> None:
@@ -125,7 +127,8 @@ def log_uniform(items: Tensor, num_items: int) -> Tensor:
 class SampledItems:
     """Adds "sampled_items" to a batch: draws of the items 1 to num_items - 1, for all its examples.
 
-    A small id is drawn more often (log_uniform), as ids by falling frequency are in use.
+    A small id is drawn more often (log_uniform), as ids by falling frequency are in use. The
+    paper does not say how it draws.
     """
 
     num_items: int
@@ -232,11 +235,7 @@ def create(config: Config) -> Recipe:
     """
     hyper = HyperParameters(config)
     num_items, dim = hyper.whole("item_count", 100_000, least=2), hyper.whole("embedding_dim", 64)
-    if (size := hyper.whole("hidden_size", dim)) != dim:
-        raise BadRequest(
-            f"hyper_parameters.hidden_size: expected {dim}, as embedding_dim, since interests are"
-            f" multiplied with rows of items, found {size}"
-        )
+    hyper.fixed("hidden_size", dim, "as embedding_dim: interests are multiplied with rows of items")
     bound = math.sqrt(6 / (num_items + dim))
     items = hyper.table("item", dim=dim, initializer=Uniform(-bound, bound))
     interests = Interests(

@@ -100,9 +100,9 @@ def create(config: Config) -> Recipe:
     hyper = HyperParameters(config)
     hyper.get("sparse_feature_dim")
     size = hyper.whole("query_encode_dim", 128)
-    hyper.only("title_encode_dim", size)
-    hyper.only("query_encoder", "gru")
-    hyper.only("title_encoder", "gru")
+    hyper.fixed("title_encode_dim", size, "as query_encode_dim")
+    hyper.fixed("query_encoder", "gru")
+    hyper.fixed("title_encoder", "gru")
     model = MultiviewSimnet(
         hyper.table("words", dim=hyper.whole("embedding_dim", 128)),
         lengths=(
@@ -115,7 +115,7 @@ def create(config: Config) -> Recipe:
     )
     return Recipe(
         model=model,
-        loss=MarginLoss(hyper.number("margin", 0.1)),
+        loss=MarginLoss(hyper.number("margin", 0.1, may_be_zero=True)),
         optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(map(Sparse, (QUERY, TITLE, OTHER))),

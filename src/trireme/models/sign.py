@@ -159,8 +159,7 @@ def create(config: Config) -> Recipe:
     Raises BadRequest: another pred_edges, or l0_para that are not three such numbers.
     """
     hyper = HyperParameters(config)
-    if (learns := hyper.whole("pred_edges", 1, least=0)) != 1:
-        raise BadRequest(f"hyper_parameters.pred_edges: expected 1, found {learns}")
+    hyper.fixed("pred_edges", 1)
     dim = hyper.whole("dim", 8)
     temperature, lowest, highest = hyper.numbers("l0_para", (0.66, -0.1, 1.1))
     model = SIGN(
@@ -174,7 +173,10 @@ def create(config: Config) -> Recipe:
     inputs = (Label("num_nodes"), Sparse(EDGES), Sparse(NODES), Sparse(ENDS), Dense("label", 2))
     return Recipe(
         model=model,
-        loss=SignLoss(hyper.number("l0_weight", 1e-3), hyper.number("l2_weight", 1e-3)),
+        loss=SignLoss(
+            hyper.number("l0_weight", 1e-3, may_be_zero=True),
+            hyper.number("l2_weight", 1e-3, may_be_zero=True),
+        ),
         optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(inputs),

@@ -13,7 +13,7 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Schema, Sparse
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.layers import mlp
+from trireme.models.layers import mlp, text_convolution
 from trireme.models.sequences import SequenceRows
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
@@ -28,12 +28,17 @@ class TagSpace(nn.Module):
     The vector of a text is linear(max over the places of tanh(convolution(rows of the words))).
     Columns: "text", the words; "pos_tag", one each; "neg_tag", other tags.
 
+    The paper has inner products where this has cosines, and the WARP loss, which draws other tags
+    until one is too near, where this has the margin to the nearest of K.
+
     Args:
         words, tags: tables of the words and of the tags.
         num_others: K; other tags behind these are left out.
         length: words of a text; the ones behind are left out.
         padding_key: this word is no word.
         window: words that the convolution sees at once. channels: floats that it makes.
+
+    Raises BadRequest: a text is shorter than the window.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class TagSpace(nn.Module):
         self.words = SequenceRows(words, column=TEXT, length=length, padding_key=padding_key)
         self.tag = EmbeddingBag(tags, features=TAG)
         self.others = SequenceRows(tags, column=OTHERS, length=num_others, padding_key=None)
-        self.convolution = nn.Conv1d(words.width, channels, window)
+        self.convolution = text_convolution(words.width, channels, window, length=length)
         self.linear = mlp([channels, tags.width])
 
     def forward(self, batch: Batch) -> Tensor:
@@ -107,7 +112,7 @@ def create(config: Config) -> Recipe:
     )
     return Recipe(
         model=model,
-        loss=MarginLoss(hyper.number("margin", 0.1)),
+        loss=MarginLoss(hyper.number("margin", 0.1, may_be_zero=True)),
         optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(map(Sparse, (TEXT, TAG, OTHERS))),

@@ -191,7 +191,7 @@ def create(config: Config) -> Recipe:
     """
     hyper = HyperParameters(config)
     for key, value in {"with_att": False, "with_hierachy": False, "id_slot": 1}.items():
-        hyper.only(key, value)
+        hyper.fixed(key, value)
     for key in ("tree_name", "item_nums", "fea_group"):
         hyper.get(key)
     tree = TreeIndex.read(file_of(config, "hyper_parameters.tree_path"))
