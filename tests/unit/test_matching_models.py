@@ -21,9 +21,9 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import DeepRec, MatchPyramid, MultiviewSimnet, zoo
 from trireme.models.deeprec import rating_loss
+from trireme.models.losses import MarginLoss
 from trireme.models.match_pyramid import halves_loss
 from trireme.models.multiview_simnet import QueryTitle
-from trireme.models.tagspace import MarginLoss
 
 
 @pytest.fixture

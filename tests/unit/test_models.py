@@ -37,8 +37,9 @@ from trireme.models import (
     XDeepFM,
 )
 from trireme.models.autofis import PairWeights
+from trireme.models.columns import SplitIds
 from trireme.models.dcn import PenalizedLogLoss
-from trireme.models.inputs import FeatureVectors, SplitIds, Vocabularies
+from trireme.models.inputs import FeatureVectors, Vocabularies
 from trireme.models.layers import (
     BatchNorm,
     CompressedInteraction,

@@ -24,9 +24,11 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import BST, DIEN, DPIN, DSSM, FLEN, MIND, NCF, SIGN, TagSpace, TextCNN, zoo
 from trireme.models.bst import TransformerLayer
-from trireme.models.dien import NOT_CLICKED, AttentionGRU, ClickAndAuxiliaryLoss
+from trireme.models.columns import first_is_right
+from trireme.models.dien import NOT_CLICKED, AttentionGRU
 from trireme.models.dssm import Similarity
 from trireme.models.inputs import ValuedVectors
+from trireme.models.losses import ClickAndAuxiliaryLoss, MarginLoss
 from trireme.models.mind import (
     AllItems,
     Interests,
@@ -38,7 +40,6 @@ from trireme.models.mind import (
 )
 from trireme.models.sequences import SequenceRows
 from trireme.models.sign import SignLoss, add_click
-from trireme.models.tagspace import MarginLoss, add_right
 from trireme.models.textcnn import class_loss
 
 log_loss = nn.functional.binary_cross_entropy_with_logits
@@ -670,7 +671,7 @@ def test_tagspace_puts_texts_near_their_tags(cluster: Cluster) -> None:
     def batch(num: int) -> Batch:
         texts, classes = words(num, draw)
         columns = {"text": ragged(*texts), "pos_tag": torch.from_numpy(classes)}
-        return add_right(Batch({**columns, "neg_tag": ragged(*[[1 - c] for c in classes])}))
+        return first_is_right(Batch({**columns, "neg_tag": ragged(*[[1 - c] for c in classes])}))
 
     train(model, MarginLoss(0.1), [batch(100) for _ in range(80)])
     tested = batch(500)

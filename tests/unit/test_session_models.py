@@ -22,8 +22,8 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import dmr, dsin, iprec, tisas, zoo
+from trireme.models.columns import ids_of
 from trireme.models.fastformer import AdditiveAttention
-from trireme.models.inputs import ids_of
 from trireme.models.layers import BatchNorm, compared
 from trireme.models.naml import Pooling
 from trireme.models.sequences import shares_of

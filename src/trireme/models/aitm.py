@@ -16,8 +16,9 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
+from trireme.models.columns import SplitIds
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import Concatenated, SplitIds, Vocabularies
+from trireme.models.inputs import Concatenated, Vocabularies
 from trireme.models.layers import mlp
 from trireme.train.recipe import Recipe
 

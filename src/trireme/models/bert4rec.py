@@ -19,13 +19,8 @@ from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Constant, Normal
 from trireme.metrics import TopK
+from trireme.models.columns import ALL_ITEMS, AllIds, expect_same_sizes, first_is_right, ragged_of
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import (
-    expect_same_sizes,
-    first_is_right,
-    ragged_of,
-    with_items,
-)
 from trireme.models.layers import TransformerLayer
 from trireme.nn import Embedding
 from trireme.table import Table
@@ -38,7 +33,7 @@ IDS, PLACES, IS_THERE, MASKED, ANSWERS = (
     "mask_pos",
     "mask_label",
 )
-CANDIDATES, ALL = "candidates", "all_items"
+CANDIDATES = "candidates"
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
@@ -123,14 +118,14 @@ class BERT4Rec(nn.Module):
     """The (M, V) logits of all items for the masked places: <state, row> + bias.
 
     items, biases: tables of dim D and 1. Columns: as of MaskedStates; "all_items", which
-    WholeVocabulary adds.
+    AllIds adds.
     """
 
     def __init__(self, items: Table, biases: Table, states: MaskedStates) -> None:
         super().__init__()
         self.states = states
-        self.rows = Embedding(items, features=ALL, padding_key=0)
-        self.biases = Embedding(biases, features=ALL)
+        self.rows = Embedding(items, features=ALL_ITEMS, padding_key=0)
+        self.biases = Embedding(biases, features=ALL_ITEMS)
 
     def forward(self, batch: Batch) -> Tensor:
         logits: Tensor = self.states(batch) @ self.rows(batch).T + self.biases(batch).squeeze(1)
@@ -160,16 +155,6 @@ class Ranking(nn.Module):
         rows_BCD = rows_ND.view(num, -1, rows_ND.shape[1])
         biases_BC: Tensor = self.biases(batch).view(num, -1)
         return torch.einsum("bd,bcd->bc", states_BD, rows_BCD) + biases_BC
-
-
-class WholeVocabulary:
-    """Adds "all_items" to a batch, the items 0 to num_items - 1."""
-
-    def __init__(self, num_items: int) -> None:
-        self.num_items = num_items
-
-    def __call__(self, batch: Batch) -> Batch:
-        return with_items(batch, ALL, torch.arange(self.num_items))
 
 
 def masked_loss(logits_MV: Tensor, batch: Batch) -> Tensor:
@@ -225,7 +210,7 @@ def create(config: Config) -> Recipe:
         label=None,
         schema=Schema(inputs),
         clip_norm=hyper.clip_norm,
-        prepare=WholeVocabulary(hyper.whole("_voc_size", 54_546)),
+        prepare=AllIds(ALL_ITEMS, hyper.whole("_voc_size", 54_546)),
         evaluation=Evaluation(
             model=Ranking(items, biases, states),
             metrics=[TopK(10, label="place")],

@@ -5,8 +5,6 @@ Source: Zhou et al., "Deep Interest Evolution Network for Click-Through Rate Pre
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +13,10 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.metrics import AUC
+from trireme.models.columns import expect_same_sizes
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import expect_same_sizes
 from trireme.models.layers import mlp
+from trireme.models.losses import ClickAndAuxiliaryLoss
 from trireme.models.sequences import EventRows, Sequences, shares_of
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
@@ -108,18 +107,6 @@ def _auxiliary(states_BLD: Tensor, events: Sequences, others: Sequences) -> Tens
     wrong = log(-(before * others.rows[:, 1:]).sum(2))
     is_there = events.is_there[:, 1:]
     return -((right + wrong) * is_there).sum(1) / is_there.sum(1).clamp(min=1)
-
-
-@dataclass(frozen=True)
-class ClickAndAuxiliaryLoss:
-    """The log loss of the click, plus `share` times the auxiliary loss."""
-
-    share: float
-
-    def __call__(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
-        label = cast(Tensor, batch["label"])
-        loss = nn.functional.binary_cross_entropy_with_logits(outputs["click"], label)
-        return loss + self.share * outputs["auxiliary"].mean()
 
 
 def create(config: Config) -> Recipe:

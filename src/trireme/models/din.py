@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
+from trireme.models.columns import expect_same_sizes, ragged_of
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import expect_same_sizes, ragged_of
 from trireme.models.layers import TargetAttention, mlp
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table

@@ -17,8 +17,9 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.initializer import Normal
+from trireme.models.columns import ids_of, tensor_of
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import Vocabularies, ids_of, tensor_of
+from trireme.models.inputs import Vocabularies
 from trireme.models.layers import TransformerLayer, compared, mlp
 from trireme.models.sequences import shares_of
 from trireme.nn import Embedding

@@ -18,9 +18,8 @@ from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import TopK
+from trireme.models.columns import ALL_ITEMS, ragged_of, with_items
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import ragged_of, with_items
-from trireme.models.mind import ALL
 from trireme.models.sequences import SequenceRows, kept
 from trireme.nn import Embedding
 from trireme.table import Table
@@ -48,7 +47,7 @@ class ENSFM(nn.Module):
     ) -> None:
         super().__init__()
         self.user = SequenceRows(users, column=USER, length=user_fields, padding_key=None)
-        self.items = Embedding(items, features=ALL)
+        self.items = Embedding(items, features=ALL_ITEMS)
         self.item_fields = item_fields
         dim = users.width - 1
         self.between, self.within = (nn.Parameter(torch.full((dim,), 0.01)) for _ in range(2))
@@ -134,7 +133,7 @@ class ItemList:
                 f"ItemList: expected {self.fields} fields of each item, as"
                 f" hyper_parameters.item_fields, found {len(ids)} ids"
             )
-        batch = with_items(batch, ALL, ids[: num * self.fields])
+        batch = with_items(batch, ALL_ITEMS, ids[: num * self.fields])
         if not self.has_taken:
             return batch
         column: Any = batch[NUM_ITEMS]

@@ -14,8 +14,9 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
+from trireme.models.columns import SplitIds
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import FeatureVectors, SplitIds, Vocabularies
+from trireme.models.inputs import FeatureVectors, Vocabularies
 from trireme.models.layers import mlp, normalized_mlp, pairwise_products
 from trireme.train.recipe import Recipe
 

@@ -20,8 +20,8 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Field, Schema, Sparse
 from trireme.metrics import TopK
+from trireme.models.columns import expect_sizes, tensor_of
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import expect_sizes, tensor_of
 from trireme.models.layers import SelfAttention, mlp
 from trireme.models.naml import Pooling, add_place
 from trireme.models.sequences import SequenceRows

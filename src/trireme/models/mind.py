@@ -18,16 +18,16 @@ from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Uniform
 from trireme.metrics import TopK
+from trireme.models.columns import ALL_ITEMS, with_items
 from trireme.models.draws import Draws
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import with_items
 from trireme.models.layers import mlp
 from trireme.models.sequences import SequenceRows, kept
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
 
-HISTORY, TARGET, SAMPLED, ALL = "hist_item", "target_item", "sampled_items", "all_items"
+HISTORY, TARGET, SAMPLED = "hist_item", "target_item", "sampled_items"
 _ANSWERS = "eval_item"
 _SEED = 2019
 
@@ -182,7 +182,7 @@ class Recall(nn.Module):
     def __init__(self, items: Table, interests: Interests) -> None:
         super().__init__()
         self.interests = interests
-        self.items = Embedding(items, features=ALL, padding_key=0)
+        self.items = Embedding(items, features=ALL_ITEMS, padding_key=0)
 
     def forward(self, batch: Batch) -> Tensor:
         items_VD: Tensor = self.items(batch)
@@ -205,7 +205,7 @@ class AllItems:
     def __call__(self, batch: Batch) -> Batch:
         answers: Any = batch[_ANSWERS]
         columns = {**batch.columns, "answers": kept(answers, lambda item: item != 0)}
-        return with_items(Batch(columns, batch.bags), ALL, torch.arange(self.num_items))
+        return with_items(Batch(columns, batch.bags), ALL_ITEMS, torch.arange(self.num_items))
 
 
 def _evaluation(items: Table, interests: Interests, num_items: int) -> Evaluation:

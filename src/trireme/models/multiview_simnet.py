@@ -12,10 +12,11 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Schema, Sparse
 from trireme.metrics import TopK
+from trireme.models.columns import PLACE, first_is_right
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
+from trireme.models.losses import MarginLoss
 from trireme.models.sequences import SequenceRows
-from trireme.models.tagspace import RIGHT, MarginLoss, add_right
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
 
@@ -119,8 +120,8 @@ def create(config: Config) -> Recipe:
         optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(map(Sparse, (QUERY, TITLE, OTHER))),
-        metrics=[TopK(1, name="right_title", label=RIGHT)],
-        prepare=add_right,
+        metrics=[TopK(1, name="right_title", label=PLACE)],
+        prepare=first_is_right,
         evaluation=Evaluation(
             model=QueryTitle(model), schema=Schema([Sparse(QUERY), Sparse(TITLE)])
         ),

@@ -21,8 +21,8 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Schema, Sparse
 from trireme.initializer import Normal, Uniform
 from trireme.metrics import TopK
+from trireme.models.columns import expect_same_sizes, tensor_of
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import expect_same_sizes, tensor_of
 from trireme.models.layers import mlp
 from trireme.models.sequences import SequenceRows, Sequences, shares_of
 from trireme.table import Table

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Ragged
-from trireme.models.inputs import expect_same_sizes, ragged_of
+from trireme.models.columns import expect_same_sizes, ragged_of
 from trireme.nn import Embedding
 from trireme.table import Table
 

@@ -16,8 +16,8 @@ from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import AUC
+from trireme.models.columns import expect_same_sizes, ragged_of
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import expect_same_sizes, ragged_of
 from trireme.models.layers import mlp
 from trireme.nn import Embedding
 from trireme.table import Table

@@ -3,8 +3,6 @@
 Source: Weston et al., "#TagSpace: Semantic Embeddings from Hashtags", EMNLP 2014.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -12,14 +10,16 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Schema, Sparse
 from trireme.metrics import TopK
+from trireme.models.columns import PLACE, first_is_right
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp, text_convolution
+from trireme.models.losses import MarginLoss
 from trireme.models.sequences import SequenceRows
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
-TEXT, TAG, OTHERS, RIGHT = "text", "pos_tag", "neg_tag", "right"
+TEXT, TAG, OTHERS = "text", "pos_tag", "neg_tag"
 
 
 class TagSpace(nn.Module):
@@ -70,23 +70,6 @@ class TagSpace(nn.Module):
         return cosines.masked_fill(~is_there, -1.0)
 
 
-@dataclass(frozen=True)
-class MarginLoss:
-    """By how much the nearest other tag comes closer than the right one less the margin."""
-
-    margin: float
-
-    def __call__(self, cosines: Tensor, _: Batch) -> Tensor:
-        nearest = cosines[:, 1:].amax(1)
-        return torch.relu(self.margin - cosines[:, 0] + nearest).mean()
-
-
-def add_right(batch: Batch) -> Batch:
-    """The batch with the column "right": the place of the right tag among the outputs, 0."""
-    column = torch.zeros(batch.num_examples)
-    return Batch({**batch.columns, RIGHT: column}, batch.bags)
-
-
 def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters for the optimizer, and
 
@@ -116,6 +99,6 @@ def create(config: Config) -> Recipe:
         optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(map(Sparse, (TEXT, TAG, OTHERS))),
-        metrics=[TopK(1, name="right_tag", label=RIGHT)],
-        prepare=add_right,
+        metrics=[TopK(1, name="right_tag", label=PLACE)],
+        prepare=first_is_right,
     )

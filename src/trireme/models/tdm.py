@@ -18,9 +18,9 @@ from trireme.data.batch import Batch, Ragged
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
+from trireme.models.columns import with_items
 from trireme.models.draws import Draws
 from trireme.models.hyper_parameters import HyperParameters, file_of
-from trireme.models.inputs import with_items
 from trireme.models.layers import mlp
 from trireme.models.tree_index import TreeIndex
 from trireme.nn import Embedding

@@ -19,8 +19,8 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Field, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
+from trireme.models.columns import expect_same_sizes, first_is_right, ids_of, tensor_of
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import expect_same_sizes, first_is_right, ids_of, tensor_of
 from trireme.models.sequences import SequenceRows
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
