@@ -18,8 +18,9 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import DIN, ESMM, LR, SkipGram, Tower, TwoTower
-from trireme.models.esmm import esmm_loss, logit_of_both
+from trireme.models.esmm import esmm_loss
 from trireme.models.layers import TargetAttention
+from trireme.models.tasks import logit_of_both
 from trireme.models.two_tower import InBatchSoftmax
 from trireme.models.word2vec import skip_gram_loss
 
@@ -112,7 +113,7 @@ def test_din_refuses_histories_that_do_not_fit() -> None:
     batch = din_batch([[7, 8], [9]])
     batch.columns["hist_cat_seq"] = Ragged(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3]))
     with pytest.raises(
-        BadRequest, match="'hist_cat_seq' of every example, found 2 and 1 in example 0"
+        BadRequest, match=r"'hist_cat_seq' as in 'hist_item_seq' .* found 1 and 2 in example 0"
     ):
         model(batch)
     batch.columns["hist_cat_seq"] = torch.ones(2, 3, dtype=torch.int64)

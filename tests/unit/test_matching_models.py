@@ -21,9 +21,9 @@ from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import DeepRec, MatchPyramid, MultiviewSimnet, zoo
 from trireme.models.deeprec import rating_loss
+from trireme.models.losses import MarginLoss
 from trireme.models.match_pyramid import halves_loss
 from trireme.models.multiview_simnet import QueryTitle
-from trireme.models.tagspace import MarginLoss
 
 
 @pytest.fixture
@@ -171,7 +171,11 @@ def test_a_rating_loss_is_of_given_ratings_and_of_what_is_made_again() -> None:
     torch.testing.assert_close(rating_loss(model(batch), batch), expected)
     for key, value, message in (
         ("hyper_parameters.optimizer.class", "Adam", "expected SGD, found 'Adam'"),
-        ("hyper_parameters.dp_drop_prob", -1, "dp_drop_prob: expected a number >= 0, found -1"),
+        (
+            "hyper_parameters.dp_drop_prob",
+            -1,
+            "dp_drop_prob: expected a number >= 0 and < 1, found -1",
+        ),
         ("runner.aug_step", 0.5, "aug_step: expected an integer >= 0, found 0.5"),
     ):
         with pytest.raises(BadRequest, match=message):

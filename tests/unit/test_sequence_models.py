@@ -16,15 +16,19 @@ import trireme as tr
 from examples.planted.clicks import exact_auc
 from tests.seeds import SEED
 from trireme.config import Config
-from trireme.data import Batch, Ragged
+from trireme.data import ArrayDataset, Batch, Ragged
+from trireme.data.prepared import PreparedDataset
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import BST, DIEN, DPIN, DSSM, FLEN, MIND, NCF, SIGN, TagSpace, TextCNN, zoo
 from trireme.models.bst import TransformerLayer
-from trireme.models.dien import ClickAndAuxiliaryLoss, EvolutionGRU
+from trireme.models.columns import first_is_right
+from trireme.models.dien import NOT_CLICKED, AttentionGRU
 from trireme.models.dssm import Similarity
+from trireme.models.inputs import ValuedVectors
+from trireme.models.losses import ClickAndAuxiliaryLoss, MarginLoss
 from trireme.models.mind import (
     AllItems,
     Interests,
@@ -36,7 +40,6 @@ from trireme.models.mind import (
 )
 from trireme.models.sequences import SequenceRows
 from trireme.models.sign import SignLoss, add_click
-from trireme.models.tagspace import MarginLoss, add_right
 from trireme.models.textcnn import class_loss
 
 log_loss = nn.functional.binary_cross_entropy_with_logits
@@ -89,6 +92,35 @@ def test_sequences_are_padded_and_cut(cluster: Cluster) -> None:
     assert not empty.is_there.any()
     with pytest.raises(BadRequest, match="expected 'h' as Ragged, found Tensor"):
         part(Batch({"h": torch.ones(2, 3, dtype=torch.int64)}))
+
+
+def test_columns_side_by_side_have_as_many_ids() -> None:
+    one, more = ragged([1], [1, 2]), ragged([1], [1, 2, 3])
+    bst = BST(table("u", 4), (table("i", 4), table("c", 4), table("p", 4)), heads=2)
+    dien = DIEN(table("i", 4), table("c", 4))
+    model: nn.Module
+    for name, model, columns in (
+        ("cate", bst, ("history", "cate", "position")),
+        ("hist_cat_seq", dien, (*HISTORY, *NOT_CLICKED)),
+        ("neg_hist_item_seq", dien, (*HISTORY, *NOT_CLICKED)),
+        ("hist_cat", small_dpin(), ("hist_item", "hist_cat", "target_pos")),
+        ("neg", zoo.load("tisas").create(Config({})).model, ("seq", "pos", "neg")),
+    ):
+        batch = Batch({**dict.fromkeys(columns, one), "target_pos": ragged([1], [1]), name: more})
+        message = f"as many ids in '{name}' as in .* of every .* found 3 and 2 in example 1"
+        with pytest.raises(BadRequest, match=message):
+            model(batch)
+
+
+def test_values_belong_to_ids_of_each_example() -> None:
+    fields = ValuedVectors(table("t", 2), num_fields=2)
+    values = torch.ones(2, 2)
+    batch = Batch({"feat_idx": ragged([1], [1, 2, 3]), "feat_value": values})
+    with pytest.raises(BadRequest, match="2 ids in 'feat_idx' of every example, found 1 in exam"):
+        fields(batch)
+    columns = {"feat_idx": ragged([1, 2], [3, 4]), "feat_value": torch.ones(4, 1)}
+    with pytest.raises(BadRequest, match=r"2 numbers in 'feat_value' .* found .* shape \(4, 1\)"):
+        fields(Batch(columns))
 
 
 HISTORY, TARGET = ("hist_item_seq", "hist_cat_seq"), ("target_item", "target_cat")
@@ -223,7 +255,7 @@ def test_dpin_averages_the_events_of_a_position_and_leaves_padding_out(cluster: 
     model.join.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
         logits = model.all_positions(batch)
-        rows = [part.embedding({part.column: torch.tensor([4, 5])}) for part in model.events]
+        rows = [part.embedding({part.column: torch.tensor([4, 5])}) for part in model.events.parts]
         events = torch.cat(rows, 1)
         shares = torch.exp(model.shares(events))
     torch.testing.assert_close(logits[1:], logits[:1].expand(2, -1))
@@ -296,7 +328,7 @@ def test_sign_equals_its_formulas(cluster: Cluster) -> None:
 
 
 def test_an_evolution_is_a_gru_whose_steps_shrink_with_the_attention() -> None:
-    evolution = EvolutionGRU(3)
+    evolution = AttentionGRU(3)
     x, attention = torch.randn(2, 4, 3), torch.rand(2, 4)
     state, expected = torch.zeros(2, 3), []
     update, reset = evolution.gates[0].weight.chunk(2)
@@ -349,6 +381,23 @@ def test_flen_equals_its_formula(cluster: Cluster) -> None:
         torch.testing.assert_close(model(batch)[0], expected)
 
 
+def test_flen_learns_a_planted_signal(cluster: Cluster) -> None:
+    """The label is whether ids of two fields are of the same kind, and those of one field, too."""
+    model = FLEN(table("t", 9), fields=[["a", "b"], ["c"]], layers=(16, 8))
+    draw = np.random.default_rng(SEED)
+    ids = torch.from_numpy(draw.integers(0, 20, (4000, 3)))
+    labels = ((ids[:, 0] % 2 == ids[:, 2] % 2) & (ids[:, 0] % 2 == ids[:, 1] % 2)).float()
+    keys = ids + 20 * torch.arange(3)
+    columns = {**dict(zip("abc", keys.T.contiguous(), strict=True)), "label": labels}
+    parts = zip(*(column.split(200) for column in columns.values()), strict=True)
+    batches = [Batch(dict(zip(columns, part, strict=True))) for part in parts]
+    train(model, lambda logits, batch: log_loss(logits, batch["label"]), batches[:15], epochs=6)
+    tested = {name: column[3000:] for name, column in columns.items()}
+    with torch.no_grad():
+        scores = model(Batch(tested)).double().numpy()
+    assert exact_auc(scores, tested["label"].numpy() > 0) > 0.95
+
+
 @pytest.mark.parametrize(("factors", "dim", "layers"), [(4, 8, (8, 4)), (4, 4, ()), (0, 4, (8,))])
 def test_ncf_learns_who_takes_what(
     cluster: Cluster, factors: int, dim: int, layers: tuple[int, ...]
@@ -373,11 +422,53 @@ def test_ncf_refuses_what_does_not_fit() -> None:
         with pytest.raises(BadRequest, match="NCF: expected tables of one dim"):
             NCF(*(table(name, dim) for name, dim in zip("ui", dims, strict=True)), **options)
     for values, message in (
-        ({"mode": "NCF"}, "mode: expected one of NCF_NeuMF, NCF_GMF, NCF_MLP, found 'NCF'"),
+        ({"mode": "NCF"}, "mode: expected NCF_NeuMF or NCF_GMF or NCF_MLP, found 'NCF'"),
         ({"fc_layers": [7, 4]}, "fc_layers: expected an even number of inputs, found 7"),
     ):
         with pytest.raises(BadRequest, match=message):
             zoo.load("ncf").create(Config({"hyper_parameters": values}))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("textcnn", {"max_len": 2}, "expected texts of at least 3 words, .* found length 2"),
+        ("tagspace", {"text_len": 4}, "expected texts of at least 5 words, .* found length 4"),
+        ("bst", {"dropout_rate": 1.5}, "dropout_rate: expected a number >= 0 and < 1, found 1.5"),
+        (
+            "bst",
+            {"dropout_rate": 0.1, "prepostprocess_dropout": 0.2},
+            "prepostprocess_dropout: expected 0.1, as dropout_rate, found 0.2",
+        ),
+        ("bst", {"d_key": 4}, "d_key: expected 48, the 288 of an event by n_head 6, found 4"),
+        ("deeprec", {"dp_drop_prob": 2}, "dp_drop_prob: expected a number >= 0 and < 1, found 2"),
+        ("din", {"act": ["relu"]}, "act: expected relu or sigmoid, found \\['relu'\\]"),
+    ],
+)
+def test_sizes_and_dropouts_that_do_not_fit_are_refused(
+    name: str, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadRequest, match=message):
+        zoo.load(name).create(Config({"hyper_parameters": values}))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("bst", ["dropout_rate"]),
+        ("dcn", ["l2_reg_cross"]),
+        ("dien", ["auxiliary_w"]),
+        ("ensfm", ["negative_weight"]),
+        ("escm2", ["counterfactual_w", "global_w"]),
+        ("tagspace", ["margin"]),
+        ("multiview_simnet", ["margin"]),
+        ("sign", ["l0_weight", "l2_weight"]),
+        ("autofis", ["grad_c", "grad_mu"]),
+    ],
+)
+def test_a_zero_switches_a_part_off(name: str, keys: list[str]) -> None:
+    config = Config({"hyper_parameters": dict.fromkeys(keys, 0)})
+    assert zoo.load(name).create(config).model is not None
 
 
 def test_dssm_finds_the_document_of_a_query(cluster: Cluster) -> None:
@@ -446,6 +537,41 @@ def test_draws_are_log_uniform_and_the_same_again() -> None:
     assert torch.equal(again["sampled_items"].values, drawn.values)
     other = sample(Batch({"x": torch.zeros(3)}, stream=1, position=(8,)))
     assert not torch.equal(other["sampled_items"].values, drawn.values)
+
+
+def test_all_of_many_items_can_be_drawn() -> None:
+    num = 10_000_000
+    batch = Batch({"x": torch.zeros(1)}, position=(1,))
+    drawn = SampledItems(num, 2_000_000)(batch)["sampled_items"].values
+    large = drawn[drawn > num // 2]
+    # float32 has one in seven of these items: 6 of 100 draws would be repetitions.
+    chance = math.log(2) / math.log(num)
+    assert len(large) == pytest.approx(2_000_000 * chance, rel=0.02)
+    assert len(large.unique()) > 0.97 * len(large)
+
+
+def test_items_are_drawn_anew_in_each_epoch_and_as_before_when_it_is_resumed() -> None:
+    data = ArrayDataset({"x": np.arange(6)}, batch_size=2)
+
+    def drawn(epoch: int, start: tuple[int, ...] | None = None) -> list[list[int]]:
+        stream = PreparedDataset(data, SampledItems(1000, 5)).stream(0, 1, epoch=epoch, start=start)
+        return [batch["sampled_items"].values.tolist() for batch in stream]
+
+    first, second = drawn(0), drawn(1)
+    assert len({tuple(items) for items in (*first, *second)}) == 6
+    assert drawn(1) == second
+    assert drawn(1, start=(2,)) == second[1:]
+
+
+def test_batches_without_a_position_are_counted() -> None:
+    def drawn() -> list[list[int]]:
+        sample = SampledItems(1000, 5)
+        batches = [sample(Batch({"x": torch.zeros(1)})) for _ in range(2)]
+        return [batch["sampled_items"].values.tolist() for batch in batches]
+
+    first, second = drawn()
+    assert first != second
+    assert drawn() == [first, second]
 
 
 def test_sampled_softmax_corrects_and_forgets_repetitions() -> None:
@@ -545,7 +671,7 @@ def test_tagspace_puts_texts_near_their_tags(cluster: Cluster) -> None:
     def batch(num: int) -> Batch:
         texts, classes = words(num, draw)
         columns = {"text": ragged(*texts), "pos_tag": torch.from_numpy(classes)}
-        return add_right(Batch({**columns, "neg_tag": ragged(*[[1 - c] for c in classes])}))
+        return first_is_right(Batch({**columns, "neg_tag": ragged(*[[1 - c] for c in classes])}))
 
     train(model, MarginLoss(0.1), [batch(100) for _ in range(80)])
     tested = batch(500)

@@ -22,8 +22,8 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import dmr, dsin, iprec, tisas, zoo
+from trireme.models.columns import ids_of
 from trireme.models.fastformer import AdditiveAttention
-from trireme.models.inputs import ids_of
 from trireme.models.layers import BatchNorm, compared
 from trireme.models.naml import Pooling
 from trireme.models.sequences import shares_of
@@ -406,7 +406,11 @@ def test_one_example_is_normalized_by_the_batches_before() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     for name, values, message in (
-        ("fastformer", {"pooler_type": "mean"}, "pooler_type: expected weightpooler, found 'mean'"),
+        (
+            "fastformer",
+            {"pooler_type": "mean"},
+            "expected 'weightpooler', found 'mean'",
+        ),
         (
             "fastformer",
             {"max_position_embeddings": 9},
@@ -420,7 +424,7 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(BadRequest, match=message):
             zoo.load(name).create(Config({"hyper_parameters": values}))
     ragged = Ragged(torch.arange(5), torch.tensor([0, 2, 5]))
-    with pytest.raises(BadRequest, match="2 ids in 'x' of every example, found 2 to 3"):
+    with pytest.raises(BadRequest, match="2 ids in 'x' of every example, found 3 in example 1"):
         ids_of(Batch({"x": ragged}), "x", 2)
     with pytest.raises(BadRequest, match="expected 'x' as Ragged, found Tensor"):
         ids_of(Batch({"x": torch.ones(2)}), "x", 2)

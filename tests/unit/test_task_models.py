@@ -212,7 +212,7 @@ def test_numbers_of_tasks_and_inputs_that_do_not_fit_are_refused() -> None:
     for name, values, message in (
         ("mmoe", {"gate_num": 3}, "gate_num: expected 2, for the tasks click, conversion, found 3"),
         ("ple", {"task_num": 2, "tasks": ["a"]}, "task_num: expected 1, for the tasks a, found 2"),
-        ("escm2", {"feature_size": 7}, "feature_size: expected 247, found 7"),
+        ("escm2", {"feature_size": 7}, "feature_size: expected 247, .* found 7"),
         ("aitm", {"feature_vocabulary": ["a"]}, r"expected a list of \[name, number of ids\]"),
         ("aitm", {"drop_prob": [1]}, "drop_prob: expected a list of numbers >= 0 and < 1, found"),
         ("dselect_k", {"feature_size": 300}, "expected the square of 16 or more, found 300"),

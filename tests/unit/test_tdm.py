@@ -19,6 +19,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import TDM, zoo
+from trireme.models.draws import Draws
 from trireme.models.tdm import AllNodes, BeamSearch, LayerSamples, node_loss
 from trireme.models.tree_index import TreeIndex
 
@@ -80,7 +81,7 @@ def test_a_tree_refuses_other_files(tmp_path: Path) -> None:
 
 
 def test_samples_are_the_path_and_other_nodes_of_each_level(tree: TreeIndex) -> None:
-    sample = LayerSamples(tree, 0, (3, 1, 2, 5, 7), 0)
+    sample = LayerSamples(tree, 0, (3, 1, 2, 5, 7))
     batch = sample(leaves([300, 313]))
     labels, nodes = batch["node_labels"], batch["nodes"].values.view(2, -1)
     assert labels.shape == nodes.shape == (2, 1 + 2 + 3 + 6 + 8)
@@ -103,7 +104,7 @@ def test_tdm_finds_the_items_of_users_along_the_tree(cluster: Cluster, tree: Tre
         "node", dim=8, optimizer=tr.optim.Adam(lr=0.05), initializer=tr.initializer.Normal(std=0.5)
     )
     model = TDM(rows, width=16)
-    sample = LayerSamples(tree, 1, (1, 2, 4, 6), SEED)
+    sample = LayerSamples(tree, 1, (1, 2, 4, 6), Draws(SEED))
     draw = np.random.default_rng(SEED)
     batches = [sample(leaves((300 + draw.integers(0, 16, 100)).tolist(), n)) for n in range(60)]
     optimizer = tr.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.03), model)

@@ -25,11 +25,13 @@ TWO_OF_EACH = (
     *("hist_item", "eval_item", "history", "cate", "position", "text", "neg_tag"),
     *("sentence_left", "sentence_right", "query", "pos_title", "neg_title"),
 )
-# Arrays of fixed widths, which `prepare` divides.
+# Arrays of fixed widths, some of which `prepare` divides.
 WIDTHS = {
     "sparse_input": 15, "sess_input": 100, "friends": 20, "user_packages": 50 * 22,
-    "pack_neighbors_b": 20 * 22, "pack_neighbors_f": 20 * 22, "pos": 50, "src_ids": 50,
-    "pos_ids": 50, "input_mask": 50,
+    "pack_neighbors_b": 20 * 22, "pack_neighbors_f": 20 * 22, "seq": 50, "pos": 50, "neg": 50,
+    "src_ids": 50, "pos_ids": 50, "input_mask": 50, "title": 5 * 20, "user_title": 10 * 20,
+    "cate_sample": 5, "sub_cate_sample": 5, "title_sample": 50, "content_sample": 150,
+    "cate_visit": 10, "sub_cate_visit": 10, "title_visit": 100, "content_visit": 300,
 }  # fmt: skip
 SMALL_IDS = ("pos_ids", "mask_pos")
 
@@ -216,7 +218,7 @@ def test_wrong_names_and_values_are_refused_with_what_is_known() -> None:
             zoo.load(name).create(Config({"hyper_parameters": {key: value}}))
         expected = f"hyper_parameters.{key}: expected {message}, found {value!r}"
         assert str(refused.value) == expected
-    with pytest.raises(BadRequest, match="act: expected one of relu, sigmoid, found 'dice'"):
+    with pytest.raises(BadRequest, match="act: expected relu or sigmoid, found 'dice'"):
         zoo.load("din").create(Config({"hyper_parameters": {"act": "dice"}}))
 
 

@@ -142,9 +142,10 @@ class Batch:
     stream: the stream that this batch belongs to.
     position: a few numbers from which the same source continues with the next batch of the stream;
         empty if the source has no positions.
+    epoch: the number of the pass over the data, where `prepare` of a Recipe gets the batch.
 
     In a pytree (torch.export, torch.compile, tree_map) the tensors are leaves and the names are
-    structure; `pool`, `stream`, `position` and `hashed` are left out.
+    structure; `pool`, `stream`, `position`, `epoch` and `hashed` are left out.
     """
 
     columns: dict[str, Column]
@@ -154,6 +155,7 @@ class Batch:
     position: tuple[int, ...] = ()
     pool: _core.Pool | None = None
     hashed: Mapping[str, bool] = field(default_factory=dict)
+    epoch: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Threads stay in the process."""
@@ -228,7 +230,7 @@ class Batch:
             [function(t) if isinstance(t, Tensor) else t for t in tensors], spec
         )
         mapped.stream, mapped.position = self.stream, self.position
-        mapped.hashed = self.hashed
+        mapped.epoch, mapped.hashed = self.epoch, self.hashed
         return mapped
 
     def __repr__(self) -> str:

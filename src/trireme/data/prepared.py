@@ -14,7 +14,7 @@ Prepare = Callable[[Batch], Batch]
 class PreparedDataset:
     """A dataset with streams, each of whose batches `prepare` makes into another one of the same
     examples: with sampled ids as one more column, say. What it draws should depend on the batch
-    alone, such as its `position`, if a run that is resumed shall see the same.
+    alone, such as its `epoch` and `position`, if a run that is resumed shall see the same.
 
     Everything else is that of the dataset.
     """
@@ -35,14 +35,15 @@ class PreparedDataset:
     ) -> PreparedStream:
         """A stream of the dataset, prepared."""
         batches = self._dataset.stream(index, num_streams, start=start, epoch=epoch)
-        return PreparedStream(batches, self._prepare)
+        return PreparedStream(batches, self._prepare, epoch)
 
 
 class PreparedStream(Iterator[Batch]):
     """Prepared batches of a stream, which has the other attributes."""
 
-    def __init__(self, batches: Iterable[Any], prepare: Prepare) -> None:
+    def __init__(self, batches: Iterable[Any], prepare: Prepare, epoch: int = 0) -> None:
         self._batches, self._iterator, self._prepare = batches, iter(batches), prepare
+        self._epoch = epoch
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -51,7 +52,7 @@ class PreparedStream(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         batch = as_batch(next(self._iterator))
-        stream, position = batch.stream, batch.position
+        stream, position, batch.epoch = batch.stream, batch.position, self._epoch
         prepared = as_batch(self._prepare(batch))
-        prepared.stream, prepared.position = stream, position
+        prepared.stream, prepared.position, prepared.epoch = stream, position, self._epoch
         return prepared

@@ -1,60 +1,67 @@
-"""Reference models: plain torch modules, one readable file each. docs/models.md has results."""
+"""Reference models: plain torch modules, one readable file each. docs/models.md has results.
 
-from trireme.models.aitm import AITM
-from trireme.models.autofis import AutoFIS
-from trireme.models.autoint import AutoInt
-from trireme.models.bert4rec import BERT4Rec
-from trireme.models.bst import BST
-from trireme.models.ctr_dnn import CtrDnn
-from trireme.models.dcn import DCN
-from trireme.models.dcn_v2 import DCNv2
-from trireme.models.deepfefm import DeepFEFM
-from trireme.models.deepfm import DeepFM
-from trireme.models.deeprec import DeepRec
-from trireme.models.dien import DIEN
-from trireme.models.difm import DIFM
-from trireme.models.din import DIN
-from trireme.models.dlrm import DLRM
-from trireme.models.dmr import DMR
-from trireme.models.dpin import DPIN
-from trireme.models.dselect_k import DSelectK
-from trireme.models.dsin import DSIN
-from trireme.models.dssm import DSSM
-from trireme.models.ensfm import ENSFM
-from trireme.models.escm2 import ESCM2
-from trireme.models.esmm import ESMM
-from trireme.models.fastformer import Fastformer
-from trireme.models.fat_deepffm import FATDeepFFM
-from trireme.models.ffm import FFM
-from trireme.models.fgcnn import FGCNN
-from trireme.models.flen import FLEN
-from trireme.models.fm import FM
-from trireme.models.gatenet import GateNet
-from trireme.models.inputs import CRITEO_FEATURES
-from trireme.models.iprec import IPRec
-from trireme.models.kim import KIM
-from trireme.models.lr import LR
-from trireme.models.maml import MAML
-from trireme.models.match_pyramid import MatchPyramid
-from trireme.models.metaheac import MetaHeac
-from trireme.models.mhcn import MHCN
-from trireme.models.mind import MIND
-from trireme.models.mmoe import MMoE
-from trireme.models.multiview_simnet import MultiviewSimnet
-from trireme.models.naml import NAML
-from trireme.models.ncf import NCF
-from trireme.models.ple import PLE
-from trireme.models.share_bottom import ShareBottom
-from trireme.models.sign import SIGN
-from trireme.models.slot_dnn import SlotDnn
-from trireme.models.tagspace import TagSpace
-from trireme.models.tdm import TDM
-from trireme.models.textcnn import TextCNN
-from trireme.models.tisas import TiSAS
-from trireme.models.two_tower import Tower, TwoTower
-from trireme.models.wide_deep import WideDeep
-from trireme.models.word2vec import SkipGram
-from trireme.models.xdeepfm import XDeepFM
+Each is loaded on first use: a job trains one of them.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trireme.models.aitm import AITM
+    from trireme.models.autofis import AutoFIS
+    from trireme.models.autoint import AutoInt
+    from trireme.models.bert4rec import BERT4Rec
+    from trireme.models.bst import BST
+    from trireme.models.ctr_dnn import CtrDnn
+    from trireme.models.dcn import DCN
+    from trireme.models.dcn_v2 import DCNv2
+    from trireme.models.deepfefm import DeepFEFM
+    from trireme.models.deepfm import DeepFM
+    from trireme.models.deeprec import DeepRec
+    from trireme.models.dien import DIEN
+    from trireme.models.difm import DIFM
+    from trireme.models.din import DIN
+    from trireme.models.dlrm import DLRM
+    from trireme.models.dmr import DMR
+    from trireme.models.dpin import DPIN
+    from trireme.models.dselect_k import DSelectK
+    from trireme.models.dsin import DSIN
+    from trireme.models.dssm import DSSM
+    from trireme.models.ensfm import ENSFM
+    from trireme.models.escm2 import ESCM2
+    from trireme.models.esmm import ESMM
+    from trireme.models.fastformer import Fastformer
+    from trireme.models.fat_deepffm import FATDeepFFM
+    from trireme.models.ffm import FFM
+    from trireme.models.fgcnn import FGCNN
+    from trireme.models.flen import FLEN
+    from trireme.models.fm import FM
+    from trireme.models.gatenet import GateNet
+    from trireme.models.inputs import CRITEO_FEATURES
+    from trireme.models.iprec import IPRec
+    from trireme.models.kim import KIM
+    from trireme.models.lr import LR
+    from trireme.models.maml import MAML
+    from trireme.models.match_pyramid import MatchPyramid
+    from trireme.models.metaheac import MetaHeac
+    from trireme.models.mhcn import MHCN
+    from trireme.models.mind import MIND
+    from trireme.models.mmoe import MMoE
+    from trireme.models.multiview_simnet import MultiviewSimnet
+    from trireme.models.naml import NAML
+    from trireme.models.ncf import NCF
+    from trireme.models.ple import PLE
+    from trireme.models.share_bottom import ShareBottom
+    from trireme.models.sign import SIGN
+    from trireme.models.slot_dnn import SlotDnn
+    from trireme.models.tagspace import TagSpace
+    from trireme.models.tdm import TDM
+    from trireme.models.textcnn import TextCNN
+    from trireme.models.tisas import TiSAS
+    from trireme.models.two_tower import Tower, TwoTower
+    from trireme.models.wide_deep import WideDeep
+    from trireme.models.word2vec import SkipGram
+    from trireme.models.xdeepfm import XDeepFM
 
 __all__ = [
     "AITM",
@@ -114,3 +121,75 @@ __all__ = [
     "WideDeep",
     "XDeepFM",
 ]
+
+# The modules of the names, in this package.
+_HOMES = {
+    "AITM": "aitm",
+    "AutoFIS": "autofis",
+    "AutoInt": "autoint",
+    "BERT4Rec": "bert4rec",
+    "BST": "bst",
+    "CRITEO_FEATURES": "inputs",
+    "CtrDnn": "ctr_dnn",
+    "DCN": "dcn",
+    "DCNv2": "dcn_v2",
+    "DeepFEFM": "deepfefm",
+    "DeepFM": "deepfm",
+    "DeepRec": "deeprec",
+    "DIEN": "dien",
+    "DIFM": "difm",
+    "DIN": "din",
+    "DLRM": "dlrm",
+    "DMR": "dmr",
+    "DPIN": "dpin",
+    "DSelectK": "dselect_k",
+    "DSIN": "dsin",
+    "DSSM": "dssm",
+    "ENSFM": "ensfm",
+    "ESCM2": "escm2",
+    "ESMM": "esmm",
+    "Fastformer": "fastformer",
+    "FATDeepFFM": "fat_deepffm",
+    "FFM": "ffm",
+    "FGCNN": "fgcnn",
+    "FLEN": "flen",
+    "FM": "fm",
+    "GateNet": "gatenet",
+    "IPRec": "iprec",
+    "KIM": "kim",
+    "LR": "lr",
+    "MAML": "maml",
+    "MatchPyramid": "match_pyramid",
+    "MetaHeac": "metaheac",
+    "MHCN": "mhcn",
+    "MIND": "mind",
+    "MMoE": "mmoe",
+    "MultiviewSimnet": "multiview_simnet",
+    "NAML": "naml",
+    "NCF": "ncf",
+    "PLE": "ple",
+    "ShareBottom": "share_bottom",
+    "SIGN": "sign",
+    "SkipGram": "word2vec",
+    "SlotDnn": "slot_dnn",
+    "TagSpace": "tagspace",
+    "TDM": "tdm",
+    "TextCNN": "textcnn",
+    "TiSAS": "tisas",
+    "Tower": "two_tower",
+    "TwoTower": "two_tower",
+    "WideDeep": "wide_deep",
+    "XDeepFM": "xdeepfm",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trireme.models' has no attribute {name!r}")
+    module = importlib.import_module(f"trireme.models.{_HOMES[name]}")
+    globals()[name] = value = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

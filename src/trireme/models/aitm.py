@@ -16,8 +16,9 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
+from trireme.models.columns import SplitIds
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import Concatenated, SplitIds, Vocabularies
+from trireme.models.inputs import Concatenated, Vocabularies
 from trireme.models.layers import mlp
 from trireme.train.recipe import Recipe
 
@@ -32,7 +33,7 @@ class AITM(nn.Module):
     The share of a vector u is the softmax, over both, of <Q u, K u> / sqrt(H), and A sums V u.
 
     Args:
-        inputs: makes (B, W) or (B, F, D) of a batch.
+        inputs: makes (B, W) of a batch.
         layers: widths of the layers of each tower; the last one is H.
         dropouts: behind each of these layers, in training.
 
@@ -57,7 +58,7 @@ class AITM(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B,) logits by task."""
-        x = self.inputs(batch).flatten(1)
+        x = self.inputs(batch)
         click_BH, conversion_BH = (tower(x) for tower in self.towers)
         both_B2H = torch.stack([conversion_BH, self.hand_on(click_BH)], 1)
         queries, keys, values = self.queries_keys_values(both_B2H).chunk(3, 2)

@@ -125,13 +125,12 @@ def create(config: Config) -> Recipe:
         fields = FeatureVectors(rows, **hyper.inputs())
     num_pairs = fields.num_inputs * (fields.num_inputs - 1) // 2
     for key in ("pairs", "n_col"):
-        if (configured := hyper.whole(key, num_pairs)) != num_pairs:
-            raise BadRequest(f"hyper_parameters.{key}: expected {num_pairs}, found {configured}")
+        hyper.fixed(key, num_pairs, f"the pairs of {fields.num_inputs} inputs")
     pairs = PairWeights(
         num_pairs,
         searches=stage == 0,
-        c=hyper.number("grad_c", 5e-4),
-        mu=hyper.number("grad_mu", 0.8),
+        c=hyper.number("grad_c", 5e-4, may_be_zero=True),
+        mu=hyper.number("grad_mu", 0.8, may_be_zero=True),
     )
     layers = (hyper.whole("width", 700),) * hyper.whole("depth", 5)
     model = AutoFIS(fields, pairs, layers=layers)

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
-from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import FeatureVectors, ValuedVectors
+from trireme.models.inputs import FeatureVectors, ValuedVectors, valued_schema
 from trireme.models.layers import SelfAttention, mlp
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -82,7 +81,7 @@ def create(config: Config) -> Recipe:
     if hyper.get("num_field") is not None:
         num = hyper.whole("num_field", 39)
         inputs = {"num_fields": num}
-        schema = Schema([Label("label"), Sparse("feat_idx"), Dense("feat_value", num)])
+        schema = valued_schema(num)
     model = AutoInt(
         hyper.table(dim=dim + (1 if is_wide else 0)),
         attention=hyper.sizes("attn_layer_sizes", (64, 64, 64), least=1),

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch
 from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Constant, Normal
 from trireme.metrics import TopK
+from trireme.models.columns import ALL_ITEMS, AllIds, expect_same_sizes, first_is_right, ragged_of
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import first_is_right, with_items
 from trireme.models.layers import TransformerLayer
 from trireme.nn import Embedding
 from trireme.table import Table
@@ -33,7 +33,7 @@ IDS, PLACES, IS_THERE, MASKED, ANSWERS = (
     "mask_pos",
     "mask_label",
 )
-CANDIDATES, ALL = "candidates", "all_items"
+CANDIDATES = "candidates"
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
@@ -84,12 +84,14 @@ class MaskedStates(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Raises BadRequest: sequences of another length."""
-        rows_ND: Tensor = self.items(batch)
-        if rows_ND.shape[0] % self.length:
+        expect_same_sizes(batch, (IDS, PLACES, IS_THERE))
+        sizes_B = ragged_of(batch, IDS).offsets.diff()
+        if not torch.compiler.is_compiling() and (sizes_B % self.length).any():
             raise BadRequest(
-                f"MaskedStates: expected sequences of {self.length} in {IDS!r}, found"
-                f" {rows_ND.shape[0]} ids of all"
+                f"MaskedStates: expected sequences of {self.length} in {IDS!r}, found examples of"
+                f" {int(sizes_B.min())} to {int(sizes_B.max())} ids"
             )
+        rows_ND: Tensor = self.items(batch)
         places_SL = values_of(batch, PLACES).view(-1, self.length)
         x = self.first(rows_ND.view(-1, self.length, rows_ND.shape[1]) + self.places[places_SL])
         is_there_SL = values_of(batch, IS_THERE).view(-1, self.length) != 0
@@ -101,18 +103,14 @@ class MaskedStates(nn.Module):
 
 def _places_of_all(batch: Batch) -> Tensor:
     """The masked places, counted from the first id of the batch."""
-    ids, masked = batch[IDS], batch[MASKED]
-    assert isinstance(ids, Ragged)
-    assert isinstance(masked, Ragged)
+    ids, masked = ragged_of(batch, IDS), ragged_of(batch, MASKED)
     begins = (ids.offsets[:-1] - ids.offsets[0]).repeat_interleave(masked.offsets.diff())
     return values_of(batch, MASKED) + begins
 
 
 def values_of(batch: Batch, name: str) -> Tensor:
     """The ids of a column of all examples. Raises BadRequest: the column is not ragged."""
-    column = batch[name]
-    if not isinstance(column, Ragged):
-        raise BadRequest(f"values_of: expected {name!r} as Ragged, found {type(column).__name__}")
+    column = ragged_of(batch, name)
     return column.values[int(column.offsets[0]) : int(column.offsets[-1])]
 
 
@@ -120,14 +118,14 @@ class BERT4Rec(nn.Module):
     """The (M, V) logits of all items for the masked places: <state, row> + bias.
 
     items, biases: tables of dim D and 1. Columns: as of MaskedStates; "all_items", which
-    WholeVocabulary adds.
+    AllIds adds.
     """
 
     def __init__(self, items: Table, biases: Table, states: MaskedStates) -> None:
         super().__init__()
         self.states = states
-        self.rows = Embedding(items, features=ALL, padding_key=0)
-        self.biases = Embedding(biases, features=ALL)
+        self.rows = Embedding(items, features=ALL_ITEMS, padding_key=0)
+        self.biases = Embedding(biases, features=ALL_ITEMS)
 
     def forward(self, batch: Batch) -> Tensor:
         logits: Tensor = self.states(batch) @ self.rows(batch).T + self.biases(batch).squeeze(1)
@@ -159,18 +157,12 @@ class Ranking(nn.Module):
         return torch.einsum("bd,bcd->bc", states_BD, rows_BCD) + biases_BC
 
 
-class WholeVocabulary:
-    """Adds "all_items" to a batch, the items 0 to num_items - 1."""
-
-    def __init__(self, num_items: int) -> None:
-        self.num_items = num_items
-
-    def __call__(self, batch: Batch) -> Batch:
-        return with_items(batch, ALL, torch.arange(self.num_items))
-
-
 def masked_loss(logits_MV: Tensor, batch: Batch) -> Tensor:
-    """The cross entropy of the items that were masked."""
+    """The cross entropy of the items that were masked.
+
+    Raises BadRequest: not as many answers.
+    """
+    expect_same_sizes(batch, (MASKED, ANSWERS))
     return nn.functional.cross_entropy(logits_MV, values_of(batch, ANSWERS))
 
 
@@ -192,10 +184,6 @@ def create(config: Config) -> Recipe:
     Raises BadRequest: another hidden_act.
     """
     hyper = HyperParameters(config, clip_by_norm=5.0)
-    if (name := hyper.get("hidden_act", "gelu")) not in _ACTIVATIONS:
-        raise BadRequest(
-            f"hyper_parameters.hidden_act: expected {' or '.join(_ACTIVATIONS)}, found {name!r}"
-        )
     spread = hyper.number("_param_initializer", 0.02)
     items = hyper.table("item", dim=hyper.whole("_emb_size", 64), initializer=Normal(std=spread))
     biases = hyper.table("bias", dim=1, initializer=Constant(0.0))
@@ -204,7 +192,7 @@ def create(config: Config) -> Recipe:
         length=hyper.whole("_max_position_seq_len", 50),
         num_layers=hyper.whole("_n_layer", 2),
         heads=hyper.whole("_n_head", 2),
-        activation=_ACTIVATIONS[name],
+        activation=hyper.choice("hidden_act", "gelu", _ACTIVATIONS),
         dropout=hyper.share("_dropout", 0.5),
         attention_dropout=hyper.share("_attention_dropout", 0.2),
         spread=spread,
@@ -217,12 +205,12 @@ def create(config: Config) -> Recipe:
         optimizer=torch.optim.AdamW(
             model.parameters(),
             lr=hyper.learning_rate,
-            weight_decay=hyper.share("optimizer.weight_decay", 0.01),
+            weight_decay=hyper.number("optimizer.weight_decay", 0.01, may_be_zero=True),
         ),
         label=None,
         schema=Schema(inputs),
         clip_norm=hyper.clip_norm,
-        prepare=WholeVocabulary(hyper.whole("_voc_size", 54_546)),
+        prepare=AllIds(ALL_ITEMS, hyper.whole("_voc_size", 54_546)),
         evaluation=Evaluation(
             model=Ranking(items, biases, states),
             metrics=[TopK(10, label="place")],

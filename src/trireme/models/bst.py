@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
-from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.layers import TransformerLayer, mlp
-from trireme.models.sequences import SequenceRows
+from trireme.models.sequences import EventRows
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -56,16 +55,13 @@ class BST(nn.Module):
         super().__init__()
         self.user = EmbeddingBag(users, features=USER)
         # The items say what is padding: 0 may well be a category or a position.
-        columns = list(zip(parts, HISTORY, TARGET, (0, None, None), strict=True))
-        self.events = nn.ModuleList(
-            SequenceRows(table, column=past, length=length, padding_key=padding)
-            for table, past, _, padding in columns
-        )
+        paddings = (0, None, None)
+        self.events = EventRows(parts, HISTORY, length=length, padding_keys=paddings)
         self.candidate = nn.ModuleList(
-            EmbeddingBag(table, features=now, padding_key=padding)
-            for table, _, now, padding in columns
+            EmbeddingBag(table, features=name, padding_key=padding)
+            for table, name, padding in zip(parts, TARGET, paddings, strict=True)
         )
-        width = sum(table.width for table in parts)
+        width = self.events.width
         self.transformer = nn.ModuleList(
             TransformerLayer(width, heads=heads, inner=inner, dropout=dropout)
             for _ in range(num_layers)
@@ -74,11 +70,10 @@ class BST(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""
-        parts = [part(batch) for part in self.events]
-        events_BLW = torch.cat([part.rows for part in parts], 2)
+        events = self.events(batch)
         candidate_B1W = torch.cat([part(batch) for part in self.candidate], 2)
-        x = torch.cat([events_BLW, candidate_B1W], 1)
-        is_there = nn.functional.pad(parts[0].is_there, (0, 1), value=True)
+        x = torch.cat([events.rows, candidate_B1W], 1)
+        is_there = nn.functional.pad(events.is_there, (0, 1), value=True)
         for layer in self.transformer:
             x = layer(x, is_there)
         logits: Tensor = self.mlp(torch.cat([self.user(batch).squeeze(1), x[:, -1]], 1))
@@ -99,18 +94,18 @@ def create(config: Config) -> Recipe:
 
     Inputs: label, userid, history, cate, position, target, target_cate, target_position.
 
-    Raises BadRequest: widths that do not fit.
+    Raises BadRequest: widths that do not fit, or two dropouts.
     """
     hyper = HyperParameters(config)
     keys = {"item": "item_emb_size", "category": "cat_emb_size", "position": "position_emb_size"}
     parts = [hyper.table(name, dim=hyper.whole(key, 96)) for name, key in keys.items()]
     width, heads = sum(table.width for table in parts), hyper.whole("n_head", 6)
-    fixed = {"d_model": width, "d_key": width // heads, "d_value": width // heads}
-    for key, expected in fixed.items():
-        if (width_found := hyper.whole(key, expected)) != expected:
-            raise BadRequest(f"hyper_parameters.{key}: expected {expected}, found {width_found}")
+    hyper.fixed("d_model", width, "the sum of " + ", ".join(keys.values()))
+    for key in ("d_key", "d_value"):
+        hyper.fixed(key, width // heads, f"the {width} of an event by n_head {heads}")
     item, category, position = parts
-    dropout = hyper.number("dropout_rate", 0.2)
+    dropout = hyper.share("dropout_rate", 0.2)
+    hyper.fixed("prepostprocess_dropout", dropout, "as dropout_rate")
     model = BST(
         hyper.table("user", dim=width),
         (item, category, position),
@@ -119,7 +114,7 @@ def create(config: Config) -> Recipe:
         heads=heads,
         inner=hyper.whole("d_inner_hid", 512),
         layers=hyper.sizes("fc_sizes", (1024, 512, 256)),
-        dropout=hyper.number("prepostprocess_dropout", dropout),
+        dropout=dropout,
     )
     schema = Schema([Label("label"), *map(Sparse, (USER, *HISTORY, *TARGET))])
     return click_recipe(model, hyper, label="label", schema=schema)

@@ -38,7 +38,7 @@ class DCN(nn.Module):
         self.inputs = Concatenated(rows, **inputs)
         width = self.inputs.width
         self.cross = nn.ModuleList(VectorCrossLayer(width) for _ in range(num_cross))
-        self.mlp = nn.Sequential(mlp([width, *layers]), nn.ReLU())
+        self.mlp = mlp([width, *layers], activates_last=True)
         self.head = mlp([layers[-1] + width, 1])
 
     def forward(self, batch: Batch) -> Tensor:
@@ -82,4 +82,5 @@ def create(config: Config) -> Recipe:
     )
     if hyper.get("l2_reg_cross") is None:
         return click_recipe(model, hyper)
-    return click_recipe(model, hyper, loss=PenalizedLogLoss(model, hyper.number("l2_reg_cross", 1)))
+    l2 = hyper.number("l2_reg_cross", 1, may_be_zero=True)
+    return click_recipe(model, hyper, loss=PenalizedLogLoss(model, l2))

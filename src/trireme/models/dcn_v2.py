@@ -55,7 +55,7 @@ class DCNv2(nn.Module):
             else CrossMixture(width, rank, experts)
             for _ in range(num_cross)
         )
-        self.mlp = nn.Sequential(mlp([width, *layers]), nn.ReLU())
+        self.mlp = mlp([width, *layers], activates_last=True)
         self.head = mlp([layers[-1] + (0 if stacked else width), 1])
 
     def forward(self, batch: Batch) -> Tensor:

@@ -38,8 +38,9 @@ class DeepRec(nn.Module):
         refeeds: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
-        parts = mlp(layers, activation=nn.SELU), mlp(layers[::-1], activation=nn.SELU)
-        encoder, decoder = (nn.Sequential(part, nn.SELU()) for part in parts)
+        encoder, decoder = (
+            mlp(sizes, activation=nn.SELU, activates_last=True) for sizes in (layers, layers[::-1])
+        )
         self.layers = nn.Sequential(encoder, nn.Dropout(dropout), decoder)
         for linear in self.layers.modules():
             if isinstance(linear, nn.Linear):
@@ -93,7 +94,7 @@ def create(config: Config) -> Recipe:
     if type(refeeds) is not int or refeeds < 0:
         raise BadRequest(f"runner.aug_step: expected an integer >= 0, found {refeeds!r}")
     layers = hyper.sizes("layer_sizes", (17768, 512, 512, 1024), least=2)
-    dropout = hyper.number("dp_drop_prob", 0.0, may_be_zero=True)
+    dropout = hyper.share("dp_drop_prob", 0.0)
     model = DeepRec(layers=layers, dropout=dropout, refeeds=refeeds)
     return Recipe(
         model=model,

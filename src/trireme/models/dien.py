@@ -5,8 +5,6 @@ Source: Zhou et al., "Deep Interest Evolution Network for Click-Through Rate Pre
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +13,11 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.metrics import AUC
+from trireme.models.columns import expect_same_sizes
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
-from trireme.models.sequences import SequenceRows, Sequences, shares_of
+from trireme.models.losses import ClickAndAuxiliaryLoss
+from trireme.models.sequences import EventRows, Sequences, shares_of
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -28,10 +28,11 @@ MORE = ("mask", "target_item_seq", "target_cat_seq")
 NOT_CLICKED = ("neg_hist_item_seq", "neg_hist_cat_seq")
 
 
-class EvolutionGRU(nn.Module):
+class AttentionGRU(nn.Module):
     """A GRU whose update gate is multiplied by the attention of each step (AUGRU): its states.
 
-    A step with attention 0 leaves the state as it is; with 1 it is that of a GRU.
+    A step with attention 0 leaves the state as it is; with 1 it is that of a GRU. So a mask in
+    place of the attention makes a GRU that leaves out padding.
     """
 
     def __init__(self, dim: int) -> None:
@@ -73,25 +74,22 @@ class DIEN(nn.Module):
     ) -> None:
         super().__init__()
         tables = (items, categories)
-
-        def events(columns: tuple[str, str]) -> nn.ModuleList:
-            parts = zip(tables, columns, strict=True)
-            return nn.ModuleList(SequenceRows(t, column=name, length=length) for t, name in parts)
-
-        self.events, self.others = events(HISTORY), events(NOT_CLICKED)
+        self.events = EventRows(tables, HISTORY, length=length)
+        self.others = EventRows(tables, NOT_CLICKED, length=length)
         self.candidate = nn.ModuleList(
             EmbeddingBag(table, features=name, padding_key=0)
             for table, name in zip(tables, TARGET, strict=True)
         )
-        dim = items.width + categories.width
-        self.interests = EvolutionGRU(dim)
+        dim = self.events.width
+        self.interests = AttentionGRU(dim)
         self.relevance = nn.Linear(dim, dim, bias=False)
-        self.evolution = EvolutionGRU(dim)
+        self.evolution = AttentionGRU(dim)
         self.mlp = mlp([2 * dim, *layers, 1])
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B,) "click", a logit, and (B,) "auxiliary", a loss per event of the example."""
-        events, others = (_side_by_side(part, batch) for part in (self.events, self.others))
+        expect_same_sizes(batch, (HISTORY[0], NOT_CLICKED[0]))
+        events, others = self.events(batch), self.others(batch)
         candidate = torch.cat([part(batch).squeeze(1) for part in self.candidate], 1)
         states_BLD = self.interests(events.rows, events.is_there.to(events.rows.dtype))
         relevance_BL = (states_BLD @ self.relevance(candidate)[:, :, None]).squeeze(2)
@@ -99,12 +97,6 @@ class DIEN(nn.Module):
         final_BD = self.evolution(states_BLD, attention_BL)[:, -1]
         click = self.mlp(torch.cat([final_BD, candidate], 1)).squeeze(1)
         return {"click": click, "auxiliary": _auxiliary(states_BLD, events, others)}
-
-
-def _side_by_side(parts: nn.ModuleList, batch: Batch) -> Sequences:
-    """The rows of items and categories; which events there are, the items say."""
-    items, categories = (part(batch) for part in parts)
-    return Sequences(torch.cat([items.rows, categories.rows], 2), items.is_there)
 
 
 def _auxiliary(states_BLD: Tensor, events: Sequences, others: Sequences) -> Tensor:
@@ -115,18 +107,6 @@ def _auxiliary(states_BLD: Tensor, events: Sequences, others: Sequences) -> Tens
     wrong = log(-(before * others.rows[:, 1:]).sum(2))
     is_there = events.is_there[:, 1:]
     return -((right + wrong) * is_there).sum(1) / is_there.sum(1).clamp(min=1)
-
-
-@dataclass(frozen=True)
-class ClickAndAuxiliaryLoss:
-    """The log loss of the click, plus `share` times the auxiliary loss."""
-
-    share: float
-
-    def __call__(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
-        label = cast(Tensor, batch["label"])
-        loss = nn.functional.binary_cross_entropy_with_logits(outputs["click"], label)
-        return loss + self.share * outputs["auxiliary"].mean()
 
 
 def create(config: Config) -> Recipe:
@@ -154,7 +134,7 @@ def create(config: Config) -> Recipe:
     schema = Schema([*sparse, Label("label"), *map(Sparse, (*more, *NOT_CLICKED))])
     return Recipe(
         model=model,
-        loss=ClickAndAuxiliaryLoss(hyper.number("auxiliary_w", 1.0)),
+        loss=ClickAndAuxiliaryLoss(hyper.number("auxiliary_w", 1.0, may_be_zero=True)),
         optimizer=hyper.optimizer(model),
         label=None,
         schema=schema,

@@ -2,7 +2,8 @@
 their numbers and by self-attention among their vectors.
 
 Source: Lu et al., "A Dual Input-aware Factorization Machine for CTR Prediction", IJCAI 2020; the
-factors of an example are N times a softmax, as in its predecessor IFM (Yu et al., IJCAI 2019).
+factors of an example are N times a softmax, as in its predecessor IFM (Yu et al., IJCAI 2019): the
+paper itself takes the sums of both parts as they are.
 """
 
 from collections.abc import Sequence

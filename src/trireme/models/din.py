@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
-from trireme.errors import BadRequest
+from trireme.models.columns import expect_same_sizes, ragged_of
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.layers import TargetAttention, mlp
 from trireme.nn import Embedding, EmbeddingBag
@@ -68,30 +68,12 @@ class DIN(nn.Module):
         Raises:
             BadRequest: a history is not ragged, or has not as many items as categories.
         """
-        items, categories = (self._history(batch, name) for name in self.history)
-        if not torch.compiler.is_compiling():  # a graph cannot look at values
-            self._expect_equal_sizes(items, categories)
+        expect_same_sizes(batch, self.history)
         events = torch.cat([part(batch) for part in self.events], 1)
         candidate = torch.cat([part(batch).squeeze(1) for part in self.candidate], 1)
-        interest = self.attention(candidate, events, items.offsets)
+        interest = self.attention(candidate, events, ragged_of(batch, self.history[0]).offsets)
         logits: Tensor = self.mlp(torch.cat([interest, candidate, interest * candidate], 1))
         return logits.squeeze(1)
-
-    def _expect_equal_sizes(self, items: Ragged, categories: Ragged) -> None:
-        differ = items.offsets.diff() != categories.offsets.diff()
-        if differ.any():
-            i = int(differ.int().argmax())
-            raise BadRequest(
-                f"DIN: expected as many ids in {self.history[0]!r} as in {self.history[1]!r} of "
-                f"every example, found {items.offsets.diff()[i]} and"
-                f" {categories.offsets.diff()[i]} in example {i}"
-            )
-
-    def _history(self, batch: Batch, name: str) -> Ragged:
-        column = batch[name]
-        if not isinstance(column, Ragged):
-            raise BadRequest(f"DIN: expected {name!r} as Ragged, found {type(column).__name__}")
-        return column
 
 
 def create(config: Config) -> Recipe:
@@ -107,16 +89,11 @@ def create(config: Config) -> Recipe:
     Inputs: hist_item_seq, hist_cat_seq, target_item, target_cat, label.
     """
     hyper = HyperParameters(config)
-    name = str(hyper.get("act", "sigmoid"))
-    if name not in _ACTIVATIONS:
-        raise BadRequest(
-            f"hyper_parameters.act: expected one of {', '.join(_ACTIVATIONS)}, found {name!r}"
-        )
     model = DIN(
         hyper.table("item", dim=hyper.whole("item_emb_size", 64)),
         hyper.table("category", dim=hyper.whole("cat_emb_size", 64)),
         layers=hyper.sizes("fc_sizes", (80, 40)),
-        activation=_ACTIVATIONS[name],
+        activation=hyper.choice("act", "sigmoid", _ACTIVATIONS),
     )
     more = MORE if hyper.flag("use_DataLoader", False) else ()
     schema = Schema([*map(Sparse, (*HISTORY, *TARGET)), Label("label"), *map(Sparse, more)])

@@ -47,7 +47,7 @@ class DLRM(nn.Module):
             )
         self.dense = dense
         self.embedding = EmbeddingBag(rows, features=list(features))
-        self.bottom = nn.Sequential(mlp([num_dense, *bottom]), nn.ReLU())
+        self.bottom = mlp([num_dense, *bottom], activates_last=True)
         num_vectors = len(features) + 1
         self.top = mlp([rows.width + num_vectors * (num_vectors - 1) // 2, *top, 1])
 

@@ -19,10 +19,11 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Schema
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
-from trireme.models.dien import ClickAndAuxiliaryLoss
+from trireme.models.columns import tensor_of, with_items
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import SideBySide, tensor_of, with_items
+from trireme.models.inputs import Vocabularies
 from trireme.models.layers import BatchNorm, compared, mlp
+from trireme.models.losses import ClickAndAuxiliaryLoss
 from trireme.models.sequences import shares_of
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
@@ -86,8 +87,8 @@ class DMR(nn.Module):
     ) -> None:
         super().__init__()
         rows = tables.features
-        self.features = SideBySide(rows)
-        self.candidate = SideBySide({name: rows[name] for name in (CATEGORY, BRAND)})
+        self.features = Vocabularies(rows)
+        self.candidate = Vocabularies({name: rows[name] for name in (CATEGORY, BRAND)})
         self.events = nn.ModuleList(
             Embedding(rows[name], features=column)
             for name, column in ((CATEGORY, "cate_his"), (BRAND, "brand_his"))

@@ -16,7 +16,7 @@ from trireme.errors import BadRequest
 from trireme.metrics import AUC, GAUC
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import TransformerLayer, mlp
-from trireme.models.sequences import SequenceRows
+from trireme.models.sequences import EventRows
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
@@ -60,20 +60,19 @@ class DPIN(nn.Module):
         super().__init__()
         dim, self.num_positions = events[0].width, num_positions
         # The items say what is padding: 0 may well be a category.
-        self.events = nn.ModuleList(
-            SequenceRows(table, column=name, length=num_positions * length, padding_key=padding)
-            for table, name, padding in zip(events, HISTORY, (0, None), strict=True)
+        self.events = EventRows(
+            events, HISTORY, length=num_positions * length, padding_keys=(0, None)
         )
         self.candidate = nn.ModuleList(
             EmbeddingBag(table, features=name)
             for table, name in zip(candidates, TARGET, strict=True)
         )
-        self.base = nn.Sequential(mlp([2 * dim, *base]), nn.ReLU())
+        self.base = mlp([2 * dim, *base], activates_last=True)
         self.shares = mlp([2 * dim, 2 * dim, 2 * dim])
         self.before_KD, self.behind_KD = (
             nn.Parameter(torch.empty(num_positions, dim).uniform_(-0.5, 0.5)) for _ in range(2)
         )
-        self.join = nn.Sequential(mlp([3 * dim, size]), nn.ReLU())
+        self.join = mlp([3 * dim, size], activates_last=True)
         self.transformer = nn.ModuleList(
             TransformerLayer(size, heads=heads, inner=size, dropout=0.0) for _ in range(num_layers)
         )
@@ -101,11 +100,11 @@ class DPIN(nn.Module):
 
     def all_positions(self, batch: Batch) -> Tensor:
         """(B, K) logits of the candidates at each position."""
-        items, categories = (part(batch) for part in self.events)
-        num, places = items.is_there.shape
+        events = self.events(batch)
+        num, places = events.is_there.shape
         split = (num, self.num_positions, places // self.num_positions, -1)
-        events_BKLW = torch.cat([items.rows, categories.rows], 2).view(split)
-        is_there = items.is_there.view(split)
+        events_BKLW = events.rows.view(split)
+        is_there = events.is_there.view(split)
         shares = self.shares(events_BKLW).float()
         shares = shares.masked_fill(~is_there, torch.finfo(shares.dtype).min)
         interests_BKW = (torch.softmax(shares, 2) * is_there * events_BKLW).sum(2)

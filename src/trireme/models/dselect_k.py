@@ -135,8 +135,7 @@ def create(config: Config) -> Recipe:
         raise BadRequest(
             f"hyper_parameters.feature_size: expected the square of 16 or more, found {size}"
         )
-    if (num_tasks := hyper.whole("gate_num", len(TASKS))) != len(TASKS):
-        raise BadRequest(f"hyper_parameters.gate_num: expected {len(TASKS)}, found {num_tasks}")
+    hyper.fixed("gate_num", len(TASKS))
     model = DSelectK(
         side=side,
         num_experts=hyper.whole("expert_num", 8),

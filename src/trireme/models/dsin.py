@@ -17,8 +17,9 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.initializer import Normal
+from trireme.models.columns import ids_of, tensor_of
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import SideBySide, ids_of, tensor_of
+from trireme.models.inputs import Vocabularies
 from trireme.models.layers import TransformerLayer, compared, mlp
 from trireme.models.sequences import shares_of
 from trireme.nn import Embedding
@@ -70,8 +71,8 @@ class DSIN(nn.Module):
         layers: Sequence[int] = (200, 80),
     ) -> None:
         super().__init__()
-        self.features = SideBySide(tables, _PLACES)
-        self.candidate = SideBySide({name: tables[name] for name in _PLACES}, _PLACES)
+        self.features = Vocabularies(tables, _PLACES)
+        self.candidate = Vocabularies({name: tables[name] for name in _PLACES}, _PLACES)
         self.events = nn.ModuleList(
             Embedding(tables[name], features=place, padding_key=0)
             for name, place in _PLACES.items()

@@ -45,8 +45,8 @@ class DSSM(nn.Module):
     ) -> None:
         super().__init__()
         sizes = [num_terms, *layers]
-        self.query = nn.Sequential(mlp(sizes, activation=activation), activation())
-        self.document = nn.Sequential(mlp(sizes, activation=activation), activation())
+        self.query = mlp(sizes, activation=activation, activates_last=True)
+        self.document = mlp(sizes, activation=activation, activates_last=True)
         self.documents = (RIGHT, *(f"doc_neg_{i}" for i in range(num_wrong)))
 
     def forward(self, batch: Batch) -> Tensor:

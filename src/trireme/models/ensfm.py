@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import TopK
+from trireme.models.columns import ALL_ITEMS, ragged_of, with_items
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import with_items
-from trireme.models.mind import ALL
 from trireme.models.sequences import SequenceRows, kept
 from trireme.nn import Embedding
 from trireme.table import Table
@@ -48,7 +47,7 @@ class ENSFM(nn.Module):
     ) -> None:
         super().__init__()
         self.user = SequenceRows(users, column=USER, length=user_fields, padding_key=None)
-        self.items = Embedding(items, features=ALL)
+        self.items = Embedding(items, features=ALL_ITEMS)
         self.item_fields = item_fields
         dim = users.width - 1
         self.between, self.within = (nn.Parameter(torch.full((dim,), 0.01)) for _ in range(2))
@@ -134,15 +133,13 @@ class ItemList:
                 f"ItemList: expected {self.fields} fields of each item, as"
                 f" hyper_parameters.item_fields, found {len(ids)} ids"
             )
-        batch = with_items(batch, ALL, ids[: num * self.fields])
+        batch = with_items(batch, ALL_ITEMS, ids[: num * self.fields])
         if not self.has_taken:
             return batch
         column: Any = batch[NUM_ITEMS]
         if (num_found := int(column[0])) != num:
             raise BadRequest(f"ItemList: expected {num_found} items and one more, found {num + 1}")
-        taken = batch[TAKEN]
-        assert isinstance(taken, Ragged)
-        places = kept(taken, lambda place: place < num)
+        places = kept(ragged_of(batch, TAKEN), lambda place: place < num)
         return Batch({**batch.columns, PLACES: places}, batch.bags)
 
 
@@ -171,7 +168,7 @@ def create(config: Config) -> Recipe:
     schema = Schema([*user_and_items, Sparse(TAKEN), Label(NUM_ITEMS)])
     return Recipe(
         model=model,
-        loss=AllPairsLoss(hyper.number("negative_weight", 0.5)),
+        loss=AllPairsLoss(hyper.number("negative_weight", 0.5, may_be_zero=True)),
         optimizer=hyper.optimizer(model),
         label=None,
         schema=schema,

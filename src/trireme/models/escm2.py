@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
-from trireme.models.esmm import ConversionInputs, conversion_metrics, logit_of_both
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
 from trireme.models.mmoe import MMoE
+from trireme.models.tasks import ConversionInputs, conversion_metrics, logit_of_both
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -94,7 +94,7 @@ class CounterfactualLoss:
 
 def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters, those of ConversionInputs
-    (trireme.models.esmm), and
+    (trireme.models.tasks), and
 
     runner.counterfact_mode: DR, doubly robust (default), or IPW, by inverse propensity.
     expert_num, expert_size: experts, default 8, and floats that each makes, default 16.
@@ -118,12 +118,13 @@ def create(config: Config) -> Recipe:
         **inputs.arguments,
     )
     width = model.mixture.inputs.width
-    if (width_found := hyper.whole("feature_size", width)) != width:
-        raise BadRequest(f"hyper_parameters.feature_size: expected {width}, found {width_found}")
+    hyper.fixed("feature_size", width, "all inputs side by side")
     return Recipe(
         model=model,
         loss=CounterfactualLoss(
-            mode == _DR, hyper.number("counterfactual_w", 0.1), hyper.number("global_w", 1.0)
+            mode == _DR,
+            hyper.number("counterfactual_w", 0.1, may_be_zero=True),
+            hyper.number("global_w", 1.0, may_be_zero=True),
         ),
         optimizer=hyper.optimizer(model),
         label=None,

@@ -6,20 +6,16 @@ Conversion Rate", SIGIR 2018.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
-from trireme.data.schema import Label, Schema, Sparse
-from trireme.initializer import Uniform
-from trireme.metrics import AUC
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
 from trireme.models.layers import mlp
+from trireme.models.tasks import ConversionInputs, conversion_metrics, logit_of_both
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -52,13 +48,6 @@ class ESMM(nn.Module):
         return {"ctr": click, "cvr": conversion, "ctcvr": logit_of_both(click, conversion)}
 
 
-def logit_of_both(a: Tensor, b: Tensor) -> Tensor:
-    """The logit of p = sigmoid(a) * sigmoid(b), computed in logarithms:
-    1 / p - 1 = exp(-a) + exp(-b) + exp(-a - b).
-    """
-    return -torch.logsumexp(torch.stack([-a, -b, -a - b]), 0)
-
-
 def esmm_loss(outputs: dict[str, Tensor], batch: Batch) -> Tensor:
     """The log loss of the clicks plus that of the conversions, over all examples."""
     log_loss = nn.functional.binary_cross_entropy_with_logits
@@ -66,33 +55,10 @@ def esmm_loss(outputs: dict[str, Tensor], batch: Batch) -> Tensor:
     return log_loss(outputs["ctr"], click) + log_loss(outputs["ctcvr"], conversion)
 
 
-@dataclass(frozen=True)
-class ConversionInputs:
-    """The table, the inputs (arguments of Concatenated) and the schema of clicks and conversions.
-
-    Without num_field: click, conversion (only where click is 1), and the inputs of the click
-    models. With num_field, as in PaddleRec's esmm, there are that many features field_0, field_1,
-    ..., in front of the labels, with key 0 as padding, and no dense numbers; rows start within +-1
-    (init_range).
-    """
-
-    rows: Table
-    arguments: dict[str, Any]
-    schema: Schema
-
-    @classmethod
-    def of(cls, hyper: HyperParameters) -> "ConversionInputs":
-        if hyper.get("num_field") is None:
-            return cls(hyper.table(), hyper.inputs(), hyper.schema("click", "conversion"))
-        fields = tuple(f"field_{i}" for i in range(hyper.whole("num_field", 23)))
-        arguments = {"features": fields, "num_dense": 0, "padding_key": 0}
-        schema = Schema([*map(Sparse, fields), Label("click"), Label("conversion")])
-        return cls(hyper.table(initializer=Uniform(-1.0, 1.0)), arguments, schema)
-
-
 def create(config: Config) -> Recipe:
-    """Keys: those of trireme.models.hyper_parameters, those of ConversionInputs, and fc_sizes, the
-    widths of the hidden layers of each tower (default 256, 128); or ctr_fc_sizes and cvr_fc_sizes.
+    """Keys: those of trireme.models.hyper_parameters, those of ConversionInputs
+    (trireme.models.tasks), and fc_sizes, the widths of the hidden layers of each tower (default
+    256, 128); or ctr_fc_sizes and cvr_fc_sizes.
     """
     hyper = HyperParameters(config)
     layers, inputs = hyper.sizes("fc_sizes", (256, 128)), ConversionInputs.of(hyper)
@@ -110,11 +76,3 @@ def create(config: Config) -> Recipe:
         schema=inputs.schema,
         metrics=conversion_metrics(),
     )
-
-
-def conversion_metrics() -> list[AUC]:
-    """The AUC of clicks, and that of clicks with a conversion."""
-    return [
-        AUC(name="auc_ctr", output="ctr", label="click"),
-        AUC(name="auc_ctcvr", output="ctcvr", label="conversion"),
-    ]

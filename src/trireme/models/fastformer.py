@@ -128,8 +128,7 @@ def create(config: Config) -> Recipe:
     Raises BadRequest: another pooler_type, or longer texts or histories.
     """
     hyper = HyperParameters(config)
-    if (pooler := hyper.get("pooler_type", "weightpooler")) != "weightpooler":
-        raise BadRequest(f"hyper_parameters.pooler_type: expected weightpooler, found {pooler!r}")
+    hyper.fixed("pooler_type", "weightpooler")
     size, most = hyper.whole("hidden_size", 256), hyper.whole("max_position_embeddings", 256)
 
     def pooling(length: int) -> partial[Fastformer]:

@@ -14,8 +14,9 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
+from trireme.models.columns import SplitIds
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import FeatureVectors, SplitIds, Vocabularies
+from trireme.models.inputs import FeatureVectors, Vocabularies
 from trireme.models.layers import mlp, normalized_mlp, pairwise_products
 from trireme.train.recipe import Recipe
 
@@ -24,8 +25,8 @@ class FGCNN(nn.Module):
     """logit = MLP(vectors and new vectors, the products of each pair of them).
 
     Args:
-        fields: makes (B, N, 2 D) of a batch: of each input the vector that the convolutions see,
-            then the one that the products see.
+        fields: makes N times 2 D floats of a batch: of each input the vector that the convolutions
+            see, then the one that the products see.
         windows, filters, pools, maps: of each convolution: the inputs that it sees at once; floats
             that it makes of them; how many it joins to their maximum; and how many new vectors are
             made of each that is left.
@@ -70,7 +71,8 @@ class FGCNN(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""
-        maps, vectors = self.fields(batch).chunk(2, 2)
+        fields_BNE = self.fields(batch).view(-1, self.fields.num_inputs, self.fields.dim)
+        maps, vectors = fields_BNE.chunk(2, 2)
         made, maps, dim = [vectors], maps[:, None], vectors.shape[2]
         for convolve, recombine in zip(self.convolutions, self.recombinations, strict=True):
             maps = convolve(maps)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
-from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.layers import mlp
 from trireme.nn import EmbeddingBag
@@ -44,8 +43,8 @@ class FLEN(nn.Module):
         num, dim = len(fields), rows.width - 1
         self.between = nn.Parameter(torch.ones(num * (num - 1) // 2))
         self.within = nn.Parameter(torch.ones(num))
-        self.interaction = nn.Sequential(mlp([dim, dim]), nn.ReLU())
-        self.mlp = nn.Sequential(mlp([len(features) * dim, *layers]), nn.ReLU())
+        self.interaction = mlp([dim, dim], activates_last=True)
+        self.mlp = mlp([len(features) * dim, *layers], activates_last=True)
         self.head = mlp([dim + layers[-1], 1])
 
     def forward(self, batch: Batch) -> Tensor:
@@ -80,11 +79,7 @@ def create(config: Config) -> Recipe:
     hyper = HyperParameters(config, sparse_feature_dim=32)
     sizes = hyper.sizes("field_sizes", FIELD_SIZES, least=1)
     for key, expected in (("sparse_num_field", len(sizes)), ("sparse_inputs_slots", sum(sizes))):
-        if (value_found := hyper.whole(key, expected)) != expected:
-            raise BadRequest(
-                f"hyper_parameters.{key}: expected {expected}, for field_sizes"
-                f" {', '.join(map(str, sizes))}, found {value_found}"
-            )
+        hyper.fixed(key, expected, f"for field_sizes {', '.join(map(str, sizes))}")
     names = iter([str(i) for i in range(1, sum(sizes) + 1)])
     fields = [[next(names) for _ in range(size)] for size in sizes]
     model = FLEN(

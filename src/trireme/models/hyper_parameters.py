@@ -16,9 +16,9 @@ sparse_feature_number, the size of PaddleRec's table, has no counterpart: a tabl
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], type[optim.Rule]]] = {
     "adam": (torch.optim.Adam, optim.Adam),
     "sgd": (torch.optim.SGD, optim.SGD),
 }
+_Option = TypeVar("_Option")
 
 
 class HyperParameters:
@@ -70,7 +71,7 @@ class HyperParameters:
         return int(self._checked(key, default, expected, lambda n: type(n) is int and n >= least))
 
     def number(self, key: str, default: float, *, may_be_zero: bool = False) -> float:
-        """A number above 0, or not below it."""
+        """A number above 0, or not below it: may_be_zero, where 0 switches a part off."""
 
         def is_right(value: Any) -> bool:
             is_number = type(value) in (int, float) and 0 <= value < math.inf
@@ -136,9 +137,25 @@ class HyperParameters:
             raise BadRequest(f"hyper_parameters.{key}: expected two sizes, found {self.get(key)}")
         return first, second
 
-    def only(self, key: str, value: Any) -> None:
-        """A key whose other values the model does not follow."""
-        self._checked(key, value, repr(value), lambda actual: actual == value)
+    def fixed(self, key: str, expected: Any, why: str = "") -> None:
+        """A key of which one value alone fits. why: what it follows from, such as another key;
+        nothing, where the model follows no other value.
+        """
+
+        def is_it(actual: Any) -> bool:
+            return bool(actual == expected) and isinstance(actual, bool) == isinstance(
+                expected, bool
+            )
+
+        self._checked(key, expected, f"{expected!r}, {why}" if why else repr(expected), is_it)
+
+    def choice(self, key: str, default: str, options: Mapping[str, _Option]) -> _Option:
+        """What one of the names stands for."""
+
+        def is_option(value: Any) -> bool:
+            return isinstance(value, str) and value in options
+
+        return options[self._checked(key, default, " or ".join(options), is_option)]
 
     def names(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
         """Names of features: a list of at least one string."""

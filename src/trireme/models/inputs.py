@@ -4,14 +4,14 @@ Shapes: B examples, F sparse features or ids, J dense numbers, D floats per row.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trireme.data.batch import Batch, Ragged
-from trireme.errors import BadRequest
+from trireme.data.batch import Batch
+from trireme.data.schema import Dense, Label, Schema, Sparse
+from trireme.models.columns import expect_sizes, numbers_of
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
 
@@ -45,7 +45,7 @@ class _ClickInputs(nn.Module):
         self.width = len(features) * rows.width + num_dense
 
     def _dense_numbers(self, batch: Batch) -> Tensor:
-        return cast(Tensor, batch[self._dense])
+        return numbers_of(batch, self._dense, self._num_dense)
 
 
 class Concatenated(_ClickInputs):
@@ -109,18 +109,19 @@ class ValuedVectors(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = Embedding(rows, features=ids, padding_key=padding_key)
-        self.num_inputs, self.values = num_fields, values
+        self.num_inputs, self.ids, self.values = num_fields, ids, values
 
     def forward(self, batch: Batch) -> Tensor:
-        """Raises BadRequest: examples without exactly num_fields ids."""
-        values_BF = cast(Tensor, batch[self.values])
+        """Raises BadRequest: examples without exactly num_fields ids and values."""
+        values_BF = numbers_of(batch, self.values, self.num_inputs)
+        expect_sizes(batch, self.ids, self.num_inputs)
         rows_ND: Tensor = self.embedding(batch)
-        if len(rows_ND) != values_BF.numel():
-            raise BadRequest(
-                f"ValuedVectors: expected {self.num_inputs} ids of each of {len(values_BF)}"
-                f" examples, found {len(rows_ND)} of all"
-            )
         return rows_ND.view(*values_BF.shape, -1) * values_BF[:, :, None]
+
+
+def valued_schema(num_fields: int) -> Schema:
+    """What PaddleRec's readers for ValuedVectors yield."""
+    return Schema([Label("label"), Sparse("feat_idx"), Dense("feat_value", num_fields)])
 
 
 class IdVectors(nn.Module):
@@ -133,59 +134,18 @@ class IdVectors(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Raises BadRequest: another number of ids."""
+        expect_sizes(batch, self.column, self.num_inputs)
         rows_ND: Tensor = self.embedding(batch)
-        num = cast(Ragged, batch[self.column]).offsets.shape[0] - 1
-        if len(rows_ND) != num * self.num_inputs:
-            raise BadRequest(
-                f"IdVectors: expected {self.num_inputs} ids of each of {num} examples, found"
-                f" {len(rows_ND)} of all"
-            )
-        return rows_ND.view(num, self.num_inputs, -1)
+        return rows_ND.view(-1, self.num_inputs, self.dim)
 
 
 class Vocabularies(nn.Module):
     """Features whose ids are numbered anew for each of them, so each has a table of its own: the
-    rows of one id of each, (B, F, D).
+    rows of one id of each, side by side, (B, W), W the sum of the dims.
 
-    tables: by feature, all of dim D.
-    """
+    dim: that of each table, where all have the same one.
 
-    def __init__(self, tables: Mapping[str, Table]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(EmbeddingBag(t, features=name) for name, t in tables.items())
-        self.dim = next(iter(tables.values())).width
-        self.num_inputs, self.width = len(tables), len(tables) * self.dim
-
-    def forward(self, batch: Batch) -> Tensor:
-        return torch.cat([part(batch) for part in self.parts], 1)
-
-
-@dataclass(frozen=True)
-class SplitIds:
-    """Makes one column for each of `names` of a column that has their ids, one of each."""
-
-    column: str
-    names: tuple[str, ...]
-
-    def __call__(self, batch: Batch) -> Batch:
-        """Raises BadRequest: another number of ids."""
-        ids, ends = cast(Ragged, batch[self.column])[:2]
-        num, begin = batch.num_examples, int(ends[0])
-        if bool((ends.diff() != len(self.names)).any()):
-            raise BadRequest(
-                f"SplitIds: expected {len(self.names)} ids in {self.column!r} of each example,"
-                f" found {ends.diff().tolist()}"
-            )
-        ids_FB = ids[begin : int(ends[-1])].view(num, len(self.names)).T.contiguous()
-        places = torch.arange(num + 1)
-        split = {name: Ragged(own, places) for name, own in zip(self.names, ids_FB, strict=True)}
-        return Batch({**batch.columns, **split}, batch.bags)
-
-
-class SideBySide(nn.Module):
-    """The rows of single ids, each column with a table of its own: (B, sum of the dims).
-
-    padded: the columns whose key 0 is padding.
+    tables: by feature. padded: the features whose key 0 is padding.
     """
 
     def __init__(self, tables: Mapping[str, Table], padded: Collection[str] = ()) -> None:
@@ -194,44 +154,12 @@ class SideBySide(nn.Module):
             EmbeddingBag(table, features=name, padding_key=0 if name in padded else None)
             for name, table in tables.items()
         )
+        self.num_inputs = len(tables)
         self.width = sum(table.width for table in tables.values())
+        self.dim = self.width // self.num_inputs
 
     def forward(self, batch: Batch) -> Tensor:
         return torch.cat([part(batch).squeeze(1) for part in self.parts], 1)
-
-
-def tensor_of(batch: Batch, name: str) -> Tensor:
-    """A column with a first dimension B. Raises BadRequest: it is ragged, or of strings."""
-    column = batch[name]
-    if not isinstance(column, Tensor):
-        raise BadRequest(f"tensor_of: expected {name!r} as Tensor, found {type(column).__name__}")
-    return column
-
-
-def ids_of(batch: Batch, name: str, width: int) -> Tensor:
-    """The (B, width) ids of a column of bags of the same size. Raises BadRequest: other bags."""
-    column = batch[name]
-    if not isinstance(column, Ragged):
-        raise BadRequest(f"ids_of: expected {name!r} as Ragged, found {type(column).__name__}")
-    sizes, first = column.offsets.diff(), int(column.offsets[0])
-    if (sizes != width).any():
-        raise BadRequest(
-            f"ids_of: expected {width} ids in {name!r} of every example, found"
-            f" {int(sizes.min())} to {int(sizes.max())}"
-        )
-    return column.values[first : first + len(sizes) * width].view(-1, width)
-
-
-def with_items(batch: Batch, name: str, items: Tensor) -> Batch:
-    """The batch with a column of items, all of them as if they were of its first example."""
-    ends = torch.full((batch.num_examples + 1,), len(items))
-    ends[0] = 0
-    return Batch({**batch.columns, name: Ragged(items, ends)}, batch.bags)
-
-
-def first_is_right(batch: Batch) -> Batch:
-    """Adds "place" to a batch: of each example the first candidate is the right one."""
-    return Batch({**batch.columns, "place": torch.zeros(batch.num_examples)}, batch.bags)
 
 
 class Numbers(nn.Module):
@@ -242,4 +170,4 @@ class Numbers(nn.Module):
         self.column, self.width = column, width
 
     def forward(self, batch: Batch) -> Tensor:
-        return cast(Tensor, batch[self.column])
+        return numbers_of(batch, self.column, self.width)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
+from trireme.models.columns import ids_of, tensor_of
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import ids_of, tensor_of
 from trireme.models.layers import BatchNorm, mlp
 from trireme.models.sequences import SequenceRows, Sequences, shares_of
 from trireme.nn import Embedding, EmbeddingBag

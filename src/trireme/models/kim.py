@@ -20,8 +20,8 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Field, Schema, Sparse
 from trireme.metrics import TopK
+from trireme.models.columns import expect_sizes, tensor_of
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import tensor_of
 from trireme.models.layers import SelfAttention, mlp
 from trireme.models.naml import Pooling, add_place
 from trireme.models.sequences import SequenceRows
@@ -179,7 +179,7 @@ class KIM(nn.Module):
     ) -> None:
         super().__init__()
         self.match, self.numbers = match, (num_candidates, num_read)
-        self.entities = entities
+        self.length, self.entities = length, entities
         self.titles = nn.ModuleList(
             SequenceRows(words, column=f"{user}title", length=num * length)
             for user, num in zip(("", "user_"), self.numbers, strict=True)
@@ -198,6 +198,7 @@ class KIM(nn.Module):
 
     def _articles(self, batch: Batch, user: str, num: int, titles: nn.Module) -> list[Tensor]:
         """Words (B, num, W, H), entities (B, num, E, D), neighbours (B, num, E, E, D)."""
+        expect_sizes(batch, f"{user}title", num * self.length)
         rows: Tensor = torch.unflatten(titles(batch).rows, 1, (num, -1))
         words = self.match.words(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
         entities, near = (tensor_of(batch, f"{user}{part}") for part in _PARTS[1:])

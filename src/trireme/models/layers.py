@@ -15,10 +15,14 @@ from trireme.errors import BadRequest
 
 
 def mlp(
-    sizes: Sequence[int], *, gain: float = 1.0, activation: type[nn.Module] = nn.ReLU
+    sizes: Sequence[int],
+    *,
+    gain: float = 1.0,
+    activation: type[nn.Module] = nn.ReLU,
+    activates_last: bool = False,
 ) -> nn.Sequential:
     """Linear layers of these widths with an activation between them, weights
-    Normal(gain / sqrt(fan_in)), biases 0.
+    Normal(gain / sqrt(fan_in)), biases 0. activates_last: there is one behind the last, too.
     """
     layers: list[nn.Module] = []
     for fan_in, fan_out in itertools.pairwise(sizes):
@@ -26,7 +30,21 @@ def mlp(
         nn.init.normal_(linear.weight, std=gain / math.sqrt(fan_in))
         nn.init.zeros_(linear.bias)
         layers += [linear, activation()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*(layers if activates_last else layers[:-1]))
+
+
+def text_convolution(width: int, channels: int, window: int, *, length: int) -> nn.Conv1d:
+    """A convolution over `window` words at once of a text of `length`: (B, W, L) -> (B, channels,
+    L - window + 1).
+
+    Raises BadRequest: the text is shorter than the window.
+    """
+    if length < window:
+        raise BadRequest(
+            f"text_convolution: expected texts of at least {window} words, the convolution's"
+            f" window, found length {length}"
+        )
+    return nn.Conv1d(width, channels, window)
 
 
 class BatchNorm(nn.BatchNorm1d):

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
-from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.initializer import Normal
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
-from trireme.models.inputs import ValuedVectors, Weighted
+from trireme.models.inputs import ValuedVectors, Weighted, valued_schema
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
@@ -61,6 +60,6 @@ def create(config: Config) -> Recipe:
     if hyper.get("num_field") is not None:
         num_fields = hyper.whole("num_field", 39)
         model = ValuedLR(hyper.table(dim=1, initializer=Normal(std=0.1)), num_fields=num_fields)
-        schema = Schema([Label("label"), Sparse("feat_idx"), Dense("feat_value", num_fields)])
+        schema = valued_schema(num_fields)
         return click_recipe(model, hyper, label="label", schema=schema)
     return click_recipe(LR(hyper.table(dim=1), **hyper.inputs()), hyper)

@@ -118,7 +118,7 @@ def create(config: Config) -> Recipe:
     """
     hyper = HyperParameters(config)
     for key, value in _FIXED.items():
-        hyper.only(key, value)
+        hyper.fixed(key, value)
     dim, pool = hyper.whole("emb_size", 50), hyper.pair("pool_size", (6, 50))
     model = MatchPyramid(
         # The product of two rows begins with variance 1.

@@ -6,8 +6,7 @@ Recommendation and Advertising", KDD 2021.
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,21 +14,20 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Column, Ragged
+from trireme.data.batch import Batch, Ragged
 from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
+from trireme.models.campaigns import LABEL, LONGEST, Tasks
+from trireme.models.columns import ragged_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
-from trireme.models.meta_learning import IS_QUERY, TASK, Weights, sgd, tasks_of
+from trireme.models.meta_learning import IS_QUERY, Weights, sgd, tasks_of
 from trireme.nn import Embedding
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
 
-LABEL = "label"
 _PARTS = ("static", "dynamic", "ad")
-# The most ids of each dynamic feature; the shorter ones are padded.
-_LONGEST = (10, 10, 10, 5, 5, 5, 5)
 
 
 class ExpertsAndCritics(nn.Module):
@@ -115,7 +113,7 @@ class MetaHeac(nn.Module):
         weights: Weights = dict(self.net.named_parameters())
         bags = {}
         for name, part in zip(self.features, self.rows, strict=True):
-            weights[name], bags[name] = _distinct(part(batch), cast(Ragged, batch[name]))
+            weights[name], bags[name] = _distinct(part(batch), ragged_of(batch, name))
 
         def logits_of(now: Weights, examples: Tensor) -> Tensor:
             pool = nn.functional.embedding_bag
@@ -166,77 +164,6 @@ def _distinct(rows_ND: Tensor, ids: Ragged) -> tuple[Tensor, tuple[Tensor, Tenso
     return nn.functional.pad(rows_ND[any_K], (0, 0, 0, 1)), (places_N, ids.offsets[:-1] - begin)
 
 
-@dataclass(frozen=True)
-class Tasks:
-    """Makes examples with features of what PaddleRec's readers yield: "support" and "query", the
-    ids of several users of each of `num_tasks` tasks, and their labels.
-
-    The ids of a task are, one kind after the other: static features of all its users, dynamic ones
-    padded to _LONGEST, how many of these are there, and features of the ad.
-    """
-
-    num_tasks: int
-    num_static: int
-    num_ad: int
-
-    def __call__(self, batch: Batch) -> Batch:
-        """Raises BadRequest: numbers of ids and labels that do not fit."""
-        parts: list[list[Tensor]] = []
-        sizes, labels = [], []
-        for number, is_query, ids, label in self._sets(batch):
-            widths = (self.num_static, sum(_LONGEST), len(_LONGEST), self.num_ad)
-            if len(ids) != len(label) * sum(widths):
-                raise BadRequest(
-                    f"Tasks: expected {sum(widths)} ids of each of {len(label)} users, found"
-                    f" {len(ids)} of all"
-                )
-            kinds = torch.split(ids, [len(label) * width for width in widths])
-            parts.append([one.view(len(label), -1) for one in kinds])
-            sizes.append((number, is_query, len(label)))
-            labels.append(label)
-        static, dynamic, lengths, ad = (torch.cat(kind) for kind in zip(*parts, strict=True))
-        counts = torch.tensor([size for *_, size in sizes])
-        task, is_query_S = torch.tensor([two for *two, _ in sizes]).unbind(1)
-        columns: dict[str, Column] = {
-            LABEL: torch.cat(labels).float(),
-            TASK: task.repeat_interleave(counts),
-            IS_QUERY: is_query_S.repeat_interleave(counts).float(),
-            **_single("static", static),
-            **_padded(dynamic, lengths),
-            **_single("ad", ad),
-        }
-        return Batch(columns)
-
-    def _sets(self, batch: Batch) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-        """The users of each task to learn from, then to judge by: the task's number, which of the
-        two, ids and labels.
-        """
-        for example, task in itertools.product(range(batch.num_examples), range(self.num_tasks)):
-            for is_query, part in enumerate(("support", "query")):
-                both = []
-                for name in (part, f"{part}_label"):
-                    values, offsets = cast(Ragged, batch[name])[:2]
-                    own = values[int(offsets[example]) : int(offsets[example + 1])]
-                    both.append(own.view(self.num_tasks, -1)[task])
-                yield example * self.num_tasks + task, is_query, both[0], both[1]
-
-
-def _single(kind: str, ids_BF: Tensor) -> dict[str, Ragged]:
-    places = torch.arange(len(ids_BF) + 1)
-    return {f"{kind}_{i}": Ragged(ids, places) for i, ids in enumerate(ids_BF.T.contiguous())}
-
-
-def _padded(ids: Tensor, lengths_BF: Tensor) -> dict[str, Ragged]:
-    """The dynamic features without padding."""
-    columns = {}
-    for i, ids_BL in enumerate(torch.split(ids, list(_LONGEST), 1)):
-        length_B = lengths_BF[:, i].clamp(0, _LONGEST[i])
-        is_there_BL = torch.arange(_LONGEST[i]) < length_B[:, None]
-        ends = nn.functional.pad(length_B.cumsum(0), (1, 0))
-        columns[f"dynamic_{i}"] = Ragged(ids_BL[is_there_BL], ends)
-    return columns
-
-
 def query_loss(logits: Tensor, batch: Batch) -> Tensor:
     """The log loss of the queries."""
     is_query, labels = (cast(Tensor, batch[name]) for name in (IS_QUERY, LABEL))
@@ -259,7 +186,8 @@ def create(config: Config) -> Recipe:
     optimizer.local_test_learning_rate, runner.infer_train_epoch, batch_size: of an evaluation,
         which learns each task with Adam: default 0.001, 2 epochs, 32 examples of a batch.
 
-    Inputs: support, support_label, query, query_label, see Tasks; of an evaluation aid before them,
+    Inputs: support, support_label, query, query_label, see
+    trireme.models.campaigns; of an evaluation aid before them,
     and one task. Gradients are of first order, as in PaddleRec.
 
     Raises BadRequest: other max_idxs.
@@ -269,9 +197,9 @@ def create(config: Config) -> Recipe:
     hyper = HyperParameters(config, **{"optimizer.learning_rate": lr})
     kinds = hyper.get("max_idxs", [[0] * 7, [0] * 7, [0] * 6])
     are_lists = isinstance(kinds, list) and all(isinstance(one, list) and one for one in kinds)
-    if not are_lists or len(kinds) != len(_PARTS) or len(kinds[1]) != len(_LONGEST):
+    if not are_lists or len(kinds) != len(_PARTS) or len(kinds[1]) != len(LONGEST):
         raise BadRequest(
-            f"hyper_parameters.max_idxs: expected 3 lists, the second of {len(_LONGEST)}, found"
+            f"hyper_parameters.max_idxs: expected 3 lists, the second of {len(LONGEST)}, found"
             f" {kinds!r}"
         )
     num_static, _, num_ad = map(len, kinds)
@@ -281,7 +209,7 @@ def create(config: Config) -> Recipe:
     dim = hyper.whole("embed_dim", 64)
     net = ExpertsAndCritics(
         dim,
-        num_user=num_static + len(_LONGEST),
+        num_user=num_static + len(LONGEST),
         num_ad=num_ad,
         num_experts=hyper.whole("num_expert", 8),
         num_critics=hyper.whole("num_output", 5),

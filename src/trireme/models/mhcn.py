@@ -18,9 +18,8 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema
 from trireme.initializer import Normal
 from trireme.metrics import TopK
+from trireme.models.columns import ALL_ITEMS, with_items
 from trireme.models.hyper_parameters import HyperParameters, file_of
-from trireme.models.inputs import with_items
-from trireme.models.mind import ALL
 from trireme.models.social_graph import SocialGraph
 from trireme.nn import Embedding
 from trireme.table import Table
@@ -52,7 +51,7 @@ class MHCN(nn.Module):
     ) -> None:
         super().__init__()
         self.users = Embedding(users, features=ALL_USERS)
-        self.items = Embedding(items, features=ALL)
+        self.items = Embedding(items, features=ALL_ITEMS)
         self.num_layers, dim = num_layers, users.width
         self.gates = nn.ModuleList(nn.Linear(dim, dim) for _ in range(_CHANNELS + 1))
         self.own_gates = nn.ModuleList(nn.Linear(dim, dim) for _ in range(_CHANNELS))
@@ -166,7 +165,7 @@ class AllRows:
 
     def __call__(self, batch: Batch) -> Batch:
         batch = with_items(batch, ALL_USERS, torch.arange(self.num_users))
-        return with_items(batch, ALL, torch.arange(self.num_items))
+        return with_items(batch, ALL_ITEMS, torch.arange(self.num_items))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Source: Li et al., "Multi-Interest Network with Dynamic Routing for Recommendati
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,15 +18,16 @@ from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Uniform
 from trireme.metrics import TopK
+from trireme.models.columns import ALL_ITEMS, with_items
+from trireme.models.draws import Draws
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import with_items
 from trireme.models.layers import mlp
 from trireme.models.sequences import SequenceRows, kept
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
 
-HISTORY, TARGET, SAMPLED, ALL = "hist_item", "target_item", "sampled_items", "all_items"
+HISTORY, TARGET, SAMPLED = "hist_item", "target_item", "sampled_items"
 _ANSWERS = "eval_item"
 _SEED = 2019
 
@@ -96,6 +97,8 @@ class MIND(nn.Module):
 
     Columns: "hist_item"; "target_item", one each; "sampled_items", the same for all examples, which
     SampledItems adds.
+
+    The paper gives a user the more interests the longer the history is; here all have as many.
     """
 
     def __init__(self, items: Table, interests: Interests, *, power: float = 1.0) -> None:
@@ -124,17 +127,18 @@ def log_uniform(items: Tensor, num_items: int) -> Tensor:
 class SampledItems:
     """Adds "sampled_items" to a batch: draws of the items 1 to num_items - 1, for all its examples.
 
-    A small id is drawn more often (log_uniform), as ids by falling frequency are in use. A batch
-    has the same draws when it is read again.
+    A small id is drawn more often (log_uniform), as ids by falling frequency are in use. The
+    paper does not say how it draws.
     """
 
     num_items: int
     num_draws: int
+    draws: Draws = field(default_factory=Draws)
 
     def __call__(self, batch: Batch) -> Batch:
-        seed = hash((batch.stream, batch.position)) % 2**63
-        draws = torch.rand(self.num_draws, generator=torch.Generator().manual_seed(seed))
-        items = torch.exp(draws.double() * math.log(self.num_items)).long()
+        # float64: of many items float32 would leave out most.
+        draws = torch.from_numpy(self.draws.of(batch).random(self.num_draws))
+        items = torch.exp(draws * math.log(self.num_items)).long()
         return with_items(batch, SAMPLED, items.clamp(1, self.num_items - 1))
 
 
@@ -178,7 +182,7 @@ class Recall(nn.Module):
     def __init__(self, items: Table, interests: Interests) -> None:
         super().__init__()
         self.interests = interests
-        self.items = Embedding(items, features=ALL, padding_key=0)
+        self.items = Embedding(items, features=ALL_ITEMS, padding_key=0)
 
     def forward(self, batch: Batch) -> Tensor:
         items_VD: Tensor = self.items(batch)
@@ -201,7 +205,7 @@ class AllItems:
     def __call__(self, batch: Batch) -> Batch:
         answers: Any = batch[_ANSWERS]
         columns = {**batch.columns, "answers": kept(answers, lambda item: item != 0)}
-        return with_items(Batch(columns, batch.bags), ALL, torch.arange(self.num_items))
+        return with_items(Batch(columns, batch.bags), ALL_ITEMS, torch.arange(self.num_items))
 
 
 def _evaluation(items: Table, interests: Interests, num_items: int) -> Evaluation:
@@ -231,11 +235,7 @@ def create(config: Config) -> Recipe:
     """
     hyper = HyperParameters(config)
     num_items, dim = hyper.whole("item_count", 100_000, least=2), hyper.whole("embedding_dim", 64)
-    if (size := hyper.whole("hidden_size", dim)) != dim:
-        raise BadRequest(
-            f"hyper_parameters.hidden_size: expected {dim}, as embedding_dim, since interests are"
-            f" multiplied with rows of items, found {size}"
-        )
+    hyper.fixed("hidden_size", dim, "as embedding_dim: interests are multiplied with rows of items")
     bound = math.sqrt(6 / (num_items + dim))
     items = hyper.table("item", dim=dim, initializer=Uniform(-bound, bound))
     interests = Interests(

@@ -12,10 +12,11 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Schema, Sparse
 from trireme.metrics import TopK
+from trireme.models.columns import PLACE, first_is_right
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
+from trireme.models.losses import MarginLoss
 from trireme.models.sequences import SequenceRows
-from trireme.models.tagspace import RIGHT, MarginLoss, add_right
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
 
@@ -100,9 +101,9 @@ def create(config: Config) -> Recipe:
     hyper = HyperParameters(config)
     hyper.get("sparse_feature_dim")
     size = hyper.whole("query_encode_dim", 128)
-    hyper.only("title_encode_dim", size)
-    hyper.only("query_encoder", "gru")
-    hyper.only("title_encoder", "gru")
+    hyper.fixed("title_encode_dim", size, "as query_encode_dim")
+    hyper.fixed("query_encoder", "gru")
+    hyper.fixed("title_encoder", "gru")
     model = MultiviewSimnet(
         hyper.table("words", dim=hyper.whole("embedding_dim", 128)),
         lengths=(
@@ -115,12 +116,12 @@ def create(config: Config) -> Recipe:
     )
     return Recipe(
         model=model,
-        loss=MarginLoss(hyper.number("margin", 0.1)),
+        loss=MarginLoss(hyper.number("margin", 0.1, may_be_zero=True)),
         optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(map(Sparse, (QUERY, TITLE, OTHER))),
-        metrics=[TopK(1, name="right_title", label=RIGHT)],
-        prepare=add_right,
+        metrics=[TopK(1, name="right_title", label=PLACE)],
+        prepare=first_is_right,
         evaluation=Evaluation(
             model=QueryTitle(model), schema=Schema([Sparse(QUERY), Sparse(TITLE)])
         ),

@@ -21,8 +21,8 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Schema, Sparse
 from trireme.initializer import Normal, Uniform
 from trireme.metrics import TopK
+from trireme.models.columns import expect_same_sizes, tensor_of
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import tensor_of
 from trireme.models.layers import mlp
 from trireme.models.sequences import SequenceRows, Sequences, shares_of
 from trireme.table import Table
@@ -82,10 +82,14 @@ class Articles(nn.Module):
             SequenceRows(ids.table, column=f"{name}_{part}", length=length, padding_key=ids.padding)
             for name, ids, length in parts
         )
-        self.num = num
+        self.num, self.columns = num, [f"{name}_{part}" for name in _COLUMNS]
+        self.words = (title, content)
 
     def forward(self, batch: Batch) -> list[Sequences]:
-        """Categories and subcategories (B, A, D), titles and contents (B * A, L, D)."""
+        """Categories and subcategories (B, A, D), titles and contents (B * A, L, D). Raises
+        BadRequest: columns of other sizes.
+        """
+        expect_same_sizes(batch, self.columns, (1, *self.words))
         categories, subcategories, *texts = (part(batch) for part in self.rows)
         return [categories, subcategories, *(self._apart(text) for text in texts)]
 

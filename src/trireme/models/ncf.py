@@ -55,7 +55,7 @@ class NCF(nn.Module):
         self.factors = factors
         self.user = EmbeddingBag(users, features=user)
         self.item = EmbeddingBag(items, features=item)
-        self.mlp = nn.Sequential(mlp([2 * rest, *layers]), nn.ReLU()) if layers else None
+        self.mlp = mlp([2 * rest, *layers], activates_last=True) if layers else None
         self.head = mlp([factors + (layers[-1] if layers else 0), 1])
 
     def forward(self, batch: Batch) -> Tensor:
@@ -82,12 +82,7 @@ def create(config: Config) -> Recipe:
     Raises BadRequest: another mode, or an odd number of inputs.
     """
     hyper = HyperParameters(config)
-    mode = hyper.get("mode", "NCF_NeuMF")
-    if mode not in _MODES:
-        raise BadRequest(
-            f"hyper_parameters.mode: expected one of {', '.join(_MODES)}, found {mode!r}"
-        )
-    has_products, has_mlp = _MODES[mode]
+    has_products, has_mlp = hyper.choice("mode", "NCF_NeuMF", _MODES)
     factors = hyper.whole("mf_dim", 8) if has_products else 0
     width, *layers = hyper.sizes("fc_layers", (64, 32, 16, 8), least=2)
     if width % 2:

@@ -3,14 +3,14 @@
 Shapes: B examples, N ids, L places of a sequence, D floats per row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Ragged
-from trireme.errors import BadRequest
+from trireme.models.columns import expect_same_sizes, ragged_of
 from trireme.nn import Embedding
 from trireme.table import Table
 
@@ -40,11 +40,7 @@ class SequenceRows(nn.Module):
 
     def forward(self, batch: Batch) -> Sequences:
         """Raises BadRequest: the column is not ragged."""
-        column = batch[self.column]
-        if not isinstance(column, Ragged):
-            raise BadRequest(
-                f"SequenceRows: expected {self.column!r} as Ragged, found {type(column).__name__}"
-            )
+        column = ragged_of(batch, self.column)
         rows_ND: Tensor = self.embedding(batch)
         values, offsets_B1 = column.values, column.offsets
         places_L = torch.arange(self.length, device=values.device)
@@ -58,6 +54,38 @@ class SequenceRows(nn.Module):
         index_BL = torch.where(is_there_BL, places_BL + offsets_B1[0], values.shape[0])
         padded = nn.functional.pad(values, (0, 1), value=self.padding_key)
         return Sequences(rows_BLD, padded[index_BL] != self.padding_key)
+
+
+class EventRows(nn.Module):
+    """The rows of events that have several columns, such as item and category, side by side:
+    (B, L, sum of the dims). Which events there are, the first column says.
+
+    Args:
+        tables, columns: of the parts of an event.
+        length: L. padding_keys: of the columns, default 0 of all; see SequenceRows.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        columns: Sequence[str],
+        *,
+        length: int,
+        padding_keys: Sequence[int | None] = (),
+    ) -> None:
+        super().__init__()
+        parts = zip(tables, columns, padding_keys or [0] * len(columns), strict=True)
+        self.parts = nn.ModuleList(
+            SequenceRows(table, column=name, length=length, padding_key=padding)
+            for table, name, padding in parts
+        )
+        self.columns, self.width = tuple(columns), sum(table.width for table in tables)
+
+    def forward(self, batch: Batch) -> Sequences:
+        """Raises BadRequest: a column is not ragged, or differs from the others in size."""
+        expect_same_sizes(batch, self.columns)
+        parts: list[Sequences] = [part(batch) for part in self.parts]
+        return Sequences(torch.cat([part.rows for part in parts], 2), parts[0].is_there)
 
 
 def kept(column: Ragged, is_kept: Callable[[Tensor], Tensor]) -> Ragged:

@@ -36,7 +36,7 @@ class ShareBottom(nn.Module):
     ) -> None:
         super().__init__()
         self.inputs = inputs
-        self.bottom = nn.Sequential(mlp([inputs.width, bottom_size]), nn.ReLU())
+        self.bottom = mlp([inputs.width, bottom_size], activates_last=True)
         self.towers = Towers(tasks, bottom_size, layers)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

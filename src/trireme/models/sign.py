@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import AUC
+from trireme.models.columns import expect_same_sizes, ragged_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
 from trireme.nn import Embedding
@@ -76,9 +77,10 @@ class SIGN(nn.Module):
         """ "scores", (B, 2) for no and yes; "edges", (B,) the expected number of edges of an
         example; "size", (B,) the squares of what its nodes have become, added up.
         """
-        rows_ND, begins_B1 = self.nodes(batch), cast(Ragged, batch[NODES]).offsets
+        rows_ND, begins_B1 = self.nodes(batch), ragged_of(batch, NODES).offsets
         ends_E2D = self.ends(batch).unflatten(0, (-1, 2))
-        begins_B1, edges = begins_B1 - begins_B1[0], cast(Ragged, batch[EDGES])
+        expect_same_sizes(batch, (EDGES, ENDS))
+        begins_B1, edges = begins_B1 - begins_B1[0], ragged_of(batch, EDGES)
         example_E = _examples_of(edges.offsets // 2)
         places_E2 = edges.values[edges.offsets[0] : edges.offsets[-1]].view(-1, 2)
         places_E2 = places_E2 + begins_B1[example_E, None]
@@ -157,8 +159,7 @@ def create(config: Config) -> Recipe:
     Raises BadRequest: another pred_edges, or l0_para that are not three such numbers.
     """
     hyper = HyperParameters(config)
-    if (learns := hyper.whole("pred_edges", 1, least=0)) != 1:
-        raise BadRequest(f"hyper_parameters.pred_edges: expected 1, found {learns}")
+    hyper.fixed("pred_edges", 1)
     dim = hyper.whole("dim", 8)
     temperature, lowest, highest = hyper.numbers("l0_para", (0.66, -0.1, 1.1))
     model = SIGN(
@@ -172,7 +173,10 @@ def create(config: Config) -> Recipe:
     inputs = (Label("num_nodes"), Sparse(EDGES), Sparse(NODES), Sparse(ENDS), Dense("label", 2))
     return Recipe(
         model=model,
-        loss=SignLoss(hyper.number("l0_weight", 1e-3), hyper.number("l2_weight", 1e-3)),
+        loss=SignLoss(
+            hyper.number("l0_weight", 1e-3, may_be_zero=True),
+            hyper.number("l2_weight", 1e-3, may_be_zero=True),
+        ),
         optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(inputs),

@@ -3,8 +3,6 @@
 Source: Weston et al., "#TagSpace: Semantic Embeddings from Hashtags", EMNLP 2014.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -12,14 +10,16 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Schema, Sparse
 from trireme.metrics import TopK
+from trireme.models.columns import PLACE, first_is_right
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.layers import mlp
+from trireme.models.layers import mlp, text_convolution
+from trireme.models.losses import MarginLoss
 from trireme.models.sequences import SequenceRows
 from trireme.nn import EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
-TEXT, TAG, OTHERS, RIGHT = "text", "pos_tag", "neg_tag", "right"
+TEXT, TAG, OTHERS = "text", "pos_tag", "neg_tag"
 
 
 class TagSpace(nn.Module):
@@ -28,12 +28,17 @@ class TagSpace(nn.Module):
     The vector of a text is linear(max over the places of tanh(convolution(rows of the words))).
     Columns: "text", the words; "pos_tag", one each; "neg_tag", other tags.
 
+    The paper has inner products where this has cosines, and the WARP loss, which draws other tags
+    until one is too near, where this has the margin to the nearest of K.
+
     Args:
         words, tags: tables of the words and of the tags.
         num_others: K; other tags behind these are left out.
         length: words of a text; the ones behind are left out.
         padding_key: this word is no word.
         window: words that the convolution sees at once. channels: floats that it makes.
+
+    Raises BadRequest: a text is shorter than the window.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class TagSpace(nn.Module):
         self.words = SequenceRows(words, column=TEXT, length=length, padding_key=padding_key)
         self.tag = EmbeddingBag(tags, features=TAG)
         self.others = SequenceRows(tags, column=OTHERS, length=num_others, padding_key=None)
-        self.convolution = nn.Conv1d(words.width, channels, window)
+        self.convolution = text_convolution(words.width, channels, window, length=length)
         self.linear = mlp([channels, tags.width])
 
     def forward(self, batch: Batch) -> Tensor:
@@ -63,23 +68,6 @@ class TagSpace(nn.Module):
         cosines = nn.functional.cosine_similarity(text_BD[:, None], tags, dim=2)
         is_there = nn.functional.pad(others.is_there, (1, 0), value=True)
         return cosines.masked_fill(~is_there, -1.0)
-
-
-@dataclass(frozen=True)
-class MarginLoss:
-    """By how much the nearest other tag comes closer than the right one less the margin."""
-
-    margin: float
-
-    def __call__(self, cosines: Tensor, _: Batch) -> Tensor:
-        nearest = cosines[:, 1:].amax(1)
-        return torch.relu(self.margin - cosines[:, 0] + nearest).mean()
-
-
-def add_right(batch: Batch) -> Batch:
-    """The batch with the column "right": the place of the right tag among the outputs, 0."""
-    column = torch.zeros(batch.num_examples)
-    return Batch({**batch.columns, RIGHT: column}, batch.bags)
 
 
 def create(config: Config) -> Recipe:
@@ -107,10 +95,10 @@ def create(config: Config) -> Recipe:
     )
     return Recipe(
         model=model,
-        loss=MarginLoss(hyper.number("margin", 0.1)),
+        loss=MarginLoss(hyper.number("margin", 0.1, may_be_zero=True)),
         optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(map(Sparse, (TEXT, TAG, OTHERS))),
-        metrics=[TopK(1, name="right_tag", label=RIGHT)],
-        prepare=add_right,
+        metrics=[TopK(1, name="right_tag", label=PLACE)],
+        prepare=first_is_right,
     )

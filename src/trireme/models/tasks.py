@@ -1,4 +1,5 @@
-"""What multi-task models share: inputs and labels of several tasks, a tower for each, the loss.
+"""What multi-task models share: inputs and labels of several tasks, a tower for each, the loss; and
+clicks with the conversions after them.
 
 Shapes: B examples, W inputs, E experts of H floats each, T tasks.
 """
@@ -6,18 +7,19 @@ Shapes: B examples, W inputs, E experts of H floats each, T tasks.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch
-from trireme.data.schema import Dense, Label, Schema
-from trireme.errors import BadRequest
+from trireme.data.schema import Dense, Label, Schema, Sparse
+from trireme.initializer import Uniform
 from trireme.metrics import AUC
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated, Numbers
 from trireme.models.layers import mlp
+from trireme.table import Table
 from trireme.train.recipe import Recipe
 
 
@@ -97,11 +99,7 @@ class TaskInputs:
         tasks = hyper.names(
             "tasks", ("income", "marital") if is_census else ("click", "conversion")
         )
-        if (num_found := hyper.whole(num_tasks, len(tasks))) != len(tasks):
-            raise BadRequest(
-                f"hyper_parameters.{num_tasks}: expected {len(tasks)}, for the tasks"
-                f" {', '.join(tasks)}, found {num_found}"
-            )
+        hyper.fixed(num_tasks, len(tasks), f"for the tasks {', '.join(tasks)}")
         if not is_census:
             return cls(Concatenated(hyper.table(), **hyper.inputs()), tasks, hyper.schema(*tasks))
         size = hyper.whole("feature_size", 499)
@@ -119,3 +117,42 @@ class TaskInputs:
             metrics=[AUC(name=f"auc_{task}", output=task, label=task) for task in self.tasks],
             clip_norm=hyper.clip_norm,
         )
+
+
+@dataclass(frozen=True)
+class ConversionInputs:
+    """The table, the inputs (arguments of Concatenated) and the schema of clicks and conversions.
+
+    Without num_field: click, conversion (only where click is 1), and the inputs of the click
+    models. With num_field, as in PaddleRec's esmm, there are that many features field_0, field_1,
+    ..., in front of the labels, with key 0 as padding, and no dense numbers; rows start within +-1
+    (init_range).
+    """
+
+    rows: Table
+    arguments: dict[str, Any]
+    schema: Schema
+
+    @classmethod
+    def of(cls, hyper: HyperParameters) -> "ConversionInputs":
+        if hyper.get("num_field") is None:
+            return cls(hyper.table(), hyper.inputs(), hyper.schema("click", "conversion"))
+        fields = tuple(f"field_{i}" for i in range(hyper.whole("num_field", 23)))
+        arguments = {"features": fields, "num_dense": 0, "padding_key": 0}
+        schema = Schema([*map(Sparse, fields), Label("click"), Label("conversion")])
+        return cls(hyper.table(initializer=Uniform(-1.0, 1.0)), arguments, schema)
+
+
+def logit_of_both(a: Tensor, b: Tensor) -> Tensor:
+    """The logit of p = sigmoid(a) * sigmoid(b), computed in logarithms:
+    1 / p - 1 = exp(-a) + exp(-b) + exp(-a - b).
+    """
+    return -torch.logsumexp(torch.stack([-a, -b, -a - b]), 0)
+
+
+def conversion_metrics() -> list[AUC]:
+    """The AUC of clicks, and that of clicks with a conversion."""
+    return [
+        AUC(name="auc_ctr", output="ctr", label="click"),
+        AUC(name="auc_ctcvr", output="ctcvr", label="conversion"),
+    ]

@@ -6,7 +6,7 @@ Source: Zhu et al., "Learning Tree-based Deep Model for Recommender Systems", KD
 Shapes: B examples, S nodes of an example, V nodes of the tree, N leaves, K nodes kept, W floats.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -18,8 +18,9 @@ from trireme.data.batch import Batch, Ragged
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
+from trireme.models.columns import with_items
+from trireme.models.draws import Draws
 from trireme.models.hyper_parameters import HyperParameters, file_of
-from trireme.models.inputs import with_items
 from trireme.models.layers import mlp
 from trireme.models.tree_index import TreeIndex
 from trireme.nn import Embedding
@@ -112,19 +113,17 @@ class LayerSamples:
     """Adds "nodes" and "node_labels" to a batch: of each level from `first` on the node on the path
     to the example's leaf, label 1, then drawn other ones, label 0.
 
-    counts: nodes drawn of a level, but for those of one node. A batch has the same draws when it is
-    read again.
+    counts: nodes drawn of a level, but for those of one node.
     """
 
     tree: TreeIndex
     first: int
     counts: tuple[int, ...]
-    seed: int
+    draws: Draws = field(default_factory=Draws)
 
     def __call__(self, batch: Batch) -> Batch:
         paths_BL = self.tree.paths(_leaf_places(batch, self.tree), self.first)
-        seed = hash((self.seed, batch.stream, batch.position)) % 2**63
-        draw, num = np.random.default_rng(seed), len(paths_BL)
+        draw, num = self.draws.of(batch), len(paths_BL)
         parts, labels = [], []
         levels = zip(self.tree.layers[self.first :], paths_BL.T, self.counts, strict=True)
         for codes, right, count in levels:
@@ -192,7 +191,7 @@ def create(config: Config) -> Recipe:
     """
     hyper = HyperParameters(config)
     for key, value in {"with_att": False, "with_hierachy": False, "id_slot": 1}.items():
-        hyper.only(key, value)
+        hyper.fixed(key, value)
     for key in ("tree_name", "item_nums", "fea_group"):
         hyper.get(key)
     tree = TreeIndex.read(file_of(config, "hyper_parameters.tree_path"))
@@ -213,7 +212,7 @@ def create(config: Config) -> Recipe:
         label=None,
         schema=Schema([Dense(USER, width), Sparse(LEAF), Label("label")]),
         prepare=LayerSamples(
-            tree, first, tuple(n + 1 for n in counts), hyper.whole("seed", 0, least=0)
+            tree, first, tuple(n + 1 for n in counts), Draws(hyper.whole("seed", 0, least=0))
         ),
         evaluation=Evaluation(
             model=BeamSearch(model, tree, keep=keep),

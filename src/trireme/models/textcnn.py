@@ -13,7 +13,7 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.metrics import TopK
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.layers import mlp
+from trireme.models.layers import mlp, text_convolution
 from trireme.models.sequences import SequenceRows
 from trireme.table import Table
 from trireme.train.recipe import Recipe
@@ -31,6 +31,10 @@ class TextCNN(nn.Module):
         length: words of a text; the ones behind are left out.
         windows: words that each convolution sees at once. channels: floats that each makes.
         hidden: width of the hidden layer, with tanh.
+
+    The paper has no hidden layer, and dropout in its place.
+
+    Raises BadRequest: a text is shorter than a window.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class TextCNN(nn.Module):
         super().__init__()
         self.words = SequenceRows(words, column=TEXT, length=length)
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(words.width, channels, window) for window in windows
+            text_convolution(words.width, channels, window, length=length) for window in windows
         )
         self.mlp = mlp([len(windows) * channels, hidden, num_classes], activation=nn.Tanh)
 

@@ -19,8 +19,8 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Field, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
+from trireme.models.columns import expect_same_sizes, first_is_right, ids_of, numbers_of
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.inputs import first_is_right, ids_of, tensor_of
 from trireme.models.sequences import SequenceRows
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
@@ -122,7 +122,8 @@ class Sequence(nn.Module):
         itself_LL = torch.eye(length, device=rows_BLD.device, dtype=torch.bool)
         is_seen = (causal_LL & is_there_BL[:, None]) | itself_LL
         kept = is_there_BL[:, :, None].to(rows_BLD.dtype)
-        times_BLL = torch.unflatten(tensor_of(batch, TIMES).long(), 1, (length, length))
+        times_BN = numbers_of(batch, TIMES, length * length)
+        times_BLL = torch.unflatten(times_BN.long(), 1, (length, length))
         times = self.dropout(self.times[times_BLL])
         places = self.dropout(self.places)
         x = self.dropout(rows_BLD * rows_BLD.shape[2] ** 0.5) * kept
@@ -148,6 +149,7 @@ class TiSAS(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B, L) "right" and "wrong"."""
+        expect_same_sizes(batch, (SEQUENCE, NEXT, OTHERS))
         states = self.sequence(batch)
         rows = (part(batch).rows for part in (self.next, self.others))
         right, wrong = ((states * part).sum(2) for part in rows)

@@ -5,7 +5,6 @@ Source: Mikolov et al., "Distributed Representations of Words and Phrases and th
 Compositionality", NIPS 2013.
 """
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -17,12 +16,14 @@ from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Constant, Uniform
 from trireme.metrics import TopK
+from trireme.models.columns import AllIds
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
 
 ANALOGY = ("analogy_a", "analogy_b", "analogy_c", "analogy_d")
+ALL_WORDS = "all_words"
 
 
 class SkipGram(nn.Module):
@@ -80,13 +81,13 @@ class Analogy(nn.Module):
     """Which word is to c as b is to a: the vector b - a + c, times those of all words, of length 1.
 
     Columns: "analogy_a", "analogy_b", "analogy_c", one word each, which are not answers; and
-    "all_words", which `AllWords` adds.
+    "all_words", which AllIds adds.
     """
 
     def __init__(self, words: Table) -> None:
         super().__init__()
         self.known_words = EmbeddingBag(words, features=list(ANALOGY[:3]))
-        self.answers = Embedding(words, features="all_words")
+        self.answers = Embedding(words, features=ALL_WORDS)
 
     def forward(self, batch: Batch) -> Tensor:
         """(B, V) scores of the words."""
@@ -100,28 +101,13 @@ class Analogy(nn.Module):
         return scores
 
 
-@dataclass(frozen=True)
-class AllWords:
-    """Adds the column "all_words" to a batch: the words 0 to num_words - 1, once, as if they were
-    of its first example. So they are looked up like any feature.
-    """
-
-    num_words: int
-
-    def __call__(self, batch: Batch) -> Batch:
-        ends = torch.full((batch.num_examples + 1,), self.num_words)
-        ends[0] = 0
-        words = Ragged(torch.arange(self.num_words), ends)
-        return Batch({**batch.columns, "all_words": words}, batch.bags)
-
-
 def _analogies(words: Table, num_words: int) -> Evaluation:
     """What PaddleRec's word2vec_infer_reader reads: four words, and three of them once more."""
     return Evaluation(
         model=Analogy(words),
         metrics=[TopK(1, name="analogy", label=ANALOGY[3])],
         schema=Schema(map(Sparse, (*ANALOGY, "inputs_words"))),
-        prepare=AllWords(num_words),
+        prepare=AllIds(ALL_WORDS, num_words),
     )
 
 
@@ -134,12 +120,14 @@ def create(config: Config) -> Recipe:
     bound = 0.5 / hyper.dim
     words = hyper.table("words", initializer=Uniform(-bound, bound))
     model = SkipGram(words, hyper.table("contexts", initializer=Constant(0.0)))
-    num_words = hyper.get("sparse_feature_number")
+    is_counted = hyper.get("sparse_feature_number") is not None
     return Recipe(
         model=model,
         loss=skip_gram_loss,
         optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(map(Sparse, ("center", "context", "negatives"))),
-        evaluation=None if num_words is None else _analogies(words, num_words),
+        evaluation=_analogies(words, hyper.whole("sparse_feature_number", 1))
+        if is_counted
+        else None,
     )

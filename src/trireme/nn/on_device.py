@@ -55,6 +55,7 @@ class SentBatch:
         if batch is self._batch:
             return batch, self._plan, rows
         batch.stream, batch.position = self._batch.stream, self._batch.position
+        batch.epoch = self._batch.epoch
         return batch, self._plan.at(positions), rows
 
 

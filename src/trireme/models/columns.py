@@ -1,0 +1,119 @@
+"""Columns of batches: read as models need them, checked, and made of others.
+
+Shapes: B examples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trireme.data.batch import Batch, Ragged
+from trireme.errors import BadRequest
+
+ALL_ITEMS, PLACE = "all_items", "place"
+
+
+def tensor_of(batch: Batch, name: str) -> Tensor:
+    """A column with a first dimension B. Raises BadRequest: it is ragged, or of strings."""
+    column = batch[name]
+    if not isinstance(column, Tensor):
+        raise BadRequest(f"tensor_of: expected {name!r} as Tensor, found {type(column).__name__}")
+    return column
+
+
+def numbers_of(batch: Batch, name: str, width: int) -> Tensor:
+    """A (B, width) column of numbers. Raises BadRequest: another column."""
+    column = tensor_of(batch, name)
+    if column.shape[1:] != (width,):
+        raise BadRequest(
+            f"numbers_of: expected {width} numbers in {name!r} of every example, found a column of"
+            f" shape {tuple(column.shape)}"
+        )
+    return column
+
+
+def ragged_of(batch: Batch, name: str) -> Ragged:
+    """A column of bags. Raises BadRequest: another column."""
+    column = batch[name]
+    if not isinstance(column, Ragged):
+        raise BadRequest(f"ragged_of: expected {name!r} as Ragged, found {type(column).__name__}")
+    return column
+
+
+def expect_sizes(batch: Batch, name: str, size: int) -> None:
+    """Raise BadRequest for a column in which an example has another number of ids."""
+    sizes_B = ragged_of(batch, name).offsets.diff()
+    if torch.compiler.is_compiling():  # a graph cannot look at values
+        return
+    if (differs := sizes_B != size).any():
+        i = int(differs.int().argmax())
+        raise BadRequest(
+            f"expect_sizes: expected {size} ids in {name!r} of every example, found"
+            f" {int(sizes_B[i])} in example {i}"
+        )
+
+
+def expect_same_sizes(batch: Batch, names: Sequence[str], factors: Sequence[int] = ()) -> None:
+    """Raise BadRequest where an example has not as many ids in one column as in the others, or not
+    that many times as many as in the first: what is laid side by side belongs together.
+
+    factors: of the columns behind the first, default 1.
+    """
+    first, *others = (ragged_of(batch, name).offsets.diff() for name in names)
+    if torch.compiler.is_compiling():  # a graph cannot look at values
+        return
+    for name, sizes_B, factor in zip(names[1:], others, factors or [1] * len(others), strict=True):
+        if (differs := sizes_B != factor * first).any():
+            i = int(differs.int().argmax())
+            share = "as many" if factor == 1 else f"{factor} times as many"
+            raise BadRequest(
+                f"expect_same_sizes: expected {share} ids in {name!r} as in {names[0]!r} of every"
+                f" example, found {int(sizes_B[i])} and {int(first[i])} in example {i}"
+            )
+
+
+def ids_of(batch: Batch, name: str, width: int) -> Tensor:
+    """The (B, width) ids of a column of bags of the same size. Raises BadRequest: other bags."""
+    expect_sizes(batch, name, width)
+    column = ragged_of(batch, name)
+    return column.values[int(column.offsets[0]) : int(column.offsets[-1])].view(-1, width)
+
+
+@dataclass(frozen=True)
+class SplitIds:
+    """Makes one column for each of `names` of a column that has their ids, one of each."""
+
+    column: str
+    names: tuple[str, ...]
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Raises BadRequest: another number of ids."""
+        ids_FB = ids_of(batch, self.column, len(self.names)).T.contiguous()
+        places = torch.arange(ids_FB.shape[1] + 1)
+        split = {name: Ragged(own, places) for name, own in zip(self.names, ids_FB, strict=True)}
+        return Batch({**batch.columns, **split}, batch.bags)
+
+
+def with_items(batch: Batch, name: str, items: Tensor) -> Batch:
+    """The batch with a column of items, all of them as if they were of its first example."""
+    ends = torch.full((batch.num_examples + 1,), len(items))
+    ends[0] = 0
+    return Batch({**batch.columns, name: Ragged(items, ends)}, batch.bags)
+
+
+@dataclass(frozen=True)
+class AllIds:
+    """Adds a column of the ids 0 to num - 1 to a batch, so that their rows are looked up once."""
+
+    column: str
+    num: int
+
+    def __call__(self, batch: Batch) -> Batch:
+        return with_items(batch, self.column, torch.arange(self.num))
+
+
+def first_is_right(batch: Batch) -> Batch:
+    """Adds "place" to a batch: of each example the first candidate is the right one."""
+    return Batch({**batch.columns, PLACE: torch.zeros(batch.num_examples)}, batch.bags)
