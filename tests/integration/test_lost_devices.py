@@ -94,7 +94,7 @@ def test_calls_fail_in_time_and_go_on_when_it_is_back(
         return True
 
     wait_until(goes_on)
-    for some in np.array_split(KEYS, 20):  # each within the deadline, on a busy machine too
+    for some in np.array_split(KEYS, 100):  # each within the deadline, on a busy machine too
         job.push(some)
-    for some in np.array_split(KEYS, 20):
+    for some in np.array_split(KEYS, 100):
         job.pull(some)

@@ -17,6 +17,7 @@ CLASSES = {
 
 FILES = {
     "clipping": "of gradients: what workers and servers both compute, and how a worker asks for it",
+    "columns": "of a push beside its keys, and of a batch as models read them",
     "convert": "the command, and what it does",
     "dense_blocks": "of a Fleet folder: the server's and the worker's side",
     "handlers": "of requests by method: of a whole server, and those of checkpoints",

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import trireme as tr
+from tests.plain_loop import ragged, train
 from tests.seeds import SEED
 from trireme.config import Config
-from trireme.data import Batch, Ragged
+from trireme.data import Batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
-from trireme.job.default import set_default
-from trireme.job.embedded import embedded
 from trireme.models import DeepRec, MatchPyramid, MultiviewSimnet, zoo
 from trireme.models.deeprec import rating_loss
 from trireme.models.losses import MarginLoss
@@ -26,33 +20,9 @@ from trireme.models.match_pyramid import halves_loss
 from trireme.models.multiview_simnet import QueryTitle
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    torch.manual_seed(SEED)
-    print(f"SEED={SEED}")
-    with embedded() as cluster:
-        set_default(cluster)
-        yield cluster
-
-
 def words_table(dim: int) -> tr.Table:
     normal = tr.initializer.Normal(std=dim**-0.25)
     return tr.Table("words", dim=dim, optimizer=tr.optim.Adam(lr=0.02), initializer=normal)
-
-
-def ragged(*bags: list[int]) -> Ragged:
-    values = torch.tensor(list(itertools.chain(*bags)), dtype=torch.int64)
-    return Ragged(values, torch.tensor([0, *map(len, bags)]).cumsum(0))
-
-
-def train(model: nn.Module, loss: Any, batches: list[Batch]) -> None:
-    optimizer = tr.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model)
-    for batch in tr.prefetch(batches, model):
-        optimizer.zero_grad()
-        loss(model(batch), batch).backward()
-        optimizer.step()
-    optimizer.flush()
-    model.eval()
 
 
 def texts(num: int, draw: np.random.Generator) -> dict[str, list[list[int]]]:

@@ -2,56 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import trireme as tr
+from tests.plain_loop import ragged, train
 from tests.seeds import SEED
 from trireme.config import Config
-from trireme.data import Batch, Ragged
+from trireme.data import Batch
 from trireme.errors import BadRequest, DataError
 from trireme.job.cluster import Cluster
-from trireme.job.default import set_default
-from trireme.job.embedded import embedded
 from trireme.models import ENSFM, MHCN, zoo
 from trireme.models.ensfm import AllPairsLoss, ItemList, Scores
 from trireme.models.mhcn import AllRows, PairAndContrastLoss, Recommendation
 from trireme.models.social_graph import SocialGraph
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    torch.manual_seed(SEED)
-    print(f"SEED={SEED}")
-    with embedded() as cluster:
-        set_default(cluster)
-        yield cluster
-
-
 def table(name: str, dim: int) -> tr.Table:
     normal = tr.initializer.Normal(std=0.1)
     return tr.Table(name, dim=dim, optimizer=tr.optim.Adam(lr=0.05), initializer=normal)
-
-
-def ragged(rows: list[list[int]]) -> Ragged:
-    values = torch.tensor([value for row in rows for value in row], dtype=torch.int64)
-    return Ragged(values, torch.tensor([0, *map(len, rows)]).cumsum(0))
-
-
-def train(model: nn.Module, loss: Any, batches: list[Batch]) -> None:
-    optimizer = tr.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model)
-    for batch in tr.prefetch(batches, model):
-        optimizer.zero_grad()
-        loss(model(batch), batch).backward()
-        optimizer.step()
-    optimizer.flush()
-    model.eval()
 
 
 NUM_ITEMS = 12
@@ -67,9 +39,9 @@ def shoppers(users: list[int], taken: list[list[int]]) -> Batch:
     longest = max(map(len, taken))
     padded = [[*row, *[NUM_ITEMS] * (longest - len(row))] for row in taken]
     columns = {
-        "user": ragged([[1000 + user, user % 3] for user in users]),
-        "items": ragged([items] * num),
-        "taken": ragged(padded),
+        "user": ragged(*[[1000 + user, user % 3] for user in users]),
+        "items": ragged(*[items] * num),
+        "taken": ragged(*padded),
         "num_items": torch.full((num,), float(NUM_ITEMS)),
     }
     return ItemList(2)(Batch(columns))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,30 +13,19 @@ from torch import nn
 
 import trireme as tr
 from examples.planted.clicks import exact_auc
+from tests.plain_loop import ragged, train
 from tests.seeds import SEED
 from trireme.config import Config
-from trireme.data import ArrayDataset, Batch, Ragged
-from trireme.data.prepared import PreparedDataset
+from trireme.data import Batch, Ragged
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
-from trireme.job.default import set_default
-from trireme.job.embedded import embedded
-from trireme.models import BST, DIEN, DPIN, DSSM, FLEN, MIND, NCF, SIGN, TagSpace, TextCNN, zoo
+from trireme.models import BST, DIEN, DPIN, DSSM, FLEN, NCF, SIGN, TagSpace, TextCNN, zoo
 from trireme.models.bst import TransformerLayer
 from trireme.models.columns import first_is_right
 from trireme.models.dien import NOT_CLICKED, AttentionGRU
 from trireme.models.dssm import Similarity
 from trireme.models.inputs import ValuedVectors
 from trireme.models.losses import ClickAndAuxiliaryLoss, MarginLoss
-from trireme.models.mind import (
-    AllItems,
-    Interests,
-    Recall,
-    SampledItems,
-    SampledSoftmax,
-    log_uniform,
-    squash,
-)
 from trireme.models.sequences import SequenceRows
 from trireme.models.sign import SignLoss, add_click
 from trireme.models.textcnn import class_loss
@@ -45,33 +33,8 @@ from trireme.models.textcnn import class_loss
 log_loss = nn.functional.binary_cross_entropy_with_logits
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    torch.manual_seed(SEED)
-    print(f"SEED={SEED}")
-    with embedded() as cluster:
-        set_default(cluster)
-        yield cluster
-
-
 def table(name: str, dim: int, lr: float = 0.02) -> tr.Table:
     return tr.Table(name, dim=dim, optimizer=tr.optim.Adam(lr=lr))
-
-
-def ragged(*bags: list[int]) -> Ragged:
-    values = torch.tensor(list(itertools.chain(*bags)), dtype=torch.int64)
-    return Ragged(values, torch.tensor([0, *map(len, bags)]).cumsum(0))
-
-
-def train(model: nn.Module, loss: Any, batches: list[Batch], *, epochs: int = 1) -> None:
-    """A plain loop, with Adam."""
-    optimizer = tr.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model)
-    for batch in tr.prefetch(batches * epochs, model):
-        optimizer.zero_grad()
-        loss(model(batch), batch).backward()
-        optimizer.step()
-    optimizer.flush()
-    model.eval()
 
 
 def test_sequences_are_padded_and_cut(cluster: Cluster) -> None:
@@ -498,143 +461,6 @@ def test_dssm_finds_the_document_of_a_query(cluster: Cluster) -> None:
         values = {"fc_sizes": [16, 8], "fc_acts": acts}
         with pytest.raises(BadRequest, match="fc_acts: expected relu or tanh, 2 times, found"):
             zoo.load("dssm").create(Config({"hyper_parameters": values}))
-
-
-def test_routing_is_that_of_the_paper(cluster: Cluster) -> None:
-    interests = Interests(table("items", 3), size=2, num_interests=2, num_rounds=3, length=4).eval()
-    batch = Batch({"hist_item": ragged([5, 6, 0, 7])})
-    with torch.no_grad():
-        rows = interests.events(batch).rows[0]
-        actual = interests(batch)[0]
-        kept = [0, 1, 3]
-        events = rows[kept] @ interests.map
-        weights = interests.first_weights[:, kept].clone()
-        for _ in range(3):
-            shares = torch.softmax(weights, 0)
-            capsules = torch.stack(
-                [squash(sum(s * e for s, e in zip(part, events, strict=True))) for part in shares]
-            )
-            weights = weights + capsules @ events.T
-        expected = torch.relu(interests.layer(capsules))
-    torch.testing.assert_close(actual, expected)
-    vector = torch.tensor([3.0, 4.0])
-    torch.testing.assert_close(squash(vector), vector / 5 * 25 / 26)
-    again = Interests(table("others", 3), size=2, num_interests=2, length=4)
-    assert torch.equal(again.first_weights, interests.first_weights)
-
-
-def test_draws_are_log_uniform_and_the_same_again() -> None:
-    chances = log_uniform(torch.arange(1, 50), 50)
-    assert float(chances.sum()) == pytest.approx(1, rel=1e-6)
-    sample = SampledItems(50, 200_000)
-    batch = Batch({"x": torch.zeros(3)}, stream=1, position=(7,))
-    drawn = sample(batch)["sampled_items"]
-    assert isinstance(drawn, Ragged)
-    assert drawn.offsets.tolist() == [0, 200_000, 200_000, 200_000]
-    shares = torch.bincount(drawn.values, minlength=50)[1:] / 200_000
-    torch.testing.assert_close(shares, chances, rtol=0.1, atol=1e-3)
-    again = SampledItems(50, 200_000)(Batch({"x": torch.zeros(2)}, stream=1, position=(7,)))
-    assert torch.equal(again["sampled_items"].values, drawn.values)
-    other = sample(Batch({"x": torch.zeros(3)}, stream=1, position=(8,)))
-    assert not torch.equal(other["sampled_items"].values, drawn.values)
-
-
-def test_all_of_many_items_can_be_drawn() -> None:
-    num = 10_000_000
-    batch = Batch({"x": torch.zeros(1)}, position=(1,))
-    drawn = SampledItems(num, 2_000_000)(batch)["sampled_items"].values
-    large = drawn[drawn > num // 2]
-    # float32 has one in seven of these items: 6 of 100 draws would be repetitions.
-    chance = math.log(2) / math.log(num)
-    assert len(large) == pytest.approx(2_000_000 * chance, rel=0.02)
-    assert len(large.unique()) > 0.97 * len(large)
-
-
-def test_items_are_drawn_anew_in_each_epoch_and_as_before_when_it_is_resumed() -> None:
-    data = ArrayDataset({"x": np.arange(6)}, batch_size=2)
-
-    def drawn(epoch: int, start: tuple[int, ...] | None = None) -> list[list[int]]:
-        stream = PreparedDataset(data, SampledItems(1000, 5)).stream(0, 1, epoch=epoch, start=start)
-        return [batch["sampled_items"].values.tolist() for batch in stream]
-
-    first, second = drawn(0), drawn(1)
-    assert len({tuple(items) for items in (*first, *second)}) == 6
-    assert drawn(1) == second
-    assert drawn(1, start=(2,)) == second[1:]
-
-
-def test_batches_without_a_position_are_counted() -> None:
-    def drawn() -> list[list[int]]:
-        sample = SampledItems(1000, 5)
-        batches = [sample(Batch({"x": torch.zeros(1)})) for _ in range(2)]
-        return [batch["sampled_items"].values.tolist() for batch in batches]
-
-    first, second = drawn()
-    assert first != second
-    assert drawn() == [first, second]
-
-
-def test_sampled_softmax_corrects_and_forgets_repetitions() -> None:
-    products = torch.randn(2, 4)
-    target, sampled = torch.tensor([3, 9]), torch.tensor([1, 3, 8])
-    ends = torch.tensor([0, 3, 3])
-    batch = Batch({"target_item": ragged([3], [9]), "sampled_items": Ragged(sampled, ends)})
-    losses = []
-    for b in range(2):
-        logits = [
-            products[b, 0]
-            - math.log(3 * math.log((int(target[b]) + 1) / int(target[b])) / math.log(20))
-        ]
-        for j, item in enumerate(sampled.tolist()):
-            if item != int(target[b]):
-                chance = math.log((item + 1) / item) / math.log(20)
-                logits.append(products[b, j + 1] - math.log(3 * chance))
-        losses.append(torch.logsumexp(torch.stack(logits), 0) - logits[0])
-    torch.testing.assert_close(SampledSoftmax(20)(products, batch), torch.stack(losses).mean())
-    batch.columns["target_item"] = ragged([3, 4], [9])
-    with pytest.raises(BadRequest, match="one id in 'target_item' of each of 2 examples, found 3"):
-        SampledSoftmax(20)(products, batch)
-
-
-def test_mind_recalls_what_follows_from_either_of_two_interests(cluster: Cluster) -> None:
-    """Histories of two topics; what follows is of one of them."""
-    items = table("items", 8, 0.05)
-    interests = Interests(items, size=8, num_interests=2, length=6)
-    model = MIND(items, interests)
-    draw = np.random.default_rng(SEED)
-    sample, num_items = SampledItems(41, 30), 41
-
-    def batch(number: int, num: int, following: str) -> Batch:
-        """Topic t has the items t + 1, t + 5, ..., t + 37."""
-        topics = np.stack([draw.permutation(4)[:2] for _ in range(num)])
-        places = draw.integers(0, 10, (num, 7))
-        events = 1 + topics[:, [0, 1, 0, 1, 0, 1]] + 4 * places[:, :6]
-        right = 1 + topics[np.arange(num), draw.integers(0, 2, num)] + 4 * places[:, 6]
-        columns = {
-            "hist_item": ragged(*events.tolist()),
-            following: ragged(*[[int(item)] for item in right]),
-        }
-        return Batch(columns, position=(number,))
-
-    batches = [sample(batch(n, 100, "target_item")) for n in range(60)]
-    train(model, SampledSoftmax(num_items), batches, epochs=4)
-    tested = AllItems(num_items)(batch(0, 500, "eval_item"))
-    with torch.no_grad():
-        scores = Recall(items, interests).eval()(tested)
-    assert scores.shape == (500, num_items)
-    assert int(scores.argmax(1).min()) > 0
-    metric = tr.metrics.TopK(20)
-    metric.update(scores, tested["answers"])
-    assert metric.compute()["recall"] > 0.75  # 0.5 by chance
-
-
-def test_answers_of_a_recall_are_without_padding() -> None:
-    batch = AllItems(4)(Batch({"eval_item": ragged([2, 0], [0, 0], [3, 1, 0])}))
-    answers = batch["answers"]
-    assert isinstance(answers, Ragged)
-    assert answers.values.tolist() == [2, 3, 1]
-    assert answers.offsets.tolist() == [0, 1, 1, 3]
-    assert batch["all_items"].values.tolist() == [0, 1, 2, 3]
 
 
 def words(num: int, draw: np.random.Generator) -> tuple[list[list[int]], np.ndarray[Any, Any]]:

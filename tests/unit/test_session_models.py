@@ -4,7 +4,7 @@ yield, and follow their formulas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,23 +19,12 @@ from trireme.config import Config
 from trireme.data import Batch, Ragged
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
-from trireme.job.default import set_default
-from trireme.job.embedded import embedded
 from trireme.models import dmr, dsin, iprec, tisas, zoo
 from trireme.models.columns import ids_of
 from trireme.models.fastformer import AdditiveAttention
 from trireme.models.layers import BatchNorm, compared
 from trireme.models.naml import Pooling
 from trireme.models.sequences import shares_of
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    torch.manual_seed(SEED)
-    print(f"SEED={SEED}")
-    with embedded() as cluster:
-        set_default(cluster)
-        yield cluster
 
 
 def bags(array: Any) -> Ragged:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +15,10 @@ from trireme.config import Config
 from trireme.data import Batch, Ragged
 from trireme.errors import BadRequest, DataError
 from trireme.job.cluster import Cluster
-from trireme.job.default import set_default
-from trireme.job.embedded import embedded
 from trireme.models import TDM, zoo
 from trireme.models.draws import Draws
 from trireme.models.tdm import AllNodes, BeamSearch, LayerSamples, node_loss
 from trireme.models.tree_index import TreeIndex
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    torch.manual_seed(SEED)
-    print(f"SEED={SEED}")
-    with embedded() as cluster:
-        set_default(cluster)
-        yield cluster
 
 
 @pytest.fixture

@@ -44,9 +44,10 @@ def ragged_of(batch: Batch, name: str) -> Ragged:
 
 def expect_sizes(batch: Batch, name: str, size: int) -> None:
     """Raise BadRequest for a column in which an example has another number of ids."""
-    sizes_B = ragged_of(batch, name).offsets.diff()
+    column = ragged_of(batch, name)
     if torch.compiler.is_compiling():  # a graph cannot look at values
         return
+    sizes_B = column.offsets.diff()
     if (differs := sizes_B != size).any():
         i = int(differs.int().argmax())
         raise BadRequest(
@@ -61,9 +62,10 @@ def expect_same_sizes(batch: Batch, names: Sequence[str], factors: Sequence[int]
 
     factors: of the columns behind the first, default 1.
     """
-    first, *others = (ragged_of(batch, name).offsets.diff() for name in names)
+    columns = [ragged_of(batch, name) for name in names]
     if torch.compiler.is_compiling():  # a graph cannot look at values
         return
+    first, *others = (column.offsets.diff() for column in columns)
     for name, sizes_B, factor in zip(names[1:], others, factors or [1] * len(others), strict=True):
         if (differs := sizes_B != factor * first).any():
             i = int(differs.int().argmax())

@@ -180,14 +180,8 @@ def _load_on_servers(
     """Have the servers load what worker 0 chooses; returns its path and JSON values. tables,
     parameters: names; None: all. resumes: the pass that the checkpoint was taken in goes on.
     """
-    optimizer.check_newest()  # streams are the newest one's
-    try:
-        optimizer.mode.flush()
-    except TriremeError as error:  # what is loaded replaces the step; `Mode.resume` forgets it
-        log.warning("load: a step before it has failed: %s", error)
-    optimizer.mode.leave_pass()
+    _leave_training(optimizer)
     cluster = optimizer.cluster
-    cluster.client.coordinator.gather({}, [], purpose="load")
     own = [table.name for table in optimizer.tables]
     parts = _parts(own if tables is None else tables, parameters)
     half: list[str] = []  # the checkpoint that has begun to replace what the servers have
@@ -245,6 +239,17 @@ def _load_on_servers(
         message = f"load: worker 0 failed: {loaded['message']}"
         raise failed[0] if failed else class_of_code(loaded["code"])(message)
     return loaded
+
+
+def _leave_training(optimizer: DistributedOptimizer) -> None:
+    """All workers end what they train, and wait for each other."""
+    optimizer.check_newest()  # streams are the newest one's
+    try:
+        optimizer.mode.flush()
+    except TriremeError as error:  # what is loaded replaces the step; `Mode.resume` forgets it
+        log.warning("load: a step before it has failed: %s", error)
+    optimizer.mode.leave_pass()
+    optimizer.cluster.client.coordinator.gather({}, [], purpose="load")
 
 
 def _parts(tables: Collection[str], parameters: Collection[str] | None) -> list[str]:
