@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -10,13 +12,16 @@ import trireme as tr
 from tests.jobs import Job
 from tests.tables import T_ROWS, clear, restore
 from trireme import _core
-from trireme.errors import Fenced, NotReady
+from trireme.errors import Fenced, NotReady, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import values_of_group
 from trireme.protocol.routing import BucketMap
+from trireme.rpc import Call, Reply
 from trireme.worker.gradients import PushHeader, TableGradient
 from trireme.worker.passes import PassNote, begin_pass, leave
+from trireme.worker.pull import FollowingPull
+from trireme.worker.transport import Transport
 
 TABLE = tr.Table("t", dim=2, optimizer=tr.optim.Count(), initializer=tr.initializer.Constant(0.0))
 NUM_KEYS = 500
@@ -32,11 +37,17 @@ def all_keys(cluster: Cluster) -> np.ndarray:
     return _core.unique(np.arange(NUM_KEYS, dtype=np.uint64), cluster.pool)[0]
 
 
-def push(cluster: Cluster, sequence: int, keys: np.ndarray, *, step: int = 0) -> None:
+def push(
+    cluster: Cluster,
+    sequence: int,
+    keys: np.ndarray,
+    *,
+    step: int = 0,
+    following: FollowingPull | None = None,
+) -> None:
     gradient = TableGradient(keys, torch.zeros(len(keys), 2), VALUES)
-    cluster.client.push(
-        PushHeader(sequence, step, [], examples=1), {T_ROWS: gradient}, staged=step > 0
-    )
+    header = PushHeader(sequence, step, [], examples=1)
+    cluster.client.push(header, {T_ROWS: gradient}, staged=step > 0, following=following)
 
 
 def counts(cluster: Cluster) -> dict[int, float]:
@@ -74,6 +85,68 @@ def test_repeated_pushes_count_once(num_servers: int) -> None:
     else:
         with Job(num_servers) as job:
             job.run(1, work)
+
+
+@pytest.mark.parametrize("num_servers", [0, 1, 3])
+def test_a_pull_that_follows_a_push_has_it(num_servers: int) -> None:
+    def work(cluster: Cluster) -> None:
+        cluster.client.create_table(TABLE.schema)
+        keys, pushed = all_keys(cluster), []
+        for sequence in range(1, 21):
+            pushed.append(some_keys(cluster, sequence))
+            following = FollowingPull({T_ROWS: keys}, blocks=False, time=0)
+            for _ in range(1 + sequence % 2):
+                push(cluster, sequence, pushed[-1], following=following)
+            assert following.pulled is not None
+            rows = following.pulled.rows[T_ROWS][:, 0].tolist()
+            assert dict(zip(keys.tolist(), rows, strict=True)) == expected(pushed)
+            assert following.pulled.push_counts == [sequence] * max(1, num_servers)
+
+    if num_servers == 0:
+        with embedded(threads=2) as cluster:
+            work(cluster)
+    else:
+        with Job(num_servers) as job:
+            job.run(1, work)
+
+
+@pytest.mark.parametrize("what", ["comes first", "is refused"])
+def test_a_push_is_made_whatever_happens_to_the_pull_that_follows_it(what: str) -> None:
+    class Reordering:
+        """A way to the servers by which pulls arrive before the push."""
+
+        def __init__(self, way: Transport) -> None:
+            self.way = way
+            self.refusals: list[TriremeError] = []
+
+        def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
+            try:
+                replies = self.way.call_all(calls[::-1], timeout_s=timeout_s)
+            except TriremeError as error:
+                self.refusals.append(error)
+                raise
+            return replies[::-1]
+
+        def close(self) -> None:
+            self.way.close()
+
+    with Job(2) as job, job.join(0, 1) as cluster:
+        cluster.client.create_table(TABLE.schema)
+        pushes = cluster.client.servers.pushes
+        class_id = T_ROWS if what == "comes first" else T_ROWS._replace(table="unknown")
+        way = Reordering(pushes.transport)
+        if what == "comes first":
+            pushes.transport = way
+        pushed = []
+        for sequence in (1, 2, 3):
+            pushed.append(some_keys(cluster, sequence))
+            following = FollowingPull({class_id: pushed[0]}, blocks=False, time=0)
+            push(cluster, sequence, pushed[-1], following=following)
+            assert following.pulled is None
+            assert counts(cluster) == expected(pushed)
+        if what == "comes first":
+            assert [type(error) for error in way.refusals] == [NotReady] * 3
+            assert "expected push 3 of stream 0 to be applied, found 2" in str(way.refusals[-1])
 
 
 def test_a_gap_in_a_stream_is_refused_and_nothing_is_applied() -> None:

@@ -4,6 +4,7 @@ and pull ahead all that the batch under way does not push.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,12 @@ from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.policy import Policy, ScorePolicy
 from trireme.server.server_stats import stats_of
+from trireme.worker.pull import FollowingPull
+from trireme.worker.transport import LockedTransport
 
 DAY = 86400
+NUM_BATCHES = 12
+TIMEOUT_S = 30
 STRATEGIES = {
     "sync": tr.Strategy("sync"),
     "async": tr.Strategy("async"),
@@ -64,7 +69,7 @@ class Overlapping:
     def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Iterator[Batch]:
         rng = np.random.default_rng(self.same)
         ids = np.arange(6)
-        for number in range(12):
+        for number in range(NUM_BATCHES):
             ids = np.concatenate([ids[: self.same], 100 * number + 10 + np.arange(6 - self.same)])
             label = torch.from_numpy(rng.normal(size=6).astype(np.float32))
             yield Batch({"id": torch.from_numpy(rng.permutation(ids)), "label": label})
@@ -102,6 +107,20 @@ def plain(model: Model, optimizer: Any, cluster: Cluster, data: Any) -> list[flo
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def when_pulled_ahead(model: Model, optimizer: Any, cluster: Cluster, data: Any) -> list[float]:
+    """A loop that steps when the pull thread has the next batch."""
+    losses = []
+    for number, batch in enumerate(tr.prefetch(data, model, cluster=cluster)):
+        losses.append(nn.functional.mse_loss(model(batch), batch["label"]))
+        losses[-1].backward()
+        deadline = time.monotonic() + TIMEOUT_S
+        while number < NUM_BATCHES - 1 and not cluster.metrics.queues["pulled"]():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        optimizer.step()
+    return [loss.item() for loss in losses]
 
 
 def every_other(model: Model, optimizer: Any, cluster: Cluster, data: Any) -> list[float]:
@@ -156,6 +175,29 @@ def test_alone_every_mode_misses_no_step_whatever_batches_share(mode: str, same:
         assert [list(server["staleness"]) for server in stats] == [["0"], ["0"]]
 
 
+@pytest.mark.parametrize("mode", ["async", "hybrid"])
+@pytest.mark.parametrize("same", [2, 6])
+def test_the_rest_is_pulled_right_behind_the_push(
+    mode: str, same: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, methods = [], []
+    real = LockedTransport.call_all
+
+    def note(self: LockedTransport, calls: Any, timeout_s: float) -> Any:
+        methods.append([call.method for call in calls])
+        return real(self, calls, timeout_s)
+
+    for name, loop in (("sync", plain), (mode, when_pulled_ahead)):
+        with Job(2) as job:
+            results += job.run(
+                1, lambda cluster, s=STRATEGIES[name], loop=loop: run(cluster, s, loop, same)
+            )
+        monkeypatch.setattr(LockedTransport, "call_all", note)
+    assert results[0] == results[1]
+    assert methods.count(["ps.push"] * 2 + ["ps.pull"] * 2) == NUM_BATCHES - 1
+    assert methods.count(["ps.push"] * 2) == 1  # nothing follows the last one
+
+
 @pytest.mark.parametrize("loop", [every_other, looks_up_more])
 def test_a_loop_may_push_what_other_forward_passes_have_looked_up(loop: Loop) -> None:
     results = []
@@ -190,7 +232,17 @@ def test_a_row_is_pulled_once_and_ahead_unless_the_batch_before_pushes_it(
             pulls.append((blocks, sum(map(len, keys.values()))))
             return pull(keys, blocks=blocks, **options)
 
+        push = cluster.client.push
+
+        def note_following(
+            *args: Any, following: FollowingPull | None = None, **options: Any
+        ) -> None:
+            if following is not None:
+                pulls.append((True, sum(map(len, following.keys.values()))))
+            push(*args, following=following, **options)
+
         monkeypatch.setattr(cluster.client, "pull", note)
+        monkeypatch.setattr(cluster.client, "push", note_following)
         run(cluster, STRATEGIES["async"], plain, same)
     counts = [num for blocks, num in pulls if not blocks]
     assert sum(num for _, num in pulls) == 12 * 12  # two tables, 12 batches of 6 ids

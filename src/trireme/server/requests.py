@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from trireme.errors import BadRequest, ResourceExhausted
+from trireme.errors import BadRequest, NotReady, ResourceExhausted
 from trireme.protocol.block_messages import map_from_wire, specs_from_wire
 from trireme.protocol.clipping import norm_from_wire
 from trireme.protocol.membership import Pace, PassMembers
@@ -142,7 +142,8 @@ class RequestHandlers:
         In sync, `staged` is the step up to which all servers have staged the stream's pushes; the
         answer waits until this server has applied it. `norm` is that of the step's gradient, if it
         is clipped by norm. In bounded, `pace` gives the step that the rows are for; the answer
-        waits until no other stream is too far behind it.
+        waits until no other stream is too far behind it. `after` is a push of the stream that came
+        on the same connection before.
         """
         state, body = self._state, request.body
         state.check_settled()
@@ -156,6 +157,7 @@ class RequestHandlers:
             return self._read(wanted, block_ids, time)
 
         stream, staged = need(body, "stream", int), need(body, "staged", int)
+        self._check_applied(stream, need({"after": 0} | body, "after", int))
         pace, norm = Pace.from_wire(body.get("pace")), norm_from_wire(body.get("norm"))
         if not staged and pace is None:
             return answer()
@@ -172,6 +174,19 @@ class RequestHandlers:
         return self._answer_when(
             is_ready, answer, lambda: self._describe_wait(stream, pace), waits, num_bytes
         )
+
+    def _check_applied(self, stream: int, sequence: int) -> None:
+        """Raises NotReady: this push of a stream, if it is not 0, has not been applied here."""
+        if not sequence:
+            return
+        with self._state.lock:
+            known = self._state.streams.get(stream)
+        last = 0 if known is None else known.last
+        if last < sequence:
+            raise NotReady(
+                f"pull: expected push {sequence} of stream {stream} to be applied, found {last}: it"
+                " was lost on its way, or refused"
+            )
 
     def _answer_when(
         self,

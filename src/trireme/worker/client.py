@@ -23,13 +23,14 @@ from trireme.protocol.clipping import NormReply, norm_of_step
 from trireme.protocol.compute_addresses import addresses_from_wire, addresses_to_wire
 from trireme.protocol.membership import Pace
 from trireme.protocol.pass_lease import PassLease
+from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import GRADIENT, Push
 from trireme.rpc import Call
 from trireme.table import RowClassId, TableSchema
 from trireme.worker.coordinator_calls import CoordinatorCalls
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import DenseGradient, KeysByClass, PushHeader, TableGradient
-from trireme.worker.pull import Pulled, PullPlan
+from trireme.worker.pull import FollowingPull, Pulled, PullPlan
 from trireme.worker.push import split_blocks, split_tables
 from trireme.worker.script import Script
 from trireme.worker.servers import Servers
@@ -250,16 +251,9 @@ class WorkerClient:
             bucket_map = self.servers.map
             norm = self._norm_of(staged, left_s, via) if clipped and staged else None
             plan = PullPlan(keys, bucket_map, self._pool)
-            body = {
-                "map": bucket_map.version,
-                "stream": self.stream,
-                **plan.tables(),
-                "blocks": blocks,
-                "staged": staged,
-                "norm": norm,
-                "pace": None if pace is None else pace.to_wire(),
-                "time": time,
-            }
+            body = self._pull_body(plan, bucket_map, blocks=blocks, time=time)
+            body |= {"staged": staged, "norm": norm}
+            body["pace"] = None if pace is None else pace.to_wire()
             replies = via.call_all(plan.calls(body), deadline - monotonic())
             return plan.join(replies, blocks=blocks)
 
@@ -300,10 +294,12 @@ class WorkerClient:
         via: LockedTransport | None = None,
         staged: bool = False,
         kind: str = GRADIENT,
+        following: FollowingPull | None = None,
     ) -> None:
         """Send one step's gradients to every server; returns when all have applied (or, in sync,
         staged) them. via: the way to the servers; default an own one of pushes. kind: DIFFERENCE:
-        values to add to the weights stand in place of gradients.
+        values to add to the weights stand in place of gradients. following: gets the answer of a
+        pull that is made together with the push.
 
         Raises:
             Fenced: a successor of this worker has taken over. DeadlineExceeded, Unavailable:
@@ -313,6 +309,7 @@ class WorkerClient:
         via = via or self.servers.pushes
 
         def attempt(left_s: float) -> None:
+            deadline = monotonic() + left_s
             bucket_map = self.servers.map
             table_pushes = split_tables(tables, bucket_map, self._pool)
             blocks_pushes = split_blocks(dense, self._dense, bucket_map)
@@ -337,9 +334,43 @@ class WorkerClient:
                 )
                 body, arrays = push.to_wire()
                 calls.append(Call(endpoint, "ps.push", body, arrays))
+            if following is not None:
+                try:
+                    self._push_and_pull(calls, header.sequence, following, via, left_s)
+                    return
+                except TriremeError:
+                    # Of the pull, perhaps, which takes place later then. Else the push by itself
+                    # fails again, and says why.
+                    if (left_s := deadline - monotonic()) <= 0:
+                        raise
             via.call_all(calls, left_s)
 
         self.servers.until_current("push", attempt)
+
+    def _push_and_pull(
+        self,
+        pushes: Sequence[Call],
+        sequence: int,
+        following: FollowingPull,
+        via: LockedTransport,
+        left_s: float,
+    ) -> None:
+        """Send pushes and a pull at once. A server handles the requests of a connection in their
+        order; where it could not, it refuses a pull that is `after` a push that it lacks.
+        """
+        bucket_map, blocks = self.servers.map, following.blocks
+        plan = PullPlan(following.keys, bucket_map, self._pool)
+        body = self._pull_body(plan, bucket_map, blocks=blocks, time=following.time)
+        body |= {"staged": 0, "after": sequence}
+        replies = via.call_all([*pushes, *plan.calls(body)], left_s)
+        following.pulled = plan.join(replies[len(pushes) :], blocks=blocks)
+
+    def _pull_body(
+        self, plan: PullPlan, bucket_map: BucketMap, *, blocks: bool, time: int
+    ) -> dict[str, Any]:
+        """What every pull tells a server."""
+        head = {"map": bucket_map.version, "stream": self.stream, **plan.tables()}
+        return {**head, "blocks": blocks, "time": time}
 
     def stream_position(self) -> StreamPosition:
         """What every server has applied of this worker's stream; ask after joining or loading."""

@@ -26,6 +26,18 @@ class Pulled:
     stop: Stop | None = None  # the step after which all stop, if a server has applied it
 
 
+@dataclass
+class FollowingPull:
+    """A pull that follows a push on its way, and so reads what the push has changed. It saves the
+    round trip of waiting for the push first. The arguments are those of `WorkerClient.pull`.
+    """
+
+    keys: KeysByClass
+    blocks: bool
+    time: int
+    pulled: Pulled | None = None  # None until the push has ended, or if it had to be made again
+
+
 class PullPlan:
     """The keys of a pull, (K,) per `Table.class_id`, distinct and in bucket order, divided among
     the servers.

@@ -13,6 +13,7 @@ class Bounded(NumberedSteps):
 
     why_not_shared = "a stream that waits for a worker would hold up all others"
     is_staged = False
+    pulls_behind_pushes = False  # a pull waits for other streams, which a push must not
 
     def __init__(self, setup: TrainingSetup) -> None:
         super().__init__(setup)

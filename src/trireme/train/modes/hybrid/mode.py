@@ -53,7 +53,10 @@ class Hybrid(OnServers):
     def step(self, step: WorkerStep) -> None:
         header = self.header(step)
         self._dense.wait_for_save()
-        self.stream.push(header, step.tables, None, in_background=step.in_background)
+        following = self.following(step)
+        self.stream.push(
+            header, step.tables, None, in_background=step.in_background, following=following
+        )
         # While the rows are on their way:
         self._dense.step(step.examples, is_skipped=step.is_skipped)
 

@@ -23,7 +23,7 @@ from trireme.worker.client import StreamPosition
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import DenseGradient, KeysByClass, PushHeader
 from trireme.worker.passes import PassNote
-from trireme.worker.pull import Pulled
+from trireme.worker.pull import FollowingPull, Pulled
 
 
 class OnServers(Mode):
@@ -35,6 +35,7 @@ class OnServers(Mode):
     saves_between_steps = False
     has_device_passes: ClassVar[bool] = True  # rows and dense weights are on servers between steps
     shares_device_passes: ClassVar[bool] = False  # several workers make one together
+    pulls_behind_pushes: ClassVar[bool] = True  # a pull waits for nothing but its worker's push
     pushes_dense: ClassVar[bool] = True  # pushes change dense weights, which pulls bring
     enters_passes: ClassVar[bool] = False  # also where the loop does not call begin_pass
     why_not_shared: ClassVar[str] = ""  # why workers that share streams cannot come and go
@@ -45,6 +46,7 @@ class OnServers(Mode):
         self.stream = PushStream(self.cluster, setup.timing.background)
         self.passes = PassState(self.client, self.stream)
         self.num_steps = 0
+        self._ahead: PullAhead | None = None  # of the batch after the one under way
         self._last_device_pass: DevicePass | None = None
         if self.why_not_shared and (streams := self.cluster.num_streams):
             raise BadRequest(
@@ -87,7 +89,18 @@ class OnServers(Mode):
         pull = partial(self.pull, number=number)
         blocks = self.pushes_dense and len(self.setup.replica.dense) > 0
         ahead = PullAhead(self.setup, self.stream, pull, keys, under_way, blocks=blocks)
+        if self.pulls_behind_pushes:
+            self._ahead = ahead
         return ahead.complete
+
+    def following(self, step: WorkerStep) -> FollowingPull | None:
+        """The pull to send right behind the push of a step; None: there is none, or it is not known
+        yet what to pull.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or not step.in_background:
+            return None
+        return ahead.following({class_id: part.keys for class_id, part in step.tables.items()})
 
     def lacking(self, keys: KeysByClass) -> KeysByClass:
         return keys
@@ -131,7 +144,10 @@ class OnServers(Mode):
 
     def step(self, step: WorkerStep) -> None:
         header, dense = self.header(step), self.dense_gradient(step.dense)
-        self.stream.push(header, step.tables, dense, in_background=step.in_background)
+        following = self.following(step)
+        self.stream.push(
+            header, step.tables, dense, in_background=step.in_background, following=following
+        )
 
     def header(self, step: WorkerStep) -> PushHeader:
         """The facts of the push of a step."""

@@ -20,7 +20,7 @@ from trireme.table import RowClassId, Table
 from trireme.train.modes.on_servers.push_stream import PushStream
 from trireme.train.modes.setup import TrainingSetup
 from trireme.worker.gradients import KeysByClass
-from trireme.worker.pull import Pulled
+from trireme.worker.pull import FollowingPull, Pulled
 
 
 class Pull(Protocol):
@@ -70,6 +70,7 @@ class PullAhead:
         self._early = pull(_keys_of(early), blocks=False) if early else None
         self._sequence_read = stream.sequence  # no later push is in what was read
         self._rows: dict[RowClassId, Tensor] = {}
+        self._following: FollowingPull | None = None
         if self._early is not None:
             self._fill(early, self._early)
 
@@ -104,15 +105,27 @@ class PullAhead:
                 self._rows[class_id] = rows_AW.new_empty((num_keys, rows_AW.shape[1]))
             _core.put_rows(rows_AW.numpy(), places, self._rows[class_id].numpy())
 
+    def following(self, pushed: KeysByClass) -> FollowingPull | None:
+        """The pull of the rest, to be sent right behind the push of these keys, the next of this
+        worker; None: it is not the push that was expected, or there is no rest.
+        """
+        is_next = self._stream.sequence == self._sequence and self._is_expected(pushed)
+        if is_next and (self._late or self._blocks):
+            keys = _keys_of(self._late)
+            self._following = FollowingPull(keys, blocks=self._blocks, time=self._time)
+        return self._following
+
     def complete(self) -> Pulled:
         """The rows of all keys, and the dense weights, with every push of this worker; after the
         step of the batch before.
         """
-        if self._early is None or not self._is_current():
+        if not self._is_current():
             return self._pull(self._keys, blocks=True)
+        if self._early is None:
+            return self._pull_late()
         if not (self._late or self._blocks):
             return replace(self._early, push_counts=self._counts(since=self._sequence_read))
-        late = self._pull(_keys_of(self._late), blocks=True)
+        late = self._pull_late()
         self._fill(self._late, late)
         counts = self._counts(since=self._sequence)
         return Pulled(
@@ -122,6 +135,13 @@ class PullAhead:
             {c: self._early.missing.get(c, 0) + late.missing.get(c, 0) for c in self._keys},
             late.stop,
         )
+
+    def _pull_late(self) -> Pulled:
+        if self._following is not None:
+            self._stream.flush()
+            if self._following.pulled is not None:
+                return self._following.pulled
+        return self._pull(_keys_of(self._late), blocks=True)
 
     def _counts(self, *, since: int) -> list[int]:
         """Per server, the pushes that are in the rows: those that it had applied when they were
@@ -141,8 +161,12 @@ class PullAhead:
         num_pushes = self._stream.sequence - self._sequence
         if num_pushes != 1:
             return num_pushes == 0
-        # A loop of the user's own may push what several forward passes have looked up.
-        pushed = self._stream.pushed_keys
+        return self._is_expected(self._stream.pushed_keys)
+
+    def _is_expected(self, pushed: KeysByClass) -> bool:
+        """Whether a push is that of the batch under way: a loop of the user's own may push what
+        several forward passes have looked up.
+        """
         return all(self._under_way.get(c) is keys_K for c, keys_K in pushed.items())
 
 

@@ -11,6 +11,7 @@ from trireme.train.loop.timing import Stopwatch
 from trireme.train.modes.on_servers.pusher import Pusher
 from trireme.worker.client import StreamPosition
 from trireme.worker.gradients import DenseGradient, KeysByClass, PushHeader, TableGradient
+from trireme.worker.pull import FollowingPull
 from trireme.worker.transport import LockedTransport
 
 
@@ -60,17 +61,19 @@ class PushStream:
         dense: DenseGradient | None,
         *,
         in_background: bool = False,
+        following: FollowingPull | None = None,
         staged: bool = False,
         kind: str = GRADIENT,
     ) -> None:
         """Make a push. in_background: return when it is on its way, not when all servers have it; a
-        later push or flush then raises its error. staged, kind: see WorkerClient.push.
+        later push or flush then raises its error. following: of a push in the background; this and
+        staged, kind: see WorkerClient.push.
         """
         if not in_background:
             self.flush()
         try:
             if in_background:
-                self._running_pusher().submit(header, tables, dense)
+                self._running_pusher().submit(header, tables, dense, following)
             else:
                 client = self._cluster.client
                 client.push(header, tables, dense, via=self.via, staged=staged, kind=kind)

@@ -9,10 +9,16 @@ from trireme.table import RowClassId
 from trireme.train.loop.timing import Stopwatch
 from trireme.worker.client import WorkerClient
 from trireme.worker.gradients import DenseGradient, PushHeader, TableGradient
+from trireme.worker.pull import FollowingPull
 
 WAITING_MAX = 2
 
-_Item = tuple[PushHeader, Mapping[RowClassId, TableGradient], DenseGradient | None]
+_Item = tuple[
+    PushHeader,
+    Mapping[RowClassId, TableGradient],
+    DenseGradient | None,
+    FollowingPull | None,
+]
 
 
 class Pusher:
@@ -38,13 +44,15 @@ class Pusher:
         header: PushHeader,
         tables: Mapping[RowClassId, TableGradient],
         dense: DenseGradient | None,
+        following: FollowingPull | None = None,
     ) -> None:
-        """Send this push after those before it; waits while two others wait. Raises the error of an
-        earlier push. DeadlineExceeded: no push has ended for too long.
+        """Send this push after those before it; waits while two others wait. following: see
+        WorkerClient.push. Raises the error of an earlier push. DeadlineExceeded: no push has ended
+        for too long.
         """
         self._wait("take another push", lambda: len(self._waiting) < WAITING_MAX)
         with self._lock:
-            self._waiting.append((header, tables, dense))
+            self._waiting.append((header, tables, dense, following))
             self._num_submitted += 1
             self._changed.notify_all()
 
@@ -98,7 +106,8 @@ class Pusher:
         while (item := self._next()) is not None:
             try:
                 with self._watch.measure("push"):
-                    self._client.push(*item)
+                    header, tables, dense, following = item
+                    self._client.push(header, tables, dense, following=following)
             except BaseException as error:  # noqa: BLE001 handed to the training thread
                 self._error = error
             finally:
