@@ -55,6 +55,34 @@ def test_a_queue_reads_the_list_in_its_order(files: list[str]) -> None:
     assert numbers(own) == [*range(30, 60), *range(30)]
 
 
+@pytest.mark.parametrize("command", ["cat", "sed p"])
+@pytest.mark.parametrize("kind", [fleet.QueueDataset, fleet.InMemoryDataset])
+def test_an_empty_list_is_an_empty_share_with_a_warning(
+    kind: Any, command: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = kind()
+    dataset.init(batch_size=7, use_var=FIELDS, pipe_command=command)
+    dataset.set_filelist([])
+    if isinstance(dataset, fleet.InMemoryDataset):
+        dataset.load_into_memory()
+        dataset.global_shuffle(fleet)
+        assert dataset.get_memory_data_size(fleet) == 0
+    assert list(dataset) == []
+    assert list(dataset.stream(0, 1)) == []
+    assert caplog.text.count("this worker has no files, and no examples") == 1
+
+
+def test_a_position_in_files_that_are_gone_is_refused(files: list[str]) -> None:
+    dataset = fleet.QueueDataset()
+    dataset.init(batch_size=7, use_var=FIELDS)
+    dataset.set_filelist(files)
+    with dataset.stream(0, 1) as stream:
+        position = next(stream).position
+    dataset.set_filelist([])
+    with pytest.raises(BadRequest, match="expected the files of the position .*, found no files"):
+        dataset.stream(0, 1, start=position)
+
+
 def test_a_command_runs_for_every_file(files: list[str]) -> None:
     dataset = fleet.QueueDataset()
     head = f"{sys.executable} -c 'import sys; sys.stdout.writelines(sys.stdin.readlines()[:2])'"
@@ -123,7 +151,7 @@ def test_missing_data_is_named(files: list[str]) -> None:
         dataset.init(batchsize=3)
     with pytest.raises(BadRequest, match="expected a list, found 'part'"):
         dataset.set_filelist("part")
-    with pytest.raises(NotReady, match=r"expected set_filelist\(\) with files first"):
+    with pytest.raises(NotReady, match=r"expected set_filelist\(\) first"):
         iter(dataset)
     dataset.set_filelist(files)
     with pytest.raises(BadRequest, match="expected use_var or schema, found both or neither"):

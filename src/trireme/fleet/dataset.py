@@ -53,7 +53,7 @@ class _FleetDataset:
 
     def __init__(self) -> None:
         self._settings = dict(_DEFAULTS)
-        self._files: list[str] = []
+        self._files: list[str] | None = None
         self._made: Any = None
         self.data_time = 0
 
@@ -117,7 +117,7 @@ class _FleetDataset:
         self.init(parse_content=parse_content)
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
-        """Set the files of this worker, in reading order."""
+        """Set the files of this worker, in reading order. []: it has no examples, with a warning."""
         if isinstance(filelist, str):
             raise BadRequest(f"{self._name}.set_filelist: expected a list, found {filelist!r}")
         self._files, self._made = list(filelist), None
@@ -159,18 +159,18 @@ class _FleetDataset:
 
     def _dataset(self) -> Any:
         if self._made is None:
-            if not self._files:
-                raise NotReady(f"{self._name}: expected set_filelist() with files first")
-            self._made = self._kind(**self._arguments())
+            if self._files is None:
+                raise NotReady(f"{self._name}: expected set_filelist() first")
+            self._made = self._kind(**self._arguments(self._files))
         return self._made
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self, filelist: Sequence[str]) -> dict[str, Any]:
         settings = self._settings
         user = str(settings["fs_ugi"]).partition(",")[0]
         prefix, options = fs_client_options(uri=settings["fs_name"], user=user)
         files = [
             file if not prefix or "://" in file else f"{prefix}/{file.lstrip('/')}"
-            for file in self._files
+            for file in filelist
         ]
         command = settings["pipe_command"]
         return {
@@ -221,8 +221,8 @@ class InMemoryDataset(_FleetDataset):
         if self.uses_ps_gpu:
             PSGPU().set_dataset(self)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "seed": self._settings["seed"]}
+    def _arguments(self, filelist: Sequence[str]) -> dict[str, Any]:
+        return {**super()._arguments(filelist), "seed": self._settings["seed"]}
 
     def set_date(self, date: str) -> None:
         """Set the day (UTC) of the data and of the rows that it trains, as "20190720".
