@@ -79,7 +79,7 @@ def test_a_position_in_files_that_are_gone_is_refused(files: list[str]) -> None:
     with dataset.stream(0, 1) as stream:
         position = next(stream).position
     dataset.set_filelist([])
-    with pytest.raises(BadRequest, match="expected the files of the position .*, found no files"):
+    with pytest.raises(BadRequest, match=r"expected the files of the position .*, found no files"):
         dataset.stream(0, 1, start=position)
 
 

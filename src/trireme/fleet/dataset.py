@@ -117,7 +117,7 @@ class _FleetDataset:
         self.init(parse_content=parse_content)
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
-        """Set the files of this worker, in reading order. []: it has no examples, with a warning."""
+        """Set the files of this worker, in reading order. []: it has none, with a warning."""
         if isinstance(filelist, str):
             raise BadRequest(f"{self._name}.set_filelist: expected a list, found {filelist!r}")
         self._files, self._made = list(filelist), None
