@@ -199,3 +199,30 @@ def test_a_script_trains_infers_and_saves(files: list[str], tmp_path: Path) -> N
     before = predictor.predict(example).outputs["output"]
     predictor.apply(delta)
     assert not torch.equal(predictor.predict(example).outputs["output"], before)
+
+
+def test_a_model_is_saved_after_the_data_was_released(files: list[str], tmp_path: Path) -> None:
+    fleet.init()
+    fleet.init_worker()
+    dataset = fleet.InMemoryDataset()
+    dataset.init(batch_size=10, use_var=FIELDS)
+    dataset.set_filelist(files)
+    rows = tr.Table("embedding", dim=2)
+    model = tr.models.CtrDnn(rows, features=["a", "b"], num_dense=2, dense="d", layers=[4])
+    adam = torch.optim.Adam(model.parameters())
+    loss = torch.nn.functional.mse_loss
+    trainer = tr.Trainer(model, adam, loss=loss, label="click", progress=False)
+    dataset.load_into_memory()
+    (example, *_) = dataset
+    fleet.train_from_dataset(trainer, dataset)
+    dataset.release_memory()
+    fleet.save_inference_model(None, str(tmp_path / "model"), ["a", "b", "d"])
+    predictor = fleet.load_inference_model(str(tmp_path / "model"))
+    assert predictor.predict(example).outputs["output"].shape == (10,)
+
+    native = tr.data.InMemoryDataset(files, schema=dataset.schema, batch_size=10)
+    native.load_into_memory()
+    fleet.train_from_dataset(trainer, native)
+    native.release_memory()
+    with pytest.raises(NotReady, match=r"expected an example .*found no dataset .*give batch="):
+        fleet.save_inference_model(None, str(tmp_path / "native"))

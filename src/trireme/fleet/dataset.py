@@ -203,6 +203,7 @@ class InMemoryDataset(_FleetDataset):
     """
 
     _kind = data.InMemoryDataset
+    _released_example: data.Batch | None = None
 
     def _init_distributed_settings(self, **settings: Any) -> None:
         """Fleet's name for more settings of `init`. Ignores fea_eval and candidate_size."""
@@ -263,7 +264,17 @@ class InMemoryDataset(_FleetDataset):
         self._dataset().slots_shuffle(slots)
 
     def release_memory(self) -> None:
+        """Drop the examples and free their memory, but for the first batch: `save_inference_model`
+        may still need an example.
+        """
+        self._released_example = self.example()
         self._dataset().release_memory()
+
+    def example(self) -> data.Batch | None:
+        """The first batch, also after `release_memory`; None: nothing has been loaded."""
+        if self._made is None or not self._made.get_memory_data_size():
+            return self._released_example
+        return next(iter(self._made), None)
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
         """Number of loaded examples of this worker, or with `fleet` of all."""
