@@ -246,10 +246,11 @@ def test_another_number_of_workers_is_refused(cast: Cast) -> None:
 
 
 def test_a_server_does_not_start_on_an_address_in_use(cast: Cast) -> None:
-    cast.servers()
+    [first, *_] = cast.servers()
     second = cast.server(cast.addresses[0])
     assert second.finish() == 2
-    assert f"cannot bind {cast.addresses[0]}: Address already in use" in last_line(second)
+    assert f"cannot bind {cast.addresses[0]}: Address already in use; process" in last_line(second)
+    assert f"left over from an earlier job, `kill {first.pid}` ends it" in last_line(second)
 
 
 def test_a_server_that_gets_sigterm_exits_with_0(cast: Cast) -> None:

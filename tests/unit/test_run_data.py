@@ -154,7 +154,11 @@ def test_a_reader_class_without_a_command_is_explained(tmp_path: Path) -> None:
         )
         with pytest.raises(BadRequest, match=r"runner\.infer_reader_path: .* at .*/raeder\.py,"):
             make_dataset(
-                config, settings, replace(settings.infer, paths=(f"{tmp_path}/data",)), SCHEMA, cluster
+                config,
+                settings,
+                replace(settings.infer, paths=(f"{tmp_path}/data",)),
+                SCHEMA,
+                cluster,
             )
         config, settings = load(tmp_path, "runner.reader_type=RecDataset")
         with pytest.raises(BadRequest, match="a Python file that defines RecDataset, found none"):
