@@ -31,6 +31,7 @@ class Model(nn.Module):
 
 
 tr.init()
+torch.manual_seed(1)
 model = Model()
 adam = torch.optim.Adam(model.parameters(), lr=0.01)
 trainer = tr.Trainer(model, adam, loss=nn.functional.mse_loss, label="rating")

@@ -135,6 +135,23 @@ def test_early_stopping_ends_all_workers_after_the_same_epoch(mode: str, tmp_pat
     assert [path.name for path in (tmp_path / "best").iterdir()] == [Path(first[2]).name]
 
 
+def test_a_further_fit_keeps_the_best_and_a_new_model_is_refused_it(tmp_path: Path) -> None:
+    """As of a cell of a notebook that is run again, where another one has made the callback."""
+    best = tr.BestCheckpoint(tmp_path / "best", monitor="loss")
+    with embedded() as cluster:
+        trainer = trainer_with(cluster, best)
+        trainer.fit(loader(300), epochs=2, valid=loader(100, seed=1))
+        first = best.best
+        trainer.fit(loader(300), epochs=2, valid=loader(100, seed=1))
+        assert first is not None
+        assert best.best is not None
+        assert (best.best < first, best.best_epoch) == (True, 4)
+        again = trainer_with(cluster, best)
+        with pytest.raises(BadRequest, match=r"for a new model, found .*/best/4 of an earlier"):
+            again.fit(loader(300), valid=loader(100, seed=1))
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["4"]
+
+
 def test_the_best_checkpoint_is_that_of_the_best_epoch(tmp_path: Path) -> None:
     class Chosen(tr.BestCheckpoint):
         def epoch(self, fit: tr.FitState) -> None:
@@ -153,7 +170,7 @@ def test_the_best_checkpoint_is_that_of_the_best_epoch(tmp_path: Path) -> None:
         assert trainer.evaluate(loader(100, seed=1))["loss"] == losses[1]
         assert trainer.num_epochs == 2
         again = trainer_with(cluster, tr.BestCheckpoint(tmp_path / "best", monitor="auc"))
-        with pytest.raises(BadRequest, match=r"without checkpoints, found .*/best/2 of an earlier"):
+        with pytest.raises(BadRequest, match=r"for a new model, found .*/best/2 of an earlier"):
             again.fit(loader(100))
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["2"]
 

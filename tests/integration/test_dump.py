@@ -184,7 +184,7 @@ def test_impossible_dumps_are_refused(tmp_path: Path) -> None:
                 nameless,
                 "a",
                 {"fields": ["output"]},
-                "an InsId field in the schema, .* schema: Label",
+                "an InsId field in the schema, .* schema: Label.*; .* parse_ins_id=True",
             ),
             (
                 list(plain()),

@@ -94,7 +94,7 @@ def assert_failed(worker: Program, *words: str) -> None:
 
 # Server 0 hosts the coordinator.
 @pytest.mark.parametrize("place", [0, 1])
-def test_an_absent_server_is_logged_every_3_s_and_named_in_the_error(
+def test_an_absent_server_is_logged_and_named_in_the_error(
     cast: Cast, silent_port: socket.socket, place: int
 ) -> None:
     cast.servers(1)
@@ -118,6 +118,15 @@ def test_workers_connect_to_a_server_that_starts_late(
     assert server.finish() == 0
     assert worker.output.count("not ready endpoints") == 1
     assert last_line(worker) == "trained 5 steps"
+
+
+def test_a_worker_that_waits_for_others_says_for_whom(cast: Cast) -> None:
+    cast.timeout_s = "8"  # more than the 3 s until it says that it waits
+    cast.servers(1)
+    worker = cast.worker(0, 3)
+    assert_failed(worker, "DeadlineExceeded", "waits for workers [1, 2]")
+    assert "(coord.gather): no answer for 3 s; it answers when all workers have" in worker.output
+    assert "workers [1, 2] have not come yet, or are silent" in worker.output
 
 
 def test_a_goodbye_whose_answer_is_lost_is_said_again_before_the_server_ends(cast: Cast) -> None:
@@ -246,10 +255,11 @@ def test_another_number_of_workers_is_refused(cast: Cast) -> None:
 
 
 def test_a_server_does_not_start_on_an_address_in_use(cast: Cast) -> None:
-    cast.servers()
+    [first, *_] = cast.servers()
     second = cast.server(cast.addresses[0])
     assert second.finish() == 2
-    assert f"cannot bind {cast.addresses[0]}: Address already in use" in last_line(second)
+    assert f"cannot bind {cast.addresses[0]}: Address already in use; process" in last_line(second)
+    assert f"left over from an earlier job, `kill {first.pid}` ends it" in last_line(second)
 
 
 def test_a_server_that_gets_sigterm_exits_with_0(cast: Cast) -> None:

@@ -443,9 +443,9 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"to listen on {address}, found: Address already in use; choose" in refused(
-            tmp_path, "--worker_num", "1", "--servers", address, CONTROLLED_SCRIPT
-        )
+        text = refused(tmp_path, "--worker_num", "1", "--servers", address, CONTROLLED_SCRIPT)
+        assert f"to listen on {address}, found: Address already in use; process" in text
+        assert f"`kill {os.getpid()}` ends it; or choose another port" in text
     assert list(tmp_path.iterdir()) == []
 
 

@@ -136,6 +136,10 @@ def test_data_that_cannot_go_through_a_command_is_refused(folder: Path) -> None:
     [
         ("no_such_command", "part-0: expected exit code 0, found 127; its last lines on stderr"),
         ("head -n 60; exit 3", "part-0: expected exit code 0, found 3; nothing on stderr"),
+        (
+            "echo \"No module named 'paddle'\" >&2; exit 1",
+            "No module named 'paddle'\n(write `import trireme.fleet",
+        ),
         ("head -n 60; kill -SEGV $$", "part-0: expected exit code 0, found signal 11"),
         ("head -c 3000 /dev/urandom", "part-0 line 1 of what 'head -c 3000 /dev/urandom' makes"),
     ],

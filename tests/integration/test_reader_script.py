@@ -109,6 +109,27 @@ def test_impossible_settings_are_refused_by_name(command: str, message: str, fol
         reader_command(command, "config.yaml")
 
 
+@pytest.mark.parametrize(
+    ("start", "script", "advice"),
+    [
+        ("models", "reader.py", "cd {}/models/rank, then -m config.yaml"),
+        ("models/rank", "models/rank/reader.py", "cd {}, then -m models/rank/config.yaml"),
+    ],
+)
+def test_a_script_that_is_elsewhere_is_named_with_where_to_start(
+    start: str, script: str, advice: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "models/rank").mkdir(parents=True)
+    (folder / "reader.py").unlink()
+    (folder / "models/rank/reader.py").touch()
+    monkeypatch.chdir(folder / start)
+    with pytest.raises(BadRequest) as caught:
+        reader_command(f"python {script}", folder / "models/rank/config.yaml")
+    assert str(caught.value).endswith(
+        f"and {folder}/models/rank/reader.py is there: {advice.format(folder)}"
+    )
+
+
 def test_a_command_without_a_script_is_unchanged(folder: Path) -> None:
     assert reader_command("cat", "config.yaml", ["a=1"]) == "cat"
 

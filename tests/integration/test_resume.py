@@ -265,6 +265,8 @@ def test_contradictory_resume_options_are_refused(tmp_path: Path) -> None:
                   {"every_s": 1, "keep": 0}):  # fmt: skip
         with pytest.raises(BadRequest, match="Checkpoints: expected"):
             tr.Checkpoints(tmp_path, **wrong)
+    with pytest.raises(BadRequest, match=r"; every_s=600 saves every ten minutes"):
+        tr.Checkpoints(tmp_path)
 
 
 # ---- when ----

@@ -17,6 +17,7 @@ LAYERS = (
         "children",
         "drawing",
         "label",
+        "port_user",
         "progress",
         "storage",
         "tracebacks",

@@ -214,6 +214,24 @@ def test_ragged_columns_of_another_form_are_refused(wrong):
         ArrayDataset({"id": wrong}, schema=Schema([Sparse("id")]), batch_size=1)
 
 
+@pytest.mark.parametrize(
+    ("genres", "is_told"),
+    [
+        (["Comedy|Drama", "War", None], True),
+        (["War", "", None, "Drama"], False),
+        (["a|b", *("c" for _ in range(30))], False),
+        ([], False),
+        ([["Comedy", "Drama"], ["War"]], False),
+    ],
+)
+def test_lists_in_one_string_are_told_how_to_be_split(genres, is_told, caplog):
+    data = ArrayDataset({"genres": genres}, schema=Schema([Sparse("genres")]))
+    assert data.num_examples == len(genres)
+    message = "'Comedy|Drama' is one id; if it is a list, split it, as frame['genres'].str.split("
+    assert (message in caplog.text) == is_told
+    assert bool(caplog.text) == is_told
+
+
 def test_names_and_texts_of_examples_are_strings():
     names = [f"user {i} \u00e9" * (i % 3) for i in range(20)]
     schema = Schema([InsId(), Content("text"), Dense("n")])

@@ -55,6 +55,34 @@ def test_a_queue_reads_the_list_in_its_order(files: list[str]) -> None:
     assert numbers(own) == [*range(30, 60), *range(30)]
 
 
+@pytest.mark.parametrize("command", ["cat", "sed p"])
+@pytest.mark.parametrize("kind", [fleet.QueueDataset, fleet.InMemoryDataset])
+def test_an_empty_list_is_an_empty_share_with_a_warning(
+    kind: Any, command: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = kind()
+    dataset.init(batch_size=7, use_var=FIELDS, pipe_command=command)
+    dataset.set_filelist([])
+    if isinstance(dataset, fleet.InMemoryDataset):
+        dataset.load_into_memory()
+        dataset.global_shuffle(fleet)
+        assert dataset.get_memory_data_size(fleet) == 0
+    assert list(dataset) == []
+    assert list(dataset.stream(0, 1)) == []
+    assert caplog.text.count("this worker has no files, and no examples") == 1
+
+
+def test_a_position_in_files_that_are_gone_is_refused(files: list[str]) -> None:
+    dataset = fleet.QueueDataset()
+    dataset.init(batch_size=7, use_var=FIELDS)
+    dataset.set_filelist(files)
+    with dataset.stream(0, 1) as stream:
+        position = next(stream).position
+    dataset.set_filelist([])
+    with pytest.raises(BadRequest, match=r"expected the files of the position .*, found no files"):
+        dataset.stream(0, 1, start=position)
+
+
 def test_a_command_runs_for_every_file(files: list[str]) -> None:
     dataset = fleet.QueueDataset()
     head = f"{sys.executable} -c 'import sys; sys.stdout.writelines(sys.stdin.readlines()[:2])'"
@@ -123,7 +151,7 @@ def test_missing_data_is_named(files: list[str]) -> None:
         dataset.init(batchsize=3)
     with pytest.raises(BadRequest, match="expected a list, found 'part'"):
         dataset.set_filelist("part")
-    with pytest.raises(NotReady, match=r"expected set_filelist\(\) with files first"):
+    with pytest.raises(NotReady, match=r"expected set_filelist\(\) first"):
         iter(dataset)
     dataset.set_filelist(files)
     with pytest.raises(BadRequest, match="expected use_var or schema, found both or neither"):
@@ -171,3 +199,30 @@ def test_a_script_trains_infers_and_saves(files: list[str], tmp_path: Path) -> N
     before = predictor.predict(example).outputs["output"]
     predictor.apply(delta)
     assert not torch.equal(predictor.predict(example).outputs["output"], before)
+
+
+def test_a_model_is_saved_after_the_data_was_released(files: list[str], tmp_path: Path) -> None:
+    fleet.init()
+    fleet.init_worker()
+    dataset = fleet.InMemoryDataset()
+    dataset.init(batch_size=10, use_var=FIELDS)
+    dataset.set_filelist(files)
+    rows = tr.Table("embedding", dim=2)
+    model = tr.models.CtrDnn(rows, features=["a", "b"], num_dense=2, dense="d", layers=[4])
+    adam = torch.optim.Adam(model.parameters())
+    loss = torch.nn.functional.mse_loss
+    trainer = tr.Trainer(model, adam, loss=loss, label="click", progress=False)
+    dataset.load_into_memory()
+    (example, *_) = dataset
+    fleet.train_from_dataset(trainer, dataset)
+    dataset.release_memory()
+    fleet.save_inference_model(None, str(tmp_path / "model"), ["a", "b", "d"])
+    predictor = fleet.load_inference_model(str(tmp_path / "model"))
+    assert predictor.predict(example).outputs["output"].shape == (10,)
+
+    native = tr.data.InMemoryDataset(files, schema=dataset.schema, batch_size=10)
+    native.load_into_memory()
+    fleet.train_from_dataset(trainer, native)
+    native.release_memory()
+    with pytest.raises(NotReady, match=r"expected an example .*found no dataset .*give batch="):
+        fleet.save_inference_model(None, str(tmp_path / "native"))

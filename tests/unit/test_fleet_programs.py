@@ -354,6 +354,43 @@ def test_strategies_of_the_factory_are_the_modes() -> None:
     assert optimizer.distributed.strategy == tr.Strategy("collective")
 
 
+def test_other_names_of_paddle_say_what_to_write() -> None:
+    refused: list[tuple[Any, str]] = [
+        (lambda: paddle.reshape, r"paddle\.reshape: .* torch\.reshape$"),
+        (lambda: paddle.concat, r"torch\.cat$"),
+        (lambda: paddle.seed, r"torch\.manual_seed .*Table\(seed=\)"),
+        (lambda: paddle.transpose, r"torch\.permute"),
+        (lambda: paddle.metric, r"trireme\.metrics\.AUC"),
+        (lambda: paddle.distributed.init_parallel_env, r"fleet\.init\(is_collective=True\)"),
+        (lambda: paddle.distributed.spawn, "trireme launch"),
+    ]
+    for name, words in refused:
+        with pytest.raises(BadRequest, match=words):
+            name()
+    assert not hasattr(paddle, "no_such_name")
+    assert not hasattr(paddle.distributed, "no_such_name")
+
+
+def test_the_rank_is_that_of_the_job_or_before_it_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(paddle.job, "_own_role", None)
+    place = {
+        "TRAINING_ROLE": "TRAINER",
+        "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:6000",
+        "PADDLE_TRAINERS_NUM": "3",
+        "PADDLE_TRAINER_ID": "2",
+    }
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    assert (paddle.distributed.get_rank(), paddle.distributed.get_world_size()) == (2, 3)
+    for name in place:
+        monkeypatch.delenv(name)
+    assert (paddle.distributed.get_rank(), paddle.distributed.get_world_size()) == (0, 1)
+    fleet.init()
+    assert (paddle.distributed.get_rank(), paddle.distributed.get_world_size()) == (0, 1)
+
+
 def test_tensors_of_reader_classes_are_torchs() -> None:
     assert paddle.to_tensor([1, 2]).tolist() == [1, 2]
     assert paddle.to_tensor(np.array([[0.5]])).dtype == torch.float64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,17 @@ def test_a_reader_class_without_a_command_is_explained(tmp_path: Path) -> None:
         config, settings = load(tmp_path, "runner.train_reader_path=reader")
         with pytest.raises(BadRequest, match=r"reader\.py: expected a class RecDataset, found"):
             make_dataset(config, settings, settings.train, SCHEMA, cluster)
+        config, settings = load(
+            tmp_path, "runner.reader_type=DataLoader", "runner.infer_reader_path=raeder"
+        )
+        with pytest.raises(BadRequest, match=r"runner\.infer_reader_path: .* at .*/raeder\.py,"):
+            make_dataset(
+                config,
+                settings,
+                replace(settings.infer, paths=(f"{tmp_path}/data",)),
+                SCHEMA,
+                cluster,
+            )
         config, settings = load(tmp_path, "runner.reader_type=RecDataset")
         with pytest.raises(BadRequest, match="a Python file that defines RecDataset, found none"):
             make_dataset(config, settings, settings.train, SCHEMA, cluster)

@@ -186,6 +186,17 @@ def test_keys_without_an_effect_are_warnings(
     ]
 
 
+def test_a_reader_type_of_inference_is_told_the_key_that_has_an_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    actual = config(tmp_path, "runner.infer_reader_type=DataLoader")
+    Settings.read(actual)
+    with caplog.at_level(logging.WARNING):
+        warn_of_unused(actual)
+    (message,) = caplog.messages
+    assert "no effect: runner.reader_type is that of training and inference" in message
+
+
 def test_what_the_readers_read_and_what_has_a_reason_is_not_called_unread(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

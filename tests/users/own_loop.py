@@ -22,12 +22,14 @@ class Model(nn.Module):
 folder, mode = sys.argv[1], sys.argv[2]
 cluster = tr.init()
 torch.manual_seed(0)
-user, item = torch.randint(0, 50, (2, 1900), generator=torch.Generator().manual_seed(0))
-columns = {"user": user, "item": item, "label": ((user + item) % 2).float()}
+draw = torch.Generator().manual_seed(0)
+user, item = torch.randint(0, 50, (2, 2000), generator=draw)
+liked = torch.where(user % 5 + item % 5 > 4, 0.9, 0.1)  # what is to be learned
+columns = {"user": user, "item": item, "label": torch.bernoulli(liked, generator=draw)}
 data = [
-    {name: values[i : i + 100] for name, values in columns.items()} for i in range(0, 1900, 100)
+    {name: values[i : i + 100] for name, values in columns.items()} for i in range(0, 2000, 100)
 ]
-train, valid = data[:15], data[15:]
+train, valid = data[:16], data[16:]
 
 model, criterion = Model(), nn.functional.binary_cross_entropy_with_logits
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -39,13 +41,13 @@ trainer.resume(folder)  # does nothing where there is no checkpoint yet
 
 best, worse = float("inf"), 0
 for epoch in range(trainer.num_epochs, 20):
-    for number, batch in enumerate(tr.prefetch(train, model, epoch=epoch)):
-        if number == 3:  # all workers at the same place
-            print("middle", cluster.worker, epoch, trainer.evaluate(valid)["loss"], flush=True)
+    for batch in tr.prefetch(train, model, epoch=epoch):
         loss = criterion(model(batch), batch["label"])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if (step := optimizer.num_steps) % 8 == 4:  # all workers at the same place
+            print("middle", cluster.worker, step, trainer.evaluate(valid)["loss"], flush=True)
     figures = trainer.evaluate(valid)  # the same on all workers
     print("epoch", cluster.worker, epoch, figures["loss"], figures["auc"], flush=True)
     trainer.num_epochs = epoch + 1

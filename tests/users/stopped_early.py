@@ -19,8 +19,10 @@ class Model(nn.Module):
 
 tr.init()
 torch.manual_seed(0)
-user, item = torch.randint(0, 50, (2, 1900), generator=torch.Generator().manual_seed(0))
-columns = {"user": user, "item": item, "label": ((user + item) % 2).float()}
+draw = torch.Generator().manual_seed(0)
+user, item = torch.randint(0, 50, (2, 1900), generator=draw)
+liked = torch.where(user % 5 + item % 5 > 4, 0.9, 0.1)  # what is to be learned
+columns = {"user": user, "item": item, "label": torch.bernoulli(liked, generator=draw)}
 train = {name: values[:1500] for name, values in columns.items()}
 valid = {name: values[1500:] for name, values in columns.items()}
 model = Model()

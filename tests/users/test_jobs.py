@@ -38,14 +38,30 @@ def test_a_loop_of_ones_own_stops_on_all_workers_and_resumes(
     num_epochs = int(figures[0][-1][1])
     assert 2 < num_epochs < 20
     assert [int(rest[0]) for word, *rest in figures[0][:-1]] == list(range(num_epochs))
+    assert float(figures[0][-2][-1]) > 0.8  # the AUC: the script learns
     middles = [line.split() for line in dict.fromkeys(lines) if line.startswith("middle")]
     for epoch in range(num_epochs):
-        losses = {middle[3] for middle in middles if int(middle[2]) == epoch}
+        losses = {middle[3] for middle in middles if int(middle[2]) == 8 * epoch + 4}
         assert len(losses) == 1
     again = launch(programs, tmp_path, "own_loop.py", str(tmp_path / "saved"), mode)
     resumed = rf"resumed from .*/{num_epochs - 1} at epoch {num_epochs + 1}, step \d+"
     assert any(re.fullmatch(resumed, line) for line in again)
     assert any(line.startswith(f"epoch 0 {num_epochs} ") for line in again)
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+def test_a_loop_that_counts_by_the_optimizer_evaluates_with_the_others_after_a_kill(
+    mode: str, programs: Template, tmp_path: Path
+) -> None:
+    command = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "2"]
+    command += ["--max_restart", "1", str(HERE / "killed_in_a_loop.py"), mode]
+    programs.run(tmp_path, command)
+    assert (tmp_path / "killed").exists()
+    logs = [(tmp_path / "log" / f"workerlog.{number}").read_text() for number in (0, 1)]
+    evaluated = [re.findall(r"^at (\d+) (.*)$", log, re.MULTILINE) for log in logs]
+    assert [int(step) for step, _ in evaluated[0]] == list(range(5, 45, 5))
+    # The successor has no figures of the epochs that were over.
+    assert evaluated[1][-4:] == evaluated[0][-4:]
 
 
 def test_the_page_shows_the_loop() -> None:
@@ -84,6 +100,7 @@ def test_a_fit_stops_early_and_keeps_the_best_alone_and_as_a_job(
         (ended,) = {line for line in printed if " epochs " in line and " best " in line}
         num_epochs, best_auc, path = ended.split()[0], *ended.split()[-2:]
         assert 2 < int(num_epochs) < 20
+        assert float(best_auc) > 0.8  # the script learns
         assert best_auc in printed  # of the loaded model, on every worker
         assert Path(path, "manifest.json").exists()
     assert lines.count(best_auc) >= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,8 +19,12 @@ from trireme.data.user_columns import as_column, column_of, columns_of
 from trireme.errors import BadRequest, DataError
 from trireme.rows.feature_keys import text_keys
 
+log = logging.getLogger("trireme.data")
+
 BATCH_SIZE = 512
 """Examples per batch, unless said otherwise."""
+_MARK, _STRINGS_PER_MARK = "|", 10
+"""So many marks in the strings of a column, or more, are taken for lists in one string."""
 WHOLE_MAX = 2.0**53
 """Below which float64 numbers are exact integers."""
 
@@ -363,11 +368,24 @@ def _bags(name: str, column: Any) -> tuple[Tensor, Tensor, bool | None]:
     if isinstance(column, Ragged):
         return *_ragged(name, column), are_strings
     if isinstance(column, Strings):
+        _hint_at_lists(name, column)
         keys_N, present_N = text_keys(name, column.data.numpy(), column.offsets.numpy())
     else:
         keys_N, present_N = _keys(name, array)
     sizes_N = torch.from_numpy(present_N.astype(np.int64))
     return torch.from_numpy(keys_N[present_N]), sizes_N, are_strings
+
+
+def _hint_at_lists(name: str, column: Strings) -> None:
+    """Log that strings look like lists in one string, as MovieLens' genres "Comedy|Drama" are."""
+    num_marks = int((column.data == ord(_MARK)).sum())
+    if num_marks * _STRINGS_PER_MARK >= max(len(column.offsets) - 1, 1):
+        example = next(text for text in column.decode() if _MARK in text)
+        log.warning(
+            "ArrayDataset: column %r: a string such as %r is one id; if it is a list, split it, as"
+            " frame[%r].str.split(%r) of pandas does",
+            *(name, example, name, _MARK),
+        )
 
 
 def _ragged(name: str, column: Ragged) -> tuple[Tensor, Tensor]:

@@ -190,6 +190,8 @@ class PipeStream:
     def _error(self, what: str, process: PipeProcess) -> DataError:
         lines = process.last_lines()
         stderr = f"its last lines on stderr:\n{lines}" if lines else "nothing on stderr"
+        if "No module named 'paddle'" in lines:
+            stderr += "\n(write `import trireme.fleet as fleet` in the reader: docs/paddlerec.md)"
         where = f"pipe_command {self._pipe.command!r} on {self._file.path}"
         return DataError(f"QueueDataset: {where}: {what}; {stderr}")
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from trireme.bounded_queue import ReadAhead
 from trireme.data.arrow_reader import ArrowReader, ArrowTable
 from trireme.data.batch import Batch, check_stream
+from trireme.data.no_files import NoFiles
 from trireme.data.pipe import Pipe
 from trireme.data.pipe_process import checked_command
 from trireme.data.schema import Schema
@@ -39,7 +40,8 @@ class QueueDataset:
             read in place of the file; `threads` of them run at once. A script built on
             trireme.fleet's generators serves one file after the other. A command that fails is a
             DataError, with its exit code and the last lines of its stderr.
-        own_files: the paths belong to this worker: a stream reads all of them.
+        own_files: the paths belong to this worker: a stream reads all of them. An empty list is an
+            empty share, with a warning.
         storage_options: of fsspec, for remote locations.
 
     Raises:
@@ -82,7 +84,7 @@ class QueueDataset:
         self.schema = schema
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.files = find_files(paths, storage_options)
+        self.files = find_files(paths, storage_options, own_files=own_files)
         self.own_files = own_files
         self._format = schema.format
         if isinstance(self._format, ArrowTable):
@@ -142,6 +144,8 @@ class QueueDataset:
         return Stream(reader, drop_last=self.drop_last, batches_ahead=self._batches_ahead)
 
     def _reader(self, file_range: FileRange, start: tuple[int, ...]) -> StreamReader:
+        if not self.files:
+            return NoFiles(start)
         if isinstance(self._format, ArrowTable):
             return ArrowReader(
                 self.files,
@@ -170,7 +174,7 @@ class QueueDataset:
         )
 
 
-StreamReader = TextReader | ArrowReader
+StreamReader = TextReader | ArrowReader | NoFiles
 
 
 class Stream(Iterator[Batch]):

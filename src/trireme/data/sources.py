@@ -58,12 +58,13 @@ class DataFile:
 
 
 def find_files(
-    paths: Paths, storage_options: Mapping[str, Any] | None = None
+    paths: Paths, storage_options: Mapping[str, Any] | None = None, *, own_files: bool = False
 ) -> tuple[DataFile, ...]:
     """The files of a path, a glob pattern or a list of them.
 
     A list keeps its order; the matches of one pattern come in natural order (part-2 before
-    part-10). A local path that exists is not treated as a pattern.
+    part-10). A local path that exists is not treated as a pattern. An empty list is an error, but
+    for `own_files`: there it is the share of a worker for which no file was left, with a warning.
 
     Raises DataError: no path, no file, or not a regular file that can be read; names the path or
     pattern. BadRequest: a protocol that is unknown or not installed, or storage options with local
@@ -74,7 +75,13 @@ def find_files(
     patterns = [re.sub("^(local|file)://", "", os.fspath(path)) for path in paths]
     files = [file for pattern in patterns for file in _find(pattern, storage_options or {})]
     if not files:
-        raise DataError("QueueDataset: expected at least one path or pattern, found none")
+        if not own_files:
+            raise DataError("QueueDataset: expected at least one path or pattern, found none")
+        log.warning(
+            "QueueDataset: this worker has no files, and no examples: the list is empty; give each"
+            " worker at least one file, or use fewer workers"
+        )
+        return ()
     if storage_options and all(file.is_local for file in files):
         raise BadRequest(
             "QueueDataset: expected storage_options only with locations such as 's3://bucket/key', "

@@ -79,6 +79,11 @@ class FleetJob:
             raise NotReady("fleet: expected fleet.init() first")
         return self._own_role
 
+    @property
+    def has_role(self) -> bool:
+        """Whether fleet.init() was called."""
+        return self._own_role is not None
+
     def is_server(self) -> bool:
         """Whether this process is a server."""
         return self.role.role == "server"

@@ -53,7 +53,7 @@ class _FleetDataset:
 
     def __init__(self) -> None:
         self._settings = dict(_DEFAULTS)
-        self._files: list[str] = []
+        self._files: list[str] | None = None
         self._made: Any = None
         self.data_time = 0
 
@@ -117,7 +117,7 @@ class _FleetDataset:
         self.init(parse_content=parse_content)
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
-        """Set the files of this worker, in reading order."""
+        """Set the files of this worker, in reading order. []: it has none, with a warning."""
         if isinstance(filelist, str):
             raise BadRequest(f"{self._name}.set_filelist: expected a list, found {filelist!r}")
         self._files, self._made = list(filelist), None
@@ -159,18 +159,18 @@ class _FleetDataset:
 
     def _dataset(self) -> Any:
         if self._made is None:
-            if not self._files:
-                raise NotReady(f"{self._name}: expected set_filelist() with files first")
-            self._made = self._kind(**self._arguments())
+            if self._files is None:
+                raise NotReady(f"{self._name}: expected set_filelist() first")
+            self._made = self._kind(**self._arguments(self._files))
         return self._made
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self, filelist: Sequence[str]) -> dict[str, Any]:
         settings = self._settings
         user = str(settings["fs_ugi"]).partition(",")[0]
         prefix, options = fs_client_options(uri=settings["fs_name"], user=user)
         files = [
             file if not prefix or "://" in file else f"{prefix}/{file.lstrip('/')}"
-            for file in self._files
+            for file in filelist
         ]
         command = settings["pipe_command"]
         return {
@@ -203,6 +203,7 @@ class InMemoryDataset(_FleetDataset):
     """
 
     _kind = data.InMemoryDataset
+    _released_example: data.Batch | None = None
 
     def _init_distributed_settings(self, **settings: Any) -> None:
         """Fleet's name for more settings of `init`. Ignores fea_eval and candidate_size."""
@@ -221,8 +222,8 @@ class InMemoryDataset(_FleetDataset):
         if self.uses_ps_gpu:
             PSGPU().set_dataset(self)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "seed": self._settings["seed"]}
+    def _arguments(self, filelist: Sequence[str]) -> dict[str, Any]:
+        return {**super()._arguments(filelist), "seed": self._settings["seed"]}
 
     def set_date(self, date: str) -> None:
         """Set the day (UTC) of the data and of the rows that it trains, as "20190720".
@@ -263,7 +264,17 @@ class InMemoryDataset(_FleetDataset):
         self._dataset().slots_shuffle(slots)
 
     def release_memory(self) -> None:
+        """Drop the examples and free their memory, but for the first batch: `save_inference_model`
+        may still need an example.
+        """
+        self._released_example = self.example()
         self._dataset().release_memory()
+
+    def example(self) -> data.Batch | None:
+        """The first batch, also after `release_memory`; None: nothing has been loaded."""
+        if self._made is None or not self._made.get_memory_data_size():
+            return self._released_example
+        return next(iter(self._made), None)
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
         """Number of loaded examples of this worker, or with `fleet` of all."""

@@ -9,6 +9,7 @@ from torch import nn
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, NotReady
+from trireme.fleet.dataset import InMemoryDataset
 from trireme.train.loop.scoring import outputs_by_name
 from trireme.train.loop.worker_batches import Closable
 
@@ -43,6 +44,25 @@ def example_batch(
 
 
 def _first(dataset: Iterable[Any] | None) -> Batch:
+    try:
+        batch = _first_or_none(dataset)
+    except NotReady as error:  # as of examples in memory that were released
+        raise _no_example() from error
+    if batch is None:
+        raise _no_example()
+    return batch
+
+
+def _no_example() -> NotReady:
+    return NotReady(
+        "fleet.save_inference_model: expected an example of the batches to predict, found no"
+        " dataset that was trained on and still has one; give batch="
+    )
+
+
+def _first_or_none(dataset: Iterable[Any] | None) -> Batch | None:
+    if isinstance(dataset, InMemoryDataset):
+        return dataset.example()
     batches = iter(() if dataset is None else dataset)
     try:
         for batch in batches:
@@ -50,10 +70,7 @@ def _first(dataset: Iterable[Any] | None) -> Batch:
     finally:
         if isinstance(batches, Closable):
             batches.close()
-    raise NotReady(
-        "fleet.save_inference_model: expected an example of the batches to predict, found no"
-        " dataset that was trained on and still has one; give batch="
-    )
+    return None
 
 
 def _check_targets(model: nn.Module, batch: Batch, targets: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from trireme import fleet
 from trireme.errors import BadRequest
 from trireme.fleet import distribute_transpiler, static, transpiler
+from trireme.fleet.calls import job
 from trireme.fleet.dataset import DatasetFactory, InMemoryDataset, QueueDataset
 from trireme.fleet.embedding_layers import (
     CountFilterEntry,
@@ -24,6 +25,7 @@ from trireme.fleet.embedding_layers import (
 )
 from trireme.fleet.executor import CPUPlace, CUDAPlace
 from trireme.fleet.ps_gpu import PSGPU
+from trireme.fleet.role_makers import PaddleCloudRoleMaker
 
 __all__ = [
     "CPUPlace",
@@ -36,7 +38,34 @@ __all__ = [
     "to_tensor",
 ]
 
+_TENSORS = "tensors are torch's: torch."
 _NAMES = {
+    "DataParallel": "trireme launch --gpus 0,1 starts a worker per device; leave the wrapper out",
+    "Model": "trireme.Trainer(model, optimizer, loss=) has fit, evaluate and predict",
+    "add_n": f"{_TENSORS}stack(tensors).sum(0)",
+    "cast": "tensors are torch's: tensor.to(torch.float32)",
+    "concat": f"{_TENSORS}cat",
+    "create_parameter": "torch.nn.Parameter(torch.empty(shape)) in the module that uses it",
+    "divide": f"{_TENSORS}div",
+    "gather": f"{_TENSORS}index_select(x, 0, index) picks rows, as paddle.gather does",
+    "get_device": "fleet.device('gpu') or fleet.device('cpu') is that of this worker",
+    "grad": "torch.autograd.grad",
+    "in_dynamic_mode": "leave it out: torch runs eagerly",
+    "init_parallel_env": "fleet.init(is_collective=True), then fleet.init_worker()",
+    "is_compiled_with_cuda": "torch.cuda.is_available()",
+    "jit": "fleet.save_inference_model exports a model",
+    "load": "fleet.load_model(FOLDER) loads a checkpoint; torch.load a file of torch's",
+    "metric": "trireme.metrics has the metrics: trireme.metrics.AUC()",
+    "regularizer": "weight_decay of torch.optim, for the dense part; tables: docs/optimizers.md",
+    "save": "fleet.save_persistables(dirname=FOLDER) saves tables and dense part together",
+    "seed": "torch.manual_seed draws dense weights, trireme.Table(seed=) those of rows",
+    "set_device": "model.to(fleet.device('gpu')) moves the model; the CPU needs no call",
+    "shape": "tensors are torch's: tensor.shape",
+    "slice": "tensors are torch's: tensor[:, 1:3]",
+    "spawn": "trireme launch starts the processes",
+    "split": f"{_TENSORS}tensor_split(x, number), or torch.split(x, sizes)",
+    "transpose": f"{_TENSORS}permute takes the dimensions, as paddle.transpose does",
+    "tensor": "torch.Tensor, and the functions of torch",
     "nn": "torch.nn has the layers",
     "optimizer": "torch.optim has the optimizers of the dense part, trireme.optim those of tables",
     "io": "torch.utils.data, or the datasets of trireme.data",
@@ -53,6 +82,8 @@ def __getattr__(name: str) -> Any:
 def _absent(module: str, name: str) -> NoReturn:
     if name in _NAMES:
         raise BadRequest(f"{module}.{name}: it has no counterpart here: {_NAMES[name]}")
+    if module == "paddle" and not name.startswith("_") and hasattr(torch, name):
+        raise BadRequest(f"paddle.{name}: it has no counterpart here: {_TENSORS}{name}")
     raise AttributeError(f"{module} of trireme.fleet has no attribute {name!r}")
 
 
@@ -76,9 +107,22 @@ def to_tensor(data: Any) -> Tensor:
     return torch.as_tensor(data)
 
 
+def get_rank() -> int:
+    """fleet.worker_index(), or before fleet.init() the index that the environment states."""
+    return job.worker_index() if job.has_role else PaddleCloudRoleMaker().role.index
+
+
+def get_world_size() -> int:
+    """fleet.worker_num(), or before fleet.init() the number that the environment states."""
+    return job.worker_num() if job.has_role else PaddleCloudRoleMaker().role.num_workers
+
+
 distributed = _Names(
     "paddle.distributed",
     fleet=fleet,
+    get_rank=get_rank,
+    get_world_size=get_world_size,
+    barrier=fleet.barrier_worker,
     InMemoryDataset=InMemoryDataset,
     QueueDataset=QueueDataset,
     CountFilterEntry=CountFilterEntry,

@@ -56,12 +56,22 @@ def reader_command(pipe_command: str, yaml_path: str | Path, overrides: Sequence
     if not path.is_file():
         raise BadRequest(
             f"pipe_command: expected a script at {path}, found none; the path in {pipe_command!r} "
-            f"is relative to the working directory"
+            f"is relative to the working directory{_start(words[script], yaml_path)}"
         )
     words[script] = str(path)
     words[0] = _program(words[0])
     env = ["env", *settings] if settings else []
     return shlex.join([*env, *words, *arguments])
+
+
+def _start(script: str, yaml_path: str | Path) -> str:
+    """Where to start instead: PaddleRec's files count on its root folder, or on their own."""
+    yaml = Path(yaml_path).absolute()
+    for folder in yaml.parents:
+        if (folder / script).is_file():
+            command = f"cd {shlex.quote(str(folder))}, then -m {yaml.relative_to(folder)}"
+            return f", and {folder / script} is there: {command}"
+    return ""
 
 
 def _program(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from trireme import interchange
 from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.save_modes import save_mode
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, NotReady
 from trireme.fleet.calls import job
 from trireme.fleet.example_batch import example_batch
 from trireme.fleet.executor import Executor
@@ -89,8 +89,8 @@ def save_inference_model(
         target_vars: the outputs of the model, all of them, as a check; "output" is that of a
             model which returns a tensor.
         mode: 0 or 2: everything. 1: a delta, what has changed since the export `follows`.
-        batch: an example of the batches to predict; default the first one of the dataset that
-            was trained on.
+        batch: worker 0's: an example of the batches to predict; default the first one of the
+            dataset that was trained on, also after its release_memory().
         dtype: see trireme.inference.export.export_model.
     """
     trained = saved("save_inference_model", executor, main_program)
@@ -101,14 +101,23 @@ def save_inference_model(
             "fleet.save_inference_model: expected mode 0 or 2, or 1 (delta) with"
             f" follows=FOLDER, found {mode} with {follows!r}"
         )
-    example = example_batch(
-        trained.model,
-        job.dataset if batch is None else batch,
-        feeds=None if feeded_var_names is None else names_of("feeded_var_names", feeded_var_names),
-        targets=None if target_vars is None else names_of("target_vars", target_vars),
-        is_dataset=batch is None,
-    )
+    example = None
+    try:
+        example = example_batch(
+            trained.model,
+            job.dataset if batch is None else batch,
+            feeds=_names("feeded_var_names", feeded_var_names),
+            targets=_names("target_vars", target_vars),
+            is_dataset=batch is None,
+        )
+    except NotReady:  # a worker may have no files; worker 0 exports
+        if trained.cluster.worker == 0:
+            raise
     return export_model(trained, dirname, batch=example, follows=follows, dtype=dtype)
+
+
+def _names(what: str, values: Any) -> Sequence[str] | None:
+    return None if values is None else names_of(what, values)
 
 
 def save(dirname: str, feed: Sequence[Any] = (), fetch: Sequence[Any] = (), **options: Any) -> None:

@@ -11,6 +11,7 @@ from trireme import rpc
 from trireme.errors import DeadlineExceeded, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.heartbeat import SILENCES
+from trireme.rpc.notices import Notices
 from trireme.telemetry.health import STARTING
 from trireme.threads import start_pool
 from trireme.worker.client import WorkerClient
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("trireme")
 
 READY_MESSAGE_S = 3.0
+MEETING = "(coord.gather)"
+"""How the log of calls names a meeting of all workers."""
 _DESCRIPTORS = 5 * 5  # five connections to a server: a socket, a queue, three of a monitor
 
 
@@ -66,6 +69,7 @@ def connect(
     base = rpc.RpcClient(
         name=name,
         keys=keys,
+        on_wait=_log_wait,
         watch=own_metrics.waits,
         observe=own_metrics.calls.observe,
         states=states,
@@ -106,9 +110,16 @@ def connect(
     )
 
 
+def _log_wait(line: str) -> None:
+    """Say whom a server waits for that does not answer, where it may not be the server's doing."""
+    others = "; it answers when all workers have come" if MEETING in line else ""
+    log.warning("%s%s", line, others)
+
+
 def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: float) -> None:
-    """Return as soon as every server answers; log every 3 s which are missing."""
-    deadline = time.monotonic() + timeout_s
+    """Return as soon as every server answers; log ever more seldom which are missing."""
+    start = time.monotonic()
+    deadline, notices = start + timeout_s, Notices(start)
     missing, reasons = list(servers), list[str]()
     while (left_s := deadline - time.monotonic()) > 0:
         replies = client.call_all(
@@ -124,7 +135,8 @@ def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: f
         missing, reasons = list(errors), [str(error) for error in errors.values()]
         if not missing:
             return
-        if time.monotonic() < deadline:
+        now = time.monotonic()
+        if now < deadline and notices.is_due(now):
             log.warning("server not ready, still waiting; not ready endpoints: %s", missing)
     raise DeadlineExceeded(
         f"init: after {timeout_s:g} s not ready endpoints: {missing}: {'; '.join(reasons)}"

@@ -88,7 +88,9 @@ class Heartbeat:
         silent = set(attendance["silent"]) - set(attendance["gone"])
         lasting = silent & self._silent  # a single heartbeat may just be late
         if new := sorted(lasting - self._reported):
-            log.warning("workers %s are silent: calls that need them wait", new)
+            log.warning(
+                "workers %s have not come yet, or are silent: calls that need them wait", new
+            )
         if back := sorted(self._reported - silent):
             log.info("workers %s are no longer silent, or have ended", back)
         self._silent, self._reported = silent, (self._reported & silent) | lasting

@@ -13,6 +13,7 @@ from trireme.errors import DeadlineExceeded, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import READY_MESSAGE_S, connect
 from trireme.job.host import Host
+from trireme.rpc.notices import Notices
 from trireme.server.monitoring import watch_state
 
 log = logging.getLogger("trireme.job")
@@ -73,8 +74,8 @@ class AddressMeeting:
         come; NotAdmitted: one does not list this worker's key.
         """
         with rpc.RpcClient(name=f"worker {self._worker}", keys=self._keys) as client:
-            deadline = time.monotonic() + self._timeout_s
-            next_message = time.monotonic() + READY_MESSAGE_S
+            start = time.monotonic()
+            deadline, notices = start + self._timeout_s, Notices(start)
             view, missing = "", list(self._servers)
             while (left_s := deadline - time.monotonic()) > 0:
                 replies = self._tell(client, view, min(READY_MESSAGE_S, left_s))
@@ -84,14 +85,19 @@ class AddressMeeting:
                 if seen and seen == view and all(r.body.get("is_same") for r in replies.values()):
                     return self._servers
                 view = seen
-                if time.monotonic() > next_message:
-                    next_message += READY_MESSAGE_S
-                    log.warning("worker %d still waits for others: %s", self._worker, _who(missing))
+                if notices.is_due(time.monotonic()):
+                    log.warning("worker %d still waits for %s", self._worker, self._who(missing))
                 time.sleep(_MEET_S)  # the others have to tell all hosts, too
         raise DeadlineExceeded(
             f"init: the {len(self._servers)} workers did not meet within {self._timeout_s:g} s:"
-            f" {_who(missing)}"
+            f" waited for {self._who(missing)}"
         )
+
+    def _who(self, missing: Sequence[str]) -> str:
+        if missing:
+            places = [f"{self._servers.index(server)} at {server}" for server in missing]
+            return f"workers that are not ready: {', '.join(places)}"
+        return "the end of processes of a former start, in whose place some workers are"
 
     def _tell(self, client: rpc.RpcClient, view: str, timeout_s: float) -> dict[str, rpc.Reply]:
         """Returns the answers of those that are there."""
@@ -108,12 +114,6 @@ class AddressMeeting:
             elif not answer.retry:
                 raise answer
         return replies
-
-
-def _who(missing: Sequence[str]) -> str:
-    if missing:
-        return f"not ready endpoints: {list(missing)}"
-    return "all are there, some in processes of a former start that have yet to end"
 
 
 class TorchrunMeeting:

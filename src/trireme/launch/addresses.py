@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 
 from trireme.errors import BadRequest
+from trireme.port_user import advice_on_port
 
 _BACKLOG = 128
 
@@ -112,6 +113,7 @@ def _bind(address: str, *, low: int = 1) -> socket.socket | None:
 
 
 def _refused(address: str, error: OSError) -> BadRequest:
-    return BadRequest(
-        f"launch: expected to listen on {address}, found: {error.strerror}; choose another port"
-    )
+    advice = "choose another port"
+    if error.errno == errno.EADDRINUSE:
+        advice = advice_on_port(int(address.rpartition(":")[2]))
+    return BadRequest(f"launch: expected to listen on {address}, found: {error.strerror}; {advice}")

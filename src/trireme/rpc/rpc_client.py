@@ -22,12 +22,13 @@ from trireme.rpc.connection import Connection, ConnectionState, PendingCall
 from trireme.rpc.frames import Array
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Body, Call, CallObserver, Ended, Reply
+from trireme.rpc.notices import FIRST_S, Notices
 from trireme.rpc.sockets import Context, Socket, new_context
 
 _log = logging.getLogger("trireme.rpc")
 
-NOTICE_S = 3.0
-"""Interval of messages while a server does not answer."""
+NOTICE_S = FIRST_S
+"""Until the first message that a server does not answer; see Notices."""
 
 
 class RpcClient:
@@ -192,7 +193,7 @@ class RpcClient:
         timeout_s: float,
         return_errors: bool,
     ) -> None:
-        now, deadline, notice_at = start, start + timeout_s, start + NOTICE_S
+        now, deadline, notices = start, start + timeout_s, Notices(start, NOTICE_S)
         while True:
             due = min((connection.advance(now) for connection in connections), default=math.inf)
             waiting = [pair for pair in batch if pair[1].answer is None]
@@ -208,10 +209,9 @@ class RpcClient:
             if now >= deadline:
                 _expire(waiting, timeout_s)
                 return
-            if now >= notice_at:
+            if notices.is_due(now):
                 self._notice(waiting, now - start)
-                notice_at += NOTICE_S
-            self._wait(min(due, deadline, notice_at) - now)
+            self._wait(min(due, deadline, notices.next_at) - now)
             now = time.monotonic()
 
     def _report(self, batch: list[tuple[Connection, PendingCall]], seconds: float) -> None:

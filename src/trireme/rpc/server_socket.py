@@ -8,6 +8,7 @@ Threads: everything here is guarded by the server's lock.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError
+from trireme.port_user import advice_on_port
 from trireme.rpc import frames
 from trireme.rpc.address_filter import AddressFilter
 from trireme.rpc.auth import ServerKeys, answer_zap, secure_server
@@ -94,9 +96,10 @@ class ServerSocket:
                 self.zap = self._bind_zap()
                 self._bind(address)
             except (OSError, zmq.ZMQError) as error:
-                raise BadRequest(
-                    f"Server.start: cannot bind {address}: {error.strerror}"
-                ) from error
+                what = f"Server.start: cannot bind {address}: {error.strerror}"
+                if error.errno == errno.EADDRINUSE:
+                    what += f"; {advice_on_port(int(address.rpartition(':')[2]))}"
+                raise BadRequest(what) from error
             undo.pop_all()
         bound: bytes = self.socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
         self.endpoint = bound.decode().removeprefix("tcp://").rstrip("\0")

@@ -25,6 +25,10 @@ _EXPORT = "an exported model has all inputs that it reads and all outputs that i
 _TABLES = "tables are on the servers, if there are any, and have no fixed size"
 _DISK = "of an SSDSparseTable the rows used least leave memory, when it is full, not by age"
 _SLOTS = "rows of all slots are loaded and saved; tables=[...] selects tables"
+_READER = (
+    "runner.reader_type is that of training and inference; --infer with -o"
+    " runner.reader_type=DataLoader reads by the class RecDataset of infer_reader_path"
+)
 _BUCKETS = "a table has 4096 buckets, divided among the servers"
 _VOCABULARIES = (
     *("adgroup", "adgroup_id", "age_level", "brand", "btag", "campaign", "campaign_id", "cate"),
@@ -50,6 +54,8 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "runner.days": (_DAYS, ()),
     "runner.pass_per_day": (_DAYS, ()),
     "runner.is_train": ("the command says whether it trains: trireme run, or run --infer", (True,)),
+    "runner.infer_reader_type": (_READER, ()),
+    "runner.train_reader_type": (_READER, ()),
     "runner.auc_num": ("every metric of the model is printed", ()),
     "runner.inference": ("runner.use_inference: True writes models for inference", ()),
     "runner.use_visual": ("trireme top and /metrics show a running job", ()),

@@ -69,7 +69,10 @@ class DumpFile:
         self._values = _values_of(model, dump.params)
         if self._ids.column is None:
             raise BadRequest(
-                f"Dump: expected an InsId field in the schema, to name each line, found {schema}"
+                f"Dump: expected an InsId field in the schema, to name each line, found {schema};"
+                " where the text has an id in front of each example, fleet's dataset.init and"
+                " a YAML's runner take parse_ins_id=True, other schemas tr.data.InsId() as the"
+                " first field"
             )
         self._fs, self._folder = fsspec.core.url_to_fs(
             str(dump.path), **dict(dump.storage_options or {})

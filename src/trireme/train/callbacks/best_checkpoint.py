@@ -25,8 +25,8 @@ class BestCheckpoint(Callback):
     """Saves a full checkpoint after each epoch that is better than all before it, and then removes
     the one before: `trainer.load(best.path)` loads the best.
 
-    A fit that resumes, and a further fit with the same object, compare with the best that the
-    folder holds. Any other fit needs a folder without checkpoints.
+    A fit that resumes, and a further fit of the same model with the same object, compare with the
+    best that the folder holds. Any other fit needs a folder without checkpoints.
 
     Args:
         folder: for these checkpoints alone, made if absent, on storage that all processes share; or
@@ -81,7 +81,9 @@ class BestCheckpoint(Callback):
                 f"BestCheckpoint: expected another folder than that of the fit's checkpoints, found"
                 f" {self.folder} for both"
             )
-        continues = fit.resumes or self._path is not None
+        # A model without steps is not the one whose best this object has: a cell that is run again.
+        is_trained = fit.step > 0 or trainer.num_epochs > 0
+        continues = fit.resumes or (self._path is not None and is_trained)
         kept = let_first_worker(
             trainer.cluster, "a look for the best checkpoint", lambda: self._kept(continues)
         )
@@ -100,9 +102,9 @@ class BestCheckpoint(Callback):
         path = str(held[0].path)
         if not continues:
             raise BadRequest(
-                f"BestCheckpoint: expected a folder without checkpoints, found {path} of an earlier"
-                " fit, which a better epoch of this one would remove; choose another folder, remove"
-                " it, or continue that fit with resume=True"
+                "BestCheckpoint: expected a folder without checkpoints for a new model, found"
+                f" {path} of an earlier fit, which a better epoch of this one would remove; choose"
+                " another folder, remove it, or continue that fit with resume=True"
             )
         noted = self._note_in(path)
         return {"path": path, "best": noted["value"], "epoch": noted["epoch"]}

@@ -35,7 +35,8 @@ class Checkpoints:
         if (self.every_steps is None) == (self.every_s is None):
             raise BadRequest(
                 "Checkpoints: expected one of every_steps and every_s, found"
-                f" every_steps={self.every_steps} and every_s={self.every_s}"
+                f" every_steps={self.every_steps} and every_s={self.every_s}; every_s=600 saves"
+                " every ten minutes"
             )
         for name in ("every_steps", "keep"):
             value = getattr(self, name)
