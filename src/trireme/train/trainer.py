@@ -12,7 +12,7 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.byte_size import parse_bytes
-from trireme.data.array_dataset import as_dataset
+from trireme.data.array_dataset import ArrayStream, as_dataset
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.metrics import Metric
@@ -319,7 +319,8 @@ class Trainer:
 
         Returns:
             By name, (N, ...) on the CPU; a single tensor is "output", as of a Predictor, which
-            gives the same bits for the same batches (under the same autocast). Empty: no examples.
+            gives the same bits for the same batches (under the same autocast). N is 0 for columns
+            without examples; by no name for other data without.
 
         Raises:
             Unavailable: this worker was restarted and is past this call, for which the rows of
@@ -365,9 +366,16 @@ class Trainer:
                 ids = ExampleIds(dataset) if check_nan else None
                 options = PassOptions(report, file if outputs is None else outputs, ids)
                 share = part_among(arrivals, self.cluster)
-                batches = [StreamBatches(worker_batches(dataset, self.cluster, part=share))]
+                batches = worker_batches(dataset, self.cluster, part=share)
+                if outputs is not None and isinstance(batches, ArrayStream):
+                    batches = batches.or_no_examples()
                 return self._run(
-                    tally, scorer, model=part, title=title, streams=batches, options=options
+                    tally,
+                    scorer,
+                    model=part,
+                    title=title,
+                    streams=[StreamBatches(batches)],
+                    options=options,
                 ).evaluate()
 
     def _run(
