@@ -62,6 +62,7 @@ def test_ctrl_c_takes_a_checkpoint_and_the_next_start_resumes(
         for _ in range(3):
             training.wait_line("step")
         training.signal(signal.SIGINT)
+        training.wait_line("training ends after this step; Ctrl-C again interrupts it at once")
         training.wait_line(
             "worker 0 has got SIGINT: training has stopped after a step, with a checkpoint"
         )

@@ -289,7 +289,7 @@ def _expect_dense(name: str, column: Any) -> None:
 
 
 def _checked(name: str, column: Any) -> Any:
-    """A column, of bags as Ragged. Raises DataError: it is none, or a tensor without real numbers."""
+    """A column, of bags as Ragged. Raises DataError: it is none, or a tensor without numbers."""
     if is_bags(column):
         column = as_column(name, column)
     _expect_dense(name, column)
