@@ -415,3 +415,55 @@ def test_a_model_that_takes_no_empty_batch_or_no_integers_is_refused_with_a_sent
         )
         with pytest.raises(BadRequest, match=shown):
             trainer.predict(FRAME.assign(age=1))
+
+
+@pytest.mark.parametrize(
+    ("feature", "values"),
+    [
+        ("user", [1.0, 3.0]),
+        ("user", np.array([True, False])),
+        ("user", torch.tensor([1.0, 3.0], dtype=torch.bfloat16)),
+        ("user", pd.to_datetime([1, 3], unit="s")),
+        ("user", []),
+        ("movie", [b"Heat", b"Up"]),
+        ("movie", pa.array(["Heat", "Up"], pa.string_view())),
+        ("movie", pa.array([b"Heat"], pa.binary(4))),
+        ("movie", tr.data.Strings.encode(["Heat", "Up"])),
+        ("movie", []),
+    ],
+)
+def test_rows_of_values_of_any_kind_come_back(feature: str, values: Any, tmp_path: Path) -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=True)
+        trainer.fit(FRAME)
+        export, load = tr.interchange.export_parquet, tr.interchange.import_parquet
+        num = export(trainer, tmp_path / "rows", feature=feature, values=values)["t"]
+        assert num == (len(values.offsets) - 1 if hasattr(values, "offsets") else len(values))
+        view = tr.TableView(trainer.model.table, feature)
+        before = view[values] if num else torch.empty(0)
+        assert load(trainer, "t", str(tmp_path / "rows/t"), feature=feature, replace=True) == num
+        assert len(view) == num
+        assert torch.equal(view[values] if num else torch.empty(0), before)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([["Heat"], ["Up"]], "one by one, integers or strings, found list"),
+        (tr.data.Ragged(torch.arange(2), torch.arange(3)), "found bags"),
+        ([b"\xff"], "as text in UTF-8, found binary"),
+    ],
+)
+def test_values_that_no_import_takes_are_not_exported(
+    values: Any, found: str, tmp_path: Path
+) -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=False)
+        trainer.fit(FRAME)
+        with pytest.raises(
+            BadRequest, match=f"export_parquet: expected values of 'movie' .*{found}"
+        ):
+            tr.interchange.export_parquet(
+                trainer, tmp_path / "rows", feature="movie", values=values
+            )
+    assert not (tmp_path / "rows").exists()
