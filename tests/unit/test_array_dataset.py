@@ -28,6 +28,7 @@ from trireme.data import (
     string_keys,
 )
 from trireme.data.array_dataset import as_dataset
+from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, DataError
 
 N = 103
@@ -345,3 +346,14 @@ def test_numbers_with_a_schema_may_be_a_list():
     assert batch["a"].tolist() == [1, 2]
     with pytest.raises(DataError, match="expected numbers in 'a', found strings"):
         ArrayDataset({"a": ["x"]}, schema=Schema([Number("a")]))
+
+
+def test_what_has_no_rows_yet_is_refused_with_what_reads_them():
+    pl = pytest.importorskip("polars")
+    lazy = pl.DataFrame({"a": [1]}).lazy()
+    for use in (as_dataset, ArrayDataset, as_batch):
+        with pytest.raises(DataError, match=r"found a LazyFrame, .*; \.collect\(\) reads them"):
+            use(lazy)
+    for kind in (pd.DataFrame, ArrayDataset):
+        with pytest.raises(BadRequest, match=f"found the class {kind.__name__}; make one"):
+            as_dataset(kind)

@@ -495,6 +495,11 @@ def as_dataset(data: Any, *, shuffle: bool = False) -> Any:
             "data: expected a DataFrame, or columns by name, found a Series, which is one column or"
             " row; data[['name']] and data[:1] are DataFrames"
         )
+    if isinstance(data, type):
+        raise BadRequest(
+            "data: expected a dataset, batches, or columns by name, found the class"
+            f" {data.__name__}; make one: {data.__name__}(...)"
+        )
     if columns_of(data) is not None:
         return ArrayDataset(data, shuffle=shuffle)
     if not (hasattr(data, "__iter__") or hasattr(data, "__getitem__") or hasattr(data, "stream")):

@@ -39,9 +39,16 @@ _WRONG = (
 
 def columns_of(source: Any) -> Mapping[str, Any] | None:
     """The columns of a mapping, a DataFrame of pandas or polars, a table of Arrow, or a Dataset of
-    Hugging Face; None: it is something else. Raises DataError: two columns share a name, or there
-    are several Datasets.
+    Hugging Face; None: it is something else. Raises DataError: two columns share a name, there
+    are several Datasets, or a LazyFrame, whose rows are not there yet.
     """
+    if isinstance(source, type):
+        return None
+    if hasattr(source, "collect_schema") and not hasattr(source, "get_columns"):  # of polars
+        raise DataError(
+            f"columns: expected a DataFrame, found a {type(source).__name__}, whose rows have not"
+            " been read; .collect() reads them"
+        )
     if type(source).__module__.startswith("datasets.") and hasattr(source, "num_rows"):
         source = _arrow_of_dataset(source)
     if isinstance(source, Mapping):
