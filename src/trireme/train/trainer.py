@@ -43,7 +43,7 @@ from trireme.train.loop.staleness import staleness
 from trireme.train.loop.tally import Tally, check_metrics, scoring_of
 from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_class
-from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.optimizer import DistributedOptimizer, check_parts
 from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import kept_figures
 from trireme.train.recipe import Evaluation, Recipe
@@ -121,7 +121,8 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
     ) -> None:
-        check_settings(strategy, metrics, loss)
+        check_parts("Trainer", model, strategy, blocks, cluster)
+        check_settings(metrics, loss)
         check_autocast(autocast)
         own_metrics = [metric_of(metric) for metric in metrics]
         check_metrics(own_metrics, label)

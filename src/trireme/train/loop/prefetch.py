@@ -1,6 +1,7 @@
 """`tr.prefetch`: the pipeline for training loops of one's own."""
 
 import atexit
+import inspect
 import logging
 import sys
 import weakref
@@ -10,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from trireme.data.batch import Batch
-from trireme.errors import BadRequest, TriremeError
+from trireme.errors import BadRequest, TriremeError, check_kind
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.threads import frozen_objects
@@ -50,6 +51,7 @@ def prefetch(
 
     A loop that keeps the iterator, and leaves it early, calls its `close()` before the next loop.
     """
+    check_kind("prefetch", "model", model, nn.Module, "a torch.nn.Module")
     batches = _batches(dataset, model, depth, epoch, cluster)
     _open.add(batches)
     return batches
@@ -63,7 +65,7 @@ def _close_all() -> None:
     """Close the iterators that a script has kept, while the interpreter is whole."""
     _Script.has_failed = getattr(sys, "last_value", None) is not None
     for batches in list(_open):
-        if not batches.gi_running:
+        if inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:
             batches.close()
 
 
