@@ -93,26 +93,49 @@ class Config:
         return key in self._values
 
     def has_section(self, prefix: str) -> bool:
-        """Whether any key begins with the prefix and a dot."""
+        """Whether any key begins with the prefix and a dot. Raises as `section`."""
+        self._check_section(prefix)
         return any(key.startswith(f"{prefix}.") for key in self._values)
 
     def get(self, key: str, default: Any = _REQUIRED) -> Any:
         """The value of a key; the default if the key is absent or empty.
 
         Raises:
-            BadRequest: the key is absent and there is no default.
+            BadRequest: the key is absent and there is no default, it has keys below it, or one
+                above it has a value.
         """
         self._read.add(key)
         value = self._values.get(key)
         if value is not None:
             return value
+        self._check_section(key.rpartition(".")[0])
+        if below := [other for other in self._values if other.startswith(f"{key}.")]:
+            raise BadRequest(
+                f"Config: expected a value for {key}{self._where}, found keys below it, {below[0]}"
+            )
         if default is _REQUIRED:
-            where = "" if self.path is None else f" in {self.path}"
-            raise BadRequest(f"Config: expected a value for {key}{where}, found none")
+            raise BadRequest(f"Config: expected a value for {key}{self._where}, found none")
         return default
 
+    @property
+    def _where(self) -> str:
+        return "" if self.path is None else f" in {self.path}"
+
+    def _check_section(self, prefix: str) -> None:
+        """Raises BadRequest: this key, or one above it, has a value and no keys below."""
+        while prefix:
+            if (value := self._values.get(prefix)) is not None:
+                raise BadRequest(
+                    f"Config: expected keys and values below {prefix}{self._where}, as in"
+                    f" '{prefix}: {{key: value}}', found {value!r}"
+                )
+            prefix = prefix.rpartition(".")[0]
+
     def section(self, prefix: str) -> dict[str, Any]:
-        """The values below a prefix: section("runner")["epochs"]; all values for ""."""
+        """The values below a prefix: section("runner")["epochs"]; all values for "". Raises
+        BadRequest: the prefix, or a key above it, has a value itself.
+        """
+        self._check_section(prefix)
         start = prefix + "." if prefix else ""
         values = {k[len(start) :]: v for k, v in self._values.items() if k.startswith(start)}
         self._read.update(start + key for key in values)

@@ -25,6 +25,7 @@ Stopped is not an error: a process that was asked to stop, and has, exits with 0
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, ClassVar
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -185,6 +186,20 @@ def check_values(subject: str, **conditions: tuple[bool, str, object]) -> None:
 
 
 _CLASS_OF_CODE = {cls.code: cls for cls in CLASSES}
+
+
+def check_kind(
+    subject: str, name: str, value: object, kind: type | tuple[type, ...], expected: str
+) -> None:
+    """Raises BadRequest: the argument is of another type. kind: int stands for whole numbers of any
+    type but bool. expected: the type in words, with an example if it helps.
+    """
+    kind = Integral if kind is int else kind
+    if isinstance(value, kind) and not (kind is Integral and isinstance(value, bool)):
+        return
+    shown = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+    shown = shown if len(shown) <= 80 else type(value).__name__
+    raise BadRequest(f"{subject}: expected {name} as {expected}, found {shown}")
 
 
 def class_of_code(code: int) -> type[TriremeError]:

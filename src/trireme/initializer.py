@@ -58,3 +58,4 @@ class TailUniform(Uniform):
 
 
 Initializer = Uniform | Normal | Constant
+INITIALIZERS = (Uniform, Normal, Constant)

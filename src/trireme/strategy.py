@@ -48,7 +48,7 @@ class Strategy:
         k: int | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        if mode not in KNOBS:
+        if not isinstance(mode, str) or mode not in KNOBS:
             raise BadRequest(f"Strategy: expected one of {MODES}, found {mode!r}")
         knobs = {"staleness": staleness, "k": k, "cache_bytes": cache_bytes}
         for knob, value in knobs.items():

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from trireme.byte_size import parse_bytes
-from trireme.errors import BadRequest, check_values
+from trireme.errors import BadRequest, check_kind, check_values
 from trireme.feature_values import FeatureValues
-from trireme.initializer import Initializer, Uniform
+from trireme.initializer import INITIALIZERS, Initializer, Uniform
 from trireme.optim import SGD, Adagrad, Rule
 from trireme.policy import (
     Admission,
@@ -283,6 +283,11 @@ class Table:
         ssd: bool = False,
         memory: str | int | None = None,
     ) -> None:
+        check_kind("Table", "name", name, str, "a string")
+        check_kind(f"Table {name!r}", "seed", seed, int, "a whole number")
+        if initializer is not None:
+            example = "one of trireme.initializer, such as tr.initializer.Normal(0.01)"
+            check_kind(f"Table {name!r}", "initializer", initializer, INITIALIZERS, example)
         self.optimizer = Adagrad() if optimizer is None else optimizer
         if not isinstance(self.optimizer, Rule):
             raise BadRequest(

@@ -410,6 +410,15 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     assert "found 0; to train in one process run the script with python" in refused(
         tmp_path, "--server_num", "1", "--worker_num", "0", CONTROLLED_SCRIPT
     )
+    for counts, expected in (
+        (("1", "99999"), "at most 4096 workers, found 99999: the coordinator keeps"),
+        (("0", "99999"), "at most 4096 workers, found 99999: the coordinator keeps"),
+        (("99999", "1"), "at most 4096 servers, found 99999: each has at least one of the buckets"),
+        (("1", "1", "--streams", "99999"), "--streams of 1 to 4096, found 99999: servers and"),
+        (("1", "1", "--heter_worker_num", "99999"), "at most 4096 compute workers, found 99999"),
+    ):
+        named = ("--server_num", counts[0], "--worker_num", *counts[1:])
+        assert expected in refused(tmp_path, *named, CONTROLLED_SCRIPT)
     assert "barriers and reductions go through the servers" in refused(
         tmp_path, *two, "--gloo_port", "1", CONTROLLED_SCRIPT
     )

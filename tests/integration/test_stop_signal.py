@@ -107,6 +107,27 @@ def test_a_fit_without_checkpoints_says_that_nothing_was_saved(
     assert "worker 0 has got SIGTERM: training has stopped after a step; nothing was" in caplog.text
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_says_before_the_step_ends_what_follows_and_a_second_one_interrupts(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def interrupt(_: torch.Tensor) -> None:  # in the backward pass of a step
+        os.kill(os.getpid(), number)
+        said.append(capfd.readouterr().err)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with trainer() as fitting:
+        fitting.model.head.bias.register_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Stopped):
+            fitting.fit(batches(2))
+        assert fitting.optimizer.num_steps == (number == signal.SIGTERM)
+    line = "training ends after this step; Ctrl-C again interrupts it at once, and saves nothing\n"
+    assert said == ([line] if number == signal.SIGINT else [""])
+    assert "training ends" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_only_worker_of_servers_trains_on_in_the_next_cell(mode: str) -> None:
     with Job(1) as job, job.join(0, 1, timeout_s=2.0) as cluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 import trireme as tr
 from tests.jobs import Job
 from trireme.commands.cli import main
-from trireme.errors import BadRequest, SchemaMismatch
+from trireme.errors import BadRequest, DataError, SchemaMismatch
 from trireme.inference import Predictor
 from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
@@ -287,3 +288,182 @@ def test_inspect_takes_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "key 3: no row; each feature has keys of its own here: ask for FEATURE=VALUE" in shown
     assert main(["inspect", path, "--key", "user='3'"]) == 0
     assert capsys.readouterr().out.endswith("no row\n"), "a string is another value"
+
+
+MISSING: dict[str, Any] = {
+    "None": [None] * 40,
+    "NaN": [float("nan")] * 40,
+    "empty": [""] * 40,
+    "no lists": [[]] * 40,
+    "Int64": pd.array([None] * 40, "Int64"),
+    "string": pd.array([None] * 40, "string"),
+    "null of Arrow": pa.nulls(40),
+    "integers of Arrow": pa.nulls(40, pa.int64()),
+}
+
+
+@pytest.mark.parametrize("users", [list(range(40)), [f"u{i}" for i in range(40)]])
+@pytest.mark.parametrize("missing", MISSING.values(), ids=list(MISSING))
+@pytest.mark.parametrize("form", ["schema", "columns", "batches"])
+def test_missing_values_alone_are_neither_strings_nor_integers(
+    form: str, missing: Any, users: list[Any]
+) -> None:
+    sparse = [tr.data.Sparse(name) for name in ("user", "movie", "genres")]
+    schema = tr.data.Schema([tr.data.Label(), tr.data.Number("age"), *sparse])
+
+    def data(values: Any) -> Any:
+        columns = FRAME.to_dict("list") | {"user": values}
+        if form == "schema":
+            return tr.data.ArrayDataset(columns, schema=schema)
+        return columns if form == "columns" else [columns]
+
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=False)
+        trainer.fit(data(missing))
+        known = trainer.model.table.features
+        assert "user" not in known.are_strings
+        trainer.fit(data(users))
+        assert known.are_strings["user"] == isinstance(users[0], str)
+        trainer.fit(data(missing))
+        assert len(trainer.predict(data(missing))["output"]) == 40
+
+
+def test_a_column_of_one_kind_may_be_without_values_in_the_first_file(tmp_path: Path) -> None:
+    for name, users in (("1", pa.nulls(2)), ("2", pa.array([7, 8])), ("3", pa.array(["u", "v"]))):
+        pq.write_table(pa.table({"user": users}), tmp_path / f"{name}.parquet")
+
+    def batch(*names: str) -> tr.data.Batch:
+        files = [str(tmp_path / f"{name}.parquet") for name in names]
+        schema = tr.data.arrow([tr.data.Sparse("user")])
+        (read,) = tr.data.QueueDataset(files, schema=schema, batch_size=4)
+        return read
+
+    assert batch("1").hashed == {}
+    assert batch("1", "2").hashed == {"user": False}
+    assert batch("1", "3").hashed == {"user": True}
+    with pytest.raises(DataError, match="'user': expected strings or integers in all files"):
+        batch("2", "3")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[tr.Trainer, Predictor]]:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=False)
+        trainer.fit(FRAME)
+        folder = tmp_path_factory.mktemp("served") / "export"
+        export_model(trainer, folder, batch=FRAME)
+        yield trainer, Predictor(folder)
+
+
+KINDS = ["int8", "int32", "uint64", "float64", "bool", "Int64", "Float32", "boolean"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "int64[pyarrow]", "object", "category"])
+def test_numbers_of_any_kind_have_the_same_predictions(
+    kind: str, served: tuple[tr.Trainer, Predictor]
+) -> None:
+    trainer, predictor = served
+    whole = FRAME.drop(columns="label").assign(age=[0, 1] * 20, user=[1, 0] * 20)
+    flags = "bool" if kind == "boolean" else "int64"
+    other = whole.astype({"age": flags, "user": flags}).astype({"age": kind, "user": kind})
+    expected = trainer.predict(whole)["output"]
+    assert torch.equal(trainer.predict(other)["output"], expected)
+    assert torch.equal(predictor.predict(other).outputs["output"], expected)
+
+
+def test_numbers_that_have_no_equal_of_the_exported_kind_are_refused(
+    served: tuple[tr.Trainer, Predictor],
+) -> None:
+    with pytest.raises(BadRequest, match=r"'age' as float32 of shape .any., found int64"):
+        served[1].predict(FRAME.assign(age=2**24 + 1))
+
+
+def test_no_examples_have_no_outputs_of_the_right_shape(
+    served: tuple[tr.Trainer, Predictor],
+) -> None:
+    trainer, predictor = served
+    names = FRAME.drop(columns="label").columns
+    for none in (FRAME[:0], pd.DataFrame(columns=names), {name: [] for name in names}):
+        for outputs in (trainer.predict(none), predictor.predict(none).outputs):
+            assert outputs["output"].shape == (0,)
+            assert outputs["output"].dtype == torch.float32
+
+
+def test_a_model_that_takes_no_empty_batch_or_no_integers_is_refused_with_a_sentence(
+    tmp_path: Path,
+) -> None:
+    class Strict(Model):
+        def forward(self, batch: tr.data.Batch) -> torch.Tensor:
+            flat = self.rows(batch).reshape(batch["age"].shape[0], -1)
+            age = torch.nn.functional.linear(batch["age"][:, None], torch.ones(1, 1))
+            return self.mlp(torch.cat([flat, age], 1)).squeeze(1)
+
+    with embedded() as cluster:
+        set_default(cluster)
+        model = Strict(salt=False)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits
+        trainer = tr.Trainer(model, sgd, loss=loss, progress=False)
+        trainer.fit(FRAME)
+        export_model(trainer, tmp_path / "export", batch=FRAME)
+        expected = "expected examples, or a model that takes a batch without any, found none"
+        for predict in (trainer.predict, Predictor(tmp_path / "export").predict):
+            with pytest.raises(BadRequest, match=expected):
+                predict(FRAME[:0])
+        shown = (
+            r"expected float32 where .* column 'age', found torch\.int64.*; \.float\(\) makes it"
+        )
+        with pytest.raises(BadRequest, match=shown):
+            trainer.predict(FRAME.assign(age=1))
+
+
+@pytest.mark.parametrize(
+    ("feature", "values"),
+    [
+        ("user", [1.0, 3.0]),
+        ("user", np.array([True, False])),
+        ("user", torch.tensor([1.0, 3.0], dtype=torch.bfloat16)),
+        ("user", pd.to_datetime([1, 3], unit="s")),
+        ("user", []),
+        ("movie", [b"Heat", b"Up"]),
+        ("movie", pa.array(["Heat", "Up"], pa.string_view())),
+        ("movie", pa.array([b"Heat"], pa.binary(4))),
+        ("movie", tr.data.Strings.encode(["Heat", "Up"])),
+        ("movie", []),
+    ],
+)
+def test_rows_of_values_of_any_kind_come_back(feature: str, values: Any, tmp_path: Path) -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=True)
+        trainer.fit(FRAME)
+        export, load = tr.interchange.export_parquet, tr.interchange.import_parquet
+        num = export(trainer, tmp_path / "rows", feature=feature, values=values)["t"]
+        assert num == (len(values.offsets) - 1 if hasattr(values, "offsets") else len(values))
+        view = tr.TableView(trainer.model.table, feature)
+        before = view[values] if num else torch.empty(0)
+        assert load(trainer, "t", str(tmp_path / "rows/t"), feature=feature, replace=True) == num
+        assert len(view) == num
+        assert torch.equal(view[values] if num else torch.empty(0), before)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([["Heat"], ["Up"]], "one by one, integers or strings, found list"),
+        (tr.data.Ragged(torch.arange(2), torch.arange(3)), "found bags"),
+        ([b"\xff"], "as text in UTF-8, found binary"),
+    ],
+)
+def test_values_that_no_import_takes_are_not_exported(
+    values: Any, found: str, tmp_path: Path
+) -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=False)
+        trainer.fit(FRAME)
+        with pytest.raises(
+            BadRequest, match=f"export_parquet: expected values of 'movie' .*{found}"
+        ):
+            tr.interchange.export_parquet(
+                trainer, tmp_path / "rows", feature="movie", values=values
+            )
+    assert not (tmp_path / "rows").exists()

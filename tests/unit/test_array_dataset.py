@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from trireme.data import (
     Dense,
     InsId,
     Label,
+    Number,
     Ragged,
     Schema,
     Sparse,
@@ -25,6 +28,7 @@ from trireme.data import (
     string_keys,
 )
 from trireme.data.array_dataset import as_dataset
+from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, DataError
 
 N = 103
@@ -268,3 +272,106 @@ def test_what_is_no_data_is_refused_with_what_is(data, message):
 def test_the_kind_of_values_does_not_depend_on_their_number(columns, are_strings):
     (batch,) = ArrayDataset(columns)
     assert batch.hashed == are_strings
+
+
+BIG = [2**63, 2**64 - 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "keys"),
+    [
+        (BIG, BIG),
+        (np.array(BIG, np.uint64), BIG),
+        (tuple(BIG), BIG),
+        ([-1, 2**63, 1], [2**64 - 1, 2**63, 1]),
+        ([math.nan, 2**63, 1], [None, 2**63, 1]),
+        ([None, 2**53 + 1, 1], [None, 2**53 + 1, 1]),
+        (pd.array([2**63, None, 1], "UInt64"), [2**63, None, 1]),
+        (pa.array([2**53 + 1, None, 1]), [2**53 + 1, None, 1]),
+        (torch.tensor([1, 2, 256], dtype=torch.bfloat16)[:2], [1, 2]),
+    ],
+)
+def test_integers_of_64_bits_are_keys_as_they_are(values, keys):
+    (batch,) = ArrayDataset({"a": values}, schema=Schema([Sparse("a")]))
+    assert (
+        batch["a"].values.tolist()
+        == np.array([key for key in keys if key is not None], np.uint64).view(np.int64).tolist()
+    )
+    assert batch["a"].offsets.diff().tolist() == [int(key is not None) for key in keys]
+    hashed = Schema([Sparse("a", hashed=True)])
+    (batch,) = ArrayDataset({"a": values}, schema=hashed)
+    shown, present = string_keys("a", [None if key is None else str(key) for key in keys])
+    if not any(key is not None and key < 0 for key in values if isinstance(key, int)):
+        assert batch["a"].values.tolist() == shown[present].tolist()
+    assert batch.hashed == {"a": True}
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
+@pytest.mark.parametrize("schema", [None, Schema([Sparse("a")]), Schema([Label("a")])])
+def test_integers_of_more_than_64_bits_are_refused(value, schema):
+    for values in ([1, value], [[1], [value, 2]], pd.Series([1, value])):
+        with pytest.raises(DataError, match=f"'a': expected integers of 64 bits, .*found {value}"):
+            ArrayDataset({"a": values}, schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([True, False], "bool"),
+        (pd.date_range("2020-01-01", periods=2), "timestamp"),
+        (Ragged(torch.arange(2), torch.arange(3)), "Ragged"),
+        ((np.arange(2), np.arange(3)), "Ragged"),
+    ],
+)
+def test_what_hashed_cannot_hash_is_refused(values, found):
+    with pytest.raises(
+        DataError, match=f"strings or integers in 'a', .*hashed=True, found {found}"
+    ):
+        ArrayDataset({"a": values}, schema=Schema([Sparse("a", hashed=True)]))
+
+
+def test_lists_of_one_length_and_arrays_with_offsets_are_bags_with_a_schema():
+    columns = {
+        "lists": [[1, 2], [3, 4]],
+        "none": [[], []],
+        "arrays": (np.array([5, 6, 7]), np.array([0, 1, 3])),
+    }
+    (batch,) = ArrayDataset(columns, schema=Schema(map(Sparse, columns)))
+    bags = {name: (batch[name].values.tolist(), batch[name].offsets.tolist()) for name in columns}
+    assert bags == {
+        "lists": ([1, 2, 3, 4], [0, 2, 4]),
+        "none": ([], [0, 0, 0]),
+        "arrays": ([5, 6, 7], [0, 1, 3]),
+    }
+
+
+def test_floats_that_their_type_may_have_rounded_are_no_ids():
+    with pytest.raises(DataError, match=r"integers or strings in 'a' of float32, found 33554432"):
+        ArrayDataset({"a": np.array([2**25], np.float32)}, schema=Schema([Sparse("a")]))
+
+
+@pytest.mark.parametrize("field", [Label("a"), Dense("a"), Sparse("a"), Number("a"), InsId("a")])
+@pytest.mark.parametrize(
+    "value", [5, 1.5, "text", None, np.float32(1), torch.tensor(1), {"b": 1}, iter([1])]
+)
+def test_what_is_no_column_is_refused_with_a_schema(value, field):
+    with pytest.raises(DataError, match=r"expected a value per example in 'a', found .*no column"):
+        ArrayDataset({"a": value}, schema=Schema([field]))
+
+
+def test_numbers_with_a_schema_may_be_a_list():
+    (batch,) = ArrayDataset({"a": [1, 2]}, schema=Schema([Number("a")]))
+    assert batch["a"].tolist() == [1, 2]
+    with pytest.raises(DataError, match="expected numbers in 'a', found strings"):
+        ArrayDataset({"a": ["x"]}, schema=Schema([Number("a")]))
+
+
+def test_what_has_no_rows_yet_is_refused_with_what_reads_them():
+    pl = pytest.importorskip("polars")
+    lazy = pl.DataFrame({"a": [1]}).lazy()
+    for use in (as_dataset, ArrayDataset, as_batch):
+        with pytest.raises(DataError, match=r"found a LazyFrame, .*; \.collect\(\) reads them"):
+            use(lazy)
+    for kind in (pd.DataFrame, ArrayDataset):
+        with pytest.raises(BadRequest, match=f"found the class {kind.__name__}; make one"):
+            as_dataset(kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trireme.config import Config
@@ -86,3 +88,36 @@ def test_a_key_that_is_given_twice_is_warned_of(tmp_path, caplog):
     [record] = caplog.records
     expected = f"once in {path}, found 'epochs' in lines 3 and 6: the last one counts"
     assert expected in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "message"),
+    [
+        ("runner: 5", "runner.epochs", "expected keys and values below runner in .*, found 5"),
+        ("runner: [1]", "runner.epochs", r"below runner in .*c\.yaml, .*, found \[1\]"),
+        ("a: {b: x}", "a.b.c.d", "below a.b in .*found 'x'"),
+        (
+            "runner: {epochs: {a: 1}}",
+            "runner.epochs",
+            "value for runner.epochs in .*runner.epochs.a",
+        ),
+    ],
+)
+def test_a_section_in_place_of_a_value_and_the_reverse_are_refused(
+    text: str, key: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    config = Config.load(tmp_path / "c.yaml")
+    with pytest.raises(BadRequest, match=message):
+        config.get(key, None)
+    if "below" in message:
+        for read in (config.section, config.has_section):
+            with pytest.raises(BadRequest, match=message):
+                read(key.rpartition(".")[0])
+
+
+def test_an_empty_section_has_no_keys(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("runner:\nhyper_parameters: {}\n")
+    config = Config.load(tmp_path / "c.yaml")
+    assert config.get("runner.epochs", 3) == 3
+    assert config.section("runner") == config.section("hyper_parameters") == {}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trireme import _core
+from trireme.protocol.job_limits import SERVERS_MAX
 from trireme.protocol.routing import NUM_BUCKETS, BucketMap, Split
 
 SERVERS = ("a:1", "b:2", "c:3")
@@ -46,3 +47,7 @@ def test_parts_belong_to_their_owner_and_join_to_the_whole(num_keys: int) -> Non
         np.testing.assert_array_equal(split.join(parts), keys)
         rows = generator.normal(size=(num_keys, 4)).astype(np.float32)
         np.testing.assert_array_equal(split.join(split.parts(rows)), rows)
+
+
+def test_a_job_has_at_most_a_server_for_each_bucket() -> None:
+    assert SERVERS_MAX == NUM_BUCKETS

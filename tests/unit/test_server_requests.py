@@ -16,8 +16,9 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.optim import values_of_group
 from trireme.protocol.block_messages import specs_to_wire
 from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.job_limits import STREAMS_MAX
 from trireme.protocol.routing import BucketMap
-from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX, BlocksPush, Push, TablePush
+from trireme.protocol.wire import POSITION_MAX, BlocksPush, Push, TablePush
 from trireme.rpc import Reply, Request
 from trireme.server.requests import RequestHandlers
 from trireme.server.state import ServerState

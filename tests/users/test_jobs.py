@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.conditions import WAIT_S
 from tests.programs import Template
 from tests.repo import tree
 
@@ -78,6 +81,7 @@ def test_ctrl_c_takes_a_checkpoint_and_the_next_start_resumes(
         for _ in range(3):
             training.wait_line("step")
         training.signal(signal.SIGINT)
+        training.wait_line("training ends after this step; Ctrl-C again interrupts it at once")
         training.wait_line(
             "worker 0 has got SIGINT: training has stopped after a step, with a checkpoint"
         )
@@ -149,3 +153,18 @@ def test_a_worker_that_was_killed_continues_with_its_callbacks(
     events.Reload()
     epochs = [event.value for event in events.Scalars("epoch")]
     assert epochs == list(range(1, int(num_epochs) + 1))
+
+
+@pytest.mark.parametrize(
+    ("how", "ends", "code"),
+    [("next", "steps 21", 0), ("exit", "steps 1", 0), ("error", "ValueError: a mistake", 1)],
+)
+def test_a_loop_whose_iterator_is_kept_ends_with_the_script_or_by_close(
+    how: str, ends: str, code: int
+) -> None:
+    command = [sys.executable, "-u", str(HERE / "left_early.py"), how]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, **streams, text=True, timeout=WAIT_S, check=False)
+    said = done.stdout.splitlines()
+    assert (done.returncode, said[-1]) == (code, ends), said
+    assert any("close its iterator, batches.close()" in line for line in said) == (how == "next")

@@ -10,8 +10,8 @@ from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest, NotReady, ResourceExhausted
 from trireme.protocol.block_messages import map_to_wire
 from trireme.protocol.compute_addresses import addresses_from_wire, addresses_to_wire
-from trireme.protocol.membership import WORKERS_MAX
-from trireme.protocol.wire import STREAMS_MAX, need, need_name
+from trireme.protocol.job_limits import STREAMS_MAX, WORKERS_MAX
+from trireme.protocol.wire import need, need_name
 from trireme.rpc import Reply, Request
 
 TOKEN_CHARS_MAX = 64

@@ -11,8 +11,9 @@ from trireme.coordinator.leases import StreamLeases
 from trireme.coordinator.meetings import Contribution, Meeting, MeetingName, Meetings
 from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest
+from trireme.protocol.job_limits import STREAMS_MAX
 from trireme.protocol.membership import Member, members_from_wire, members_to_wire
-from trireme.protocol.wire import STREAMS_MAX, need, need_list
+from trireme.protocol.wire import need, need_list
 from trireme.rpc import Deferred, Reply, Request
 
 NOTE_MAX = 8

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trireme.data.arrow_columns import bags_of_arrow, is_text, value_type, why_not
 from trireme.data.batch import Bags, Batch, Ragged, Strings, check_stream
 from trireme.data.batch import Column as BatchColumn
 from trireme.data.schema import Content, Dense, Field, InsId, Number, Schema, Sparse, Weight
-from trireme.data.user_columns import as_column, column_of, columns_of
-from trireme.errors import BadRequest, DataError
-from trireme.rows.feature_keys import text_keys
+from trireme.data.user_columns import arrow_of, as_column, column_of, columns_of, is_bags
+from trireme.errors import BadRequest, DataError, check_kind
+from trireme.rows.feature_keys import arrow_string_keys, text_keys
 
 log = logging.getLogger("trireme.data")
 
@@ -25,8 +27,8 @@ BATCH_SIZE = 512
 """Examples per batch, unless said otherwise."""
 _MARK, _STRINGS_PER_MARK = "|", 10
 """So many marks in the strings of a column, or more, are taken for lists in one string."""
-WHOLE_MAX = 2.0**53
-"""Below which float64 numbers are exact integers."""
+_NUM_SEARCHED = 10_000
+"""How many strings of a column are searched for marks."""
 
 
 class ArrayDataset:
@@ -41,8 +43,9 @@ class ArrayDataset:
             tensor, a list, Ragged. Columns that the schema does not name are not read.
             Label, Weight: (N,) finite numbers (weights not negative); Dense: (N,) or (N, dim)
             finite numbers. Sparse: (N,) one value per example, or lists of them: integers are keys
-            as they are (64 bits), strings are hashed (see trireme.data.strings); None, NaN and ""
-            make an empty bag. Or Ragged, N bags of keys without weights. InsId, Content: N strings.
+            as they are (64 bits), strings are hashed (see trireme.data.strings), and so are
+            integers with hashed=True, as decimal strings; None, NaN and "" make an empty bag. Or
+            Ragged, N bags of keys without weights. InsId, Content: N strings.
         schema: the fields to read; without a text format. None: all columns, by their kinds:
             numbers and times are `Number`, strings and lists are `Sparse`, lists of fractions
             `Dense`; strings called ins_id are `InsId`.
@@ -67,6 +70,9 @@ class ArrayDataset:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
+        if schema is not None:
+            check_kind("ArrayDataset", "schema", schema, Schema, "a Schema([...])")
+        check_kind("ArrayDataset", "batch_size", batch_size, int, "a whole number")
         columns = _named(columns)
         self._hashed: dict[str, bool] = {}
         if schema is None:
@@ -88,8 +94,7 @@ class ArrayDataset:
                 f"ArrayDataset: expected columns {', '.join(schema.names)}; missing: "
                 f"{', '.join(missing)}"
             )
-        for name in schema.names:
-            _expect_dense(name, columns[name])
+        columns = {name: _checked(name, columns[name]) for name in schema.names}
         self.schema = schema
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -111,7 +116,7 @@ class ArrayDataset:
             elif isinstance(field, Number):
                 self._numbers[field.name] = _finite(field.name, columns[field.name])
             elif isinstance(field, Sparse):
-                keys, sizes_N, are_strings = _bags(field.name, columns[field.name])
+                keys, sizes_N, are_strings = _bags(field, columns[field.name])
                 keys_F.append(keys)
                 sizes_F.append(sizes_N)
                 self._note(field.name, are_strings)
@@ -238,6 +243,12 @@ class ArrayStream(Iterator[Batch]):
         batch.stream, batch.position = self._index, self.position
         return batch
 
+    def or_no_examples(self) -> Iterable[Batch]:
+        """This stream, or a batch without examples if the whole stream has no batch."""
+        size = len(self._order)
+        is_short = self._dataset.drop_last and size < self._dataset.batch_size
+        return self if size and not is_short else [self._dataset._batch(self._order[:0])]
+
     def fraction_read(self) -> float:
         """The fraction of the stream that has been returned, 0 to 1."""
         return self.position[0] / len(self._order) if len(self._order) else 1.0
@@ -287,33 +298,60 @@ def _expect_dense(name: str, column: Any) -> None:
     )
 
 
+def _checked(name: str, column: Any) -> Any:
+    """A column, of bags as Ragged. Raises DataError: it is none, or a tensor without numbers."""
+    if is_bags(column):
+        column = as_column(name, column)
+    _expect_dense(name, column)
+    is_scalar = isinstance(column, (str, bytes, Mapping)) or not hasattr(column, "__len__")
+    if is_scalar or getattr(column, "ndim", 1) == 0:
+        raise DataError(
+            f"ArrayDataset: expected a value per example in {name!r}, found"
+            f" {type(column).__name__}, which is no column"
+        )
+    return column
+
+
 def _num_values(column: Any) -> int:
     return len(column.offsets) - 1 if isinstance(column, (Ragged, Strings)) else len(column)
 
 
-def _finite(name: str, column: Tensor) -> Tensor:
+def _finite(name: str, column: Any) -> Tensor:
     """The numbers of a Number."""
-    column = column.detach().cpu()
-    if column.is_floating_point():
-        column = column.to(torch.float32)
-        _require(name, "finite numbers, or none", column.numpy(), torch.isfinite(column).numpy())
-    return column
+    made = as_column(name, column)
+    if not isinstance(made, Tensor):
+        raise _no_numbers(name, made)
+    numbers = made.detach().cpu()
+    if numbers.is_floating_point():
+        numbers = numbers.to(torch.float32)
+        _require(name, "finite numbers, or none", numbers.numpy(), torch.isfinite(numbers).numpy())
+    return numbers
+
+
+def _no_numbers(name: str, column: Any) -> DataError:
+    kind = "strings" if isinstance(column, Strings) else type(column).__name__
+    return DataError(f"ArrayDataset: expected numbers in {name!r}, found {kind}")
 
 
 def _array(name: str, column: Any) -> NDArray[Any]:
     """Numbers as an array. Raises DataError: they are of another kind."""
     array = None
     if isinstance(column, Tensor):
-        array = column.detach().cpu().numpy()
+        array = _array_of(column)
     elif not isinstance(column, (Ragged, Strings)):
         array = _plain_array(column)
         if array is None:
             column = as_column(name, column)
             array = column.numpy() if isinstance(column, Tensor) else None
     if array is None:
-        kind = "strings" if isinstance(column, Strings) else type(column).__name__
-        raise DataError(f"ArrayDataset: expected numbers in {name!r}, found {kind}")
+        raise _no_numbers(name, column)
     return array
+
+
+def _array_of(tensor: Tensor) -> NDArray[Any]:
+    if tensor.dtype == torch.bfloat16:  # which NumPy does not know
+        tensor = tensor.to(torch.float32)
+    return tensor.detach().cpu().numpy()
 
 
 def _plain_array(column: Any) -> NDArray[Any] | None:
@@ -355,29 +393,45 @@ def _texts(name: str, column: Any) -> _RaggedColumns:
     return _RaggedColumns(data, strings.offsets.diff()[None])
 
 
-def _bags(name: str, column: Any) -> tuple[Tensor, Tensor, bool | None]:
+def _bags(field: Sparse, column: Any) -> tuple[Tensor, Tensor, bool | None]:
     """int64 keys of N bags, concatenated, (N,) int64 the size of each, and whether the values are
-    strings; None: bags of which nobody knows.
+    strings; None: bags of which nobody knows, or no values.
     """
-    are_strings: bool | None = False
-    # NumPy would make one array of the two tensors of Strings if they are equally long.
-    is_made = isinstance(column, (Tensor, Ragged, Strings))
-    if is_made or (array := _plain_array(column)) is None:
-        column, are_strings = column_of(name, column)
-        array = column.detach().cpu().numpy() if isinstance(column, Tensor) else None
+    name = field.name
+    if not isinstance(column, (Tensor, Ragged, Strings)) and not _holds_numbers(column):
+        array = arrow_of(name, column)  # NumPy would round integers among others
+        kind = value_type(array.type)
+        if why_not(field, array.type) is None:
+            bags = bags_of_arrow(field, array)
+            keys, sizes_N = map(torch.from_numpy, (bags.values.copy(), np.diff(bags.offsets)))
+            if is_text(array.type):
+                _hint_at_lists(name, as_column(name, array[:_NUM_SEARCHED]))
+            is_unknown = pa.types.is_null(kind) or array.null_count == len(array)
+            return keys, sizes_N, None if is_unknown else field.hashed or is_text(kind)
+        if pa.types.is_floating(array.type):
+            column = array.to_numpy(zero_copy_only=False)
+        elif field.hashed:
+            raise _not_hashed(name, array.type)
+        else:
+            column = as_column(name, array)
     if isinstance(column, Ragged):
-        return *_ragged(name, column), are_strings
+        if field.hashed:
+            raise _not_hashed(name, "Ragged, which holds keys")
+        return *_ragged(name, column), None
     if isinstance(column, Strings):
         _hint_at_lists(name, column)
         keys_N, present_N = text_keys(name, column.data.numpy(), column.offsets.numpy())
     else:
-        keys_N, present_N = _keys(name, array)
+        keys_N, present_N = _keys(field, column)
     sizes_N = torch.from_numpy(present_N.astype(np.int64))
+    are_strings = field.hashed or isinstance(column, Strings)
     return torch.from_numpy(keys_N[present_N]), sizes_N, are_strings
 
 
-def _hint_at_lists(name: str, column: Strings) -> None:
+def _hint_at_lists(name: str, column: Any) -> None:
     """Log that strings look like lists in one string, as MovieLens' genres "Comedy|Drama" are."""
+    if not isinstance(column, Strings):
+        return
     num_marks = int((column.data == ord(_MARK)).sum())
     if num_marks * _STRINGS_PER_MARK >= max(len(column.offsets) - 1, 1):
         example = next(text for text in column.decode() if _MARK in text)
@@ -386,6 +440,20 @@ def _hint_at_lists(name: str, column: Strings) -> None:
             " frame[%r].str.split(%r) of pandas does",
             *(name, example, name, _MARK),
         )
+
+
+def _not_hashed(name: str, found: object) -> DataError:
+    return DataError(
+        f"ArrayDataset: expected strings or integers in {name!r}, as the schema has hashed=True,"
+        f" found {found}"
+    )
+
+
+def _holds_numbers(column: Any) -> bool:
+    """Whether NumPy has the numbers as they are, none of them masked: an array, a Series."""
+    kind = getattr(column, "dtype", None)
+    is_plain = isinstance(kind, np.dtype) and kind.kind in "fiub"
+    return is_plain and not isinstance(column, np.ma.MaskedArray)
 
 
 def _ragged(name: str, column: Ragged) -> tuple[Tensor, Tensor]:
@@ -405,19 +473,30 @@ def _are_integers(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _keys(name: str, array: NDArray[Any] | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(N,) int64 keys, and (N,) bool whether there is one."""
-    if array is None or array.ndim != 1:
-        shape = "none" if array is None else array.shape
-        raise DataError(f"ArrayDataset: expected one value per example in {name!r}, found {shape}")
-    if array.dtype.kind in "iub":
-        return array.astype(np.int64), np.ones(len(array), np.bool_)
-    present_N = ~np.isnan(array)
-    with np.errstate(invalid="ignore"):
-        keys_N = np.where(present_N, array, 0).astype(np.int64)
-    whole = ~present_N | ((keys_N == array) & (np.abs(array) < WHOLE_MAX))
-    _require(name, "integers or strings", array, whole)
-    return keys_N, present_N
+def _keys(field: Sparse, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(N,) int64 keys of a tensor or array of numbers, and (N,) bool whether there is one."""
+    array = _array_of(column) if isinstance(column, Tensor) else np.asarray(column)
+    if array.ndim != 1:
+        raise DataError(
+            f"ArrayDataset: expected one value per example in {field.name!r}, found {array.shape}"
+        )
+    if field.hashed and array.dtype.kind == "b":
+        raise _not_hashed(field.name, array.dtype)
+    present_N = np.ones(len(array), np.bool_)
+    if array.dtype.kind == "f":
+        # Below this limit floats of a type are exact integers.
+        types = torch if isinstance(column, Tensor) else np
+        limit = 2 / float(types.finfo(column.dtype).eps)
+        present_N = ~np.isnan(array)
+        with np.errstate(invalid="ignore"):
+            whole_N = np.where(present_N, array, 0).astype(np.int64)
+        right = ~present_N | ((whole_N == array) & (np.abs(array) < limit))
+        _require(field.name, "integers or strings", array, right)
+        array = whole_N
+    if field.hashed:
+        texts = pa.array(array).cast(pa.large_string())
+        return arrow_string_keys(field.name, texts)[0], present_N
+    return array.astype(np.int64), present_N
 
 
 def _require(name: str, expected: str, array: NDArray[Any], right: NDArray[np.bool_]) -> None:
@@ -442,6 +521,11 @@ def as_dataset(data: Any, *, shuffle: bool = False) -> Any:
         raise BadRequest(
             "data: expected a DataFrame, or columns by name, found a Series, which is one column or"
             " row; data[['name']] and data[:1] are DataFrames"
+        )
+    if isinstance(data, type):
+        raise BadRequest(
+            "data: expected a dataset, batches, or columns by name, found the class"
+            f" {data.__name__}; make one: {data.__name__}(...)"
         )
     if columns_of(data) is not None:
         return ArrayDataset(data, shuffle=shuffle)

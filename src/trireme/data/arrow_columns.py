@@ -3,7 +3,7 @@
 Shapes: n rows, N keys, n1 = n + 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trireme.data.batch import Bags, Batch, Strings
 from trireme.data.schema import Content, Dense, Field, InsId, Label, Schema, Sparse
+from trireme.errors import DataError
 from trireme.rows.feature_keys import arrow_string_keys
 
 
@@ -40,7 +41,7 @@ class ConvertedRows:
 
     numbers: name -> (n,) or (n, dim) float32.
     ragged: name -> bags of keys, or strings.
-    hashed: sparse feature -> whether its values are strings.
+    hashed: sparse feature -> whether its values are strings; absent: a column without values.
     row_numbers: (n,) of each row in its file.
     """
 
@@ -85,7 +86,8 @@ def convert(
         array = batch.column(field.name)
         if isinstance(field, Sparse):
             ragged[field.name] = bags_of_arrow(field, array)
-            hashed[field.name] = field.hashed or is_text(value_type(array.type))
+            if field.hashed or not pa.types.is_null(value_type(array.type)):
+                hashed[field.name] = field.hashed or is_text(value_type(array.type))
         elif isinstance(field, (InsId, Content)):
             ragged[field.name] = strings_of_arrow(array)
         else:
@@ -120,7 +122,20 @@ def join_rows(schema: Schema, parts: Sequence[tuple[ConvertedRows, int, int]]) -
         return Batch(columns)
     keys = torch.from_numpy(np.concatenate(values))
     bags = Bags(schema.sparse, keys, _offsets(lengths))
-    return Batch(columns, bags, hashed=parts[0][0].hashed)
+    return Batch(columns, bags, hashed=_kinds(rows for rows, _, _ in parts))
+
+
+def _kinds(parts: Iterable[ConvertedRows]) -> dict[str, bool]:
+    """Raises DataError: strings of one file and integers of another, which have other keys."""
+    kinds: dict[str, bool] = {}
+    for rows in parts:
+        for name, are_strings in rows.hashed.items():
+            if kinds.setdefault(name, are_strings) != are_strings:
+                raise DataError(
+                    f"column {name!r}: expected strings or integers in all files, found both:"
+                    " the same value in the other form has another key"
+                )
+    return kinds
 
 
 def _offsets(lengths: Sequence[NDArray[np.int64]]) -> torch.Tensor:

@@ -196,6 +196,13 @@ class Batch:
             return isinstance(column, Strings)
         return self.hashed.get(name)
 
+    def has_values(self, name: str) -> bool:
+        """Whether any example has a value of a column; missing and empty ones are none."""
+        column = self.get(name)
+        if isinstance(column, (Ragged, Strings)):
+            return bool(column.offsets[0] < column.offsets[-1])
+        return isinstance(column, Tensor) and column.numel() > 0
+
     def shown_without_numbers(self, name: str) -> str:
         """What an error says of a column that should have numbers."""
         column = self[name]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar, Protocol, TypeAlias
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,9 @@ class Schema:
     """
 
     def __init__(self, fields: Iterable[Field], *, format: Format | None = None) -> None:
+        check_kind("Schema", "fields", fields, Iterable, "a list of fields")
+        if format is not None and not hasattr(format, "check"):
+            raise BadRequest(f"Schema: expected a format of files, or None, found {format!r}")
         self.fields = tuple(fields)
         self.format = format
         if not self.fields:
@@ -184,5 +187,7 @@ def _check(field: object) -> None:
         raise BadRequest(f"Schema: expected fields of the kinds {names}, found {field!r}")
     if not isinstance(field.name, str) or not field.name:
         raise BadRequest(f"Schema: expected a name that is not empty, found {field!r}")
+    if isinstance(field, Dense):
+        check_kind(f"Schema: Dense({field.name!r})", "dim", field.dim, int, "a whole number")
     if isinstance(field, Dense) and field.dim < 1:
         raise BadRequest(f"Schema: Dense({field.name!r}): expected dim >= 1, found {field.dim}")

@@ -39,9 +39,16 @@ _WRONG = (
 
 def columns_of(source: Any) -> Mapping[str, Any] | None:
     """The columns of a mapping, a DataFrame of pandas or polars, a table of Arrow, or a Dataset of
-    Hugging Face; None: it is something else. Raises DataError: two columns share a name, or there
-    are several Datasets.
+    Hugging Face; None: it is something else. Raises DataError: two columns share a name, there
+    are several Datasets, or a LazyFrame, whose rows are not there yet.
     """
+    if isinstance(source, type):
+        return None
+    if hasattr(source, "collect_schema") and not hasattr(source, "get_columns"):  # of polars
+        raise DataError(
+            f"columns: expected a DataFrame, found a {type(source).__name__}, whose rows have not"
+            " been read; .collect() reads them"
+        )
     if type(source).__module__.startswith("datasets.") and hasattr(source, "num_rows"):
         source = _arrow_of_dataset(source)
     if isinstance(source, Mapping):
@@ -90,21 +97,25 @@ def as_column(name: str, values: Any) -> Any:
 
 
 def column_of(name: str, values: Any) -> tuple[Any, bool | None]:
-    """`as_column`, and whether its values are strings; None: bags of which nobody knows."""
+    """`as_column`, and whether its values are strings; None: bags of which nobody knows, or no
+    values, such as missing ones alone, which Arrow takes for either kind.
+    """
     if isinstance(values, Ragged):
         return values, None
     if isinstance(values, (Tensor, Strings)):
         return values, isinstance(values, Strings)
     if isinstance(values, np.ndarray) and values.ndim > 0 and _is_plain(values):
         return number_tensor(values), False
-    if isinstance(values, tuple) and len(values) in (2, 3) and _are_arrays(values):
+    if is_bags(values):
         parts = [as_column(name, part) for part in values]
         return Ragged(*parts), None
     is_column = hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping))
     if not is_column or (isinstance(values, np.ndarray) and values.ndim == 0):
         return values, None
     array = arrow_of(name, values)
-    return _of_arrow(name, array), is_text(value_type(array.type))
+    kind = value_type(array.type)
+    is_unknown = pa.types.is_null(kind) or array.null_count == len(array)
+    return _of_arrow(name, array), None if is_unknown else is_text(kind)
 
 
 def _is_plain(array: NDArray[Any]) -> bool:
@@ -204,6 +215,13 @@ def _described(name: str, values: Sequence[Any], error: Exception) -> str:
             pa.array([value] if first is None else [first[1], value])
         except _WRONG:
             kind = type(value).__name__
+            parts = value if isinstance(value, (list, tuple)) else [value]
+            wide = [n for n in parts if isinstance(n, int) and not -(2**63) <= n < 2**64]
+            if wide:
+                return (
+                    f"column {name!r}: expected integers of 64 bits, -2**63 to 2**64 - 1, found"
+                    f" {wide[0]} in row {row}"
+                )
             if first is None:
                 return (
                     f"column {name!r}: expected numbers, strings, times or lists of ids, found"
@@ -221,6 +239,8 @@ def _of_arrow(name: str, array: pa.Array) -> Column:
     if isinstance(array, pa.DictionaryArray):  # a categorical
         array = array.dictionary_decode()
     types, kind = pa.types, array.type
+    if types.is_null(kind) and not len(array):  # no value says what they would be
+        return torch.zeros(0)
     if is_text(kind):
         data, offsets = strings_of_arrow(array)
         return Strings(torch.from_numpy(data.copy()), torch.from_numpy(offsets.copy()))
@@ -272,5 +292,7 @@ def _vectors(name: str, array: pa.Array) -> Tensor:
     return _numbers(array.flatten().fill_null(float("nan"))).reshape(-1, dim)
 
 
-def _are_arrays(parts: Sequence[Any]) -> bool:
-    return all(isinstance(part, (Tensor, np.ndarray)) for part in parts)
+def is_bags(values: Any) -> bool:
+    """Whether values are arrays (values, offsets[, weights]), and no Ragged."""
+    is_some = type(values) is tuple and len(values) in (2, 3)
+    return is_some and all(isinstance(part, (Tensor, np.ndarray)) for part in values)

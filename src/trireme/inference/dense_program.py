@@ -30,7 +30,12 @@ class DenseProgram:
         tensors = [input_tensor(one, batch, gathered) for one in self._inputs]
         try:
             outputs: dict[str, Tensor] = self._module(*tensors)
-        except (AssertionError, RuntimeError) as error:
+        except (AssertionError, RuntimeError, ZeroDivisionError) as error:
+            if batch.num_examples == 0:
+                raise BadRequest(
+                    "Predictor: expected examples, or a model that takes a batch without any, found"
+                    f" none: {error}"
+                ) from error
             shapes = {
                 one.name: tuple(t.shape) for one, t in zip(self._inputs, tensors, strict=True)
             }
@@ -91,6 +96,8 @@ def input_tensor(one: ProgramInput, batch: Batch, gathered: Mapping[str, Tensor]
         raise BadRequest(
             f"Predictor: expected column {one.name!r} in the batch, found {', '.join(batch.keys())}"
         )
+    if one.role == "column":
+        tensor = _as_exported(tensor, getattr(torch, one.dtype))
     dtype = _dtype_name(tensor)
     is_shape = len(one.shape) == tensor.dim() and all(
         size in (None, actual) for size, actual in zip(one.shape, tensor.shape, strict=True)
@@ -116,6 +123,35 @@ def _part(batch: Batch, one: ProgramInput) -> Tensor:
             f" {batch.shown_without_numbers(one.name)}"
         )
     return part
+
+
+def _as_exported(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers of another type as the program takes them, as Python promotes them for a Trainer's
+    model: 1 and True as 1.0, 1.0 as 1. Unchanged: one has no equal of that type. Fractions are
+    rounded, as those of a Trainer's data are.
+    """
+    if tensor.dtype == dtype or tensor.is_complex() or dtype.is_complex:
+        return tensor
+    if not (tensor.is_floating_point() and dtype.is_floating_point):
+        is_exact = torch.ones(tensor.shape, dtype=torch.bool)
+        for kind in (tensor.dtype, dtype):
+            low, high = _whole_range(kind)
+            is_exact &= (tensor >= low) & (tensor <= high)
+        if tensor.is_floating_point():
+            is_exact &= tensor == tensor.round()
+        if not is_exact.all():
+            return tensor
+    return tensor.to(dtype)
+
+
+def _whole_range(dtype: torch.dtype) -> tuple[int, int]:
+    """The integers that a type holds exactly, at most those of int64."""
+    if dtype == torch.bool:
+        return 0, 1
+    if dtype.is_floating_point:
+        return -int(2 / torch.finfo(dtype).eps), int(2 / torch.finfo(dtype).eps)
+    info = torch.iinfo(dtype)
+    return info.min, min(info.max, 2**63 - 1)
 
 
 def _dtype_name(tensor: Tensor) -> str:

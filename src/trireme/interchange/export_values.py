@@ -9,12 +9,15 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
-from trireme.data.user_columns import arrow_of
+from trireme.data.arrow_columns import is_text, without_list
+from trireme.data.batch import Ragged, Strings
+from trireme.data.user_columns import arrow_of, is_bags
 from trireme.errors import BadRequest, writing
 from trireme.interchange.formats.parquet import arrow_schema, record_batch
 from trireme.job.cluster import Cluster
-from trireme.nn.ids import keys_of_values
+from trireme.nn.ids import keys_of_column, keys_of_values
 from trireme.protocol.routing import Keys
 from trireme.rows.core_table import make_core_table
 from trireme.rows.wide_rows import RowLayout
@@ -47,10 +50,46 @@ class FeatureRows(NamedTuple):
             raise BadRequest(
                 f"export_parquet: expected distinct values of {feature!r}, found one twice"
             )
-        array = arrow_of(feature, np.asarray(values) if hasattr(values, "numpy") else values)
-        if isinstance(array, pa.DictionaryArray):
-            array = array.dictionary_decode()
-        return cls(table.of_feature(feature), array, keys)
+        return cls(table.of_feature(feature), _importable(table, feature, values), keys)
+
+
+def _importable(table: Table, feature: str, values: Any) -> pa.Array:
+    """The values as integers or strings, which `import_parquet` takes: numbers of other kinds and
+    times as the integers that they are in training. Raises BadRequest: lists, or bytes that are no
+    text.
+    """
+    if isinstance(values, Strings):
+        values = values.decode()
+    if isinstance(values, Ragged) or is_bags(values):
+        raise _not_single(feature, "bags")
+    if isinstance(values, torch.Tensor):
+        return pa.array(keys_of_column(feature, values, salted=False).view(np.int64))
+    array = arrow_of(feature, values)
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    kind = array.type
+    if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return array
+    if not len(array):
+        return array.cast(pa.large_string() if table.features.are_strings.get(feature) else "int64")
+    if is_text(kind):
+        try:
+            return array.cast(pa.large_binary()).cast(pa.large_string())
+        except pa.ArrowInvalid as error:
+            raise BadRequest(
+                f"export_parquet: expected values of {feature!r} as text in UTF-8, found {kind}:"
+                f" {error}"
+            ) from error
+    if without_list(kind) != kind:
+        raise _not_single(feature, str(kind))
+    return pa.array(keys_of_column(feature, values, salted=False).view(np.int64))
+
+
+def _not_single(feature: str, found: str) -> BadRequest:
+    return BadRequest(
+        f"export_parquet: expected values of {feature!r} one by one, integers or strings, found"
+        f" {found}"
+    )
 
 
 def write_rows(

@@ -13,7 +13,7 @@ from trireme import _core, rpc
 from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest, TriremeError
 from trireme.job.handlers import handlers_of
-from trireme.protocol.membership import WORKERS_MAX
+from trireme.protocol.job_limits import WORKERS_MAX
 from trireme.protocol.wire import need, need_list, need_name
 from trireme.rpc import Call, Handler, Reply, Request
 from trireme.server.attendance import Attendance

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from trireme.errors import BadRequest
 from trireme.label import is_label, without_number
 from trireme.launch.addresses import bind_free, bind_local
+from trireme.protocol.job_limits import COMPUTE_WORKERS_MAX
 
 GPU = "gpu"
 
@@ -87,6 +88,11 @@ def _check(
         raise BadRequest(
             f"launch: expected --heter_worker_num of at least 1, found {_join(counts)}; without"
             " compute workers leave it out"
+        )
+    if sum(counts) > COMPUTE_WORKERS_MAX:
+        raise BadRequest(
+            f"launch: expected at most {COMPUTE_WORKERS_MAX} compute workers, found {sum(counts)}:"
+            " the coordinator tells their addresses to each worker that joins"
         )
     if len(labels) != len(counts) and (labels or len(counts) > 1):
         raise BadRequest(

@@ -9,6 +9,7 @@ from pathlib import Path
 from trireme.errors import BadRequest
 from trireme.launch.addresses import bind_free, bind_local, is_local, listen_at
 from trireme.launch.compute_placement import ComputePlacement, place_compute_workers
+from trireme.protocol.job_limits import SERVERS_MAX, STREAMS_MAX, WORKERS_MAX
 from trireme.telemetry.address import split_address
 
 
@@ -164,8 +165,11 @@ def _choose(config: LaunchConfig) -> Placement:
         parse_hosts(config.store_hosts)
     if config.join:
         return _plan_to_join(config)
-    if config.streams is not None and config.streams < 1:
-        raise BadRequest(f"launch: expected --streams of at least 1, found {config.streams}")
+    if config.streams is not None and not 1 <= config.streams <= STREAMS_MAX:
+        raise BadRequest(
+            f"launch: expected --streams of 1 to {STREAMS_MAX}, found {config.streams}: servers and"
+            " checkpoints keep a position for each"
+        )
     if config.server_num == 0 and not config.servers:
         return _plan_without_servers(config)
     server_num = _number("server", config.server_num, config.servers)
@@ -285,6 +289,12 @@ def _plan_to_join(config: LaunchConfig) -> Placement:
     return Placement(config.join, 0, {}, tuple(range(_number("worker", worker_num, ()))))
 
 
+_MOST = {
+    "server": (SERVERS_MAX, "each has at least one of the buckets of a table"),
+    "worker": (WORKERS_MAX, "the coordinator keeps a lease and the steps of each"),
+}
+
+
 def _number(role: str, num: int | None, addresses: tuple[str, ...]) -> int:
     if num is None and not addresses:
         raise BadRequest(
@@ -302,6 +312,9 @@ def _number(role: str, num: int | None, addresses: tuple[str, ...]) -> int:
             "to train in one process run the script with python, without servers launch it with"
             " --server_num 0"
         )
+    most, why = _MOST[role]
+    if count > most:
+        raise BadRequest(f"launch: expected at most {most} {role}s, found {count}: {why}")
     return count
 
 

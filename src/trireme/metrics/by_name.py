@@ -9,9 +9,12 @@ from trireme.metrics.metric import Better, Metric
 
 def metric_of(metric: Metric | str) -> Metric:
     """The metric of a name, such as "auc", with its defaults; a metric is returned as it is. Raises
-    BadRequest: an unknown name.
+    BadRequest: an unknown name, or what is neither.
     """
     if not isinstance(metric, str):
+        if isinstance(metric, type) or not hasattr(metric, "update"):
+            shown = f"the class {metric.__name__}" if isinstance(metric, type) else repr(metric)
+            raise BadRequest(f"metrics: expected a metric, or the name of one, found {shown}")
         return metric
     made = _by_name()
     if metric not in made:

@@ -10,7 +10,7 @@ Shapes: B examples, F features, L ids per example, D columns, K rows, N ids.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from trireme import _core, accelerator
 from trireme.accelerator import HOST
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
-from trireme.errors import BadRequest, SchemaMismatch
+from trireme.errors import BadRequest, SchemaMismatch, check_kind
 from trireme.nn.ids import Columns
 from trireme.nn.lookup import Lookup, LookupSpec
 from trireme.nn.on_device import SentBatch
@@ -53,6 +53,8 @@ class TableModule(nn.Module):
                 f" {type(self).__name__}(tr.Table({str(table)[:40]!r}, dim=8), features=...)"
             )
         self.table = table
+        if not isinstance(features, Iterable):
+            raise self._wrong("features as a name or a list of names", features)
         self.features = (features,) if isinstance(features, str) else tuple(features)
         if not self.features or len(set(self.features)) != len(self.features):
             raise self._wrong("distinct features, at least one", self.features)
@@ -60,6 +62,8 @@ class TableModule(nn.Module):
             raise self._wrong("names of features", self.features)
         if any(name != name.encode(errors="replace").decode() for name in self.features):
             raise self._wrong("names that UTF-8 can write", self.features)
+        if padding_key is not None:
+            check_kind(type(self).__name__, "padding_key", padding_key, int, "a whole number")
         if padding_key is not None and not -(2**63) <= padding_key < 2**64:
             raise self._wrong("a padding_key of 64 bits", padding_key)
         self.padding_key = None if padding_key is None else padding_key % 2**64

@@ -200,10 +200,15 @@ def check_kinds(
     table: Table, batch: Batch, features: Iterable[str], reader: str, *, train: bool = False
 ) -> None:
     """Raises BadRequest: training took strings as a feature, and these are integers, or the
-    reverse. train: this is training, and later values are compared with these.
+    reverse; missing values are neither. train: this is training, and later values are compared
+    with these.
     """
     for feature in features:
         are_strings = batch.has_strings(feature)
+        if are_strings is None or are_strings == table.features.are_strings.get(feature):
+            continue
+        if not batch.has_values(feature):
+            continue
         table.features.check(reader, feature, are_strings)
         if train:
             table.features.learn(feature, are_strings)

@@ -5,7 +5,7 @@ Shapes: N values, D weights of a row, Q vectors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trireme import _core
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn.ids import Keys, keys_of_values
@@ -71,12 +71,16 @@ class TableView:
     ) -> None:
         if not isinstance(table, Table):
             raise BadRequest(f"TableView: expected a Table, found {table!r}")
+        if feature is not None:
+            check_kind("TableView", "feature", feature, str, "a name, such as 'movie'")
+        if cluster is not None:
+            check_kind("TableView", "cluster", cluster, Cluster, "what tr.init() returns")
         self._cluster = default() if cluster is None else cluster
         self._table = table if feature is None else table.of_feature(feature)
         self.feature = feature
         if feature is not None:
             table.features.check_name(table.name, feature)
-        self.values = _listed(values)
+        self.values = _listed(feature, values)
         self._keys = self._keys_of(values) if self.values else np.empty(0, np.uint64)
         if len(np.unique(self._keys)) < len(self._keys):
             raise BadRequest(f"TableView: expected distinct values of {feature!r}, found one twice")
@@ -248,5 +252,12 @@ def _unit(vectors: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny))
 
 
-def _listed(values: Any) -> Sequence[Any]:
-    return list(values.tolist() if hasattr(values, "tolist") else values)
+def _listed(feature: str | None, values: Any) -> Sequence[Any]:
+    """Raises BadRequest: a single value, or none."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise BadRequest(
+            f"TableView: expected values of feature {feature!r} as a list, found {values!r}; the"
+            " row of one is TableView(table, feature)[value]"
+        )
+    return list(values)

@@ -7,12 +7,12 @@ from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.label import is_label
+from trireme.protocol.job_limits import COMPUTE_WORKERS_MAX
 from trireme.protocol.wire import need_list
 
 ComputeAddresses = tuple[tuple[str, str], ...]
 """(label, "host:port") of each, in the order of the job."""
 
-COMPUTE_WORKERS_MAX = 4096
 _ADDRESS_CHARS_MAX = 300  # a name of DNS has 253 at most
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.errors import BadRequest
-from trireme.protocol.wire import STREAMS_MAX, need, need_list
+from trireme.protocol.job_limits import STREAMS_MAX
+from trireme.protocol.wire import need, need_list
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,3 @@ class Pace:
         if not (0 <= pace.done < pace.step and pace.bound >= 1):
             raise BadRequest(f"pull: expected 0 <= done < step and bound >= 1, found {body!r}")
         return pace
-
-
-WORKERS_MAX = 4096

@@ -14,12 +14,12 @@ from trireme.errors import BadRequest
 from trireme.optim import rule_values
 from trireme.protocol.clipping import Clip
 from trireme.protocol.columns import FORMS, KeyColumns
+from trireme.protocol.job_limits import STREAMS_MAX
 from trireme.protocol.routing import Floats, Keys
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 
-STREAMS_MAX = 4096
 POSITION_MAX = 16
 SHOWS_MAX = 2.0**115  # of a key in a push: those of all streams sum to less than float32 can hold
 REASON_MAX = 200

@@ -5,7 +5,7 @@ from typing import Any
 
 from trireme import _core
 from trireme.errors import BadRequest
-from trireme.protocol.wire import STREAMS_MAX
+from trireme.protocol.job_limits import STREAMS_MAX
 from trireme.table import TableSchema
 
 # Values of a policy that the core does not need: exports and lookups use them.

@@ -8,8 +8,8 @@ from typing import Any
 
 from trireme.errors import BadRequest, Unavailable
 from trireme.protocol.figures import figures_from_wire
+from trireme.protocol.job_limits import WORKERS_MAX
 from trireme.protocol.label_use import LabelUse, uses_from_wire
-from trireme.protocol.membership import WORKERS_MAX
 from trireme.protocol.wire import need, need_list, need_reason
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.end_waiters import EndWaiters

@@ -2,7 +2,7 @@
 
 import time
 
-from trireme.protocol.membership import WORKERS_MAX
+from trireme.protocol.job_limits import WORKERS_MAX
 from trireme.rpc import Deferred, Reply, Request
 
 # A deferred answer is given up a little before its deadline (rpc/server.py): what is this close to

@@ -21,8 +21,9 @@ from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.protocol.clipping import NormReply
+from trireme.protocol.job_limits import STREAMS_MAX
 from trireme.protocol.membership import Member, Members, Stop, members_from_wire, members_to_wire
-from trireme.protocol.wire import STREAMS_MAX, Push
+from trireme.protocol.wire import Push
 from trireme.rpc import HeldBytes
 
 Waiter = Callable[..., None]

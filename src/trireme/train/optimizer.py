@@ -17,7 +17,7 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.dense.optimizers import needs_whole
-from trireme.errors import BadRequest, NotFinite, Superseded
+from trireme.errors import BadRequest, NotFinite, Superseded, check_kind
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
@@ -48,6 +48,18 @@ from trireme.train.stream_checks import check_own_stream
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
+
+
+def check_parts(subject: str, model: Any, strategy: Any, blocks: Any, cluster: Any) -> None:
+    """Raises BadRequest: a name, a class or something else in place of the object."""
+    check_kind(subject, "model", model, nn.Module, "a torch.nn.Module")
+    if strategy is not None:
+        example = "a Strategy, such as tr.Strategy('sync')"
+        check_kind(subject, "strategy", strategy, Strategy, example)
+    if blocks is not None:
+        check_kind(subject, "blocks", blocks, Blocks, "tr.Blocks(...)")
+    if cluster is not None:
+        check_kind(subject, "cluster", cluster, Cluster, "what tr.init() returns")
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -100,6 +112,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         fresh: bool | None = None,
         cluster: Cluster | None = None,
     ) -> None:
+        check_parts("DistributedOptimizer", model, strategy, blocks, cluster)
         self.cluster = default() if cluster is None else cluster
         if (place := self.cluster.place) is not None:
             raise BadRequest(

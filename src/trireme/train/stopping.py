@@ -6,7 +6,9 @@ next push reports it, and all stop after that step (trireme.server.staging): the
 the step says so. In other modes each worker stops after its current step.
 """
 
+import contextlib
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +29,8 @@ _OWN: dict[int, Any] = {
 @contextmanager
 def stopping_on_signals(cluster: Cluster) -> Iterator[None]:
     """SIGTERM and SIGINT ask all workers to stop, or this one to leave where workers share out
-    streams. A second one has the effect that it has outside the block.
+    streams. A second one has the effect that it has outside the block. The only worker of a job
+    says so at the first Ctrl-C: its step may be long.
 
     Has an effect only in the main thread, and on signals that the script does not handle itself.
     """
@@ -42,6 +45,8 @@ def stopping_on_signals(cluster: Cluster) -> Iterator[None]:
             request.is_alone = bool(cluster.num_streams) and cluster.worker != 0
             request.reason = f"worker {cluster.worker} has got {signal.Signals(number).name}"
             request.code = 130 if number == signal.SIGINT else 0  # as shells have it
+            if number == signal.SIGINT and cluster.is_only_worker:
+                _say_what_follows()
         signal.signal(number, before[number])
 
     for number in before:
@@ -53,6 +58,13 @@ def stopping_on_signals(cluster: Cluster) -> Iterator[None]:
             signal.signal(number, handler)
         if before and cluster.is_only_worker:  # a notebook goes on
             request.reason, request.code = "", 0
+
+
+def _say_what_follows() -> None:
+    line = "training ends after this step; Ctrl-C again interrupts it at once, and saves nothing\n"
+    # Not sys.stderr, in whose write this signal may have come. A bar may stand before "^C".
+    with contextlib.suppress(OSError):  # nobody reads it
+        os.write(2, (("\n" if os.isatty(2) else "") + line).encode())
 
 
 def agreed_reason_to_stop(cluster: Cluster) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.byte_size import parse_bytes
-from trireme.data.array_dataset import as_dataset
+from trireme.data.array_dataset import ArrayStream, as_dataset
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.metrics import Metric
@@ -43,7 +43,7 @@ from trireme.train.loop.staleness import staleness
 from trireme.train.loop.tally import Tally, check_metrics, scoring_of
 from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_class
-from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.optimizer import DistributedOptimizer, check_parts
 from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import kept_figures
 from trireme.train.recipe import Evaluation, Recipe
@@ -121,7 +121,8 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
     ) -> None:
-        check_settings(strategy, metrics, loss)
+        check_parts("Trainer", model, strategy, blocks, cluster)
+        check_settings(metrics, loss)
         check_autocast(autocast)
         own_metrics = [metric_of(metric) for metric in metrics]
         check_metrics(own_metrics, label)
@@ -319,7 +320,8 @@ class Trainer:
 
         Returns:
             By name, (N, ...) on the CPU; a single tensor is "output", as of a Predictor, which
-            gives the same bits for the same batches (under the same autocast). Empty: no examples.
+            gives the same bits for the same batches (under the same autocast). N is 0 for columns
+            without examples; by no name for other data without.
 
         Raises:
             Unavailable: this worker was restarted and is past this call, for which the rows of
@@ -365,9 +367,16 @@ class Trainer:
                 ids = ExampleIds(dataset) if check_nan else None
                 options = PassOptions(report, file if outputs is None else outputs, ids)
                 share = part_among(arrivals, self.cluster)
-                batches = [StreamBatches(worker_batches(dataset, self.cluster, part=share))]
+                batches = worker_batches(dataset, self.cluster, part=share)
+                if outputs is not None and isinstance(batches, ArrayStream):
+                    batches = batches.or_no_examples()
                 return self._run(
-                    tally, scorer, model=part, title=title, streams=batches, options=options
+                    tally,
+                    scorer,
+                    model=part,
+                    title=title,
+                    streams=[StreamBatches(batches)],
+                    options=options,
                 ).evaluate()
 
     def _run(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trireme import accelerator
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind
 from trireme.strategy import Strategy
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.compute.trainer_remote import Remote
@@ -33,13 +33,8 @@ def check_made(made: DistributedOptimizer, model: nn.Module, options: Mapping[st
         )
 
 
-def check_settings(strategy: Any, metrics: Any, loss: Any) -> None:
-    """Raises BadRequest: a name, a class or a single metric in place of the object or the list."""
-    if strategy is not None and not isinstance(strategy, Strategy):
-        raise BadRequest(
-            "Trainer: expected strategy as a Strategy, such as tr.Strategy('sync'), found"
-            f" {strategy!r}"
-        )
+def check_settings(metrics: Any, loss: Any) -> None:
+    """Raises BadRequest: a single metric in place of the list, or a class in place of the loss."""
     if isinstance(metrics, str) or not isinstance(metrics, Iterable):
         raise BadRequest(f"Trainer: expected metrics as a list, such as ['auc'], found {metrics!r}")
     if not callable(loss) or isinstance(loss, type):
@@ -85,6 +80,8 @@ def check_checkpoints(checkpoints: Any) -> None:
 
 def check_threads(threads: int | None, strategy: Strategy) -> None:
     """Raises BadRequest: a number of threads that the mode does not train in."""
+    if threads is not None:
+        check_kind("Trainer", "threads", threads, int, "a whole number")
     if threads is not None and threads < 1:
         raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
     if threads is not None and threads > 1 and not mode_class(strategy.mode).trains_in_threads:

@@ -19,8 +19,9 @@ from trireme.checkpoint.format.json_object import JsonObject
 from trireme.checkpoint.format.save_modes import SAVE_MODES
 from trireme.errors import BadRequest, Corruption
 from trireme.protocol.block_spec import BlockSpec
+from trireme.protocol.job_limits import STREAMS_MAX
 from trireme.protocol.routing import NUM_BUCKETS
-from trireme.protocol.wire import POSITION_MAX, STREAMS_MAX
+from trireme.protocol.wire import POSITION_MAX
 from trireme.storage.storage import Storage
 from trireme.table import TableSchema
 

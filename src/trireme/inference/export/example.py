@@ -30,7 +30,9 @@ class ExampleBatch:
         self._pool = cluster.pool
         self._plan = self.planner.plan(self.batch, train=False)
         are_strings = {
-            name: spec.table.features.are_strings.get(name, batch.has_strings(name))
+            name: spec.table.features.are_strings.get(
+                name, batch.has_strings(name) if batch.has_values(name) else None
+            )
             for spec in self.planner.specs
             for name in spec.features
         }

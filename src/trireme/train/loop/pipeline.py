@@ -115,7 +115,11 @@ class Pipeline:
 
     def __enter__(self) -> Pipeline:
         if self._training and self._session.is_prefetching:
-            raise BadRequest("prefetch: another pipeline is training on this cluster already")
+            raise BadRequest(
+                "prefetch: expected no other loop that trains on this cluster, found one that has"
+                " not ended: if it was left early, close its iterator, batches.close(), or keep"
+                " none: for batch in tr.prefetch(...)"
+            )
         if self._training and self._mode is not None:
             self._mode.begin_run()
         self._session.is_prefetching |= self._training

@@ -1,13 +1,17 @@
 """`tr.prefetch`: the pipeline for training loops of one's own."""
 
+import atexit
+import inspect
 import logging
-from collections.abc import Iterable, Iterator
+import sys
+import weakref
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from torch import nn
 
 from trireme.data.batch import Batch
-from trireme.errors import BadRequest, TriremeError
+from trireme.errors import BadRequest, TriremeError, check_kind
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.threads import frozen_objects
@@ -44,7 +48,34 @@ def prefetch(
     Args:
         depth: batches to read and plan ahead.
         epoch: changes the order of a dataset that shuffles.
+
+    A loop that keeps the iterator, and leaves it early, calls its `close()` before the next loop.
     """
+    check_kind("prefetch", "model", model, nn.Module, "a torch.nn.Module")
+    batches = _batches(dataset, model, depth, epoch, cluster)
+    _open.add(batches)
+    return batches
+
+
+_open: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the iterators that a script has kept, while the interpreter is whole."""
+    _Script.has_failed = getattr(sys, "last_value", None) is not None
+    for batches in list(_open):
+        if inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:
+            batches.close()
+
+
+class _Script:
+    has_failed = False  # and ends; its clusters are abandoned
+
+
+def _batches(
+    dataset: Iterable[Any], model: nn.Module, depth: int, epoch: int, cluster: Cluster | None
+) -> Generator[Batch, None, None]:
     job = default() if cluster is None else cluster
     with job.client.script.section():
         optimizer = newest_optimizer(job)
@@ -73,7 +104,7 @@ def _leave_early(cluster: Cluster) -> None:
     """Bring the weights up to date, as the end of the pass does: its last steps did not."""
     optimizer = newest_optimizer(cluster)
     try:
-        if optimizer is not None and not cluster.is_closed:
+        if optimizer is not None and not cluster.is_closed and not _Script.has_failed:
             optimizer.refresh()
     except TriremeError as error:  # the loop has gone: nobody would catch it
         log.warning("prefetch: the dense weights lack the last steps of the loop: %s", error)

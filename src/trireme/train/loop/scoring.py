@@ -55,14 +55,24 @@ class Scorer:
         return Scorer(None, None, self.autocast)
 
     def __call__(self, model: nn.Module, batch: Batch) -> Scored:
-        """Raises BadRequest: outputs that are not tensors, no such label column, or strings or bags
-        that the model reads as numbers.
+        """Raises BadRequest: outputs that are not tensors, no such label column, strings or bags
+        that the model reads as numbers, numbers of a type with which it does not compute, or no
+        examples, which it does not take.
         """
         try:
             with self.autocasting(devices_of(model) if self.autocast is not None else ()):
                 outputs = model(batch)
         except (TypeError, AttributeError) as error:
             if (wrong := _without_numbers(model, batch)) and _NOT_TENSORS.search(str(error)):
+                raise BadRequest(f"{wrong}: {error}") from error
+            raise
+        except RuntimeError as error:
+            if batch.num_examples == 0:
+                raise BadRequest(
+                    "Trainer: expected examples, or a model that takes a batch without any, found"
+                    f" none: {error}"
+                ) from error
+            if (wrong := _not_float32(model, batch)) and _OTHER_DTYPE.search(str(error)):
                 raise BadRequest(f"{wrong}: {error}") from error
             raise
         return self.scored(outputs, batch)
@@ -124,6 +134,22 @@ def _without_numbers(model: nn.Module, batch: Batch) -> str:
     ]
     expected = "Trainer: expected numbers where the model computes with"
     return f"{expected} {'; or with '.join(wrong)}" if wrong else ""
+
+
+_OTHER_DTYPE = re.compile("dtype|scalar type|same type|data type")
+"""How torch says that it does not compute with the type of a tensor beside another one."""
+
+
+def _not_float32(model: nn.Module, batch: Batch) -> str:
+    """The columns of numbers of other types that no module looks up; empty: there are none."""
+    looked_up = {name for spec in specs_of([model]) for name in spec.features}
+    wrong = [
+        f"column {name!r}, found {column.dtype}"
+        for name, column in batch.items()
+        if name not in looked_up and isinstance(column, Tensor) and column.dtype != torch.float32
+    ]
+    expected = "Trainer: expected float32 where the model computes with"
+    return f"{expected} {'; or with '.join(wrong)}; .float() makes it" if wrong else ""
 
 
 def _as_outputs(labels: Tensor, outputs: Tensor) -> Tensor:

@@ -1,0 +1,83 @@
+"""Arguments of other types than the public constructors take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import trireme as tr
+from trireme.errors import BadRequest
+from trireme.job.default import set_default
+from trireme.job.embedded import embedded
+from trireme.nn import Embedding, EmbeddingBag
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = tr.Table("t", dim=2)
+        self.rows = EmbeddingBag(self.table, features=["a"])
+        self.head = torch.nn.Linear(2, 1)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with embedded(threads=1) as cluster:
+        set_default(cluster)
+        yield Model()
+
+
+def sgd(model: Model) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def trainer(used: Model, **options: Any) -> tr.Trainer:
+    return tr.Trainer(options.pop("model", used), sgd(used), loss=len, **options)
+
+
+CASES: list[tuple[Callable[[Model], Any], str]] = [
+    (
+        lambda m: tr.TableView(m.table, "a", 5),
+        "expected values of feature .a. as a list, found 5",
+    ),
+    (lambda m: tr.TableView(m.table, "a", "xy"), "as a list, found 'xy'; the row of one is"),
+    (lambda m: tr.TableView(m.table, "a", None), "as a list, found None"),
+    (lambda m: tr.TableView(m.table, ["a"]), r"expected feature as a name, .*found \['a'\]"),
+    (lambda m: tr.TableView(m.table, cluster=5), "expected cluster as what tr.init.. returns"),
+    (lambda m: tr.Table(5, dim=2), "Table: expected name as a string, found 5"),
+    (lambda m: tr.Table("x", dim=2, seed=None), "expected seed as a whole number, found None"),
+    (lambda m: tr.Table("x", dim=2, initializer="normal"), "initializer as one of .*'normal'"),
+    (lambda m: EmbeddingBag(m.table, features=5), "features as a name or a list of names, found 5"),
+    (
+        lambda m: Embedding(m.table, features=["a"], padding_key="0"),
+        "padding_key as a whole",
+    ),
+    (
+        lambda m: tr.DistributedOptimizer(m, sgd(m)),
+        "model as a torch.nn.Module, found SGD",
+    ),
+    (lambda m: tr.DistributedOptimizer(sgd(m), m, strategy="sync"), "a Strategy, such as .*'sync'"),
+    (lambda m: trainer(m, model=Model), "Trainer: expected model as .*, found the class Model"),
+    (lambda m: trainer(m, metrics=[1]), "expected a metric, or the name of one, found 1"),
+    (lambda m: trainer(m, threads="2"), "expected threads as a whole number, found '2'"),
+    (lambda m: trainer(m, blocks=64), "expected blocks as tr.Blocks.*, found 64"),
+    (lambda m: tr.prefetch([], Model), "prefetch: expected model as .*, found the class Model"),
+    (lambda m: tr.data.ArrayDataset({"a": [1]}, schema=["a"]), r"expected schema as a Schema"),
+    (lambda m: tr.data.ArrayDataset({"a": [1]}, batch_size="8"), "batch_size as a whole number"),
+    (lambda m: tr.data.Schema(5), "expected fields as a list of fields, found 5"),
+    (lambda m: tr.data.Schema([tr.data.Dense("a", "2")]), "dim as a whole number, found '2'"),
+    (lambda m: tr.data.Schema([tr.data.Label()], format="csv"), "a format of files, or None"),
+    (lambda m: tr.Strategy(["sync"]), r"Strategy: expected one of .*, found \['sync'\]"),
+    (lambda m: tr.Checkpoints("x", every_steps="5"), "every_steps as a whole number, found '5'"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), CASES, ids=[message[:40] for _, message in CASES])
+def test_an_argument_of_another_type_is_refused_by_name(
+    make: Callable[[Model], Any], message: str, model: Model
+) -> None:
+    with pytest.raises(BadRequest, match=message):
+        make(model)
