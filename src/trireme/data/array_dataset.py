@@ -418,10 +418,10 @@ def _bags(field: Sparse, column: Any) -> tuple[Tensor, Tensor, bool | None]:
     return torch.from_numpy(keys_N[present_N]), sizes_N, are_strings
 
 
-def _not_hashed(name: str, found: object) -> DataError:
+def _not_hashed(name: str, kind: object) -> DataError:
     return DataError(
         f"ArrayDataset: expected strings or integers in {name!r}, as the schema has hashed=True,"
-        f" found {found}"
+        f" found {kind}"
     )
 
 
