@@ -111,11 +111,11 @@ def test_a_fit_without_checkpoints_says_that_nothing_was_saved(
 def test_ctrl_c_says_before_the_step_ends_what_follows_and_a_second_one_interrupts(
     number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said: list[str] = []
+    lines: list[str] = []
 
     def interrupt(_: torch.Tensor) -> None:  # in the backward pass of a step
         os.kill(os.getpid(), number)
-        said.append(capfd.readouterr().err)
+        lines.append(capfd.readouterr().err)
         os.kill(os.getpid(), signal.SIGINT)
 
     with trainer() as fitting:
@@ -124,7 +124,7 @@ def test_ctrl_c_says_before_the_step_ends_what_follows_and_a_second_one_interrup
             fitting.fit(batches(2))
         assert fitting.optimizer.num_steps == (number == signal.SIGTERM)
     line = "training ends after this step; Ctrl-C again interrupts it at once, and saves nothing\n"
-    assert said == ([line] if number == signal.SIGINT else [""])
+    assert lines == ([line] if number == signal.SIGINT else [""])
     assert "training ends" not in capfd.readouterr().err
 
 

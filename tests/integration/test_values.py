@@ -447,7 +447,7 @@ def test_rows_of_values_of_any_kind_come_back(feature: str, values: Any, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "shown"),
     [
         ([["Heat"], ["Up"]], "one by one, integers or strings, found list"),
         (tr.data.Ragged(torch.arange(2), torch.arange(3)), "found bags"),
@@ -455,13 +455,13 @@ def test_rows_of_values_of_any_kind_come_back(feature: str, values: Any, tmp_pat
     ],
 )
 def test_values_that_no_import_takes_are_not_exported(
-    values: Any, found: str, tmp_path: Path
+    values: Any, shown: str, tmp_path: Path
 ) -> None:
     with embedded() as cluster:
         trainer = trainer_of(cluster, salt=False)
         trainer.fit(FRAME)
         with pytest.raises(
-            BadRequest, match=f"export_parquet: expected values of 'movie' .*{found}"
+            BadRequest, match=f"export_parquet: expected values of 'movie' .*{shown}"
         ):
             tr.interchange.export_parquet(
                 trainer, tmp_path / "rows", feature="movie", values=values

@@ -315,7 +315,7 @@ def test_integers_of_more_than_64_bits_are_refused(value, schema):
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "shown"),
     [
         ([True, False], "bool"),
         (pd.date_range("2020-01-01", periods=2), "timestamp"),
@@ -323,9 +323,9 @@ def test_integers_of_more_than_64_bits_are_refused(value, schema):
         ((np.arange(2), np.arange(3)), "Ragged"),
     ],
 )
-def test_what_hashed_cannot_hash_is_refused(values, found):
+def test_what_hashed_cannot_hash_is_refused(values, shown):
     with pytest.raises(
-        DataError, match=f"strings or integers in 'a', .*hashed=True, found {found}"
+        DataError, match=f"strings or integers in 'a', .*hashed=True, found {shown}"
     ):
         ArrayDataset({"a": values}, schema=Schema([Sparse("a", hashed=True)]))
 

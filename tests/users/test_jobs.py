@@ -165,6 +165,6 @@ def test_a_loop_whose_iterator_is_kept_ends_with_the_script_or_by_close(
     command = [sys.executable, "-u", str(HERE / "left_early.py"), how]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, **streams, text=True, timeout=WAIT_S, check=False)
-    said = done.stdout.splitlines()
-    assert (done.returncode, said[-1]) == (code, ends), said
-    assert any("close its iterator, batches.close()" in line for line in said) == (how == "next")
+    printed = done.stdout.splitlines()
+    assert (done.returncode, printed[-1]) == (code, ends), printed
+    assert any("close its iterator, batches.close()" in line for line in printed) == (how == "next")

@@ -442,10 +442,10 @@ def _hint_at_lists(name: str, column: Any) -> None:
         )
 
 
-def _not_hashed(name: str, found: object) -> DataError:
+def _not_hashed(name: str, kind: object) -> DataError:
     return DataError(
         f"ArrayDataset: expected strings or integers in {name!r}, as the schema has hashed=True,"
-        f" found {found}"
+        f" found {kind}"
     )
 
 

@@ -85,10 +85,10 @@ def _importable(table: Table, feature: str, values: Any) -> pa.Array:
     return pa.array(keys_of_column(feature, values, salted=False).view(np.int64))
 
 
-def _not_single(feature: str, found: str) -> BadRequest:
+def _not_single(feature: str, kind: str) -> BadRequest:
     return BadRequest(
         f"export_parquet: expected values of {feature!r} one by one, integers or strings, found"
-        f" {found}"
+        f" {kind}"
     )
 
 

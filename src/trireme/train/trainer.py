@@ -12,7 +12,7 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.byte_size import parse_bytes
-from trireme.data.array_dataset import ArrayStream, as_dataset
+from trireme.data.array_dataset import as_dataset
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.metrics import Metric
@@ -43,7 +43,7 @@ from trireme.train.loop.staleness import staleness
 from trireme.train.loop.tally import Tally, check_metrics, scoring_of
 from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_class
-from trireme.train.optimizer import DistributedOptimizer, check_parts
+from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import kept_figures
 from trireme.train.recipe import Evaluation, Recipe
@@ -121,8 +121,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
     ) -> None:
-        check_parts("Trainer", model, strategy, blocks, cluster)
-        check_settings(metrics, loss)
+        check_settings(model, strategy, blocks, cluster, metrics, loss)
         check_autocast(autocast)
         own_metrics = [metric_of(metric) for metric in metrics]
         check_metrics(own_metrics, label)
@@ -320,12 +319,10 @@ class Trainer:
 
         Returns:
             By name, (N, ...) on the CPU; a single tensor is "output", as of a Predictor, which
-            gives the same bits for the same batches (under the same autocast). N is 0 for columns
-            without examples; by no name for other data without.
+            gives the same bits for the same batches (and autocast). Without a batch: empty.
 
         Raises:
-            Unavailable: this worker was restarted and is past this call, for which the rows of
-                that moment would be needed.
+            Unavailable: this worker was restarted and is past this call: rows have changed.
         """
         outputs = CollectedOutputs()
         self._evaluate(dataset, model, False, None, None, check_nan, outputs)
@@ -367,16 +364,10 @@ class Trainer:
                 ids = ExampleIds(dataset) if check_nan else None
                 options = PassOptions(report, file if outputs is None else outputs, ids)
                 share = part_among(arrivals, self.cluster)
-                batches = worker_batches(dataset, self.cluster, part=share)
-                if outputs is not None and isinstance(batches, ArrayStream):
-                    batches = batches.or_no_examples()
+                own = worker_batches(dataset, self.cluster, part=share, shaped=outputs is not None)
+                batches = [StreamBatches(own)]
                 return self._run(
-                    tally,
-                    scorer,
-                    model=part,
-                    title=title,
-                    streams=[StreamBatches(batches)],
-                    options=options,
+                    tally, scorer, model=part, title=title, streams=batches, options=options
                 ).evaluate()
 
     def _run(

@@ -15,7 +15,7 @@ from trireme.strategy import Strategy
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.compute.trainer_remote import Remote
 from trireme.train.modes import mode_class
-from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.optimizer import DistributedOptimizer, check_parts
 
 
 def check_made(made: DistributedOptimizer, model: nn.Module, options: Mapping[str, Any]) -> None:
@@ -33,8 +33,11 @@ def check_made(made: DistributedOptimizer, model: nn.Module, options: Mapping[st
         )
 
 
-def check_settings(metrics: Any, loss: Any) -> None:
-    """Raises BadRequest: a single metric in place of the list, or a class in place of the loss."""
+def check_settings(
+    model: Any, strategy: Any, blocks: Any, cluster: Any, metrics: Any, loss: Any
+) -> None:
+    """Raises BadRequest: a name, a class or a single metric in place of the object or the list."""
+    check_parts("Trainer", model, strategy, blocks, cluster)
     if isinstance(metrics, str) or not isinstance(metrics, Iterable):
         raise BadRequest(f"Trainer: expected metrics as a list, such as ['auc'], found {metrics!r}")
     if not callable(loss) or isinstance(loss, type):

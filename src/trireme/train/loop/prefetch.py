@@ -63,14 +63,14 @@ _open: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     """Close the iterators that a script has kept, while the interpreter is whole."""
-    _Script.has_failed = getattr(sys, "last_value", None) is not None
+    _Exit.has_failed = getattr(sys, "last_value", None) is not None
     for batches in list(_open):
         if inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:
             batches.close()
 
 
-class _Script:
-    has_failed = False  # and ends; its clusters are abandoned
+class _Exit:
+    has_failed = False  # the script; its clusters are abandoned
 
 
 def _batches(
@@ -104,7 +104,7 @@ def _leave_early(cluster: Cluster) -> None:
     """Bring the weights up to date, as the end of the pass does: its last steps did not."""
     optimizer = newest_optimizer(cluster)
     try:
-        if optimizer is not None and not cluster.is_closed and not _Script.has_failed:
+        if optimizer is not None and not cluster.is_closed and not _Exit.has_failed:
             optimizer.refresh()
     except TriremeError as error:  # the loop has gone: nobody would catch it
         log.warning("prefetch: the dense weights lack the last steps of the loop: %s", error)

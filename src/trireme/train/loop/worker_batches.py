@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import DataLoader, DistributedSampler
 
-from trireme.data.array_dataset import as_dataset
+from trireme.data.array_dataset import ArrayStream, as_dataset
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 
@@ -50,6 +50,7 @@ def worker_batches(
     start: EpochPosition = EPOCH_START,
     *,
     part: tuple[int, int] | None = None,
+    shaped: bool = False,
 ) -> Iterable[Any]:
     """A part of a dataset, in the order of this epoch.
 
@@ -62,6 +63,7 @@ def worker_batches(
         start: where to begin: at the position, if the dataset's `stream` takes a `start`; else that
             many batches are read again and left out.
         part: which part, of how many; default this worker's.
+        shaped: of columns without examples one batch of none, whose outputs have their shape.
 
     Raises:
         BadRequest: a DataLoader that would not yield the same batches on all workers.
@@ -76,6 +78,8 @@ def worker_batches(
             batches = dataset.stream(index, num_parts, epoch=epoch, start=start.position)
             return batches
         batches = dataset.stream(index, num_parts, epoch=epoch)
+        if shaped and isinstance(batches, ArrayStream):
+            batches = batches.or_no_examples()
     else:
         batches = _every_nth(dataset, index, num_parts, epoch)
     return _skipped(batches, start.batches, dataset) if start.batches else batches
