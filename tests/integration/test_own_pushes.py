@@ -4,7 +4,6 @@ and pull ahead all that the batch under way does not push.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 import trireme as tr
+from tests.conditions import wait_until
 from tests.integration import all_rules_model as all_rules
 from tests.jobs import Job
 from trireme.data.batch import Batch
@@ -27,7 +27,6 @@ from trireme.worker.transport import LockedTransport
 
 DAY = 86400
 NUM_BATCHES = 12
-TIMEOUT_S = 30
 STRATEGIES = {
     "sync": tr.Strategy("sync"),
     "async": tr.Strategy("async"),
@@ -115,10 +114,8 @@ def when_pulled_ahead(model: Model, optimizer: Any, cluster: Cluster, data: Any)
     for number, batch in enumerate(tr.prefetch(data, model, cluster=cluster)):
         losses.append(nn.functional.mse_loss(model(batch), batch["label"]))
         losses[-1].backward()
-        deadline = time.monotonic() + TIMEOUT_S
-        while number < NUM_BATCHES - 1 and not cluster.metrics.queues["pulled"]():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        if number < NUM_BATCHES - 1:
+            wait_until(lambda: cluster.metrics.queues["pulled"]() > 0)
         optimizer.step()
     return [loss.item() for loss in losses]
 

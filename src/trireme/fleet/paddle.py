@@ -52,7 +52,7 @@ _NAMES = {
     "grad": "torch.autograd.grad",
     "in_dynamic_mode": "leave it out: torch runs eagerly",
     "init_parallel_env": "fleet.init(is_collective=True), then fleet.init_worker()",
-    "is_compiled_with_cuda": "torch.cuda.is_available()",
+    "is_compiled_with_cuda": "fleet.device('gpu') refuses where there is none",
     "jit": "fleet.save_inference_model exports a model",
     "load": "fleet.load_model(FOLDER) loads a checkpoint; torch.load a file of torch's",
     "metric": "trireme.metrics has the metrics: trireme.metrics.AUC()",
