@@ -195,6 +195,31 @@ def test_the_rest_is_pulled_right_behind_the_push(
     assert methods.count(["ps.push"] * 2) == 1  # nothing follows the last one
 
 
+def test_after_a_refresh_nothing_older_is_read() -> None:
+    """As an evaluation within a loop, which trains on with what it has been evaluated with."""
+    with Job(1) as job, job.join(0, 1) as cluster:
+        state = job.servers[0].state
+        model = Model()
+        optimizer = tr.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model, cluster=cluster
+        )
+        for number, batch in enumerate(tr.prefetch(Overlapping(2), model, cluster=cluster)):
+            before = model.top.weight.detach().clone()
+            model(batch).sum().backward()
+            if number < NUM_BATCHES - 1:
+                wait_until(lambda: cluster.metrics.queues["pulled"]() > 0)
+            optimizer.step()
+            optimizer.flush()
+            if number == 3:
+                specs = {spec.param: spec.id for spec in state.blocks.specs()}
+                others = torch.from_numpy(state.blocks.read([specs["top.weight"]]))
+                state.blocks.add([specs["top.weight"]], np.full(5, 100, np.float32), [(1, 1)])
+                optimizer.refresh()
+                torch.testing.assert_close(model.top.weight[0], others + 100)
+            if number == 4:
+                torch.testing.assert_close(before[0], others + 100)
+
+
 @pytest.mark.parametrize("loop", [every_other, looks_up_more])
 def test_a_loop_may_push_what_other_forward_passes_have_looked_up(loop: Loop) -> None:
     results = []

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from trireme.errors import BadRequest, NotReady, ResourceExhausted
+from trireme.errors import BadRequest, NotReady, ResourceExhausted, TriremeError
 from trireme.protocol.block_messages import map_from_wire, specs_from_wire
 from trireme.protocol.clipping import norm_from_wire
 from trireme.protocol.membership import Pace, PassMembers
@@ -143,8 +143,19 @@ class RequestHandlers:
         answer waits until this server has applied it. `norm` is that of the step's gradient, if it
         is clipped by norm. In bounded, `pace` gives the step that the rows are for; the answer
         waits until no other stream is too far behind it. `after` is a push of the stream that came
-        on the same connection before.
+        on the same connection before; the push counts, so errors of the pull are part of the reply.
         """
+        body = request.body
+        after = need({"after": 0} | body, "after", int)
+        if not after:
+            return self._pull(request)
+        try:
+            self._check_applied(need(body, "stream", int), after)
+            return self._pull(request)
+        except TriremeError as error:
+            return Reply({"refused": f"{error.name}: {error}"})
+
+    def _pull(self, request: Request) -> Reply | Deferred:
         state, body = self._state, request.body
         state.check_settled()
         wanted = self._rows_wanted(request)
@@ -157,7 +168,6 @@ class RequestHandlers:
             return self._read(wanted, block_ids, time)
 
         stream, staged = need(body, "stream", int), need(body, "staged", int)
-        self._check_applied(stream, need({"after": 0} | body, "after", int))
         pace, norm = Pace.from_wire(body.get("pace")), norm_from_wire(body.get("norm"))
         if not staged and pace is None:
             return answer()
@@ -176,9 +186,7 @@ class RequestHandlers:
         )
 
     def _check_applied(self, stream: int, sequence: int) -> None:
-        """Raises NotReady: this push of a stream, if it is not 0, has not been applied here."""
-        if not sequence:
-            return
+        """Raises NotReady: this push of a stream has not been applied here."""
         with self._state.lock:
             known = self._state.streams.get(stream)
         last = 0 if known is None else known.last

@@ -309,7 +309,6 @@ class WorkerClient:
         via = via or self.servers.pushes
 
         def attempt(left_s: float) -> None:
-            deadline = monotonic() + left_s
             bucket_map = self.servers.map
             table_pushes = split_tables(tables, bucket_map, self._pool)
             blocks_pushes = split_blocks(dense, self._dense, bucket_map)
@@ -334,36 +333,20 @@ class WorkerClient:
                 )
                 body, arrays = push.to_wire()
                 calls.append(Call(endpoint, "ps.push", body, arrays))
-            if following is not None:
-                try:
-                    self._push_and_pull(calls, header.sequence, following, via, left_s)
-                    return
-                except TriremeError:
-                    # Of the pull, perhaps, which takes place later then. Else the push by itself
-                    # fails again, and says why.
-                    if (left_s := deadline - monotonic()) <= 0:
-                        raise
-            via.call_all(calls, left_s)
+            if following is None:
+                via.call_all(calls, left_s)
+                return
+            # A server handles the requests of a connection in their order.
+            plan = PullPlan(following.keys, bucket_map, self._pool)
+            body = self._pull_body(plan, bucket_map, blocks=following.blocks, time=following.time)
+            body |= {"staged": 0, "after": header.sequence}
+            replies = via.call_all([*calls, *plan.calls(body)], left_s)[len(calls) :]
+            if refusals := [reason for r in replies if (reason := r.body.get("refused"))]:
+                log.info("a pull behind push %d is made later: %s", header.sequence, refusals[0])
+            else:
+                following.pulled = plan.join(replies, blocks=following.blocks)
 
         self.servers.until_current("push", attempt)
-
-    def _push_and_pull(
-        self,
-        pushes: Sequence[Call],
-        sequence: int,
-        following: FollowingPull,
-        via: LockedTransport,
-        left_s: float,
-    ) -> None:
-        """Send pushes and a pull at once. A server handles the requests of a connection in their
-        order; where it could not, it refuses a pull that is `after` a push that it lacks.
-        """
-        bucket_map, blocks = self.servers.map, following.blocks
-        plan = PullPlan(following.keys, bucket_map, self._pool)
-        body = self._pull_body(plan, bucket_map, blocks=blocks, time=following.time)
-        body |= {"staged": 0, "after": sequence}
-        replies = via.call_all([*pushes, *plan.calls(body)], left_s)
-        following.pulled = plan.join(replies[len(pushes) :], blocks=blocks)
 
     def _pull_body(
         self, plan: PullPlan, bucket_map: BucketMap, *, blocks: bool, time: int

@@ -35,7 +35,7 @@ class FollowingPull:
     keys: KeysByClass
     blocks: bool
     time: int
-    pulled: Pulled | None = None  # None until the push has ended, or if it had to be made again
+    pulled: Pulled | None = None  # the answer, when the push has ended; None: it was refused
 
 
 class PullPlan:

@@ -44,6 +44,7 @@ class Hybrid(OnServers):
 
     def refresh(self) -> None:
         """Wait for all pushes; the dense weights are here."""
+        self.forget_ahead()
         self.flush()
 
     def clip(self, tables: TableGradients, dense: DenseParameters) -> TableGradients:

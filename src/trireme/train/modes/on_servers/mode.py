@@ -120,7 +120,13 @@ class OnServers(Mode):
     def read(self, keys: KeysByClass) -> Pulled:
         return self.client.pull(keys, time=self.setup.data_time.seconds())
 
+    def forget_ahead(self) -> None:
+        """What was pulled ahead is older than what is asked for now."""
+        self._ahead = None
+        self.stream.num_refreshes += 1
+
     def refresh(self) -> None:
+        self.forget_ahead()
         self.flush()
         self.setup.replica.install(self.pull_after_steps({}, blocks=True))
 

@@ -66,6 +66,7 @@ class PullAhead:
         self._setup, self._stream, self._pull = setup, stream, pull
         self._keys, self._under_way, self._blocks = keys, under_way, blocks
         self._sequence, self._time = stream.sequence, setup.data_time.seconds()
+        self._num_refreshes = stream.num_refreshes
         early, self._late = self._divided()
         self._early = pull(_keys_of(early), blocks=False) if early else None
         self._sequence_read = stream.sequence  # no later push is in what was read
@@ -152,9 +153,12 @@ class PullAhead:
         return [count + num_own for count in self._early.push_counts]
 
     def _is_current(self) -> bool:
-        """Whether what was read is what the servers have: the push since, if there is one, is that
-        of the batch under way, and the statistics that lookups return are of the same time.
+        """Whether what was read is what the servers have, but for pushes of other workers: the push
+        since, if there is one, is that of the batch under way, the statistics that lookups return
+        are of the same time, and nobody has asked for what is newest, to evaluate or to load.
         """
+        if self._stream.num_refreshes != self._num_refreshes:
+            return False
         has_statistics = any(table.schema.pulls_statistics for table in self._setup.tables)
         if has_statistics and self._setup.data_time.seconds() != self._time:
             return False

@@ -25,6 +25,7 @@ class PushStream:
         self._pusher: Pusher | None = None
         self.via: LockedTransport | None = None  # of pushes in the training thread
         self.pushed_keys: KeysByClass = {}  # of the last push
+        self.num_refreshes = 0  # how often the worker has asked for what is newest
         self.stand_at(StreamPosition())
 
     def resume(self) -> None:
