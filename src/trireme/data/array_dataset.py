@@ -419,8 +419,8 @@ def _bags(field: Sparse, column: Any) -> tuple[Tensor, Tensor, bool | None]:
             raise _not_hashed(name, "Ragged, which holds keys")
         return *_ragged(name, column), None
     if isinstance(column, Strings):
-        _hint_at_lists(name, column)
         keys_N, present_N = text_keys(name, column.data.numpy(), column.offsets.numpy())
+        _hint_at_lists(name, column)
     else:
         keys_N, present_N = _keys(field, column)
     sizes_N = torch.from_numpy(present_N.astype(np.int64))
@@ -432,9 +432,11 @@ def _hint_at_lists(name: str, column: Any) -> None:
     """Log that strings look like lists in one string, as MovieLens' genres "Comedy|Drama" are."""
     if not isinstance(column, Strings):
         return
-    num_marks = int((column.data == ord(_MARK)).sum())
-    if num_marks * _STRINGS_PER_MARK >= max(len(column.offsets) - 1, 1):
-        example = next(text for text in column.decode() if _MARK in text)
+    begin, end = int(column.offsets[0]), int(column.offsets[-1])  # of a slice: its part of the data
+    marks = begin + torch.nonzero(column.data[begin:end] == ord(_MARK)).flatten()
+    if len(marks) * _STRINGS_PER_MARK >= max(len(column.offsets) - 1, 1):
+        row = int(torch.searchsorted(column.offsets, marks[0], right=True)) - 1
+        [example] = Strings(column.data, column.offsets[row : row + 2]).decode()
         log.warning(
             "ArrayDataset: column %r: a string such as %r is one id; if it is a list, split it, as"
             " frame[%r].str.split(%r) of pandas does",
