@@ -3,6 +3,7 @@
     TriremeError
     |-- BadRequest (ValueError)             the call is wrong: fix it
     |   |-- DataError                       a line or file of the data is wrong: fix it or skip it
+    |   |-- Absent (AttributeError)         a name of Fleet without a counterpart: write another
     |   |-- NotFinite (ArithmeticError)     outputs, loss or gradients are NaN or infinite
     |   `-- Superseded                      another model took the rows: rename its tables
     |-- WrongMap                            the bucket map changed: refresh it, send again
@@ -54,6 +55,12 @@ class BadRequest(TriremeError, ValueError):
 
 class DataError(BadRequest):
     """Input data is wrong. The message names file, line and value."""
+
+
+class Absent(BadRequest, AttributeError):
+    """A name of Fleet or paddle without a counterpart here; the message says what to write.
+    hasattr(module, name) is False, as a script expects that asks what there is.
+    """
 
 
 class NotFinite(BadRequest, ArithmeticError):
