@@ -57,7 +57,7 @@ class DataError(BadRequest):
     """Input data is wrong. The message names file, line and value."""
 
 
-class Absent(BadRequest, AttributeError):
+class Absent(BadRequest, AttributeError):  # type: ignore[misc]  # Python sets its `name`
     """A name of Fleet or paddle without a counterpart here; the message says what to write.
     hasattr(module, name) is False, as a script expects that asks what there is.
     """

@@ -255,7 +255,7 @@ def _slices_of_strings():
 
 @pytest.mark.parametrize("kind", _slices_of_strings())
 @pytest.mark.parametrize(
-    ("texts", "begin", "end", "told"),
+    ("texts", "begin", "end", "hinted"),
     [
         (["a|b"] * 9 + ["War", "", "Art"], 9, 12, None),  # marks before the slice
         (["War", "", "Art"] + ["a|b"] * 9, 0, 3, None),  # and after it
@@ -265,11 +265,13 @@ def _slices_of_strings():
         (["a|b", "", "Art", "c|", "|d"], 4, 5, "|d"),
     ],
 )
-def test_hint_at_lists_looks_at_the_strings_of_a_slice_alone(kind, texts, begin, end, told, caplog):
+def test_hint_at_lists_looks_at_the_strings_of_a_slice_alone(
+    kind, texts, begin, end, hinted, caplog
+):
     column = _slices_of_strings()[kind](texts, begin, end)
     data = ArrayDataset({"genres": column}, schema=Schema([Sparse("genres")]))
     assert data.num_examples == end - begin
-    assert [record.args[1] for record in caplog.records] == ([] if told is None else [told])
+    assert [record.args[1] for record in caplog.records] == ([] if hinted is None else [hinted])
 
 
 def test_a_slice_of_strings_leaves_the_strings_around_it():
