@@ -18,7 +18,7 @@ from trireme.data.batch import Bags, Batch, Ragged, Strings, check_stream
 from trireme.data.batch import Column as BatchColumn
 from trireme.data.schema import Content, Dense, Field, InsId, Number, Schema, Sparse, Weight
 from trireme.data.user_columns import arrow_of, as_column, column_of, columns_of, is_bags
-from trireme.errors import BadRequest, DataError, check_kind
+from trireme.errors import BadRequest, DataError, check_flags, check_kind
 from trireme.rows.feature_keys import arrow_string_keys, text_keys
 
 log = logging.getLogger("trireme.data")
@@ -73,6 +73,7 @@ class ArrayDataset:
         if schema is not None:
             check_kind("ArrayDataset", "schema", schema, Schema, "a Schema([...])")
         check_kind("ArrayDataset", "batch_size", batch_size, int, "a whole number")
+        check_flags("ArrayDataset", shuffle=shuffle, drop_last=drop_last)
         columns = _named(columns)
         self._hashed: dict[str, bool] = {}
         if schema is None:
