@@ -71,7 +71,8 @@ class Config:
         """Read a YAML file and apply overrides "key=value", whose values are YAML.
 
         Raises:
-            BadRequest: not a file, not YAML, or an override without "=".
+            BadRequest: not a file, not YAML, an override without "=", or a key that has a value as
+                well as keys below it.
         """
         path = Path(path)
         try:
@@ -86,7 +87,10 @@ class Config:
             key, equals, value = override.partition("=")
             if not equals or not key:
                 raise BadRequest(f"Config: expected an override key=value, found {override!r}")
-            config._values[key] = _parse(value, f"as the value of {key}")
+            parsed = _parse(value, f"as the value of {key}")
+            config._values |= _flatten({key: parsed}, path) or {key: parsed}
+        for section in sorted({key.rpartition(".")[0] for key in config._values}):
+            config._check_section(section)
         return config
 
     def __contains__(self, key: str) -> bool:

@@ -3,6 +3,7 @@
     TriremeError
     |-- BadRequest (ValueError)             the call is wrong: fix it
     |   |-- DataError                       a line or file of the data is wrong: fix it or skip it
+    |   |-- Absent (AttributeError)         a name of Fleet without a counterpart: write another
     |   |-- NotFinite (ArithmeticError)     outputs, loss or gradients are NaN or infinite
     |   `-- Superseded                      another model took the rows: rename its tables
     |-- WrongMap                            the bucket map changed: refresh it, send again
@@ -54,6 +55,12 @@ class BadRequest(TriremeError, ValueError):
 
 class DataError(BadRequest):
     """Input data is wrong. The message names file, line and value."""
+
+
+class Absent(BadRequest, AttributeError):  # type: ignore[misc]  # Python sets its `name`
+    """A name of Fleet or paddle without a counterpart here; the message says what to write.
+    hasattr(module, name) is False, as a script expects that asks what there is.
+    """
 
 
 class NotFinite(BadRequest, ArithmeticError):
@@ -192,14 +199,25 @@ def check_kind(
     subject: str, name: str, value: object, kind: type | tuple[type, ...], expected: str
 ) -> None:
     """Raises BadRequest: the argument is of another type. kind: int stands for whole numbers of any
-    type but bool. expected: the type in words, with an example if it helps.
+    type but bool, bool for 0 and 1 of any type, also an array of none. expected: the type in words,
+    with an example if it helps.
     """
     kind = Integral if kind is int else kind
-    if isinstance(value, kind) and not (kind is Integral and isinstance(value, bool)):
+    if kind is bool:
+        if getattr(value, "shape", ()) == () and value in (0, 1):
+            return
+    elif isinstance(value, kind) and not (kind is Integral and isinstance(value, bool)):
         return
     shown = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
     shown = shown if len(shown) <= 80 else type(value).__name__
     raise BadRequest(f"{subject}: expected {name} as {expected}, found {shown}")
+
+
+def check_flags(subject: str, **flags: object) -> None:
+    """Raises BadRequest: one is neither True nor False; None is the default of its taker."""
+    for name, value in flags.items():
+        if value is not None:
+            check_kind(subject, name, value, bool, "True or False")
 
 
 def class_of_code(code: int) -> type[TriremeError]:

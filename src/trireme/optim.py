@@ -11,11 +11,11 @@ row of D weights.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from trireme import _core
-from trireme.errors import check_values
+from trireme.errors import check_flags, check_values
 
 Bounds = tuple[float, float] | None
 
@@ -39,6 +39,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
+        for one in fields(self):
+            if one.type is bool:
+                check_flags(kind, **{one.name: getattr(self, one.name)})
         check_values(kind, lr=(0 <= self.lr < math.inf, ">= 0", self.lr))
         _check_not_negative(kind, weight_decay=self.weight_decay)
         if self.bounds is not None:

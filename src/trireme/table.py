@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from trireme.byte_size import parse_bytes
-from trireme.errors import BadRequest, check_kind, check_values
+from trireme.errors import BadRequest, check_flags, check_kind, check_values
 from trireme.feature_values import FeatureValues
 from trireme.initializer import INITIALIZERS, Initializer, Uniform
 from trireme.optim import SGD, Adagrad, Rule
@@ -285,6 +285,9 @@ class Table:
     ) -> None:
         check_kind("Table", "name", name, str, "a string")
         check_kind(f"Table {name!r}", "seed", seed, int, "a whole number")
+        check_kind(f"Table {name!r}", "dtype", dtype, str, "a string")
+        check_kind(f"Table {name!r}", "absent", absent, str, "a string")
+        check_flags(f"Table {name!r}", salt=salt, ssd=ssd)
         if initializer is not None:
             example = "one of trireme.initializer, such as tr.initializer.Normal(0.01)"
             check_kind(f"Table {name!r}", "initializer", initializer, INITIALIZERS, example)

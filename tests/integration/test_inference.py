@@ -20,7 +20,7 @@ from torch import nn
 import trireme as tr
 from tests import zoo_trainers
 from tests.jobs import Job
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, DataError
 from trireme.inference import Predictor
 from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
@@ -183,6 +183,30 @@ def test_columns_of_another_form_are_refused_by_name(tmp_path: Path) -> None:
         predictor.predict(columns | {"dense_feature": torch.zeros(4, 13)})
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_is_refused_as_by_a_trainer(value: float, tmp_path: Path) -> None:
+    with embedded(threads=2) as cluster:
+        exported = export("deepfm", cluster, tmp_path / "export")
+        batch = exported.examples(3, 1)
+        dense = torch.zeros(3, 13, dtype=torch.float64)
+        dense[1, 4] = value
+        columns = {**batch, "dense_feature": dense}
+        predictor = Predictor(tmp_path / "export")
+        for predict in (exported.trainer.predict, predictor.predict):
+            with pytest.raises(
+                DataError, match=rf"finite .*'dense_feature'.* found {value} at .1, 4"
+            ):
+                predict(columns)
+    large = dense.clone()
+    large[1, 4] = 1e300
+    with pytest.raises(DataError, match=r"'dense_feature', found inf at \(1, 4\)"):
+        predictor.predict(columns | {"dense_feature": large})
+    as_it_is = tr.data.Batch({**batch, "dense_feature": dense})
+    assert not torch.isfinite(predictor.predict(as_it_is).outputs["output"]).all()
+    unread = dict(batch.items()) | {"label": torch.full((3,), value)}
+    assert torch.isfinite(predictor.predict(unread).outputs["output"]).all()
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -276,7 +300,7 @@ def test_processes_share_the_pages_of_an_export(tmp_path: Path) -> None:
 READER = """
 import sys
 import torch
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, DataError
 from trireme.inference import Predictor
 from trireme.policy import CountFilter, CtrCommonAccessor, ShowClick
 

@@ -17,7 +17,6 @@ LAYERS = (
         "children",
         "drawing",
         "label",
-        "port_user",
         "progress",
         "storage",
         "tracebacks",

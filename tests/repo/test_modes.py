@@ -14,6 +14,7 @@ AT_HOME = ("src/trireme/train/modes/", "src/trireme/strategy.py")
 
 TRANSLATIONS = {
     "src/trireme/run/settings.py": "the keys of a YAML file that belong to each mode",
+    "src/trireme/run/unused_keys.py": "a value of PaddleRec's key that asks for nothing else",
 }
 """Files that may name modes elsewhere than in Strategy(...), with the reason."""
 

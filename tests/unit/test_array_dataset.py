@@ -28,7 +28,9 @@ from trireme.data import (
     string_keys,
 )
 from trireme.data.array_dataset import as_dataset
+from trireme.data.batch import Strings
 from trireme.data.foreign import as_batch
+from trireme.data.user_columns import as_column
 from trireme.errors import BadRequest, DataError
 
 N = 103
@@ -234,6 +236,50 @@ def test_lists_in_one_string_are_told_how_to_be_split(genres, is_told, caplog):
     message = "'Comedy|Drama' is one id; if it is a list, split it, as frame['genres'].str.split("
     assert (message in caplog.text) == is_told
     assert bool(caplog.text) == is_told
+
+
+def _slices_of_strings():
+    """The same slice of strings, by kind: a function of the strings, the first and the last."""
+
+    def encoded(texts, begin, end):
+        whole = Strings.encode(texts)
+        return Strings(whole.data, whole.offsets[begin : end + 1])
+
+    return {
+        "Strings": encoded,
+        "arrow": lambda texts, begin, end: pa.array(texts)[begin:end],
+        "chunked": lambda texts, begin, end: pa.chunked_array([texts[:3], texts[3:]])[begin:end],
+        "series": lambda texts, begin, end: pd.Series(texts, dtype="string[pyarrow]")[begin:end],
+    }
+
+
+@pytest.mark.parametrize("kind", _slices_of_strings())
+@pytest.mark.parametrize(
+    ("texts", "begin", "end", "hinted"),
+    [
+        (["a|b"] * 9 + ["War", "", "Art"], 9, 12, None),  # marks before the slice
+        (["War", "", "Art"] + ["a|b"] * 9, 0, 3, None),  # and after it
+        (["a|b"] * 9, 4, 4, None),
+        (["War"] * 99 + ["", "\u00e9|d", "e|f"], 95, 101, "\u00e9|d"),  # few of all, many of these
+        (["a|b", "", "Art", "c|", "|d"], 1, 4, "c|"),
+        (["a|b", "", "Art", "c|", "|d"], 4, 5, "|d"),
+    ],
+)
+def test_hint_at_lists_looks_at_the_strings_of_a_slice_alone(
+    kind, texts, begin, end, hinted, caplog
+):
+    column = _slices_of_strings()[kind](texts, begin, end)
+    data = ArrayDataset({"genres": column}, schema=Schema([Sparse("genres")]))
+    assert data.num_examples == end - begin
+    assert [record.args[1] for record in caplog.records] == ([] if hinted is None else [hinted])
+
+
+def test_a_slice_of_strings_leaves_the_strings_around_it():
+    column = as_column("word", pa.array(["before", "\u00e9t\u00e9", None, "after"])[1:3])
+    assert column.decode() == ["\u00e9t\u00e9", ""]
+    assert bytes(column.data.tolist()).decode() == "\u00e9t\u00e9"
+    assert as_column("word", pa.array(["x"])[1:]).decode() == []
+    assert as_column("word", pa.array([], pa.string())).decode() == []
 
 
 def test_names_and_texts_of_examples_are_strings():

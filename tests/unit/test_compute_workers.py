@@ -8,11 +8,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
-from trireme.errors import BadRequest, DeadlineExceeded, ResourceExhausted, TriremeError
+from trireme.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    ResourceExhausted,
+    TriremeError,
+    Unavailable,
+)
 from trireme.rpc import Call, Deferred, Limits, Reply, Request, RpcClient, Server
+from trireme.train.compute import compute_workers
 from trireme.train.compute.compute_workers import READY, ComputeWorkers
 
 
@@ -198,6 +206,34 @@ def test_a_call_that_is_made_once_ends_with_its_connection() -> None:
     thread.join(30)
     [error] = errors
     assert error.name == "UNAVAILABLE"
+
+
+def test_messages_become_seldom_while_none_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone:
+        def call_all(self, calls: list[Call], *, timeout_s: float) -> None:
+            raise Unavailable("gone")
+
+        def close(self) -> None:
+            pass
+
+    now = [0.0]
+
+    class Clock(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            now[0] += timeout or 0.01
+            return False
+
+    monkeypatch.setattr(compute_workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(compute_workers, "threading", SimpleNamespace(Condition=Clock))
+    workers = ComputeWorkers("gpu", ["host:1"], first=0, connect=Gone, timeout_s=100.0)  # type: ignore[arg-type]
+    with pytest.raises(DeadlineExceeded):
+        workers.call("run", {}, [])
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("waiting for")]
+    assert [line.rpartition(" for ")[2] for line in lines] == [
+        f"{seconds} s" for seconds in (3, 6, 12, 24, 48, 96)
+    ]
 
 
 def test_one_that_ends_before_it_answers_is_said_to_have_ended(

@@ -67,6 +67,11 @@ def test_keys_that_nothing_reads_are_listed(tmp_path):
         ("a: " + 1000 * "[", "", r"expected YAML in .*config\.yaml: maximum recursion"),
         ("a: &a\n  b: *a", "", r"expected at most 10,000 keys in .*, found more, as 'a.b"),
         ("a: 1", "b", "expected an override key=value, found 'b'"),
+        ("a: {b: 1}", "a=5", r"values below a in .*config\.yaml, as in 'a: {key: value}', found 5"),
+        ("a: {b: {c: 1}}", "a=[5]", r"values below a in .*, found \[5\]"),
+        ("a: {b: 1}", "a={}", r"values below a in .*, found {}"),
+        ("a: {b: 1}", "a.b.c=5", r"values below a\.b in .*, found 1"),
+        ("a.b: 1\na: 5", "", r"values below a in .*, found 5"),
         ("a: 1", "b=[", "expected YAML as the value of b"),
     ],
 )

@@ -126,6 +126,32 @@ def test_memory_is_loaded_shuffled_counted_and_released(files: list[str]) -> Non
     assert sorted(numbers(dataset)) == list(range(60))
 
 
+@pytest.mark.parametrize("change", ["init", "update_settings", "set_use_var"])
+def test_an_example_has_the_columns_of_the_last_settings(change: str, files: list[str]) -> None:
+    dataset = fleet.InMemoryDataset()
+    dataset.init(batch_size=1000, use_var=FIELDS)
+    assert dataset.example() is None
+    dataset.set_filelist(files)
+    dataset.load_into_memory()
+    dataset.release_memory()
+    example = dataset.example()
+    assert example is not None
+    assert example.num_examples == 60
+    dataset.set_filelist(files[:1])  # of the same columns
+    assert dataset.example() is example
+    renamed = [Label("click"), Sparse("c"), Sparse("b"), Dense("d", 2)]
+    if change == "set_use_var":
+        dataset.set_use_var(renamed)
+    else:
+        getattr(dataset, change)(use_var=renamed)
+    assert dataset.example() is None
+    dataset.load_into_memory()
+    example = dataset.example()
+    assert example is not None
+    assert "c" in example
+    assert "a" not in example
+
+
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_settings_without_a_meaning_are_refused_unless_they_ask_for_nothing(name: str) -> None:
     nothing, why = WITHOUT_EFFECT[name]

@@ -14,7 +14,7 @@ from torch import nn
 
 import trireme as tr
 from trireme import fleet
-from trireme.errors import BadRequest, NotReady
+from trireme.errors import Absent, BadRequest, NotReady
 from trireme.fleet import paddle, static
 from trireme.fleet.absent import ABSENT
 from trireme.job.default import set_default
@@ -369,6 +369,28 @@ def test_other_names_of_paddle_say_what_to_write() -> None:
             name()
     assert not hasattr(paddle, "no_such_name")
     assert not hasattr(paddle.distributed, "no_such_name")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (paddle, "seed"),
+        (paddle, "reshape"),
+        (paddle.distributed, "spawn"),
+        (paddle.fluid, "layers"),
+        (paddle.fluid.core, "nn"),
+        (static, "InputSpec"),
+        (fleet, "Fleet"),
+        (fleet, "utils"),
+        (fleet.PSGPU(), "set_mode"),
+    ],
+)
+def test_a_script_may_ask_whether_there_is_a_name(module: Any, name: str) -> None:
+    assert not hasattr(module, name)
+    assert getattr(module, name, None) is None
+    with pytest.raises(Absent, match=r"counterpart|no place here") as caught:
+        getattr(module, name)
+    assert isinstance(caught.value, BadRequest)
 
 
 def test_the_rank_is_that_of_the_job_or_before_it_of_the_environment(

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from trireme import port_user
-from trireme.port_user import advice_on_port
+from trireme.rpc import port_user
+from trireme.rpc.port_user import advice_on_port
 
 
 def test_the_process_that_listens_is_named() -> None:

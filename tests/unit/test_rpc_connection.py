@@ -25,7 +25,8 @@ from trireme.errors import (
     TriremeError,
     Unavailable,
 )
-from trireme.rpc import Call, Deferred, Reply, Request, RpcClient, Server
+from trireme.job import connecting
+from trireme.rpc import Call, Deferred, Reply, Request, RpcClient, Server, Waiting
 from trireme.rpc.notices import Notices
 
 MIB = 1 << 20
@@ -164,7 +165,7 @@ def test_server_killed_in_the_middle_is_unavailable_before_long(client: RpcClien
 def test_waiting_client_logs_the_server_it_waits_for(
     client: RpcClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trireme.rpc.rpc_client.NOTICE_S", 0.1)
+    monkeypatch.setattr("trireme.rpc.notices.FIRST_S", 0.1)
     with (
         Server("127.0.0.1:0", {"hang": lambda request: Deferred()}, name="s") as server,
         caplog.at_level(logging.WARNING),
@@ -177,22 +178,42 @@ def test_waiting_client_logs_the_server_it_waits_for(
 
 
 def test_waiting_message_goes_to_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trireme.rpc.rpc_client.NOTICE_S", 0.1)
-    lines: list[str] = []
+    monkeypatch.setattr("trireme.rpc.notices.FIRST_S", 0.1)
+    waits: list[Waiting] = []
+    absent = free_address()
+    calls = [Call(absent, "push"), Call(absent, "push")]
     with (
-        RpcClient(name="w", on_wait=lines.append) as client,
+        RpcClient(name="w", on_wait=waits.append) as client,
         pytest.raises(Unavailable),
     ):
-        client.call(free_address(), "push", timeout_s=0.35)
-    assert len(lines) in (1, 2)
+        client.call_all(calls, timeout_s=0.35)
+    assert len(waits) in (1, 2)
+    status = "not reached (no process listens there)"
+    assert waits[0][:4] == (absent, "push", 2, status)
+    assert str(waits[0]) == f"waiting for {absent} (2 x push): {status} for 0 s"
+
+
+@pytest.mark.parametrize(
+    ("method", "is_meeting"),
+    [("coord.gather", True), ("coord.meet_in_pass", True), ("ps.pull", False)],
+)
+def test_a_worker_says_what_a_meeting_waits_for(
+    method: str, is_meeting: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = Waiting("host:1 (coord.gather)", method, 1, "no answer", 3.2)
+    connecting._log_wait(waiting)
+    others = "; it answers when all workers have come" if is_meeting else ""
+    assert caplog.messages == [
+        f"waiting for host:1 (coord.gather) ({method}): no answer for 3 s{others}"
+    ]
 
 
 def test_messages_become_seldom_while_the_wait_goes_on() -> None:
     notices = Notices(100.0)
-    due = [second for second in range(300) if notices.is_due(100.0 + second)]
+    due = [second for second in range(300) if notices.take_due(100.0 + second)]
     assert due == [3, 6, 12, 24, 48, 96, 156, 216, 276]
-    assert notices.is_due(1000.0)  # late: one message for all that were due
-    assert not notices.is_due(1000.0)
+    assert notices.take_due(1000.0)  # late: one message for all that were due
+    assert not notices.take_due(1000.0)
 
 
 # Several at once

@@ -149,20 +149,41 @@ def test_a_reader_class_without_a_command_is_explained(tmp_path: Path) -> None:
         config, settings = load(tmp_path, "runner.train_reader_path=reader")
         with pytest.raises(BadRequest, match=r"reader\.py: expected a class RecDataset, found"):
             make_dataset(config, settings, settings.train, SCHEMA, cluster)
-        config, settings = load(
-            tmp_path, "runner.reader_type=DataLoader", "runner.infer_reader_path=raeder"
-        )
-        with pytest.raises(BadRequest, match=r"runner\.infer_reader_path: .* at .*/raeder\.py,"):
-            make_dataset(
-                config,
-                settings,
-                replace(settings.infer, paths=(f"{tmp_path}/data",)),
-                SCHEMA,
-                cluster,
-            )
-        config, settings = load(tmp_path, "runner.reader_type=RecDataset")
-        with pytest.raises(BadRequest, match="a Python file that defines RecDataset, found none"):
-            make_dataset(config, settings, settings.train, SCHEMA, cluster)
+
+    with Job(1) as job:
+        job.run(1, work)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_training", "message"),
+    [
+        ([], True, "train_reader_path: expected a Python file that defines RecDataset, found none"),
+        (
+            [],
+            False,
+            "infer_reader_path: expected a Python file that defines RecDataset, found none",
+        ),
+        (["train_reader_path=raeder"], True, r"train_reader_path: .* at .*/raeder\.py, found none"),
+        (
+            ["infer_reader_path=raeder"],
+            False,
+            r"infer_reader_path: .* at .*/raeder\.py, found none",
+        ),
+        # Inference reads by the class of training, unless its key names another.
+        (["train_reader_path=raeder"], False, r"train_reader_path: .* at .*; -o runner\.train_"),
+    ],
+)
+def test_a_missing_reader_is_told_by_its_key(
+    overrides: list[str], is_training: bool, message: str, tmp_path: Path
+) -> None:
+    def work(cluster: Cluster) -> None:
+        write_files(tmp_path / "data")
+        keys = [f"runner.{key}" for key in ("reader_type=RecDataset", *overrides)]
+        config, settings = load(tmp_path, *keys)
+        part = settings.train if is_training else settings.infer
+        part = replace(part, paths=(f"{tmp_path}/data",))
+        with pytest.raises(BadRequest, match=rf"^runner\.{message}"):
+            make_dataset(config, settings, part, SCHEMA, cluster)
 
     with Job(1) as job:
         job.run(1, work)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import trireme as tr
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_flags
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import Embedding, EmbeddingBag
@@ -81,3 +82,68 @@ def test_an_argument_of_another_type_is_refused_by_name(
 ) -> None:
     with pytest.raises(BadRequest, match=message):
         make(model)
+
+
+DATA = {"a": [1], "label": [1.0]}
+FLAGS: list[tuple[Callable[[Model, Any], Any], str]] = [
+    (lambda m, flag: tr.Table("x", dim=2, salt=flag), "salt"),
+    (lambda m, flag: tr.Table("x", dim=2, ssd=flag), "ssd"),
+    (lambda m, flag: tr.optim.Adagrad(shared=flag), "shared"),
+    (lambda m, flag: tr.optim.SGD(momentum=0.9, nesterov=flag), "nesterov"),
+    (lambda m, flag: tr.DistributedOptimizer(sgd(m), m, fresh=flag), "fresh"),
+    (lambda m, flag: trainer(m, fresh=flag), "fresh"),
+    (lambda m, flag: trainer(m, progress=flag), "progress"),
+    (lambda m, flag: trainer(m, skip_not_finite=flag), "skip_not_finite"),
+    (lambda m, flag: trainer(m).fit(DATA, resume=flag), "resume"),
+    (lambda m, flag: trainer(m).fit(DATA, check_nan=flag), "check_nan"),
+    (lambda m, flag: trainer(m).evaluate(DATA, labels=flag), "labels"),
+    (lambda m, flag: trainer(m).evaluate(DATA, check_nan=flag), "check_nan"),
+    (lambda m, flag: trainer(m).predict(DATA, check_nan=flag), "check_nan"),
+    (lambda m, flag: tr.data.ArrayDataset(DATA, shuffle=flag), "shuffle"),
+    (lambda m, flag: tr.data.ArrayDataset(DATA, drop_last=flag), "drop_last"),
+    (lambda m, flag: tr.data.Schema([tr.data.Sparse("a", hashed=flag)]), "hashed"),
+    (lambda m, flag: tr.metrics.AUC(from_logits=flag), "from_logits"),
+    (lambda m, flag: files_of(tr.data.QueueDataset, drop_last=flag), "drop_last"),
+    (lambda m, flag: files_of(tr.data.QueueDataset, own_files=flag), "own_files"),
+    (lambda m, flag: files_of(tr.data.InMemoryDataset, drop_last=flag), "drop_last"),
+]
+WORDS: list[tuple[Callable[[Model, Any], Any], str]] = [
+    (lambda m, word: tr.Table("x", dim=2, dtype=word), "expected dtype as a string"),
+    (lambda m, word: tr.Table("x", dim=2, absent=word), "expected absent as a string"),
+    (lambda m, word: EmbeddingBag(m.table, ["a"], mode=word), "expected mode as one of"),
+    (
+        lambda m, word: tr.nn.sequence_pool(torch.zeros(1, 2), torch.tensor([0, 1]), word),
+        "expected mode to be one of",
+    ),
+    (lambda m, word: trainer(m).save("x", mode=word), "save: expected mode full"),
+    (lambda m, word: trainer(m).load("x", dense=word), "load: expected dense as 'strict'"),
+]
+
+
+def files_of(kind: Any, **options: Any) -> Any:
+    return kind("x", schema=tr.data.criteo(), batch_size=8, **options)
+
+
+@pytest.mark.parametrize("flag", [np.array([1, 0]), torch.tensor([True]), "no", 2], ids=repr)
+@pytest.mark.parametrize(("make", "name"), FLAGS, ids=[name for _, name in FLAGS])
+def test_a_flag_is_true_or_false(
+    make: Callable[[Model, Any], Any], name: str, flag: Any, model: Model
+) -> None:
+    with pytest.raises(BadRequest, match=rf"expected {name} as True or False, found"):
+        make(model, flag)
+
+
+@pytest.mark.parametrize(
+    "flag", [True, 0, None, np.bool_(1), np.array(False), torch.tensor(1)], ids=repr
+)
+def test_a_flag_may_be_of_another_library(flag: Any) -> None:
+    check_flags("x", flag=flag)
+
+
+@pytest.mark.parametrize("word", [np.array(["sum", "mean"]), np.array([1, 0])], ids=repr)
+@pytest.mark.parametrize(("make", "message"), WORDS, ids=[message for _, message in WORDS])
+def test_an_array_is_no_word(
+    make: Callable[[Model, Any], Any], message: str, word: Any, model: Model
+) -> None:
+    with pytest.raises(BadRequest, match=message):
+        make(model, word)

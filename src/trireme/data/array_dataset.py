@@ -18,7 +18,7 @@ from trireme.data.batch import Bags, Batch, Ragged, Strings, check_stream
 from trireme.data.batch import Column as BatchColumn
 from trireme.data.schema import Content, Dense, Field, InsId, Number, Schema, Sparse, Weight
 from trireme.data.user_columns import arrow_of, as_column, column_of, columns_of, is_bags
-from trireme.errors import BadRequest, DataError, check_kind
+from trireme.errors import BadRequest, DataError, check_flags, check_kind
 from trireme.rows.feature_keys import arrow_string_keys, text_keys
 
 log = logging.getLogger("trireme.data")
@@ -73,6 +73,7 @@ class ArrayDataset:
         if schema is not None:
             check_kind("ArrayDataset", "schema", schema, Schema, "a Schema([...])")
         check_kind("ArrayDataset", "batch_size", batch_size, int, "a whole number")
+        check_flags("ArrayDataset", shuffle=shuffle, drop_last=drop_last)
         columns = _named(columns)
         self._hashed: dict[str, bool] = {}
         if schema is None:
@@ -419,8 +420,8 @@ def _bags(field: Sparse, column: Any) -> tuple[Tensor, Tensor, bool | None]:
             raise _not_hashed(name, "Ragged, which holds keys")
         return *_ragged(name, column), None
     if isinstance(column, Strings):
-        _hint_at_lists(name, column)
         keys_N, present_N = text_keys(name, column.data.numpy(), column.offsets.numpy())
+        _hint_at_lists(name, column)
     else:
         keys_N, present_N = _keys(field, column)
     sizes_N = torch.from_numpy(present_N.astype(np.int64))
@@ -432,9 +433,11 @@ def _hint_at_lists(name: str, column: Any) -> None:
     """Log that strings look like lists in one string, as MovieLens' genres "Comedy|Drama" are."""
     if not isinstance(column, Strings):
         return
-    num_marks = int((column.data == ord(_MARK)).sum())
-    if num_marks * _STRINGS_PER_MARK >= max(len(column.offsets) - 1, 1):
-        example = next(text for text in column.decode() if _MARK in text)
+    begin, end = int(column.offsets[0]), int(column.offsets[-1])  # of a slice: its part of the data
+    marks = begin + torch.nonzero(column.data[begin:end] == ord(_MARK)).flatten()
+    if len(marks) * _STRINGS_PER_MARK >= max(len(column.offsets) - 1, 1):
+        row = int(torch.searchsorted(column.offsets, marks[0], right=True)) - 1
+        [example] = Strings(column.data, column.offsets[row : row + 2]).decode()
         log.warning(
             "ArrayDataset: column %r: a string such as %r is one id; if it is a list, split it, as"
             " frame[%r].str.split(%r) of pandas does",

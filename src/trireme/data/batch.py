@@ -62,7 +62,8 @@ class Strings(NamedTuple):
 
     def decode(self) -> list[str]:
         """The B strings; bytes that are not UTF-8 as backslash escapes."""
-        data, ends = self.data.numpy().tobytes(), self.offsets.tolist()
+        begin, end = int(self.offsets[0]), int(self.offsets[-1])  # of a slice: its part of the data
+        data, ends = self.data[begin:end].numpy().tobytes(), (self.offsets - begin).tolist()
         strings = (data[begin:end] for begin, end in itertools.pairwise(ends))
         return [string.decode("utf-8", "backslashreplace") for string in strings]
 

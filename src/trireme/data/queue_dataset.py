@@ -15,7 +15,7 @@ from trireme.data.schema import Schema
 from trireme.data.sources import FileRange, Paths, find_files, range_of_stream
 from trireme.data.text_parser import TextFormat, TextParser
 from trireme.data.text_reader import TextReader
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_flags
 
 
 class QueueDataset:
@@ -70,6 +70,7 @@ class QueueDataset:
                 "QueueDataset: expected a schema with a format, as tr.data.criteo() returns it, "
                 f"found {schema!r}"
             )
+        check_flags("QueueDataset", drop_last=drop_last, own_files=own_files)
         if on_error not in ("raise", "count"):
             raise BadRequest(
                 f"QueueDataset: expected on_error 'raise' or 'count', found {on_error!r}"

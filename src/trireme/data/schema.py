@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar, Protocol, TypeAlias
 
-from trireme.errors import BadRequest, check_kind
+from trireme.errors import BadRequest, check_flags, check_kind
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,8 @@ def _check(field: object) -> None:
         raise BadRequest(f"Schema: expected fields of the kinds {names}, found {field!r}")
     if not isinstance(field.name, str) or not field.name:
         raise BadRequest(f"Schema: expected a name that is not empty, found {field!r}")
+    if isinstance(field, Sparse):
+        check_flags(f"Schema: Sparse({field.name!r})", hashed=field.hashed)
     if isinstance(field, Dense):
         check_kind(f"Schema: Dense({field.name!r})", "dim", field.dim, int, "a whole number")
     if isinstance(field, Dense) and field.dim < 1:

@@ -243,7 +243,8 @@ def _of_arrow(name: str, array: pa.Array) -> Column:
         return torch.zeros(0)
     if is_text(kind):
         data, offsets = strings_of_arrow(array)
-        return Strings(torch.from_numpy(data.copy()), torch.from_numpy(offsets.copy()))
+        begin, end = offsets[0], offsets[-1]  # a slice does not copy the strings around it
+        return Strings(torch.from_numpy(data[begin:end].copy()), torch.from_numpy(offsets - begin))
     if types.is_timestamp(kind) or types.is_date(kind):
         array = array.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False)
         array = array.cast(pa.int64())

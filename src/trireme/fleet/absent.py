@@ -1,6 +1,6 @@
 """Names of Fleet that have no counterpart here: what to write in place of each."""
 
-from trireme.errors import BadRequest
+from trireme.errors import Absent
 
 ABSENT = {
     "BoxPSDataset": "it belongs to a closed library; fleet.InMemoryDataset and fleet.PSGPU train on"
@@ -37,6 +37,6 @@ ABSENT = {
 
 
 def check_absent(name: str) -> None:
-    """Raises BadRequest: a name of Fleet without a counterpart."""
+    """Raises Absent: a name of Fleet without a counterpart."""
     if name in ABSENT:
-        raise BadRequest(f"fleet.{name}: it has no counterpart here: {ABSENT[name]}")
+        raise Absent(f"fleet.{name}: it has no counterpart here: {ABSENT[name]}")

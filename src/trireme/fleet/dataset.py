@@ -55,6 +55,7 @@ class _FleetDataset:
         self._settings = dict(_DEFAULTS)
         self._files: list[str] | None = None
         self._made: Any = None
+        self._released_example: data.Batch | None = None
         self.data_time = 0
 
     def init(self, **settings: Any) -> None:
@@ -89,7 +90,7 @@ class _FleetDataset:
                 )
             else:
                 self._settings[name] = value
-        self._made = None
+        self._made = self._released_example = None
 
     def update_settings(self, **settings: Any) -> None:
         """Change settings of `init`; loaded data is dropped."""
@@ -203,7 +204,6 @@ class InMemoryDataset(_FleetDataset):
     """
 
     _kind = data.InMemoryDataset
-    _released_example: data.Batch | None = None
 
     def _init_distributed_settings(self, **settings: Any) -> None:
         """Fleet's name for more settings of `init`. Ignores fea_eval and candidate_size."""
@@ -271,7 +271,9 @@ class InMemoryDataset(_FleetDataset):
         self._dataset().release_memory()
 
     def example(self) -> data.Batch | None:
-        """The first batch, also after `release_memory`; None: nothing has been loaded."""
+        """The first batch, also after `release_memory`; None: nothing has been loaded since `init`
+        or other settings, with which examples may have other columns.
+        """
         if self._made is None or not self._made.get_memory_data_size():
             return self._released_example
         return next(iter(self._made), None)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trireme import fleet
-from trireme.errors import BadRequest
+from trireme.errors import Absent
 from trireme.fleet import distribute_transpiler, static, transpiler
 from trireme.fleet.calls import job
 from trireme.fleet.dataset import DatasetFactory, InMemoryDataset, QueueDataset
@@ -81,9 +81,9 @@ def __getattr__(name: str) -> Any:
 
 def _absent(module: str, name: str) -> NoReturn:
     if name in _NAMES:
-        raise BadRequest(f"{module}.{name}: it has no counterpart here: {_NAMES[name]}")
+        raise Absent(f"{module}.{name}: it has no counterpart here: {_NAMES[name]}")
     if module == "paddle" and not name.startswith("_") and hasattr(torch, name):
-        raise BadRequest(f"paddle.{name}: it has no counterpart here: {_TENSORS}{name}")
+        raise Absent(f"paddle.{name}: it has no counterpart here: {_TENSORS}{name}")
     raise AttributeError(f"{module} of trireme.fleet has no attribute {name!r}")
 
 

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trireme.errors import BadRequest, NotReady
+from trireme.errors import Absent, BadRequest, NotReady
 from trireme.fleet.program import programs
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class PSGPU:
 
     def __getattr__(self, name: str) -> Any:
         if name in ELSEWHERE:
-            raise BadRequest(f"PSGPU.{name}: it has no place here; {ELSEWHERE[name]}")
+            raise Absent(f"PSGPU.{name}: it has no place here; {ELSEWHERE[name]}")
         raise AttributeError(f"PSGPU has no attribute {name!r}")
 
     def forget(self) -> None:

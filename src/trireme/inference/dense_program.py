@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Ragged
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, DataError
 from trireme.inference.export_manifest import ExportManifest, ProgramInput, located
 
 
@@ -25,9 +25,17 @@ class DenseProgram:
     ) -> None:
         self.program, self._module, self._inputs = program, module, inputs
 
-    def __call__(self, batch: Batch, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs by name. Raises BadRequest: a column is missing or has another form."""
+    def __call__(
+        self, batch: Batch, gathered: Mapping[str, Tensor], *, is_checked: bool
+    ) -> dict[str, Tensor]:
+        """Outputs by name. is_checked: whoever made the batch has seen to its numbers. Raises
+        BadRequest: a column is missing or has another form. DataError: one has NaN or infinity.
+        """
         tensors = [input_tensor(one, batch, gathered) for one in self._inputs]
+        if not is_checked:
+            for one, tensor in zip(self._inputs, tensors, strict=True):
+                if one.role == "column":
+                    _check_finite(one.name, tensor)
         try:
             outputs: dict[str, Tensor] = self._module(*tensors)
         except (AssertionError, RuntimeError, ZeroDivisionError) as error:
@@ -109,6 +117,16 @@ def input_tensor(one: ProgramInput, batch: Batch, gathered: Mapping[str, Tensor]
             f" {dtype} of shape {tuple(tensor.shape)}"
         )
     return tensor
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    is_finite = torch.isfinite(tensor)
+    if not is_finite.all():
+        place = tuple(torch.nonzero(~is_finite)[0].tolist())
+        raise DataError(
+            f"Predictor: expected finite numbers in {name!r}, found {tensor[place].item()} at"
+            f" {place}"
+        )
 
 
 def _part(batch: Batch, one: ProgramInput) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trireme import _core
+from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.inference.dense_program import DenseProgram, load_program, update_program
@@ -110,15 +111,18 @@ class Predictor:
                 the model does not read, such as labels, are ignored.
 
         Raises:
-            BadRequest: a column is missing or has another form than in training; named.
+            BadRequest: a column is missing or has another form than in training; named. DataError:
+                a column that the model reads has NaN or infinity, which a Trainer refuses in the
+                same columns; a Batch is taken as it is.
         """
         served = self._served
+        is_checked = isinstance(batch, Batch)
         batch = as_batch(batch)
         with torch.inference_mode():
             plan = self._planner.plan(batch, train=False)
             rows, num_missing = self._rows(served, plan)
             gathered = gather_lookups(self._planner.specs, batch, plan, rows, self._pool)
-            outputs = served.program(batch, gathered)
+            outputs = served.program(batch, gathered, is_checked=is_checked)
         num_keys = sum(len(part.keys) for part in plan.tables)
         return Prediction(outputs, num_keys, num_missing, served.version)
 

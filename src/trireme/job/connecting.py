@@ -11,7 +11,7 @@ from trireme import rpc
 from trireme.errors import DeadlineExceeded, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.heartbeat import SILENCES
-from trireme.rpc.notices import Notices
+from trireme.rpc.notices import FIRST_S, Notices
 from trireme.telemetry.health import STARTING
 from trireme.threads import start_pool
 from trireme.worker.client import WorkerClient
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trireme")
 
-READY_MESSAGE_S = 3.0
-MEETING = "(coord.gather)"
-"""How the log of calls names a meeting of all workers."""
+_MEETINGS = ("coord.gather", "coord.meet_in_pass")  # answered when all workers have called
 _DESCRIPTORS = 5 * 5  # five connections to a server: a socket, a queue, three of a monitor
 
 
@@ -110,10 +108,10 @@ def connect(
     )
 
 
-def _log_wait(line: str) -> None:
+def _log_wait(waiting: rpc.Waiting) -> None:
     """Say whom a server waits for that does not answer, where it may not be the server's doing."""
-    others = "; it answers when all workers have come" if MEETING in line else ""
-    log.warning("%s%s", line, others)
+    others = "; it answers when all workers have come" if waiting.method in _MEETINGS else ""
+    log.warning("%s%s", waiting, others)
 
 
 def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: float) -> None:
@@ -124,7 +122,7 @@ def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: f
     while (left_s := deadline - time.monotonic()) > 0:
         replies = client.call_all(
             [rpc.Call(server, "server.ready") for server in missing],
-            timeout_s=min(READY_MESSAGE_S, left_s),
+            timeout_s=min(FIRST_S, left_s),
             return_errors=True,
         )
         answers = zip(missing, replies, strict=True)
@@ -136,7 +134,7 @@ def wait_for_servers(servers: Sequence[str], client: rpc.RpcClient, timeout_s: f
         if not missing:
             return
         now = time.monotonic()
-        if now < deadline and notices.is_due(now):
+        if now < deadline and notices.take_due(now):
             log.warning("server not ready, still waiting; not ready endpoints: %s", missing)
     raise DeadlineExceeded(
         f"init: after {timeout_s:g} s not ready endpoints: {missing}: {'; '.join(reasons)}"

@@ -11,9 +11,9 @@ from typing import Any
 from trireme import rpc
 from trireme.errors import DeadlineExceeded, TriremeError
 from trireme.job.cluster import Cluster
-from trireme.job.connecting import READY_MESSAGE_S, connect
+from trireme.job.connecting import connect
 from trireme.job.host import Host
-from trireme.rpc.notices import Notices
+from trireme.rpc.notices import FIRST_S, Notices
 from trireme.server.monitoring import watch_state
 
 log = logging.getLogger("trireme.job")
@@ -78,14 +78,14 @@ class AddressMeeting:
             deadline, notices = start + self._timeout_s, Notices(start)
             view, missing = "", list(self._servers)
             while (left_s := deadline - time.monotonic()) > 0:
-                replies = self._tell(client, view, min(READY_MESSAGE_S, left_s))
+                replies = self._tell(client, view, min(FIRST_S, left_s))
                 missing = [s for s in self._servers if s not in replies]
                 states = [str(reply.body.get("state")) for reply in replies.values()]
                 seen = "" if missing else sha256(" ".join(states).encode()).hexdigest()
                 if seen and seen == view and all(r.body.get("is_same") for r in replies.values()):
                     return self._servers
                 view = seen
-                if notices.is_due(time.monotonic()):
+                if notices.take_due(time.monotonic()):
                     log.warning("worker %d still waits for %s", self._worker, self._who(missing))
                 time.sleep(_MEET_S)  # the others have to tell all hosts, too
         raise DeadlineExceeded(

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 
 from trireme.errors import BadRequest
-from trireme.port_user import advice_on_port
+from trireme.rpc.port_user import advice_on_port
 
 _BACKLOG = 128
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_flags
 from trireme.metrics.metric import Better, State, Values
 
 
@@ -51,6 +51,7 @@ class ScoredMetric(ABC):
         label: str | None = None,
         weights: str | None = None,
     ) -> None:
+        check_flags(type(self).__name__, from_logits=from_logits)
         if from_logits is None and not self.TAKES_ANY_NUMBERS:
             raise BadRequest(
                 f"{type(self).__name__}: expected from_logits True or False, found None"

@@ -230,6 +230,7 @@ class EmbeddingBag(TableModule):
         padding_key: int | None = None,
     ) -> None:
         super().__init__(table, features, padding_key)
+        check_kind(type(self).__name__, "mode", mode, str, f"one of {POOLINGS}")
         if mode not in POOLINGS:
             raise self._wrong(f"mode to be one of {POOLINGS}", repr(mode))
         self.mode = mode

@@ -28,7 +28,7 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
     Raises:
         BadRequest: an unknown mode, or shapes that do not fit.
     """
-    if mode not in POOLINGS:
+    if not isinstance(mode, str) or mode not in POOLINGS:
         raise BadRequest(f"sequence_pool: expected mode to be one of {POOLINGS}, found {mode!r}")
     if rows.dim() != 2 or offsets.dim() != 1 or len(offsets) == 0 or offsets.dtype != torch.int64:
         raise BadRequest(

@@ -21,6 +21,7 @@ from trireme.rpc.messages import (
     Request,
     RequestObserver,
     Usage,
+    Waiting,
 )
 from trireme.rpc.rpc_client import RpcClient
 from trireme.rpc.server import Server, connections_within, open_files_needed
@@ -43,6 +44,7 @@ __all__ = [
     "Server",
     "ServerKeys",
     "Usage",
+    "Waiting",
     "allow_descriptors",
     "connections_within",
     "interface_address",

@@ -115,6 +115,20 @@ class Ended(NamedTuple):
     num_bytes_received: int  # of its messages
 
 
+class Waiting(NamedTuple):
+    """Calls of a client that a server has not answered yet. As text: a line for the log."""
+
+    server: str  # its address, with its name where it is known
+    method: str
+    num_calls: int
+    status: str  # why: "no answer", "not reached", each with more where it is known
+    seconds: float  # since the calls began
+
+    def __str__(self) -> str:
+        calls = self.method if self.num_calls == 1 else f"{self.num_calls} x {self.method}"
+        return f"waiting for {self.server} ({calls}): {self.status} for {self.seconds:.0f} s"
+
+
 CallObserver: TypeAlias = Callable[[Ended], None]
 """Called for each call of a client, in the calling thread."""
 

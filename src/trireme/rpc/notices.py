@@ -1,20 +1,21 @@
 """When to say again that something is awaited: soon at first, then ever more seldom."""
 
 FIRST_S = 3.0
+"""Seconds until the first message of each wait. A call that lasts no longer says nothing itself."""
 APART_MAX_S = 60.0
 
 
 class Notices:
-    """Due after `first_s` of waiting, then each time the wait is twice as long, at most APART_MAX_S
+    """Due after FIRST_S of waiting, then each time the wait is twice as long, at most APART_MAX_S
     later. start: as of time.monotonic().
     """
 
-    def __init__(self, start: float, first_s: float = FIRST_S) -> None:
+    def __init__(self, start: float) -> None:
         self._start = start
-        self.next_at = start + first_s
+        self.next_at = start + FIRST_S
 
-    def is_due(self, now: float) -> bool:
-        """Whether to say it now; each message is due once."""
+    def take_due(self, now: float) -> bool:
+        """Whether to say it now; each message is due once: True moves `next_at` on."""
         if now < self.next_at:
             return False
         while self.next_at <= now:

@@ -21,14 +21,11 @@ from trireme.rpc.auth import ClientKeys
 from trireme.rpc.connection import Connection, ConnectionState, PendingCall
 from trireme.rpc.frames import Array
 from trireme.rpc.limits import Limits
-from trireme.rpc.messages import Body, Call, CallObserver, Ended, Reply
-from trireme.rpc.notices import FIRST_S, Notices
+from trireme.rpc.messages import Body, Call, CallObserver, Ended, Reply, Waiting
+from trireme.rpc.notices import Notices
 from trireme.rpc.sockets import Context, Socket, new_context
 
 _log = logging.getLogger("trireme.rpc")
-
-NOTICE_S = FIRST_S
-"""Until the first message that a server does not answer; see Notices."""
 
 
 class RpcClient:
@@ -37,8 +34,8 @@ class RpcClient:
     Args:
         name: of this client, as servers show it.
         keys: speak CURVE, and require it of every server.
-        on_wait: called with a line every 3 s while a server does not answer; default: log a
-            warning.
+        on_wait: called while a server does not answer, for each method, as often as Notices says;
+            default: log a warning.
         watch: called with (name of this client, line) beside `on_wait`, and with (name, "") when
             the wait is over.
         observe: called for every call when it has ended.
@@ -55,7 +52,7 @@ class RpcClient:
         name: str,
         limits: Limits | None = None,
         keys: ClientKeys | None = None,
-        on_wait: Callable[[str], None] | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
         watch: Callable[[str, str], None] | None = None,
         observe: CallObserver | None = None,
         states: Mapping[str, str] | None = None,
@@ -193,7 +190,7 @@ class RpcClient:
         timeout_s: float,
         return_errors: bool,
     ) -> None:
-        now, deadline, notices = start, start + timeout_s, Notices(start, NOTICE_S)
+        now, deadline, notices = start, start + timeout_s, Notices(start)
         while True:
             due = min((connection.advance(now) for connection in connections), default=math.inf)
             waiting = [pair for pair in batch if pair[1].answer is None]
@@ -209,7 +206,7 @@ class RpcClient:
             if now >= deadline:
                 _expire(waiting, timeout_s)
                 return
-            if notices.is_due(now):
+            if notices.take_due(now):
                 self._notice(waiting, now - start)
             self._wait(min(due, deadline, notices.next_at) - now)
             now = time.monotonic()
@@ -268,11 +265,10 @@ class RpcClient:
     def _notice(self, waiting: list[tuple[Connection, PendingCall]], waited_s: float) -> None:
         self._has_noticed = True
         for (connection, method), count in Counter((c, o.call.method) for c, o in waiting).items():
-            calls = method if count == 1 else f"{count} x {method}"
-            line = f"waiting for {connection} ({calls}): {connection.status} for {waited_s:.0f} s"
-            self._on_wait(line)
+            waiting_for = Waiting(str(connection), method, count, connection.status, waited_s)
+            self._on_wait(waiting_for)
             if self._watch is not None:
-                self._watch(self.name, line)
+                self._watch(self.name, str(waiting_for))
 
 
 class _SharedContext:

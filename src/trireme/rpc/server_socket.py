@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import zmq
 
 from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError
-from trireme.port_user import advice_on_port
 from trireme.rpc import frames
 from trireme.rpc.address_filter import AddressFilter
 from trireme.rpc.auth import ServerKeys, answer_zap, secure_server
@@ -28,6 +27,7 @@ from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Answer, Reply, Request
 from trireme.rpc.peers import PIECE_TIMEOUT_S, Peer, Peers
 from trireme.rpc.pieces import Assembly, announced_bytes, cut
+from trireme.rpc.port_user import advice_on_port
 from trireme.rpc.rate_limited_log import RateLimitedLog
 from trireme.rpc.sockets import (
     COPY_BYTES_MAX,

@@ -228,13 +228,12 @@ def _examples(
     """The examples of class RecDataset of a Python file, which takes (files, config)."""
     if part.reader is None:
         raise BadRequest(
-            "runner.train_reader_path: expected a Python file that defines RecDataset, found none"
+            f"{part.reader_key}: expected a Python file that defines RecDataset, found none"
         )
     if not part.reader.is_file():
-        key = "train" if part.key == "runner.train_data_dir" else "infer"
         raise BadRequest(
-            f"runner.{key}_reader_path: expected a Python file, with or without .py, at"
-            f" {part.reader}, found none; -o runner.{key}_reader_path=FILE overrides the file"
+            f"{part.reader_key}: expected a Python file, with or without .py, at"
+            f" {part.reader}, found none; -o {part.reader_key}=FILE overrides the file"
         )
     cls = getattr(load_file(part.reader), "RecDataset", None)
     if not callable(cls):

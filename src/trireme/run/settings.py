@@ -36,11 +36,13 @@ class DataSettings:
     key: the key with the path, for messages.
     paths: files, folders (all files below them are read) or patterns; empty: not given.
     reader: Python file that defines RecDataset, for reader_type DataLoader; None: not given.
+    reader_key: the key that names it, or may name one, for messages.
     """
 
     key: str
     paths: tuple[str, ...]
     reader: Path | None
+    reader_key: str
     batch_size: int
     threads: int
 
@@ -170,6 +172,7 @@ def _train(keys: RunnerKeys) -> DataSettings:
         key="runner.train_data_dir",
         paths=keys.paths("train_data_dir"),
         reader=keys.script("train_reader_path"),
+        reader_key="runner.train_reader_path",
         batch_size=keys.integer("train_batch_size", 1),
         threads=keys.integer("thread_num", 1),
     )
@@ -179,10 +182,14 @@ def _infer(keys: RunnerKeys) -> DataSettings:
     """The data of inference; other values default to those of training."""
     train = _train(keys)
     test, infer = keys.paths("test_data_dir"), keys.paths("infer_data_dir")
+    reader, reader_key = keys.script("infer_reader_path"), "runner.infer_reader_path"
+    if reader is None and train.reader is not None:
+        reader, reader_key = train.reader, train.reader_key
     return DataSettings(
         key="runner.infer_data_dir" if infer else "runner.test_data_dir",
         paths=infer or test,
-        reader=keys.script("infer_reader_path") or train.reader,
+        reader=reader,
+        reader_key=reader_key,
         batch_size=keys.integer("infer_batch_size", train.batch_size),
         threads=keys.integer("infer_thread_num", train.threads),
     )

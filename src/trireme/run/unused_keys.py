@@ -10,7 +10,6 @@ from typing import Any
 
 from trireme.config import Config
 from trireme.run.runner_keys import RunnerKeys
-from trireme.strategy import Strategy
 
 log = logging.getLogger("trireme")
 
@@ -45,7 +44,6 @@ _LAYOUT = "sparse_inputs_slots and dense_input_dim say what the inputs are"
 _PARTS = "the model adds and normalizes as its paper does"
 _ROWS = "rows start at random; `trireme convert` makes a checkpoint of rows, to start from"
 _DAYS = "it belongs to `trireme stream`, which selects days of data"
-_ASYNC = Strategy("async").mode
 
 # Patterns of keys that PaddleRec reads and Trireme does not: the reason, and the values besides
 # False, 0 and "" that need no warning.
@@ -85,7 +83,7 @@ _WHY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "hyper_parameters.use_sparse": ("gradients of rows are always sparse", ()),
     "hyper_parameters.tower_size": ("the model's docstring has its widths", ()),
     "hyper_parameters.optimizer.gamma": ("Recipe(schedule=) of a model.py changes rates", ()),
-    "hyper_parameters.*_optimizer.strategy": ("sync_mode, optimizer.strategy say it", (_ASYNC,)),
+    "hyper_parameters.*_optimizer.strategy": ("sync_mode, optimizer.strategy say it", ("async",)),
     "hyper_parameters.slice_end": ("the loss is the mean over all examples of a batch", ()),
     "hyper_parameters.sparse_field_num": (_LAYOUT, ()),
     "hyper_parameters.dense_feature_dim": (_LAYOUT, ()),

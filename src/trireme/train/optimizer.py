@@ -17,7 +17,7 @@ from torch import nn
 
 from trireme.blocks import Blocks
 from trireme.dense.optimizers import needs_whole
-from trireme.errors import BadRequest, NotFinite, Superseded, check_kind
+from trireme.errors import BadRequest, NotFinite, Superseded, check_flags, check_kind
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
@@ -113,6 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         cluster: Cluster | None = None,
     ) -> None:
         check_parts("DistributedOptimizer", model, strategy, blocks, cluster)
+        check_flags("DistributedOptimizer", skip_not_finite=skip_not_finite, fresh=fresh)
         self.cluster = default() if cluster is None else cluster
         if (place := self.cluster.place) is not None:
             raise BadRequest(

@@ -13,6 +13,7 @@ from torch import nn
 from trireme.blocks import Blocks
 from trireme.byte_size import parse_bytes
 from trireme.data.array_dataset import as_dataset
+from trireme.errors import check_flags, check_kind
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.metrics import Metric
@@ -122,6 +123,7 @@ class Trainer:
         cluster: Cluster | None = None,
     ) -> None:
         check_settings(model, strategy, blocks, cluster, metrics, loss)
+        check_flags("Trainer", skip_not_finite=skip_not_finite, fresh=fresh, progress=progress)
         check_autocast(autocast)
         own_metrics = [metric_of(metric) for metric in metrics]
         check_metrics(own_metrics, label)
@@ -249,6 +251,7 @@ class Trainer:
                 this trainer's fit.
             Others as `resume`.
         """
+        check_flags("Trainer.fit", resume=resume, check_nan=check_nan)
         request = FitRequest(
             dataset=as_dataset(dataset, shuffle=True),
             valid=None if valid is None else as_dataset(valid),
@@ -304,6 +307,7 @@ class Trainer:
             dump: what to write of each example. Each worker writes the outputs of its part in
                 order, from part-00000 on.
         """
+        check_flags("Trainer.evaluate", labels=labels)
         other = model if isinstance(model, Evaluation) else None
         scores = labels and (model is None or other is not None)
         return self._evaluate(dataset, model, scores, report, dump, check_nan)
@@ -339,7 +343,9 @@ class Trainer:
         outputs: CollectedOutputs | None = None,
     ) -> dict[str, float]:
         title = "evaluate" if scores else "infer" if outputs is None else "predict"
-        check_not_in_autocast("evaluate" if outputs is None else "predict")
+        method = "evaluate" if outputs is None else "predict"
+        check_flags(f"Trainer.{method}", check_nan=check_nan)
+        check_not_in_autocast(method)
         dataset = as_dataset(dataset)
         other = model if isinstance(model, Evaluation) else None
         part = other.model if other is not None else model
@@ -571,6 +577,7 @@ class Trainer:
             BadRequest: no checkpoint there, or a delta of another one; within a callback.
                 Corruption: a damaged file. SchemaMismatch: another model. Nothing has changed then.
         """
+        check_kind("load", "dense", dense, str, "'strict', 'match' or 'skip'")
         self.optimizer.mode.check_between_passes("load")
         location = Location(path, storage_options, self.shows_progress)
         return self._epochs.load(location, dense, tables)

@@ -19,7 +19,7 @@ from trireme.errors import (
     Unavailable,
 )
 from trireme.protocol.pass_lease import PassLease
-from trireme.rpc.rpc_client import NOTICE_S
+from trireme.rpc.notices import Notices
 from trireme.worker.client import StreamPosition, WorkerClient
 from trireme.worker.coordinator_calls import PATIENCE
 from trireme.worker.servers import RETRY_S
@@ -191,21 +191,21 @@ class _Patience:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._start = self._logged = self._reached = time.monotonic()
+        self._start = self._reached = now = time.monotonic()
+        self._waiting, self._silent = Notices(now), Notices(now)  # for others; it does not answer
 
     def wait(self, error: TriremeError) -> None:
         """A call has failed. Wait before the next one, or raise the error if it was the last."""
         now = time.monotonic()
         is_reached = isinstance(error, DeadlineExceeded)
         if is_reached:
-            self._reached = now
+            self._reached, self._silent = now, Notices(now)
         is_lost = now - self._reached >= self._timeout_s
         is_long = now - self._start > PATIENCE * self._timeout_s
         if is_lost or is_long or isinstance(error, NotAdmitted):
             raise error
-        if now - self._logged > (self._timeout_s if is_reached else NOTICE_S):
+        if (self._waiting if is_reached else self._silent).take_due(now):
             log.warning("still waiting after %.0f s: %s", now - self._start, error)
-            self._logged = now
         if not is_reached:  # the error may have come at once
             time.sleep(RETRY_S)
 

@@ -20,7 +20,7 @@ def save_mode(mode: str | int) -> str:
     hot: the most shown rows, or the most recently pushed ones of tables without shows.
     """
     name = FLEET_NUMBERS.get(mode) if type(mode) is int else mode
-    if name not in SAVE_MODES:
+    if not isinstance(name, str) or name not in SAVE_MODES:
         raise BadRequest(
             f"save: expected mode {', '.join(SAVE_MODES)} or one of"
             f" {', '.join(str(n) for n in FLEET_NUMBERS)}, found {mode!r}"

@@ -21,11 +21,11 @@ from trireme.job.cluster import Cluster
 from trireme.protocol.label_use import LabelUse
 from trireme.protocol.wire import need
 from trireme.rpc import Call, Reply, RpcClient
+from trireme.rpc.notices import Notices
 from trireme.train.compute.tensors import Array
 
 log = logging.getLogger("trireme.compute")
 
-NOTICE_S = 3.0
 READY = "compute.ready"
 COMPUTED_S = "computed_s"  # in answers: the seconds that the batch took
 READY_S = 1.0  # of the call that finds out whether one is back
@@ -92,7 +92,7 @@ class ComputeWorkers:
         self._connect, self._timeout_s = connect, timeout_s
         self._changed = threading.Condition()
         self._idle: list[RpcClient] = []
-        self._noticed_at = 0.0
+        self._notices: Notices | None = None  # while none answers
         self._num_batches = self._num_failovers = 0
         self._waited_s = self._computed_s = 0.0
         self._is_closed = False
@@ -222,6 +222,7 @@ class ComputeWorkers:
             one.in_flight -= 1
             if error is None or not _asks_another(error):
                 one.recover()
+                self._notices = None
                 return
             self._num_failovers += 1
             is_new = not one.is_gone
@@ -239,10 +240,9 @@ class ComputeWorkers:
             self._waited_s += time.monotonic() - now
             if self._is_closed:
                 raise Unavailable(f"compute workers of label {self.label}: the cluster is closed")
-            notices = now - started > NOTICE_S and now - self._noticed_at > NOTICE_S
-            if notices:
-                self._noticed_at = now
-        if notices:
+            self._notices = self._notices or Notices(now)
+            is_due = self._notices.take_due(now)
+        if is_due:
             log.warning("waiting for %s for %.0f s", self._described(), now - started)
 
     def _call(self, call: Call, timeout_s: float) -> Reply:
