@@ -165,6 +165,33 @@ def test_one_example_is_enough_to_export_a_model(tmp_path: Path) -> None:
             save(tmp_path / "none", batch=none)
 
 
+class Counting(nn.Module):
+    """A model that reads how many ids each example has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = tr.nn.EmbeddingBag(tr.Table("t", dim=4), features=["items"])
+        self.top = nn.Linear(5, 1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        counts = batch["items"].offsets.diff()[:, None].float()
+        return self.top(torch.cat([self.rows(batch).flatten(1), counts], 1)).squeeze(1)
+
+
+def test_a_model_that_counts_ids_is_exported_for_one_example_too(tmp_path: Path) -> None:
+    data = {"items": [[1, 2], [3], [4, 5, 6]], "label": [1.0, 0.0, 1.0]}
+    with embedded(threads=1) as cluster:
+        model = Counting()
+        adam = torch.optim.Adam(model.parameters())
+        trainer = tr.Trainer(model, adam, loss=nn.functional.mse_loss, cluster=cluster)
+        trainer.fit(data)
+        export_model(trainer, tmp_path / "export", batch=data)
+        predictor = Predictor(tmp_path / "export")
+        for items in ([[1, 2]], [[]], [[7], [1, 2, 3]]):
+            expected = trainer.predict({"items": items})["output"]
+            assert torch.equal(predictor.predict({"items": items}).outputs["output"], expected)
+
+
 def test_columns_of_another_form_are_refused_by_name(tmp_path: Path) -> None:
     with embedded(threads=2) as cluster:
         exported = export("deepfm", cluster, tmp_path / "export")

@@ -132,6 +132,19 @@ def every_other(model: Model, optimizer: Any, cluster: Cluster, data: Any) -> li
     return losses
 
 
+def steps_again(model: Model, optimizer: Any, cluster: Cluster, data: Any) -> list[float]:
+    """One whose second step of a batch follows without a lookup, and has no gradients of rows."""
+    losses = []
+    for batch in tr.prefetch(data, model, cluster=cluster):
+        loss = nn.functional.mse_loss(model(batch), batch["label"])
+        loss.backward()
+        optimizer.step()
+        model.top.weight.sum().backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 def looks_up_more(model: Model, optimizer: Any, cluster: Cluster, data: Any) -> list[float]:
     """One whose steps have rows of the next batch too, which it looks up itself."""
     following = [batch["id"] for batch in data.stream(0, 1)][1:]
@@ -220,7 +233,7 @@ def test_after_a_refresh_nothing_older_is_read() -> None:
                 torch.testing.assert_close(before[0], others + 100)
 
 
-@pytest.mark.parametrize("loop", [every_other, looks_up_more])
+@pytest.mark.parametrize("loop", [every_other, steps_again, looks_up_more])
 def test_a_loop_may_push_what_other_forward_passes_have_looked_up(loop: Loop) -> None:
     results = []
     for strategy in (STRATEGIES["sync"], STRATEGIES["async"]):

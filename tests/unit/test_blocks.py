@@ -114,6 +114,28 @@ def test_a_block_without_gradient_is_passed_over_as_torch_does() -> None:
     assert store.marks_of(ids[1]) == {0: 2}
 
 
+@pytest.mark.parametrize(("name", "options"), CONFIGURATIONS)
+def test_parameters_may_have_their_first_gradients_in_different_steps(
+    name: str, options: dict
+) -> None:
+    """As of a branch of the model that some batches do not take."""
+    weights = {p: torch.nn.Parameter(torch.full((4,), float(n))) for n, p in enumerate("abc")}
+    optimizer = ELEMENTWISE[name](weights.values(), **options)
+    groups = [group_values(group, optimizer.defaults) for group in optimizer.param_groups]
+    specs = [spec for p in "abc" for spec in cut(p, 4, 0, 3)]
+    ids, store = [spec.id for spec in specs], BlockStore()
+    values = np.repeat(np.arange(3, dtype=np.float32), 4)
+    store.create(optimizer_spec(optimizer), groups, specs, values, {})
+    for step, absent in enumerate(("bc", "c", "ac", "b", "", "a", "abc", ""), 1):
+        pushed = gradients(step)[:12]
+        store.apply(groups, ids, pushed, [(0, step)], absent=list(absent))
+        for n, (p, weight) in enumerate(weights.items()):
+            weight.grad = None if p in absent else torch.from_numpy(pushed[4 * n : 4 * n + 4])
+        optimizer.step()
+    expected = np.concatenate([weight.detach().numpy() for weight in weights.values()])
+    np.testing.assert_allclose(store.read(ids), expected, atol=2e-6, rtol=0)
+
+
 def test_state_survives_save_and_restore() -> None:
     def make() -> tuple[BlockStore, list[str]]:
         store = BlockStore()

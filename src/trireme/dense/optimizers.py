@@ -54,6 +54,36 @@ IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 GroupValues = dict[str, Any]
 
 
+def step_fused(optimizer: torch.optim.Optimizer) -> None:
+    """`step` of an optimizer that may be fused. SGD's fused kernel takes momentum of all parameters
+    or of none: those that have their first gradient later than others make a step of their own.
+    """
+    late = [p for group in optimizer.param_groups for p in _without_momentum(optimizer, group)]
+    if not late:
+        step(optimizer)
+        return
+    all_of_them = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in all_of_them]
+    is_late = set(map(id, late))
+    try:
+        for wanted in (False, True):
+            for p, gradient in zip(all_of_them, gradients, strict=True):
+                p.grad = gradient if (id(p) in is_late) == wanted else None
+            step(optimizer)
+    finally:
+        for p, gradient in zip(all_of_them, gradients, strict=True):
+            p.grad = gradient
+
+
+def _without_momentum(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[Tensor]:
+    """The parameters with a gradient that have no momentum yet, if others of their group have."""
+    if not (isinstance(optimizer, torch.optim.SGD) and group["momentum"]):
+        return []
+    stepping = [p for p in group["params"] if p.grad is not None]
+    late = [p for p in stepping if optimizer.state.get(p, {}).get("momentum_buffer") is None]
+    return late if len(late) < len(stepping) else []
+
+
 def optimizer_spec(optimizer: torch.optim.Optimizer) -> str:
     """The class name of an optimizer that servers can run. Raises BadRequest for others."""
     name = type(optimizer).__name__

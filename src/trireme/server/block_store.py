@@ -26,13 +26,13 @@ from trireme.dense.optimizers import (
     group_values,
     make,
     shapes_made,
+    step_fused,
 )
 from trireme.errors import BadRequest, NotFinite, SchemaMismatch, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import Floats
 from trireme.server.block_slice import BlockSlice, Tensors, join, merge_alike
 from trireme.table import differing_fields
-from trireme.torch_compiler import step
 
 Marks = Mapping[int, int]
 """Stream -> last sequence applied. Never changed: slices that have seen the same pushes share it.
@@ -334,7 +334,7 @@ class BlockStore:
         assert optimizer is not None
         for group, values in zip(optimizer.param_groups, self._groups_of(groups), strict=True):
             group.update(values)
-        step(optimizer)
+        step_fused(optimizer)
 
     # ---- marks ----
 

@@ -7,9 +7,11 @@ seconds.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -56,13 +58,24 @@ def export_program(
     sized = [s.name for s in specs if s.mode != "none" or isinstance(batch[s.features[0]], Tensor)]
     dense = _DensePart(model, inputs, sized[0] if sized else None)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _any_size():
             program = torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
     except Exception as error:
         raise BadRequest(
             f"export_model: expected a model that torch.export takes, found {error}"
         ) from error
     return program, _with_sizes(inputs, program, batch.num_examples), outputs
+
+
+def _any_size() -> AbstractContextManager[None]:
+    """While torch.export runs, sizes that vary may be 1, too. Otherwise it takes them for larger
+    where that decides how a tensor is laid out: a model of `offsets.diff()` refused one example.
+    """
+    config: Any = importlib.import_module("torch.fx.experimental._config")
+    if not hasattr(config, "backed_size_oblivious"):  # before torch 2.8
+        return nullcontext()
+    changed: AbstractContextManager[None] = config.patch(backed_size_oblivious=True)
+    return changed
 
 
 def program_weights(model: nn.Module) -> dict[str, Tensor]:

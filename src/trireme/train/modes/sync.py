@@ -32,6 +32,7 @@ class Sync(NumberedSteps):
         super().__init__(setup)
         _check_scales(setup)
         self._staged = 0  # the step of the last push
+        self._pulled = 0  # the last step that a pull has waited for
         self._has_stopped = False
         # num_steps at step 0 of the passes, the same on all workers; their own counts differ after
         # streams of unequal lengths.
@@ -60,7 +61,7 @@ class Sync(NumberedSteps):
             clipped=self._server_clip is not None and self._server_clip.kind == "norm",
             time=self.setup.data_time.seconds(),
         )
-        self._has_stopped = False
+        self._has_stopped, self._pulled = False, self._staged
         # Servers tell of a stop until the next pass begins; that of an ended pass stops nothing.
         first = self._first_step
         if pulled.stop and first is not None and first <= pulled.stop.step <= self._last_step:
@@ -78,6 +79,8 @@ class Sync(NumberedSteps):
 
     def step(self, step: WorkerStep) -> None:
         """Stage the gradients; all workers stop after this step if it says so."""
+        if self._pulled != self._staged:  # nothing has been looked up since the step before, and
+            self.pull_after_steps({}, blocks=False)  # servers take a step when they have made that
         header = replace(self.header(step), clip=self._server_clip, stops=step.stops)
         self.stream.push(header, step.tables, self.dense_gradient(step.dense), staged=True)
         self._staged = self._last_step = header.step

@@ -15,8 +15,8 @@ from trireme.dense.optimizers import (
     as_group,
     group_values,
     make,
+    step_fused,
 )
-from trireme.torch_compiler import step
 
 
 class DenseSteps:
@@ -45,7 +45,7 @@ class DenseSteps:
         own = self.values() if values is None else values
         for group, one in zip(self.twin.param_groups, own, strict=True):
             group.update(as_group(one))
-        step(self.twin)
+        step_fused(self.twin)
 
     def values(self) -> list[GroupValues]:
         """The values of the user's groups, as a push has them."""
