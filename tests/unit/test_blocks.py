@@ -333,7 +333,7 @@ def test_a_step_that_fails_leaves_no_gradients(monkeypatch: pytest.MonkeyPatch) 
         store.create("SGD", [{"lr": 0.1}], specs, ones, {})
     ids = [spec.id for spec in specs]
     with monkeypatch.context() as patched:
-        patched.setattr("trireme.server.block_store.step", fail)
+        patched.setattr("trireme.server.block_store.step_fused", fail)
         with pytest.raises(RuntimeError):
             stores[0].apply([{"lr": 0.1}], ids, ones.copy(), [(0, 1)])
     for store in stores:  # the first block has no gradient in this push
