@@ -61,7 +61,7 @@ from trireme.worker import expiry_calls
 
 
 class Trainer:
-    """Trains a model whose embedding rows and dense parameters live on servers (or in this process).
+    """Trains a model whose rows and dense parameters live on servers (or in this process).
 
     Every worker of the job makes one and calls the same methods in the same order.
 
