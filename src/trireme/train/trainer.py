@@ -61,8 +61,7 @@ from trireme.worker import expiry_calls
 
 
 class Trainer:
-    """Trains a model whose embedding rows and dense parameters live on servers (or embedded in this
-    process).
+    """Trains a model whose rows and dense parameters live on servers (or in this process).
 
     Every worker of the job makes one and calls the same methods in the same order.
 
@@ -83,8 +82,7 @@ class Trainer:
             "auc", stands for the metric with its defaults. A metric may name its `output`, its
             `label` and further `columns` of the batch.
         label: name of the label column; None for a loss that reads several columns. A column of
-            example weights has no effect by itself: a loss with `label=None` may read it, and
-            metrics take it as `weights`.
+            example weights has no effect by itself: a loss with `label=None`, and metrics, read it.
         autocast: torch.bfloat16: every forward pass, in training and evaluation, here and at
             compute workers, computes under `torch.autocast` in it. Weights, rows, gradients,
             optimizer state, outputs and the loss stay float32. None: without autocast.
@@ -223,8 +221,7 @@ class Trainer:
                 `checkpoints.path`, if there is one. `epochs` counts from the beginning of that
                 call; if all are done, their figures are returned.
             report: what worker 0 prints.
-            dump: what to write of each example, scored before it is trained on; the epochs follow
-                one another in the files.
+            dump: what to write of each example, scored before it is trained on; epoch after epoch.
             check_nan: raise NotFinite for outputs or a loss that are not finite. Without it metrics
                 still refuse such outputs, but cannot name the examples.
 
@@ -243,12 +240,10 @@ class Trainer:
 
         Raises:
             DataError: there are no examples at all.
-            NotFinite: outputs, a loss or gradients that are NaN or infinite; nothing of that batch
-                is pushed.
+            NotFinite: outputs, a loss or gradients are NaN or infinite; their batch is not pushed.
             ResourceExhausted: no room for a checkpoint or a dump; earlier checkpoints are intact.
             BadRequest: unknown names in `report` or `dump`; a folder that already holds a dump;
-                `resume` without checkpoints, or of a trainer that has trained; within a callback of
-                this trainer's fit.
+                `resume` without checkpoints, or of a trainer that has trained; within its callback.
             Others as `resume`.
         """
         check_flags("Trainer.fit", resume=resume, check_nan=check_nan)
@@ -304,8 +299,7 @@ class Trainer:
                 metrics of its own, and maybe a loss.
             labels: False: the data has no labels, so there are no loss and metrics.
             report, check_nan: see `fit`.
-            dump: what to write of each example. Each worker writes the outputs of its part in
-                order, from part-00000 on.
+            dump: what to write of each example, by each worker of its part from part-00000 on.
         """
         check_flags("Trainer.evaluate", labels=labels)
         other = model if isinstance(model, Evaluation) else None
@@ -343,9 +337,8 @@ class Trainer:
         outputs: CollectedOutputs | None = None,
     ) -> dict[str, float]:
         title = "evaluate" if scores else "infer" if outputs is None else "predict"
-        method = "evaluate" if outputs is None else "predict"
-        check_flags(f"Trainer.{method}", check_nan=check_nan)
-        check_not_in_autocast(method)
+        check_flags("Trainer.evaluate, predict", check_nan=check_nan)
+        check_not_in_autocast("evaluate" if outputs is None else "predict")
         dataset = as_dataset(dataset)
         other = model if isinstance(model, Evaluation) else None
         part = other.model if other is not None else model
