@@ -242,6 +242,8 @@ def test_arguments_out_of_range_are_refused(folder):
     for name in ("batch_size", "threads", "batches_ahead"):
         with pytest.raises(BadRequest, match=f"expected {name} >= 1, found 0"):
             make(folder, **{name: 0})
+        with pytest.raises(BadRequest, match=f"expected {name} <= [0-9]+, found {10**20}"):
+            make(folder, **{name: 10**20})
     with pytest.raises(BadRequest, match="on_error 'raise' or 'count', found 'skip'"):
         make(folder, on_error="skip")
     with pytest.raises(BadRequest, match="expected a schema with a format"):

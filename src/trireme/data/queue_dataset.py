@@ -16,6 +16,7 @@ from trireme.data.sources import FileRange, Paths, find_files, range_of_stream
 from trireme.data.text_parser import TextFormat, TextParser
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest, check_flags
+from trireme.protocol.job_limits import THREADS_MAX
 
 
 class QueueDataset:
@@ -75,13 +76,15 @@ class QueueDataset:
             raise BadRequest(
                 f"QueueDataset: expected on_error 'raise' or 'count', found {on_error!r}"
             )
-        for name, value in (
-            ("batch_size", batch_size),
-            ("threads", threads),
-            ("batches_ahead", batches_ahead),
+        for name, value, high in (
+            ("batch_size", batch_size, 2**31 - 1),
+            ("threads", threads, THREADS_MAX),
+            ("batches_ahead", batches_ahead, 2**31 - 1),
         ):
             if value < 1:
                 raise BadRequest(f"QueueDataset: expected {name} >= 1, found {value}")
+            if value > high:
+                raise BadRequest(f"QueueDataset: expected {name} <= {high}, found {value}")
         self.schema = schema
         self.batch_size = batch_size
         self.drop_last = drop_last

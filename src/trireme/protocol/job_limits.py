@@ -11,3 +11,6 @@ STREAMS_MAX = 4096
 
 COMPUTE_WORKERS_MAX = 4096
 """The coordinator tells all their addresses to a worker that joins."""
+
+THREADS_MAX = 1024
+"""Of a dataset. The system refuses far more, in the middle of making them."""

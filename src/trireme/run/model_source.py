@@ -53,6 +53,11 @@ def model_source(config: Config, settings: Settings) -> Path | str:
         if _is_paddle(model):
             raise BadRequest(_paddle(model))
         return model
+    if not isinstance(named, str):
+        raise BadRequest(
+            "runner.model_path: expected a Python file or a name of trireme.models, found"
+            f" {named!r}"
+        )
     if "/" not in named and not named.endswith(".py"):
         if named not in zoo_names():
             raise BadRequest(

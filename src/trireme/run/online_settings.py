@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from trireme.config import Config
 from trireme.errors import BadRequest
+from trireme.protocol.job_limits import THREADS_MAX
 from trireme.run.runner_keys import RunnerKeys
 
 MINUTES_OF_DAY = 24 * 60
@@ -74,7 +75,7 @@ class OnlineSettings:
             poll_s=keys.seconds("data_sleep_second", 10.0),
             timeout_s=keys.seconds("data_timeout_second", 86400.0),
             prefetch=keys.switch("prefetch"),
-            preload_threads=keys.optional_integer("preload_thread_num"),
+            preload_threads=keys.optional_integer("preload_thread_num", high=THREADS_MAX),
         )
 
     @property

@@ -10,6 +10,8 @@ from typing import Any
 from trireme.config import Config
 from trireme.errors import BadRequest
 
+INTEGER_MAX = 2**31 - 1
+
 
 class RunnerKeys:
     """Typed values of runner.*; an absent or empty key has its default. Relative paths start at the
@@ -25,14 +27,16 @@ class RunnerKeys:
     def get(self, key: str, default: Any = None) -> Any:
         return self.config.get(f"runner.{key}", default)
 
-    def integer(self, key: str, default: int, *, low: int = 1) -> int:
-        value = self.optional_integer(key, low=low)
+    def integer(self, key: str, default: int, *, low: int = 1, high: int = INTEGER_MAX) -> int:
+        value = self.optional_integer(key, low=low, high=high)
         return default if value is None else value
 
-    def optional_integer(self, key: str, *, low: int = 1) -> int | None:
+    def optional_integer(self, key: str, *, low: int = 1, high: int = INTEGER_MAX) -> int | None:
         value = self.get(key)
         if value is not None and (type(value) is not int or value < low):
             raise _refused(key, f"an integer >= {low}", value, example=low)
+        if value is not None and value > high:
+            raise _refused(key, f"an integer <= {high}", value, example=high)
         return value
 
     def seconds(self, key: str, default: float) -> float:

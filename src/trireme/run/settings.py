@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trireme.config import Config
 from trireme.errors import BadRequest
+from trireme.protocol.job_limits import THREADS_MAX
 from trireme.run.runner_keys import RunnerKeys
 from trireme.strategy import KNOBS, Strategy
 
@@ -23,6 +24,7 @@ READER_TYPES = {
     "RecDataset": "DataLoader",
 }
 FS_CLIENT = ("uri", "user", "passwd", "hadoop_bin")
+SEED_MAX = 2**63 - 1
 HETER = "heter"
 """The sync_mode of a heterogeneous job: async, with compute workers."""
 GPUBOX = "gpubox"
@@ -127,7 +129,7 @@ class Settings:
             use_auc=keys.switch("use_auc"),
             use_inference=_use_inference(keys, save_path),
             debug=keys.switch("dataset_debug"),
-            seed=keys.optional_integer("seed", low=0),
+            seed=keys.optional_integer("seed", low=0, high=SEED_MAX),
             parse_ins_id=keys.switch("parse_ins_id"),
             parse_content=keys.switch("parse_content"),
             train_dump=_dump(keys, "train", "need_dump", "need_train_dump"),
@@ -174,7 +176,7 @@ def _train(keys: RunnerKeys) -> DataSettings:
         reader=keys.script("train_reader_path"),
         reader_key="runner.train_reader_path",
         batch_size=keys.integer("train_batch_size", 1),
-        threads=keys.integer("thread_num", 1),
+        threads=keys.integer("thread_num", 1, high=THREADS_MAX),
     )
 
 
@@ -191,7 +193,7 @@ def _infer(keys: RunnerKeys) -> DataSettings:
         reader=reader,
         reader_key=reader_key,
         batch_size=keys.integer("infer_batch_size", train.batch_size),
-        threads=keys.integer("infer_thread_num", train.threads),
+        threads=keys.integer("infer_thread_num", train.threads, high=THREADS_MAX),
     )
 
 
