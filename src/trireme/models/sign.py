@@ -1,6 +1,11 @@
 """L0-SIGN: a graph of the features of an example, whose edges are the products that matter.
 
 Source: Su et al., "Detecting Beneficial Feature Interactions for Recommender Systems", AAAI 2021.
+Edges, and the number of them that is expected, are as in Louizos et al., "Learning Sparse Neural
+Networks through L0 Regularization", ICLR 2018, eq. 10 to 12.
+
+PaddleRec's network takes logarithms to the base 2 in place of natural ones, so that what it calls
+the number of edges is another number.
 """
 
 import math
@@ -98,7 +103,7 @@ class SIGN(nn.Module):
         num, node_example_N = len(begins_B1) - 1, _examples_of(begins_B1)
         totals_BD = rows_ND.new_zeros(num, rows_ND.shape[1]).index_add(0, node_example_N, nodes_ND)
         scores_B2 = self.head(totals_BD / begins_B1.diff().clamp(min=1)[:, None])
-        shift = self.temperature * math.log2(-self.lowest / self.highest)
+        shift = self.temperature * math.log(-self.lowest / self.highest)
         chance_E = torch.sigmoid(location_E - shift)
         return {
             "scores": scores_B2,
@@ -110,7 +115,7 @@ class SIGN(nn.Module):
         """The s of the edges, by the logits that they are there."""
         if self.training:
             uniform = torch.rand_like(location_E).clamp(1e-6, 1 - 1e-6)
-            noise = uniform.log2() - (1 - uniform).log2()
+            noise = uniform.log() - (1 - uniform).log()
             location_E = (location_E + noise) / self.temperature
         stretched = torch.sigmoid(location_E) * (self.highest - self.lowest) + self.lowest
         return stretched.clamp(0, 1)
