@@ -120,6 +120,14 @@ def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Path) -> None:
     assert (recipe.optimizer is None) == (name == "word2vec")
 
 
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_every_model_has_its_gradients_clipped_as_configured(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("hyper_parameters:\n  clip_by_norm: 0.5\n")
+    config = config_of(name, path, tmp_path)
+    assert zoo.load(name).create(config).clip_norm == 0.5
+
+
 EXPORTED = (
     *("bst", "deeprec", "dien", "din", "dssm", "escm2", "esmm", "flen", "iprec", "match_pyramid"),
     *("mind", "mmoe", "multiview_simnet", "ncf", "ple", "share_bottom", "slot_dnn", "tagspace"),

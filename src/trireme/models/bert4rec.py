@@ -199,9 +199,9 @@ def create(config: Config) -> Recipe:
     )
     model = BERT4Rec(items, biases, states)
     inputs = [*map(Sparse, (IDS, PLACES, IS_THERE, MASKED, ANSWERS))]
-    return Recipe(
-        model=model,
-        loss=masked_loss,
+    return hyper.recipe(
+        model,
+        masked_loss,
         optimizer=torch.optim.AdamW(
             model.parameters(),
             lr=hyper.learning_rate,
@@ -209,7 +209,6 @@ def create(config: Config) -> Recipe:
         ),
         label=None,
         schema=Schema(inputs),
-        clip_norm=hyper.clip_norm,
         prepare=AllIds(ALL_ITEMS, hyper.whole("_voc_size", 54_546)),
         evaluation=Evaluation(
             model=Ranking(items, biases, states),

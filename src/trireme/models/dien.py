@@ -132,12 +132,10 @@ def create(config: Config) -> Recipe:
     more = MORE if hyper.flag("use_DataLoader", False) else ()
     sparse = map(Sparse, (*HISTORY, *TARGET))
     schema = Schema([*sparse, Label("label"), *map(Sparse, (*more, *NOT_CLICKED))])
-    return Recipe(
-        model=model,
-        loss=ClickAndAuxiliaryLoss(hyper.number("auxiliary_w", 1.0, may_be_zero=True)),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        ClickAndAuxiliaryLoss(hyper.number("auxiliary_w", 1.0, may_be_zero=True)),
         label=None,
         schema=schema,
         metrics=[AUC(output="click", label="label")],
-        clip_norm=hyper.clip_norm,
     )

@@ -166,10 +166,9 @@ def create(config: Config) -> Recipe:
     has_taken = config.get("runner.mode", "train") == "train"
     user_and_items = [Sparse(USER), Sparse(ITEMS)]
     schema = Schema([*user_and_items, Sparse(TAKEN), Label(NUM_ITEMS)])
-    return Recipe(
-        model=model,
-        loss=AllPairsLoss(hyper.number("negative_weight", 0.5, may_be_zero=True)),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        AllPairsLoss(hyper.number("negative_weight", 0.5, may_be_zero=True)),
         label=None,
         schema=schema,
         prepare=ItemList(fields),

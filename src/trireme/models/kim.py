@@ -251,10 +251,9 @@ def create(config: Config) -> Recipe:
         ]
 
     trained = model(num)
-    return Recipe(
-        model=trained,
-        loss=nn.functional.cross_entropy,
-        optimizer=hyper.optimizer(trained),
+    return hyper.recipe(
+        trained,
+        nn.functional.cross_entropy,
         schema=Schema([*inputs(num), Dense("label", num)]),
         metrics=[TopK(1, name="accuracy", label="place")],
         prepare=add_place,

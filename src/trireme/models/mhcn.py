@@ -49,7 +49,8 @@ class Hearing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         motif = sparse(self.pairs, self.shares, (self.size, self.size))
         with torch.autocast(x.device.type, enabled=False):  # sparse products are of float32
-            return torch.sparse.mm(motif, x.to(motif.dtype))
+            sums: Tensor = torch.sparse.mm(motif, x.to(motif.dtype))
+        return sums
 
 
 class MHCN(nn.Module):
@@ -172,7 +173,7 @@ class Recommendation(nn.Module):
         if self.also_taken:
             return scores_BV
         # Of the users of the batch alone: all users times all items may be more than fits.
-        asked_A, own_B = numbers_B.unique(return_inverse=True)
+        asked_A, own_B = torch.unique(numbers_B, return_inverse=True)
         place_U = torch.full((len(users_UD),), -1, device=scores_BV.device)
         place_U[asked_A] = torch.arange(len(asked_A), device=scores_BV.device)
         users_E, items_E = place_U[self.model.taken[0]], self.model.taken[1]
@@ -241,9 +242,9 @@ def create(config: Config) -> Recipe:
         for name in ("user", "item")
     )
     model = MHCN(users, items, graph, num_layers=hyper.whole("n_layer", 2))
-    return Recipe(
-        model=model,
-        loss=PairAndContrastLoss(0.01),
+    return hyper.recipe(
+        model,
+        PairAndContrastLoss(0.01),
         optimizer=hyper.optimizer(model, weight_decay=_DECAY),
         label=None,
         schema=Schema(map(Label, (USER, ITEM, OTHER))),

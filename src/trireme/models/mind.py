@@ -247,10 +247,9 @@ def create(config: Config) -> Recipe:
         spread=hyper.number("capsual.init_std", 1.0),
     )
     model = MIND(items, interests, power=hyper.number("pow_p", 1.0))
-    return Recipe(
-        model=model,
-        loss=SampledSoftmax(num_items),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        SampledSoftmax(num_items),
         label=None,
         schema=Schema([Sparse(HISTORY), Sparse(TARGET), Label("seq_len")]),
         prepare=SampledItems(num_items, hyper.whole("neg_samples", 100)),

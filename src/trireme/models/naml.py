@@ -214,10 +214,9 @@ def news_recipe(
         num_read=num_read,
     )
     parts = [f"{name}_{part}" for name in _COLUMNS for part in (CANDIDATES, HISTORY)]
-    return Recipe(
-        model=model,
-        loss=nn.functional.cross_entropy,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        nn.functional.cross_entropy,
         schema=Schema([Dense("label", num), *map(Sparse, parts)]),
         metrics=[TopK(1, name="accuracy", label="place"), TopK(5, label="place")],
         prepare=add_place,

@@ -176,13 +176,12 @@ def create(config: Config) -> Recipe:
         highest=highest,
     )
     inputs = (Label("num_nodes"), Sparse(EDGES), Sparse(NODES), Sparse(ENDS), Dense("label", 2))
-    return Recipe(
-        model=model,
-        loss=SignLoss(
+    return hyper.recipe(
+        model,
+        SignLoss(
             hyper.number("l0_weight", 1e-3, may_be_zero=True),
             hyper.number("l2_weight", 1e-3, may_be_zero=True),
         ),
-        optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(inputs),
         metrics=[AUC(output="scores", label="click")],

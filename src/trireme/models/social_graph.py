@@ -118,7 +118,7 @@ def _columns(pairs: list[tuple[int, int]]) -> Tensor:
 
 def _matrix(pairs: Tensor, num_rows: int, num_columns: int) -> Tensor:
     """Sparse: 1 for each of the pairs."""
-    places = pairs.unique(dim=1)
+    places: Tensor = torch.unique(pairs, dim=1)
     return sparse(places, torch.ones(places.shape[1]), (num_rows, num_columns))
 
 

@@ -205,10 +205,9 @@ def create(config: Config) -> Recipe:
     counts = [*hyper.counts("tdm_layer_counts", ()), *[1] * num_levels][:num_levels]
     width, keep = hyper.whole("x_bert_embed_size", 128), hyper.whole("topk", 100)
     model = TDM(hyper.table("node", dim=hyper.whole("node_emb_size", 128)), width=width)
-    return Recipe(
-        model=model,
-        loss=node_loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        node_loss,
         label=None,
         schema=Schema([Dense(USER, width), Sparse(LEAF), Label("label")]),
         prepare=LayerSamples(

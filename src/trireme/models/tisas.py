@@ -215,10 +215,9 @@ def create(config: Config) -> Recipe:
     )
     model = TiSAS(items, sequence)
     inputs: list[Field] = [Sparse(SEQUENCE), Dense(TIMES, length * length)]
-    return Recipe(
-        model=model,
-        loss=PairLoss(length),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        PairLoss(length),
         label=None,
         schema=Schema([*inputs, Sparse(NEXT), Sparse(OTHERS)]),
         evaluation=Evaluation(

@@ -121,10 +121,9 @@ def create(config: Config) -> Recipe:
     words = hyper.table("words", initializer=Uniform(-bound, bound))
     model = SkipGram(words, hyper.table("contexts", initializer=Constant(0.0)))
     is_counted = hyper.get("sparse_feature_number") is not None
-    return Recipe(
-        model=model,
-        loss=skip_gram_loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        skip_gram_loss,
         label=None,
         schema=Schema(map(Sparse, ("center", "context", "negatives"))),
         evaluation=_analogies(words, hyper.whole("sparse_feature_number", 1))
