@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import trireme as tr
 from examples.planted.clicks import exact_auc
@@ -352,6 +353,13 @@ def test_a_transformer_layer_is_torchs() -> None:
     is_there[:, -1] = True
     expected = twin(x, src_key_padding_mask=~is_there)
     torch.testing.assert_close(own(x, is_there), expected)
+    is_there[1] = False  # on every kernel as if all were there
+    everywhere = own(x, torch.ones_like(is_there))
+    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel([backend, SDPBackend.MATH]):
+            out = own(x, is_there)
+        torch.testing.assert_close(out[1], everywhere[1])
+        torch.testing.assert_close(out[::2], expected[::2])
 
 
 def test_flen_equals_its_formula(cluster: Cluster) -> None:

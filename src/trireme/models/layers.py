@@ -171,7 +171,8 @@ class SelfAttention(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention of each place to all that are there, and a hidden layer: (B, L, W) -> (B, L, W).
 
-    Each of the two is added to its input, and normalized. activation: of the hidden layer.
+    Each of the two is added to its input, and normalized. activation: of the hidden layer. Where no
+    place of an example is there, all are looked at: kernels differ in what attention to none is.
 
     Raises BadRequest: W is no multiple of `heads`.
     """
@@ -199,8 +200,9 @@ class TransformerLayer(nn.Module):
     def forward(self, x: Tensor, is_there_BL: Tensor) -> Tensor:
         split = self.queries_keys_values(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
         queries, keys, values = split.chunk(3, 3)
+        looked_at_BL = is_there_BL | ~is_there_BL.any(1, keepdim=True)
         attended = nn.functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=is_there_BL[:, None, None]
+            queries, keys, values, attn_mask=looked_at_BL[:, None, None]
         )
         x = self.norms[0](x + self.dropout(self.join(attended.transpose(1, 2).flatten(2))))
         out: Tensor = self.norms[1](x + self.dropout(self.hidden(x)))
