@@ -196,7 +196,7 @@ LEARNING: dict[str, tuple[dict[str, Any], Maker, int, int]] = {
         titles, 50, 1,
     ),
     "dsin": ({"init_range": 0.5}, sessions, 20, 3),
-    "dmr": ({"main_embedding_size": 8, "other_embedding_size": 2, "cate_size": 7}, lines, 15, 2),
+    "dmr": ({"main_embedding_size": 8, "other_embedding_size": 2, "cate_size": 7}, lines, 15, 4),
     "tisas": (
         {"hidden_units": 16, "maxlen": 6, "time_span": 8, "num_heads": 2, "num_blocks": 1,
          "dropout_rate": 0.0},
