@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +308,10 @@ def test_table_parameters_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(BadRequest, match=message):
             zoo.load("ctr_dnn").create(config)
+
+
+def test_the_page_says_how_many_models_have_held_out_scores() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    scored = re.findall(r"^\| `(\w+)` \|", page.split("## What they reach")[1], re.MULTILINE)
+    assert set(scored) <= set(zoo.NAMES)
+    assert f"These are {len(scored)} of the {len(zoo.NAMES)} models." in page

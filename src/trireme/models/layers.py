@@ -97,6 +97,9 @@ class TargetAttention(nn.Module):
     as in the paper: the size of the sum is how strongly the history speaks for the candidate. An
     event whose vector is zero, such as padding, adds nothing; an empty history gives zeros.
 
+    The paper's activation unit has the outer product of candidate and event; difference and product
+    are those of the authors' code.
+
     Source: Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.
 
     dim: D. layers: widths of the hidden layers, with `activation` between them.
