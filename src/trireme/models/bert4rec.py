@@ -19,7 +19,15 @@ from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Constant, Normal
 from trireme.metrics import TopK
-from trireme.models.columns import ALL_ITEMS, AllIds, expect_same_sizes, first_is_right, ragged_of
+from trireme.models.columns import (
+    ALL_ITEMS,
+    PLACE,
+    AllIds,
+    expect_same_sizes,
+    first_is_right,
+    ragged_of,
+    values_of,
+)
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import TransformerLayer
 from trireme.nn import Embedding
@@ -106,12 +114,6 @@ def _places_of_all(batch: Batch) -> Tensor:
     ids, masked = ragged_of(batch, IDS), ragged_of(batch, MASKED)
     begins = (ids.offsets[:-1] - ids.offsets[0]).repeat_interleave(masked.offsets.diff())
     return values_of(batch, MASKED) + begins
-
-
-def values_of(batch: Batch, name: str) -> Tensor:
-    """The ids of a column of all examples. Raises BadRequest: the column is not ragged."""
-    column = ragged_of(batch, name)
-    return column.values[int(column.offsets[0]) : int(column.offsets[-1])]
 
 
 class BERT4Rec(nn.Module):
@@ -212,7 +214,7 @@ def create(config: Config) -> Recipe:
         prepare=AllIds(ALL_ITEMS, hyper.whole("_voc_size", 54_546)),
         evaluation=Evaluation(
             model=Ranking(items, biases, states),
-            metrics=[TopK(10, label="place")],
+            metrics=[TopK(10, label=PLACE)],
             schema=Schema([*inputs, Sparse(CANDIDATES)]),
             prepare=first_is_right,
             files_are_one=True,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trireme.errors import BadRequest
+from trireme.models.columns import examples_of
 
 
 def mlp(
@@ -118,8 +119,7 @@ class TargetAttention(nn.Module):
             offsets_B1: the history of example b is the rows from offsets[b] - offsets[0] to before
                 offsets[b + 1] - offsets[0].
         """
-        positions_N = torch.arange(events_ND.shape[0], device=events_ND.device) + offsets_B1[0]
-        examples_N = torch.searchsorted(offsets_B1, positions_N, right=True) - 1
+        examples_N = examples_of(offsets_B1, events_ND.shape[0])
         candidate_ND = candidate_BD[examples_N]
         relevance_N1 = self.relevance(compared(candidate_ND, events_ND))
         return torch.zeros_like(candidate_BD).index_add(0, examples_N, relevance_N1 * events_ND)
