@@ -123,7 +123,9 @@ def test_sampled_softmax_corrects_and_forgets_repetitions() -> None:
         losses.append(torch.logsumexp(torch.stack(logits), 0) - logits[0])
     torch.testing.assert_close(SampledSoftmax(20)(products, batch), torch.stack(losses).mean())
     batch.columns["target_item"] = ragged([3, 4], [9])
-    with pytest.raises(BadRequest, match="one id in 'target_item' of each of 2 examples, found 3"):
+    with pytest.raises(
+        BadRequest, match="1 ids in 'target_item' of every example, found 2 in example 0"
+    ):
         SampledSoftmax(20)(products, batch)
 
 

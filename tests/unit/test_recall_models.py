@@ -17,7 +17,7 @@ from trireme.errors import BadRequest, DataError
 from trireme.job.cluster import Cluster
 from trireme.models import ENSFM, MHCN, zoo
 from trireme.models.ensfm import AllPairsLoss, ItemList, Scores
-from trireme.models.mhcn import AllRows, PairAndContrastLoss, Recommendation
+from trireme.models.mhcn import AllRows, Hearing, PairAndContrastLoss, Recommendation
 from trireme.models.social_graph import SocialGraph
 
 
@@ -172,7 +172,45 @@ def test_motifs_are_triangles_of_trust_and_items_in_common(tmp_path: Path) -> No
         if rows is alone:  # a user shares two items with himself, too
             expected[range(3, 7), range(3, 7)] = 1
         expected /= expected.sum(1, keepdim=True).clamp(min=1)
-        torch.testing.assert_close(rows, expected)
+        torch.testing.assert_close(rows.to_dense(), expected)
+        x, weights = torch.randn(7, 3, requires_grad=True), torch.randn(7, 3)
+        (Hearing(rows)(x) * weights).sum().backward()
+        torch.testing.assert_close(Hearing(rows)(x), expected @ x)
+        torch.testing.assert_close(x.grad, expected.T @ weights)
+
+
+def test_motifs_of_many_users_take_no_memory_for_all_pairs() -> None:
+    """A dense matrix of so many users would take 40 GB."""
+    num = 100_000
+    users = torch.arange(num)
+    trusts = torch.stack([users, (users + 1) % num])
+    social = SocialGraph(
+        users=dict(zip(map(str, range(num)), range(num), strict=True)),
+        items=dict(zip(map(str, range(num // 2)), range(num // 2), strict=True)),
+        taken=torch.stack([users, users // 2]),
+        trusts=torch.cat([trusts, trusts.flip(0)], 1),
+    )
+    by_trust, jointly, alone = social.motifs()
+    assert by_trust._nnz() == alone._nnz() == 0  # a circle of that length has no triangle
+    assert torch.equal(jointly.indices(), torch.stack([users, users ^ 1]))
+    assert (jointly.values() == 1).all()
+
+
+def test_mhcn_scores_items_on_the_device_of_its_rows(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    social = graph(tmp_path)
+    model = MHCN(table("users", 8), table("items", 8), social)
+    users, items = torch.randn(20, 8), torch.randn(10, 8)
+    monkeypatch.setattr(model, "spread", lambda _: (users, items))
+    asked = torch.tensor([7, 3, 7])
+    expected = users[asked] @ items.T
+    for b, user in enumerate(asked):
+        expected[b, social.taken[1][social.taken[0] == user]] = torch.finfo(torch.float32).min
+    # Not the device of the rows: a tensor of it would not fit.
+    with torch.device("meta"):
+        scores = Recommendation(model, also_taken=False)(Batch({"user": asked}))
+    torch.testing.assert_close(scores, expected)
 
 
 def test_mhcn_learns_what_users_of_a_kind_take(cluster: Cluster, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import trireme as tr
 from examples.planted.clicks import exact_auc
@@ -279,7 +280,7 @@ def test_sign_equals_its_formulas(cluster: Cluster) -> None:
                 strength = (torch.sigmoid(location) * 1.2 - 0.1).clamp(0, 1)
                 if strength > 0:
                     messages[j].append(strength * model.interaction(u[i] * u[j]))
-                count += torch.sigmoid(location - 0.66 * math.log2(0.1 / 1.1))
+                count += torch.sigmoid(location - 0.66 * math.log(0.1 / 1.1))
             became = [torch.stack(m).mean(0) if m else torch.zeros(3) for m in messages]
             scores = model.head(torch.stack(became).mean(0))
             torch.testing.assert_close(out["scores"][b], scores)
@@ -288,6 +289,31 @@ def test_sign_equals_its_formulas(cluster: Cluster) -> None:
         torch.testing.assert_close(loss(out, batch), torch.stack(expected).mean())
     with pytest.raises(BadRequest, match="an interval around 0 and 1, found"):
         SIGN(table("nodes", 3), table("edges", 3), lowest=0.1)
+
+
+def test_the_edges_that_sign_expects_are_as_many_as_it_draws(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [list(range(10))] * 400
+    edges = [i for pair in itertools.product(range(10), repeat=2) for i in pair]
+    model = SIGN(table("nodes", 3), table("edges", 3), hidden=4, dropout=0.0).train()
+    with torch.no_grad():  # some edges likely, others not
+        model.exists[-1].weight.fill_(6.0)
+        model.exists[-1].bias.fill_(-3.0)
+    strengths, draw = [], model._strength
+
+    def recorded(location_E: torch.Tensor) -> torch.Tensor:
+        strengths.append(draw(location_E))
+        return strengths[-1]
+
+    monkeypatch.setattr(model, "_strength", recorded)
+    columns = {"nodes": ragged(*nodes), **{n: ragged(*[edges] * 400) for n in ("edges", "ends")}}
+    torch.manual_seed(SEED)
+    with torch.no_grad():
+        expected = model(Batch(columns))["edges"]
+    drawn = (strengths[0] > 0).view(400, 100).sum(1)
+    assert 5 < expected[0] < 95
+    assert float(drawn.float().mean()) == pytest.approx(float(expected[0]), abs=1.5)
 
 
 def test_an_evolution_is_a_gru_whose_steps_shrink_with_the_attention() -> None:
@@ -327,6 +353,13 @@ def test_a_transformer_layer_is_torchs() -> None:
     is_there[:, -1] = True
     expected = twin(x, src_key_padding_mask=~is_there)
     torch.testing.assert_close(own(x, is_there), expected)
+    is_there[1] = False  # on every kernel as if all were there
+    everywhere = own(x, torch.ones_like(is_there))
+    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel([backend, SDPBackend.MATH]):
+            out = own(x, is_there)
+        torch.testing.assert_close(out[1], everywhere[1])
+        torch.testing.assert_close(out[::2], expected[::2])
 
 
 def test_flen_equals_its_formula(cluster: Cluster) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 import trireme as tr
 from examples.planted.clicks import exact_auc
+from tests.plain_loop import ragged
 from tests.seeds import SEED
 from trireme.config import Config
 from trireme.data import Batch, Ragged
@@ -195,7 +196,7 @@ LEARNING: dict[str, tuple[dict[str, Any], Maker, int, int]] = {
         titles, 50, 1,
     ),
     "dsin": ({"init_range": 0.5}, sessions, 20, 3),
-    "dmr": ({"main_embedding_size": 8, "other_embedding_size": 2, "cate_size": 7}, lines, 15, 2),
+    "dmr": ({"main_embedding_size": 8, "other_embedding_size": 2, "cate_size": 7}, lines, 15, 4),
     "tisas": (
         {"hidden_units": 16, "maxlen": 6, "time_span": 8, "num_heads": 2, "num_blocks": 1,
          "dropout_rate": 0.0},
@@ -327,6 +328,42 @@ def test_a_next_item_is_ranked_by_the_last_state(cluster: Cluster) -> None:
     assert recipe.schema.names == ("seq", "time_matrix", "pos", "neg")
 
 
+def test_padding_before_or_behind_a_sequence_gives_equal_scores(cluster: Cluster) -> None:
+    recipe = recipe_of("tisas")
+    model = recipe.evaluation.model.eval()
+    with torch.no_grad():
+        model.sequence.places.fill_(0.5)  # an event stands at another place
+    history, candidates = [[3, 4], [4, 3], [4]], bags(torch.arange(1, 102).expand(3, -1) % 20 + 1)
+
+    def scores(*sequences: list[int], start: int = 0) -> torch.Tensor:
+        times = torch.zeros(3, 6, 6)
+        times[:, start, start + 1] = times[:, start + 1, start] = 2.0
+        columns = {"seq": ragged(*sequences), "time_matrix": times.flatten(1)}
+        with torch.no_grad():
+            out: torch.Tensor = model(Batch({**columns, "item_idx": candidates}))
+        return out
+
+    short = scores(*history)
+    behind = scores(*([*bag, *[0] * (6 - len(bag))] for bag in history))
+    torch.testing.assert_close(behind, short)
+    before = scores(*([*[0] * (6 - len(bag)), *bag] for bag in history), start=4)
+    torch.testing.assert_close(before, short)
+    assert not torch.allclose(short[0], short[1])
+
+
+def test_times_above_the_span_count_as_it(cluster: Cluster) -> None:
+    model = recipe_of("tisas").model.eval()
+    batch = followed(3, np.random.default_rng(SEED))
+    with torch.no_grad():
+        right = [
+            model(Batch({**batch.columns, "time_matrix": torch.full((3, 36), time)}))["right"]
+            for time in (7.0, 8.0, 9.0, 1e6, -1e6)
+        ]
+    for longer in right[2:]:
+        assert torch.equal(longer, right[1])
+    assert not torch.allclose(right[0], right[1])
+
+
 def test_candidates_are_ranked_as_among_all_items(cluster: Cluster) -> None:
     recipe = recipe_of("bert4rec")
     batch = masked(4, np.random.default_rng(SEED))
@@ -412,9 +449,9 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(BadRequest, match=message):
             zoo.load(name).create(Config({"hyper_parameters": values}))
-    ragged = Ragged(torch.arange(5), torch.tensor([0, 2, 5]))
+    uneven = ragged([0, 1], [2, 3, 4])
     with pytest.raises(BadRequest, match="2 ids in 'x' of every example, found 3 in example 1"):
-        ids_of(Batch({"x": ragged}), "x", 2)
+        ids_of(Batch({"x": uneven}), "x", 2)
     with pytest.raises(BadRequest, match="expected 'x' as Ragged, found Tensor"):
         ids_of(Batch({"x": torch.ones(2)}), "x", 2)
     a, b = torch.randn(2, 3, 4)

@@ -83,7 +83,9 @@ def test_samples_are_the_path_and_other_nodes_of_each_level(tree: TreeIndex) -> 
     other = sample(leaves([300, 313], position=1))
     assert not torch.equal(other["nodes"].values, batch["nodes"].values)
     twice = Batch({"unit_id": Ragged(torch.tensor([300, 301]), torch.tensor([0, 2]))})
-    with pytest.raises(BadRequest, match="one 'unit_id' of each of 1 examples, found 2 of all"):
+    with pytest.raises(
+        BadRequest, match="1 ids in 'unit_id' of every example, found 2 in example 0"
+    ):
         sample(twice)
 
 

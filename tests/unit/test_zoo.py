@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,14 @@ def test_a_model_has_defaults_for_every_key(name: str, tmp_path: Path) -> None:
     recipe = zoo.load(name).create(config_of(name, empty, tmp_path))
     assert recipe.schema is not None
     assert (recipe.optimizer is None) == (name == "word2vec")
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_every_model_has_its_gradients_clipped_as_configured(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("hyper_parameters:\n  clip_by_norm: 0.5\n")
+    config = config_of(name, path, tmp_path)
+    assert zoo.load(name).create(config).clip_norm == 0.5
 
 
 EXPORTED = (
@@ -299,3 +308,10 @@ def test_table_parameters_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(BadRequest, match=message):
             zoo.load("ctr_dnn").create(config)
+
+
+def test_the_page_says_how_many_models_have_held_out_scores() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    scored = re.findall(r"^\| `(\w+)` \|", page.split("## What they reach")[1], re.MULTILINE)
+    assert set(scored) <= set(zoo.NAMES)
+    assert f"These are {len(scored)} of the {len(zoo.NAMES)} models." in page

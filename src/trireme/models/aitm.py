@@ -112,14 +112,12 @@ def create(config: Config) -> Recipe:
         layers=hyper.sizes("dims", (128, 64, 32), least=1),
         dropouts=hyper.shares("drop_prob", (0.1, 0.3, 0.3)),
     )
-    return Recipe(
-        model=model,
-        loss=CalibratedLogLoss(),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        CalibratedLogLoss(),
         label=None,
         schema=hyper.schema(*TASKS) if schema is None else schema,
         metrics=[AUC(name=f"auc_{task}", output=task, label=task) for task in TASKS],
-        clip_norm=hyper.clip_norm,
         prepare=SplitIds("features", names) if names else None,
     )
 

@@ -19,7 +19,15 @@ from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Constant, Normal
 from trireme.metrics import TopK
-from trireme.models.columns import ALL_ITEMS, AllIds, expect_same_sizes, first_is_right, ragged_of
+from trireme.models.columns import (
+    ALL_ITEMS,
+    PLACE,
+    AllIds,
+    expect_same_sizes,
+    first_is_right,
+    ragged_of,
+    values_of,
+)
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import TransformerLayer
 from trireme.nn import Embedding
@@ -108,12 +116,6 @@ def _places_of_all(batch: Batch) -> Tensor:
     return values_of(batch, MASKED) + begins
 
 
-def values_of(batch: Batch, name: str) -> Tensor:
-    """The ids of a column of all examples. Raises BadRequest: the column is not ragged."""
-    column = ragged_of(batch, name)
-    return column.values[int(column.offsets[0]) : int(column.offsets[-1])]
-
-
 class BERT4Rec(nn.Module):
     """The (M, V) logits of all items for the masked places: <state, row> + bias.
 
@@ -199,9 +201,9 @@ def create(config: Config) -> Recipe:
     )
     model = BERT4Rec(items, biases, states)
     inputs = [*map(Sparse, (IDS, PLACES, IS_THERE, MASKED, ANSWERS))]
-    return Recipe(
-        model=model,
-        loss=masked_loss,
+    return hyper.recipe(
+        model,
+        masked_loss,
         optimizer=torch.optim.AdamW(
             model.parameters(),
             lr=hyper.learning_rate,
@@ -209,11 +211,10 @@ def create(config: Config) -> Recipe:
         ),
         label=None,
         schema=Schema(inputs),
-        clip_norm=hyper.clip_norm,
         prepare=AllIds(ALL_ITEMS, hyper.whole("_voc_size", 54_546)),
         evaluation=Evaluation(
             model=Ranking(items, biases, states),
-            metrics=[TopK(10, label="place")],
+            metrics=[TopK(10, label=PLACE)],
             schema=Schema([*inputs, Sparse(CANDIDATES)]),
             prepare=first_is_right,
             files_are_one=True,

@@ -76,11 +76,24 @@ def expect_same_sizes(batch: Batch, names: Sequence[str], factors: Sequence[int]
             )
 
 
+def values_of(batch: Batch, name: str) -> Tensor:
+    """The ids of a column of all examples. Raises BadRequest: the column is not ragged."""
+    column = ragged_of(batch, name)
+    return column.values[int(column.offsets[0]) : int(column.offsets[-1])]
+
+
+def examples_of(offsets_B1: Tensor, num: int) -> Tensor:
+    """(num,): the number of the example of each of so many ids, of which the first is that at
+    offsets[0].
+    """
+    places_N = torch.arange(num, device=offsets_B1.device) + offsets_B1[0]
+    return torch.searchsorted(offsets_B1, places_N, right=True) - 1
+
+
 def ids_of(batch: Batch, name: str, width: int) -> Tensor:
     """The (B, width) ids of a column of bags of the same size. Raises BadRequest: other bags."""
     expect_sizes(batch, name, width)
-    column = ragged_of(batch, name)
-    return column.values[int(column.offsets[0]) : int(column.offsets[-1])].view(-1, width)
+    return values_of(batch, name).view(-1, width)
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,9 @@ def create(config: Config) -> Recipe:
     layers = hyper.sizes("layer_sizes", (17768, 512, 512, 1024), least=2)
     dropout = hyper.share("dp_drop_prob", 0.0)
     model = DeepRec(layers=layers, dropout=dropout, refeeds=refeeds)
-    return Recipe(
-        model=model,
-        loss=rating_loss,
+    return hyper.recipe(
+        model,
+        rating_loss,
         optimizer=torch.optim.SGD(
             model.parameters(),
             lr=hyper.number("optimizer.learning_rate", 0.005),
@@ -107,5 +107,4 @@ def create(config: Config) -> Recipe:
         ),
         label=None,
         schema=Schema([Dense(RATINGS, layers[0])]),
-        clip_norm=hyper.clip_norm,
     )

@@ -31,6 +31,9 @@ NOT_CLICKED = ("neg_hist_item_seq", "neg_hist_cat_seq")
 class AttentionGRU(nn.Module):
     """A GRU whose update gate is multiplied by the attention of each step (AUGRU): its states.
 
+    The paper's candidate state is tanh(W x + r * (U h)), with the reset gate r behind the matrix;
+    here, as in the authors' code, it is tanh(W x + U (r * h)).
+
     A step with attention 0 leaves the state as it is; with 1 it is that of a GRU. So a mask in
     place of the attention makes a GRU that leaves out padding.
     """
@@ -132,12 +135,10 @@ def create(config: Config) -> Recipe:
     more = MORE if hyper.flag("use_DataLoader", False) else ()
     sparse = map(Sparse, (*HISTORY, *TARGET))
     schema = Schema([*sparse, Label("label"), *map(Sparse, (*more, *NOT_CLICKED))])
-    return Recipe(
-        model=model,
-        loss=ClickAndAuxiliaryLoss(hyper.number("auxiliary_w", 1.0, may_be_zero=True)),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        ClickAndAuxiliaryLoss(hyper.number("auxiliary_w", 1.0, may_be_zero=True)),
         label=None,
         schema=schema,
         metrics=[AUC(output="click", label="label")],
-        clip_norm=hyper.clip_norm,
     )

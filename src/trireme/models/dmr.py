@@ -203,13 +203,11 @@ def create(config: Config) -> Recipe:
             num_categories=num_categories,
         )
     )
-    return Recipe(
-        model=model,
-        loss=ClickAndAuxiliaryLoss(0.1),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        ClickAndAuxiliaryLoss(0.1),
         label=None,
         schema=Schema([Dense("line", len(HISTORY) * _LENGTH + len(FEATURES))]),
         metrics=[AUC(output="click", label="label")],
-        clip_norm=hyper.clip_norm,
         prepare=SplitLine(num_categories),
     )

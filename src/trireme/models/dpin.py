@@ -144,10 +144,9 @@ def create(config: Config) -> Recipe:
     inputs: list[Field] = [*map(Sparse, (*HISTORY, *TARGET, POSITION))]
     inputs += [Dense("position", num_positions), Label("label")]
     log_loss = nn.functional.binary_cross_entropy_with_logits
-    return Recipe(
-        model=model,
-        loss=log_loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        log_loss,
         schema=Schema(inputs),
         metrics=[AUC()],
         evaluation=Evaluation(

@@ -142,12 +142,10 @@ def create(config: Config) -> Recipe:
         expert_size=hyper.whole("expert_size", 50),
         k=hyper.whole("top_k", 2),
     )
-    return Recipe(
-        model=model,
-        loss=class_losses,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        class_losses,
         label=None,
         schema=Schema([Dense(IMAGE, size), *map(Label, TASKS)]),
         metrics=[TopK(1, name=f"accuracy_{task}", output=task, label=task) for task in TASKS],
-        clip_norm=hyper.clip_norm,
     )

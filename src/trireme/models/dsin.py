@@ -104,9 +104,7 @@ class DSIN(nn.Module):
         rows = torch.cat([part(batch) for part in self.events], 2)
         events = torch.unflatten(rows, 1, (_SESSIONS, _EVENTS)).flatten(0, 1)
         is_there = (tensor_of(batch, _PLACES[CATEGORY]) != 0).view(-1, _EVENTS)
-        # Where there is no event at all, any may be looked at: the mean leaves them out.
-        looked_at = is_there | ~is_there.any(1, keepdim=True)
-        x = self.transformer(events * events.shape[2] ** 0.5 + self.places, looked_at)
+        x = self.transformer(events * events.shape[2] ** 0.5 + self.places, is_there)
         weights = is_there / is_there.sum(1, keepdim=True).clamp(min=1)
         means_ND = torch.einsum("ne,ned->nd", weights.to(x.dtype), x)
         return torch.unflatten(means_ND, 0, (-1, _SESSIONS))

@@ -103,10 +103,9 @@ def create(config: Config) -> Recipe:
     def loss(cosines: Tensor, _: Any) -> Tensor:
         return -torch.log_softmax(smoothing * cosines, 1)[:, 0].mean()
 
-    return Recipe(
-        model=model,
-        loss=loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        loss,
         label=None,
         schema=Schema([Dense(name, width) for name in (QUERY, *model.documents)]),
         evaluation=Evaluation(

@@ -18,7 +18,7 @@ from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import TopK
-from trireme.models.columns import ALL_ITEMS, ragged_of, with_items
+from trireme.models.columns import ALL_ITEMS, examples_of, ragged_of, values_of, with_items
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.sequences import SequenceRows, kept
 from trireme.nn import Embedding
@@ -73,10 +73,9 @@ class ENSFM(nn.Module):
         """
         users_BP, items_VP = self.vectors(batch)
         all_squares = ((users_BP @ (items_VP.T @ items_VP)) * users_BP).sum(1)
-        taken: Any = batch[PLACES]
-        positions_N = torch.arange(taken.values.shape[0], device=users_BP.device)
-        examples_N = torch.searchsorted(taken.offsets, positions_N, right=True) - 1
-        scores_N = (users_BP[examples_N] * items_VP[taken.values]).sum(1)
+        taken_N = values_of(batch, PLACES)
+        examples_N = examples_of(ragged_of(batch, PLACES).offsets, len(taken_N))
+        scores_N = (users_BP[examples_N] * items_VP[taken_N]).sum(1)
         zeros = torch.zeros_like(all_squares)
         return {
             "all_squares": all_squares,
@@ -166,10 +165,9 @@ def create(config: Config) -> Recipe:
     has_taken = config.get("runner.mode", "train") == "train"
     user_and_items = [Sparse(USER), Sparse(ITEMS)]
     schema = Schema([*user_and_items, Sparse(TAKEN), Label(NUM_ITEMS)])
-    return Recipe(
-        model=model,
-        loss=AllPairsLoss(hyper.number("negative_weight", 0.5, may_be_zero=True)),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        AllPairsLoss(hyper.number("negative_weight", 0.5, may_be_zero=True)),
         label=None,
         schema=schema,
         prepare=ItemList(fields),

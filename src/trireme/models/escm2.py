@@ -119,16 +119,14 @@ def create(config: Config) -> Recipe:
     )
     width = model.mixture.inputs.width
     hyper.fixed("feature_size", width, "all inputs side by side")
-    return Recipe(
-        model=model,
-        loss=CounterfactualLoss(
+    return hyper.recipe(
+        model,
+        CounterfactualLoss(
             mode == _DR,
             hyper.number("counterfactual_w", 0.1, may_be_zero=True),
             hyper.number("global_w", 1.0, may_be_zero=True),
         ),
-        optimizer=hyper.optimizer(model),
         label=None,
         schema=inputs.schema,
         metrics=conversion_metrics(),
-        clip_norm=hyper.clip_norm,
     )

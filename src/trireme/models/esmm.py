@@ -68,10 +68,9 @@ def create(config: Config) -> Recipe:
         conversion_layers=hyper.sizes("cvr_fc_sizes", layers),
         **inputs.arguments,
     )
-    return Recipe(
-        model=model,
-        loss=esmm_loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        esmm_loss,
         label=None,
         schema=inputs.schema,
         metrics=conversion_metrics(),

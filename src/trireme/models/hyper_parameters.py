@@ -245,6 +245,16 @@ class HyperParameters:
             return None
         return cls(parameters, lr=self.learning_rate, **options)  # type: ignore[call-arg]
 
+    def recipe(self, model: nn.Module, loss: Callable[[Any, Any], Tensor], **rest: Any) -> Recipe:
+        """The recipe of a model, with the configured optimizer and clip_by_norm.
+
+        rest: the other arguments of the Recipe; an optimizer among them is used in place of the
+            configured one.
+        """
+        if "optimizer" not in rest:
+            rest["optimizer"] = self.optimizer(model)
+        return Recipe(model=model, loss=loss, clip_norm=self.clip_norm, **rest)
+
     def _optimizer(self) -> tuple[type[torch.optim.Optimizer], type[optim.Rule]]:
         name = str(self.get("optimizer.class", "Adam"))
         if name.lower() not in _OPTIMIZERS:
@@ -276,12 +286,5 @@ def click_recipe(
     """The recipe of a model with one click logit per example. schema: default `hyper.schema`.
     loss: of logits and labels.
     """
-    return Recipe(
-        model=model,
-        loss=loss,
-        optimizer=hyper.optimizer(model),
-        label=label,
-        schema=hyper.schema(label) if schema is None else schema,
-        metrics=[AUC()],
-        clip_norm=hyper.clip_norm,
-    )
+    schema = hyper.schema(label) if schema is None else schema
+    return hyper.recipe(model, loss, label=label, schema=schema, metrics=[AUC()])

@@ -20,7 +20,7 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Field, Schema, Sparse
 from trireme.metrics import TopK
-from trireme.models.columns import expect_sizes, tensor_of
+from trireme.models.columns import PLACE, expect_sizes, tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import SelfAttention, mlp
 from trireme.models.naml import Pooling, add_place
@@ -251,12 +251,11 @@ def create(config: Config) -> Recipe:
         ]
 
     trained = model(num)
-    return Recipe(
-        model=trained,
-        loss=nn.functional.cross_entropy,
-        optimizer=hyper.optimizer(trained),
+    return hyper.recipe(
+        trained,
+        nn.functional.cross_entropy,
         schema=Schema([*inputs(num), Dense("label", num)]),
-        metrics=[TopK(1, name="accuracy", label="place")],
+        metrics=[TopK(1, name="accuracy", label=PLACE)],
         prepare=add_place,
         files_are_one=True,
         # PaddleRec's reader makes batches of its own of that size.

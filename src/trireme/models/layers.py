@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trireme.errors import BadRequest
+from trireme.models.columns import examples_of
 
 
 def mlp(
@@ -97,6 +98,9 @@ class TargetAttention(nn.Module):
     as in the paper: the size of the sum is how strongly the history speaks for the candidate. An
     event whose vector is zero, such as padding, adds nothing; an empty history gives zeros.
 
+    The paper's activation unit has the outer product of candidate and event; difference and product
+    are those of the authors' code.
+
     Source: Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.
 
     dim: D. layers: widths of the hidden layers, with `activation` between them.
@@ -115,8 +119,7 @@ class TargetAttention(nn.Module):
             offsets_B1: the history of example b is the rows from offsets[b] - offsets[0] to before
                 offsets[b + 1] - offsets[0].
         """
-        positions_N = torch.arange(events_ND.shape[0], device=events_ND.device) + offsets_B1[0]
-        examples_N = torch.searchsorted(offsets_B1, positions_N, right=True) - 1
+        examples_N = examples_of(offsets_B1, events_ND.shape[0])
         candidate_ND = candidate_BD[examples_N]
         relevance_N1 = self.relevance(compared(candidate_ND, events_ND))
         return torch.zeros_like(candidate_BD).index_add(0, examples_N, relevance_N1 * events_ND)
@@ -171,7 +174,8 @@ class SelfAttention(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention of each place to all that are there, and a hidden layer: (B, L, W) -> (B, L, W).
 
-    Each of the two is added to its input, and normalized. activation: of the hidden layer.
+    Each of the two is added to its input, and normalized. activation: of the hidden layer. Where no
+    place of an example is there, all are looked at: kernels differ in what attention to none is.
 
     Raises BadRequest: W is no multiple of `heads`.
     """
@@ -199,8 +203,9 @@ class TransformerLayer(nn.Module):
     def forward(self, x: Tensor, is_there_BL: Tensor) -> Tensor:
         split = self.queries_keys_values(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
         queries, keys, values = split.chunk(3, 3)
+        looked_at_BL = is_there_BL | ~is_there_BL.any(1, keepdim=True)
         attended = nn.functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=is_there_BL[:, None, None]
+            queries, keys, values, attn_mask=looked_at_BL[:, None, None]
         )
         x = self.norms[0](x + self.dropout(self.join(attended.transpose(1, 2).flatten(2))))
         out: Tensor = self.norms[1](x + self.dropout(self.hidden(x)))

@@ -194,13 +194,11 @@ def create(config: Config) -> Recipe:
     )
     parts = (("support", num_known), ("query", num_asked))
     fields = [(Dense(p, n * side * side), Dense(f"{p}_label", n)) for p, n in parts]
-    return Recipe(
-        model=model,
-        loss=query_loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        query_loss,
         label=None,
         schema=Schema([field for pair in fields for field in pair]),
         metrics=[TopK(1, name="accuracy", label=ANSWER)],
-        clip_norm=hyper.clip_norm,
         prepare=Images(num_known, num_asked),
     )

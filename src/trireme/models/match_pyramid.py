@@ -131,10 +131,9 @@ def create(config: Config) -> Recipe:
         stride=hyper.pair("pool_stride", pool),
         hidden=hyper.whole("hidden_size", 20),
     )
-    return Recipe(
-        model=model,
-        loss=halves_loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        halves_loss,
         label=None,
         schema=Schema([Sparse(LEFT), Sparse(RIGHT)]),
         evaluation=Evaluation(model=model),

@@ -228,14 +228,12 @@ def create(config: Config) -> Recipe:
     )
     inputs = tuple(map(Sparse, ("support", "support_label", "query", "query_label")))
     num_tasks = hyper.whole("task_count", 5)
-    return Recipe(
-        model=model,
-        loss=query_loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        query_loss,
         label=None,
         schema=Schema(inputs),
         metrics=[_auc()],
-        clip_norm=hyper.clip_norm,
         prepare=Tasks(num_tasks, num_static, num_ad),
         evaluation=Evaluation(
             model=model,

@@ -3,8 +3,8 @@
 Source: Yu et al., "Self-Supervised Multi-Channel Hypergraph Convolutional Network for Social
 Recommendation", WWW 2021.
 
-Shapes: U users, V items, E pairs of a user and an item taken, C channels, B examples, D floats per
-row.
+Shapes: U users, of which A are asked for, V items, E pairs of a user and an item taken, C channels,
+B examples, D floats per row.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from trireme.initializer import Normal
 from trireme.metrics import TopK
 from trireme.models.columns import ALL_ITEMS, with_items
 from trireme.models.hyper_parameters import HyperParameters, file_of
-from trireme.models.social_graph import SocialGraph
+from trireme.models.social_graph import SocialGraph, sparse
 from trireme.nn import Embedding
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
@@ -28,6 +28,29 @@ from trireme.train.recipe import Evaluation, Recipe
 USER, ITEM, OTHER, ALL_USERS = "user", "item", "other_item", "all_users"
 _CHANNELS = 3
 _DECAY = 0.001  # PaddleRec's, of all weights
+
+
+class Hearing(nn.Module):
+    """Rows of users, summed for those that hear of them: motif @ x, (U, D) -> (U, D).
+
+    motif: a sparse (U, U) matrix.
+    """
+
+    pairs: Tensor
+    shares: Tensor
+
+    def __init__(self, motif: Tensor) -> None:
+        super().__init__()
+        self.size = len(motif)
+        # (2, any) and (any,). Every process makes the graph of the data.
+        self.register_buffer("pairs", motif.indices(), persistent=False)
+        self.register_buffer("shares", motif.values(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        motif = sparse(self.pairs, self.shares, (self.size, self.size))
+        with torch.autocast(x.device.type, enabled=False):  # sparse products are of float32
+            sums: Tensor = torch.sparse.mm(motif, x.to(motif.dtype))
+        return sums
 
 
 class MHCN(nn.Module):
@@ -42,7 +65,6 @@ class MHCN(nn.Module):
         num_layers: how often rows are spread.
     """
 
-    motifs: Tensor
     taken: Tensor
     weights: Tensor
 
@@ -58,8 +80,8 @@ class MHCN(nn.Module):
         self.relevance = nn.Sequential(
             nn.Linear(dim, dim, bias=False), nn.Linear(dim, 1, bias=False)
         )
-        # (C, U, U), (2, E) and (E,). Every process makes the graph of the data.
-        self.register_buffer("motifs", graph.motifs(), persistent=False)
+        self.motifs = nn.ModuleList(map(Hearing, graph.motifs()))
+        # (2, E) and (E,), of the data, as the motifs.
         self.register_buffer("taken", graph.taken, persistent=False)
         self.register_buffer("weights", graph.taken_weights(), persistent=False)
 
@@ -84,7 +106,7 @@ class MHCN(nn.Module):
         sums, simple_sum, item_sum = list(channels), simple, items_VD
         for _ in range(self.num_layers):
             mixed_UD = self._mixed(channels) + simple / 2
-            channels = [motif @ x for motif, x in zip(self.motifs, channels, strict=True)]
+            channels = [motif(x) for motif, x in zip(self.motifs, channels, strict=True)]
             sums = [total + _unit(x) for total, x in zip(sums, channels, strict=True)]
             simple = self._carried(items_VD, len(users_UD), to=0)
             items_VD = self._carried(mixed_UD, len(items_VD), to=1)
@@ -115,11 +137,11 @@ def _unit(x: Tensor) -> Tensor:
     return nn.functional.normalize(x, dim=1)
 
 
-def _contrast(users_UD: Tensor, motif_UU: Tensor) -> Tensor:
+def _contrast(users_UD: Tensor, motif: nn.Module) -> Tensor:
     """The mean over the users of how little a user resembles those it hears of, more than others
     do, and these the whole, more than what is shuffled does (eq. 12 and 13 of the paper).
     """
-    near_UD = motif_UU @ users_UD
+    near_UD = motif(users_UD)
 
     def shuffled(x: Tensor) -> Tensor:
         return x[torch.randperm(len(x), device=x.device)]
@@ -150,10 +172,17 @@ class Recommendation(nn.Module):
         scores_BV = users_UD[numbers_B] @ items_VD.T
         if self.also_taken:
             return scores_BV
-        is_taken_UV = torch.zeros(len(users_UD), len(items_VD), dtype=torch.bool)
-        is_taken_UV[self.model.taken[0], self.model.taken[1]] = True
+        # Of the users of the batch alone: all users times all items may be more than fits.
+        asked_A, own_B = torch.unique(numbers_B, return_inverse=True)
+        place_U = torch.full((len(users_UD),), -1, device=scores_BV.device)
+        place_U[asked_A] = torch.arange(len(asked_A), device=scores_BV.device)
+        users_E, items_E = place_U[self.model.taken[0]], self.model.taken[1]
+        is_asked_E = users_E >= 0
+        shape = (len(asked_A), scores_BV.shape[1])
+        is_taken_AV = torch.zeros(shape, dtype=torch.bool, device=scores_BV.device)
+        is_taken_AV[users_E[is_asked_E], items_E[is_asked_E]] = True
         lowest = torch.finfo(scores_BV.dtype).min
-        return scores_BV.masked_fill(is_taken_UV.to(scores_BV.device)[numbers_B], lowest)
+        return scores_BV.masked_fill(is_taken_AV[own_B], lowest)
 
 
 @dataclass(frozen=True)
@@ -195,6 +224,9 @@ def create(config: Config) -> Recipe:
 
     Inputs: user, item, other_item: numbers in the graph.
 
+    A step computes with the rows of all users and items. Memory grows with the pairs of users that
+    have an item in common.
+
     Raises BadRequest: no files.
     """
     hyper = HyperParameters(config)
@@ -210,9 +242,9 @@ def create(config: Config) -> Recipe:
         for name in ("user", "item")
     )
     model = MHCN(users, items, graph, num_layers=hyper.whole("n_layer", 2))
-    return Recipe(
-        model=model,
-        loss=PairAndContrastLoss(0.01),
+    return hyper.recipe(
+        model,
+        PairAndContrastLoss(0.01),
         optimizer=hyper.optimizer(model, weight_decay=_DECAY),
         label=None,
         schema=Schema(map(Label, (USER, ITEM, OTHER))),

@@ -7,7 +7,6 @@ Source: Li et al., "Multi-Interest Network with Dynamic Routing for Recommendati
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
-from trireme.errors import BadRequest
 from trireme.initializer import Uniform
 from trireme.metrics import TopK
-from trireme.models.columns import ALL_ITEMS, with_items
+from trireme.models.columns import ALL_ITEMS, ids_of, ragged_of, values_of, with_items
 from trireme.models.draws import Draws
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
@@ -154,23 +152,12 @@ class SampledSoftmax:
 
     def __call__(self, products: Tensor, batch: Batch) -> Tensor:
         """Raises BadRequest: examples without an item that followed, or with several."""
-        target, sampled = (_ids(batch, name) for name in (TARGET, SAMPLED))
-        if len(target) != len(products):
-            raise BadRequest(
-                f"SampledSoftmax: expected one id in {TARGET!r} of each of {len(products)}"
-                f" examples, found {len(target)} of all"
-            )
+        target, sampled = ids_of(batch, TARGET, 1).squeeze(1), values_of(batch, SAMPLED)
         chances = [log_uniform(ids, self.num_items) * len(sampled) for ids in (target, sampled)]
         right = products[:, :1] - chances[0].log()[:, None]
         wrong = products[:, 1:] - chances[1].log()
         wrong = wrong.masked_fill(target[:, None] == sampled, -torch.inf)
         return -torch.log_softmax(torch.cat([right, wrong], 1), 1)[:, 0].mean()
-
-
-def _ids(batch: Batch, name: str) -> Tensor:
-    column: Any = batch[name]
-    ids: Tensor = column.values[column.offsets[0] : column.offsets[-1]]
-    return ids
 
 
 class Recall(nn.Module):
@@ -203,7 +190,7 @@ class AllItems:
     num_items: int
 
     def __call__(self, batch: Batch) -> Batch:
-        answers: Any = batch[_ANSWERS]
+        answers = ragged_of(batch, _ANSWERS)
         columns = {**batch.columns, "answers": kept(answers, lambda item: item != 0)}
         return with_items(Batch(columns, batch.bags), ALL_ITEMS, torch.arange(self.num_items))
 
@@ -247,10 +234,9 @@ def create(config: Config) -> Recipe:
         spread=hyper.number("capsual.init_std", 1.0),
     )
     model = MIND(items, interests, power=hyper.number("pow_p", 1.0))
-    return Recipe(
-        model=model,
-        loss=SampledSoftmax(num_items),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        SampledSoftmax(num_items),
         label=None,
         schema=Schema([Sparse(HISTORY), Sparse(TARGET), Label("seq_len")]),
         prepare=SampledItems(num_items, hyper.whole("neg_samples", 100)),

@@ -114,10 +114,9 @@ def create(config: Config) -> Recipe:
         size=size,
         hidden=hyper.whole("hidden_size", 128),
     )
-    return Recipe(
-        model=model,
-        loss=MarginLoss(hyper.number("margin", 0.1, may_be_zero=True)),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        MarginLoss(hyper.number("margin", 0.1, may_be_zero=True)),
         label=None,
         schema=Schema(map(Sparse, (QUERY, TITLE, OTHER))),
         metrics=[TopK(1, name="right_title", label=PLACE)],

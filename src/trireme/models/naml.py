@@ -21,7 +21,7 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Schema, Sparse
 from trireme.initializer import Normal, Uniform
 from trireme.metrics import TopK
-from trireme.models.columns import expect_same_sizes, tensor_of
+from trireme.models.columns import PLACE, expect_same_sizes, tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
 from trireme.models.sequences import SequenceRows, Sequences, shares_of
@@ -174,7 +174,7 @@ class NAML(nn.Module):
 
 def add_place(batch: Batch) -> Batch:
     """Adds "place" to a batch: which of the candidates was clicked, as "label" has it."""
-    return Batch({**batch.columns, "place": tensor_of(batch, "label").argmax(1)}, batch.bags)
+    return Batch({**batch.columns, PLACE: tensor_of(batch, "label").argmax(1)}, batch.bags)
 
 
 def news_recipe(
@@ -214,12 +214,11 @@ def news_recipe(
         num_read=num_read,
     )
     parts = [f"{name}_{part}" for name in _COLUMNS for part in (CANDIDATES, HISTORY)]
-    return Recipe(
-        model=model,
-        loss=nn.functional.cross_entropy,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        nn.functional.cross_entropy,
         schema=Schema([Dense("label", num), *map(Sparse, parts)]),
-        metrics=[TopK(1, name="accuracy", label="place"), TopK(5, label="place")],
+        metrics=[TopK(1, name="accuracy", label=PLACE), TopK(5, label=PLACE)],
         prepare=add_place,
         files_are_one=True,
     )

@@ -1,6 +1,11 @@
 """L0-SIGN: a graph of the features of an example, whose edges are the products that matter.
 
 Source: Su et al., "Detecting Beneficial Feature Interactions for Recommender Systems", AAAI 2021.
+Edges, and the number of them that is expected, are as in Louizos et al., "Learning Sparse Neural
+Networks through L0 Regularization", ICLR 2018, eq. 10 to 12.
+
+PaddleRec's network takes logarithms to the base 2 in place of natural ones, so that what it calls
+the number of edges is another number.
 """
 
 import math
@@ -16,7 +21,7 @@ from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import AUC
-from trireme.models.columns import expect_same_sizes, ragged_of
+from trireme.models.columns import examples_of, expect_same_sizes, numbers_of, ragged_of, values_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
 from trireme.nn import Embedding
@@ -81,8 +86,8 @@ class SIGN(nn.Module):
         ends_E2D = self.ends(batch).unflatten(0, (-1, 2))
         expect_same_sizes(batch, (EDGES, ENDS))
         begins_B1, edges = begins_B1 - begins_B1[0], ragged_of(batch, EDGES)
-        example_E = _examples_of(edges.offsets // 2)
-        places_E2 = edges.values[edges.offsets[0] : edges.offsets[-1]].view(-1, 2)
+        places_E2 = values_of(batch, EDGES).view(-1, 2)
+        example_E = examples_of(edges.offsets // 2, len(places_E2))
         places_E2 = places_E2 + begins_B1[example_E, None]
         location_E = self.exists(ends_E2D.prod(1)).squeeze(1).float()
         strength_E = self._strength(location_E)
@@ -95,10 +100,10 @@ class SIGN(nn.Module):
         counts_N = rows_ND.new_zeros(len(rows_ND)).index_add(0, places_E2[:, 1], is_there_E)
         nodes_ND = sums_ND / counts_N.clamp(min=1)[:, None]
 
-        num, node_example_N = len(begins_B1) - 1, _examples_of(begins_B1)
+        num, node_example_N = len(begins_B1) - 1, examples_of(begins_B1, len(rows_ND))
         totals_BD = rows_ND.new_zeros(num, rows_ND.shape[1]).index_add(0, node_example_N, nodes_ND)
         scores_B2 = self.head(totals_BD / begins_B1.diff().clamp(min=1)[:, None])
-        shift = self.temperature * math.log2(-self.lowest / self.highest)
+        shift = self.temperature * math.log(-self.lowest / self.highest)
         chance_E = torch.sigmoid(location_E - shift)
         return {
             "scores": scores_B2,
@@ -110,16 +115,10 @@ class SIGN(nn.Module):
         """The s of the edges, by the logits that they are there."""
         if self.training:
             uniform = torch.rand_like(location_E).clamp(1e-6, 1 - 1e-6)
-            noise = uniform.log2() - (1 - uniform).log2()
+            noise = uniform.log() - (1 - uniform).log()
             location_E = (location_E + noise) / self.temperature
         stretched = torch.sigmoid(location_E) * (self.highest - self.lowest) + self.lowest
         return stretched.clamp(0, 1)
-
-
-def _examples_of(offsets_B1: Tensor) -> Tensor:
-    """The number of the example of each value."""
-    sizes = offsets_B1.diff()
-    return torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class SignLoss:
     size: float
 
     def __call__(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
-        right = cast(Tensor, batch["label"])
+        right = numbers_of(batch, "label", 2)
         error = nn.functional.mse_loss(outputs["scores"].clamp(0, 1), right)
         penalty = self.edges * outputs["edges"] + self.size * outputs["size"]
         return error + penalty.mean()
@@ -141,7 +140,7 @@ class SignLoss:
 
 def add_click(batch: Batch) -> Batch:
     """The batch with the column "click", 0 or 1, of the pair "label"."""
-    label_B2 = cast(Tensor, batch["label"])
+    label_B2 = numbers_of(batch, "label", 2)
     return Batch({**batch.columns, "click": label_B2[:, 1].contiguous()}, batch.bags)
 
 
@@ -171,13 +170,12 @@ def create(config: Config) -> Recipe:
         highest=highest,
     )
     inputs = (Label("num_nodes"), Sparse(EDGES), Sparse(NODES), Sparse(ENDS), Dense("label", 2))
-    return Recipe(
-        model=model,
-        loss=SignLoss(
+    return hyper.recipe(
+        model,
+        SignLoss(
             hyper.number("l0_weight", 1e-3, may_be_zero=True),
             hyper.number("l2_weight", 1e-3, may_be_zero=True),
         ),
-        optimizer=hyper.optimizer(model),
         label=None,
         schema=Schema(inputs),
         metrics=[AUC(output="scores", label="click")],

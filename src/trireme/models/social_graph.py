@@ -3,7 +3,8 @@
 Shapes: U users, V items, E pairs of a user and an item.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,15 +51,26 @@ class SocialGraph:
         pairs = [(users[user], items[item]) for user, item in taken]
         return cls(users, items, _columns(pairs), _columns(trusts))
 
-    def motifs(self) -> Tensor:
-        """(3, U, U): how much each user hears of others by trust, by trust between users with an
-        item in common, and by several items in common. Rows add up to 1, or to 0.
+    def motifs(self) -> list[Tensor]:
+        """Three sparse (U, U) matrices: how much each user hears of others by trust, by trust
+        between users with an item in common, and by several items in common. Rows add up to 1, or
+        to 0.
 
         The ten motifs are those of fig. 2 of the paper: b are mutual trusts, u the others.
+
+        Memory grows with the pairs of users that have an item in common, not with all pairs: an
+        item that many users took has the square of so many.
         """
-        trusts, taken = _matrix(self.trusts, len(self.users)), self.taken_matrix()
+        with warnings.catch_warnings():  # of torch's products of sparse matrices
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+            return self._motifs()
+
+    def _motifs(self) -> list[Tensor]:
+        num_users = len(self.users)
+        trusts = _matrix(self.trusts, num_users, num_users)
+        taken = _matrix(self.taken, num_users, len(self.items))
         b = trusts * trusts.T
-        u = trusts - b
+        u = _above(trusts - b, 0)
         halves = (
             (u @ u) * u.T,
             (b @ u) * u.T + (u @ b) * u.T + (u @ u) * b,
@@ -71,12 +83,8 @@ class SocialGraph:
         common = taken @ taken.T
         jointly = common * b + common * (u + u.T)
         alone = common - jointly
-        hears = torch.stack([by_trust, jointly, alone * (alone > 1)])
-        return hears / hears.sum(2, keepdim=True).clamp(min=torch.finfo(hears.dtype).tiny)
-
-    def taken_matrix(self) -> Tensor:
-        """(U, V): 1 where a user took an item."""
-        return _matrix(self.taken, len(self.users), len(self.items))
+        hears = (_above(by_trust, 0), _above(jointly, 0), _above(alone, 1))
+        return [_shares(matrix) for matrix in hears]
 
     def taken_weights(self) -> Tensor:
         """(E,): 1 / sqrt(items of the user * users of the item)."""
@@ -108,7 +116,29 @@ def _columns(pairs: list[tuple[int, int]]) -> Tensor:
     return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
 
 
-def _matrix(pairs: Tensor, num_rows: int, num_columns: int | None = None) -> Tensor:
-    matrix = torch.zeros(num_rows, num_columns or num_rows)
-    matrix[pairs[0], pairs[1]] = 1
-    return matrix
+def _matrix(pairs: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """Sparse: 1 for each of the pairs."""
+    places: Tensor = torch.unique(pairs, dim=1)
+    return sparse(places, torch.ones(places.shape[1]), (num_rows, num_columns))
+
+
+def _above(matrix: Tensor, least: float) -> Tensor:
+    """What is above this number, of a sparse matrix."""
+    matrix = matrix.coalesce()
+    is_kept = matrix.values() > least
+    return sparse(matrix.indices()[:, is_kept], matrix.values()[is_kept], matrix.shape)
+
+
+def _shares(matrix: Tensor) -> Tensor:
+    """A sparse matrix without zeros, whose rows are divided by their sums."""
+    places, values = matrix.indices(), matrix.values()
+    sums = torch.zeros(len(matrix)).index_add(0, places[0], values)
+    return sparse(places, values / sums[places[0]], matrix.shape)
+
+
+def sparse(places: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """The matrix with these values at the places, (2, any), which are in order, each once."""
+    # torch's products take the strides of places for granted. Checks would wait for the device.
+    return torch.sparse_coo_tensor(
+        places.contiguous(), values, tuple(shape), is_coalesced=True, check_invariants=False
+    )

@@ -93,10 +93,9 @@ def create(config: Config) -> Recipe:
         window=hyper.whole("win_size", 5),
         channels=hyper.whole("hid_dim", 1000),
     )
-    return Recipe(
-        model=model,
-        loss=MarginLoss(hyper.number("margin", 0.1, may_be_zero=True)),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        MarginLoss(hyper.number("margin", 0.1, may_be_zero=True)),
         label=None,
         schema=Schema(map(Sparse, (TEXT, TAG, OTHERS))),
         metrics=[TopK(1, name="right_tag", label=PLACE)],

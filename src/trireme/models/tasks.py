@@ -108,14 +108,12 @@ class TaskInputs:
 
     def recipe(self, model: nn.Module, hyper: HyperParameters) -> Recipe:
         """The recipe of a model whose outputs are logits by task; an AUC of each."""
-        return Recipe(
-            model=model,
-            loss=LogLosses(self.tasks),
-            optimizer=hyper.optimizer(model),
+        return hyper.recipe(
+            model,
+            LogLosses(self.tasks),
             label=None,
             schema=self.schema,
             metrics=[AUC(name=f"auc_{task}", output=task, label=task) for task in self.tasks],
-            clip_norm=hyper.clip_norm,
         )
 
 

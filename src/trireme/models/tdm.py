@@ -18,7 +18,7 @@ from trireme.data.batch import Batch, Ragged
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
-from trireme.models.columns import with_items
+from trireme.models.columns import ids_of, with_items
 from trireme.models.draws import Draws
 from trireme.models.hyper_parameters import HyperParameters, file_of
 from trireme.models.layers import mlp
@@ -155,14 +155,7 @@ class AllNodes:
 
 def _leaf_places(batch: Batch, tree: TreeIndex) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Raises BadRequest: examples without a leaf, or with several."""
-    column: Any = batch[LEAF]
-    ids = column.values[int(column.offsets[0]) : int(column.offsets[-1])]
-    if len(ids) != batch.num_examples:
-        raise BadRequest(
-            f"TDM: expected one {LEAF!r} of each of {batch.num_examples} examples, found"
-            f" {len(ids)} of all"
-        )
-    return tree.places(ids.numpy())
+    return tree.places(ids_of(batch, LEAF, 1).squeeze(1).numpy())
 
 
 def node_loss(logits_BS: Tensor, batch: Batch) -> Tensor:
@@ -205,10 +198,9 @@ def create(config: Config) -> Recipe:
     counts = [*hyper.counts("tdm_layer_counts", ()), *[1] * num_levels][:num_levels]
     width, keep = hyper.whole("x_bert_embed_size", 128), hyper.whole("topk", 100)
     model = TDM(hyper.table("node", dim=hyper.whole("node_emb_size", 128)), width=width)
-    return Recipe(
-        model=model,
-        loss=node_loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        node_loss,
         label=None,
         schema=Schema([Dense(USER, width), Sparse(LEAF), Label("label")]),
         prepare=LayerSamples(

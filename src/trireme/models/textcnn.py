@@ -87,10 +87,9 @@ def create(config: Config) -> Recipe:
         channels=hyper.whole("cnn_dim", 128),
         hidden=hyper.whole("hid_dim", 96),
     )
-    return Recipe(
-        model=model,
-        loss=class_loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        class_loss,
         schema=Schema([Sparse(TEXT), Label("label")]),
         metrics=[TopK(1, name="accuracy", label="label")],
     )

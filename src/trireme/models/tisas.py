@@ -19,9 +19,9 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Field, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
-from trireme.models.columns import expect_same_sizes, first_is_right, ids_of, numbers_of
+from trireme.models.columns import PLACE, expect_same_sizes, first_is_right, ids_of, numbers_of
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.sequences import SequenceRows
+from trireme.models.sequences import SequenceRows, Sequences
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
 
@@ -87,10 +87,12 @@ class Block(nn.Module):
 
 
 class Sequence(nn.Module):
-    """The (B, L, D) states of sequences, whose key 0 is padding, before or behind them.
+    """The (B, L, D) states of sequences, whose key 0 is padding, before or behind them, and which
+    of them are those of events.
 
     Args:
-        items: table of dim D. length: L. time_span: times are 0 to this, in units of the reader.
+        items: table of dim D. length: L. time_span: the longest time, in units of the reader; a
+            longer one counts as this.
         num_blocks, heads: blocks, and heads of each. dropout: in training.
     """
 
@@ -114,7 +116,7 @@ class Sequence(nn.Module):
         )
         self.dropout, self.norm = nn.Dropout(dropout), nn.LayerNorm(dim, eps=1e-8)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Sequences:
         rows_BLD, is_there_BL = self.events(batch)
         length = rows_BLD.shape[1]
         # A place without an event looks at itself; what it makes of that is left out.
@@ -124,13 +126,14 @@ class Sequence(nn.Module):
         kept = is_there_BL[:, :, None].to(rows_BLD.dtype)
         times_BN = numbers_of(batch, TIMES, length * length)
         times_BLL = torch.unflatten(times_BN.long(), 1, (length, length))
+        # As in the paper, all times from time_span on are one; the order of the two is left out.
+        times_BLL = times_BLL.abs().clamp(max=len(self.times) - 1)
         times = self.dropout(self.times[times_BLL])
         places = self.dropout(self.places)
         x = self.dropout(rows_BLD * rows_BLD.shape[2] ** 0.5) * kept
         for block in self.blocks:
             x = block(x, places, times, is_seen) * kept
-        out: Tensor = self.norm(x)
-        return out
+        return Sequences(self.norm(x), is_there_BL)
 
 
 class TiSAS(nn.Module):
@@ -150,7 +153,7 @@ class TiSAS(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B, L) "right" and "wrong"."""
         expect_same_sizes(batch, (SEQUENCE, NEXT, OTHERS))
-        states = self.sequence(batch)
+        states = self.sequence(batch).rows
         rows = (part(batch).rows for part in (self.next, self.others))
         right, wrong = ((states * part).sum(2) for part in rows)
         return {"right": right, "wrong": wrong}
@@ -165,7 +168,13 @@ class NextItem(nn.Module):
         self.candidates = SequenceRows(items, column=CANDIDATES, length=_NUM_CANDIDATES)
 
     def forward(self, batch: Batch) -> Tensor:
-        return torch.einsum("bcd,bd->bc", self.candidates(batch).rows, self.sequence(batch)[:, -1])
+        states_BLD, is_there_BL = self.sequence(batch)
+        examples_B, places_L = (
+            torch.arange(size, device=states_BLD.device) for size in is_there_BL.shape
+        )
+        last_B = (is_there_BL * places_L).amax(1)
+        rows_BCD = self.candidates(batch).rows
+        return torch.einsum("bcd,bd->bc", rows_BCD, states_BLD[examples_B, last_B])
 
 
 @dataclass(frozen=True)
@@ -185,7 +194,7 @@ def create(config: Config) -> Recipe:
     """Keys: those of trireme.models.hyper_parameters for the optimizer, and
 
     hidden_units: floats per row of the table "item", default 50. maxlen: of sequences, default 50.
-    time_span: the longest time between two events, default 256.
+    time_span: the longest time between two events, default 256; a longer one counts as this.
     num_blocks, num_heads: blocks of attention, default 2; heads of each, default 1.
     dropout_rate: default 0.2.
 
@@ -206,15 +215,14 @@ def create(config: Config) -> Recipe:
     )
     model = TiSAS(items, sequence)
     inputs: list[Field] = [Sparse(SEQUENCE), Dense(TIMES, length * length)]
-    return Recipe(
-        model=model,
-        loss=PairLoss(length),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        PairLoss(length),
         label=None,
         schema=Schema([*inputs, Sparse(NEXT), Sparse(OTHERS)]),
         evaluation=Evaluation(
             model=NextItem(items, sequence),
-            metrics=[TopK(10, label="place")],
+            metrics=[TopK(10, label=PLACE)],
             schema=Schema([*inputs, Sparse(CANDIDATES)]),
             prepare=first_is_right,
             reader_config={"runner.mode": "test"},

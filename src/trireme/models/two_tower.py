@@ -135,10 +135,9 @@ def create(config: Config) -> Recipe:
         layers=hyper.sizes("fc_sizes", (64, 32), least=1),
         temperature=hyper.number("temperature", 0.1),
     )
-    return Recipe(
-        model=model,
-        loss=InBatchSoftmax(item[0]),
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        InBatchSoftmax(item[0]),
         label=None,
         schema=Schema([*map(Sparse, (*user, *item)), Dense("item_share", 1)]),
     )

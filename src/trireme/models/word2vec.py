@@ -5,8 +5,6 @@ Source: Mikolov et al., "Distributed Representations of Words and Phrases and th
 Compositionality", NIPS 2013.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +14,7 @@ from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Constant, Uniform
 from trireme.metrics import TopK
-from trireme.models.columns import AllIds
+from trireme.models.columns import AllIds, values_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
@@ -94,9 +92,7 @@ class Analogy(nn.Module):
         a, b, c = self.known_words(batch).unbind(1)
         scores: Tensor = (b - a + c) @ nn.functional.normalize(self.answers(batch), dim=1).T
         for name in ANALOGY[:3]:
-            column = cast(Ragged, batch[name])
-            begin, end = int(column.offsets[0]), int(column.offsets[-1])
-            words_B1 = column.values[begin:end, None].to(scores.device)
+            words_B1 = values_of(batch, name)[:, None].to(scores.device)
             scores = scores.scatter(1, words_B1, torch.finfo(scores.dtype).min)
         return scores
 
@@ -121,10 +117,9 @@ def create(config: Config) -> Recipe:
     words = hyper.table("words", initializer=Uniform(-bound, bound))
     model = SkipGram(words, hyper.table("contexts", initializer=Constant(0.0)))
     is_counted = hyper.get("sparse_feature_number") is not None
-    return Recipe(
-        model=model,
-        loss=skip_gram_loss,
-        optimizer=hyper.optimizer(model),
+    return hyper.recipe(
+        model,
+        skip_gram_loss,
         label=None,
         schema=Schema(map(Sparse, ("center", "context", "negatives"))),
         evaluation=_analogies(words, hyper.whole("sparse_feature_number", 1))
