@@ -195,6 +195,21 @@ def test_an_output_that_exists_or_a_disk_that_is_full_ends_with_an_error(
     assert not (tmp_path / "new").exists()
 
 
+def test_files_without_examples_have_outputs_without_rows(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("id,dense,many,one\n")
+    argv = ["predict", "-m", str(export), "--format", "csv", "--ins_id", "id", "--input", "a.csv"]
+    for name in ("out.tsv", "out.parquet"):
+        assert cli.main([*argv, "--list_separator", " ", "--output", name]) == 0
+    assert Path("out.tsv").read_text() == ""
+    table = pq.read_table("out.parquet")
+    assert table.num_rows == 0
+    assert table.column_names == ["ins_id", "score", "both"]
+    assert table.schema.field("both").type == pa.list_(pa.float32(), 2)
+
+
 class Ages(nn.Module):
     """Reads strings, one number per example, and one as (B, 1)."""
 
@@ -247,8 +262,8 @@ def test_a_number_per_example_may_have_any_form_that_holds_it(
     ]
     for number, call in enumerate(calls):
         assert cli.main(["predict", "-m", "export", *call, "--output", f"{number}.tsv"]) == 0
-        found = [float(line) for line in Path(f"{number}.tsv").read_text().splitlines()]
-        assert found == pytest.approx(expected, abs=1e-6)
+        answers = [float(line) for line in Path(f"{number}.tsv").read_text().splitlines()]
+        assert answers == pytest.approx(expected, abs=1e-6)
     assert "is one id" not in caplog.text
     assert cli.main(["predict", "-m", "export", *csv, "--output", "hint.tsv"]) == 0
     assert "'genres': a string such as 'war|drama' is one id; if it is a list" in caplog.text

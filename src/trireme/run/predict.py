@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from trireme.data import QueueDataset, csv
+from trireme.data import ArrayDataset, QueueDataset, csv
 from trireme.data.array_dataset import LIST_MARK, NUM_SEARCHED, list_in_a_string
 from trireme.data.batch import Batch, Strings
-from trireme.data.schema import Content, InsId, Schema, Sparse
+from trireme.data.schema import Content, Dense, InsId, Schema, Sparse
 from trireme.data.sources import filesystem
 from trireme.errors import BadRequest, writing
 from trireme.inference import Predictor
@@ -80,6 +82,9 @@ def predict(
             shown.num_examples = examples
             if shown.is_due():
                 _show(shown, stream.fraction_read(), keys, missing)
+        if not examples and output.endswith(".parquet"):  # which has columns without rows, too
+            batch = _no_examples(schema)
+            file.write(batch, ids, _by_example(predictor.predict(batch).outputs, 0))
         _show(shown, 1.0, keys, missing)
         summary = Summary(examples, keys, missing, predictor.version)
         file.finish(summary)
@@ -122,7 +127,19 @@ def _by_example(outputs: Mapping[str, Tensor], num_examples: int) -> dict[str, T
                 f"predict: expected output {name!r} with {num_examples} rows, one per example,"
                 f" found shape {tuple(output.shape)}"
             )
-    return {name: output.reshape(num_examples, -1) for name, output in outputs.items()}
+    return {
+        name: output.reshape(num_examples, math.prod(output.shape[1:]))
+        for name, output in outputs.items()
+    }
+
+
+def _no_examples(schema: Schema) -> Batch:
+    columns: dict[str, Any] = {
+        field.name: np.zeros((0, field.dim)) if isinstance(field, Dense) else []
+        for field in schema.fields
+    }
+    dataset = ArrayDataset(columns, schema=Schema(schema.fields))
+    return next(iter(dataset.stream(0, 1).or_no_examples()))
 
 
 @contextmanager
