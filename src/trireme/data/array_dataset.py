@@ -330,7 +330,8 @@ def _finite(name: str, column: Any) -> Tensor:
             raise DataError(
                 f"ArrayDataset: expected finite numbers in {name!r}, a column of fractions"
                 f" ({kind}), found nan at ({is_missing[0]},): astype('Int64') of pandas"
-                " makes ids of which some are missing; of numbers or labels, drop these rows or fillna"
+                " makes ids of which some are missing; of numbers and labels, drop these rows or"
+                " fillna"
             )
         _require(name, "finite numbers", numbers.numpy(), torch.isfinite(numbers).numpy())
     return numbers
