@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import nn
 import trireme as tr
 from trireme.commands import cli
 from trireme.data import Dense, InsId, Label, Sparse
+from trireme.data.foreign import as_batch
 from trireme.inference import Predictor
 from trireme.inference.export import export_model
 from trireme.job.embedded import embedded
@@ -153,6 +155,7 @@ def test_fields_are_read_from_text() -> None:
         (["--format", "parquet", "--fields", "ins_id", "--ins_id", "id"], "among --fields"),
         (["--format", "csv", "--fields", "sparse:many"], "expected feature 'one' in the batch"),
         (["--format", "csv", "--list_separator", " "], "missing: one"),
+        (["--format", "csv", "--ins_id", "one"], "copy of it under another name"),
     ],
 )
 def test_wrong_calls_are_refused_and_leave_nothing(
@@ -190,3 +193,87 @@ def test_an_output_that_exists_or_a_disk_that_is_full_ends_with_an_error(
     assert cli.main([*argv, "new"]) == 1
     assert "predict: cannot write new: No space left on device" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_files_without_examples_have_outputs_without_rows(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("id,dense,many,one\n")
+    argv = ["predict", "-m", str(export), "--format", "csv", "--ins_id", "id", "--input", "a.csv"]
+    for name in ("out.tsv", "out.parquet"):
+        assert cli.main([*argv, "--list_separator", " ", "--output", name]) == 0
+    assert Path("out.tsv").read_text() == ""
+    table = pq.read_table("out.parquet")
+    assert table.num_rows == 0
+    assert table.column_names == ["ins_id", "score", "both"]
+    assert table.schema.field("both").type == pa.list_(pa.float32(), 2)
+
+
+class Ages(nn.Module):
+    """Reads strings, one number per example, and one as (B, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = tr.Table("t", dim=2, optimizer=tr.optim.Adagrad(lr=0.1))
+        self.rows = tr.nn.EmbeddingBag(table, features=["genres"])
+
+    def forward(self, batch: tr.data.Batch) -> torch.Tensor:
+        return self.rows(batch).sum((1, 2)) + batch["age"] / 100 + batch["height"][:, 0]
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32])
+def test_a_number_per_example_may_have_any_form_that_holds_it(
+    kind: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns = {
+        "genres": [["war", "drama"], ["war"], []],
+        "age": torch.tensor([30, 40, 50]).to(kind),
+        "height": torch.tensor([[1], [2], [3]]).to(kind),
+    }
+    model = Ages()
+    with embedded(threads=1) as cluster:
+        trainer = tr.Trainer(
+            model, None, loss=lambda out, _: out.sum(), label=None, progress=False, cluster=cluster
+        )
+        trainer.fit([columns])
+        export_model(trainer, "export", batch=columns)
+        expected = model.eval()(as_batch(columns)).tolist()
+    rows = ["war|drama,30,1", "war,40.0,2", ",50,3.0"]
+    Path("a.csv").write_text("\n".join(["genres,age,height", *rows]) + "\n")
+    lists = pa.array(columns["genres"])
+    for age in (pa.int64(), pa.float32(), pa.int8()):
+        numbers = {"age": pa.array([30, 40, 50], age), "height": pa.array([1, 2, 3], age)}
+        pq.write_table(pa.table({"genres": lists, **numbers}), f"{age}.parquet")
+    csv = ["--format", "csv", "--input", "a.csv"]
+    fields = [
+        [],
+        ["--fields", "hashed:genres,dense:age,label:height"],
+        ["--fields", "hashed:genres,label:age,dense:height:1"],
+    ]
+    calls = [[*csv, "--list_separator", "|", *some] for some in fields]
+    calls += [
+        ["--format", "parquet", "--input", f"{age}.parquet"] for age in ("int64", "float", "int8")
+    ]
+    for number, call in enumerate(calls):
+        assert cli.main(["predict", "-m", "export", *call, "--output", f"{number}.tsv"]) == 0
+        answers = [float(line) for line in Path(f"{number}.tsv").read_text().splitlines()]
+        assert answers == pytest.approx(expected, abs=1e-6)
+    assert "is one id" not in caplog.text
+    assert cli.main(["predict", "-m", "export", *csv, "--output", "hint.tsv"]) == 0
+    assert "'genres': a string such as 'war|drama' is one id; if it is a list" in caplog.text
+    assert "--list_separator '|'" in caplog.text
+
+    Path("a.csv").write_text("genres,age,height\nwar,16777217,1\n")  # float32 would round it
+    code = cli.main(["predict", "-m", "export", *csv, "--output", "wide.tsv"])
+    assert code == (2 if kind == torch.int64 else 0)
+    if code:
+        shown = (
+            "'age' as int64 .*: 16777216.0 at .* is no whole number that both types hold exactly"
+        )
+        assert re.search(shown, capsys.readouterr().err)

@@ -222,7 +222,17 @@ def test_a_reader_class_feeds_the_model_as_in_paddlerec(
         ({"empty/.hidden": "x"}, ["runner.train_data_dir=empty"], "files below .*empty, found"),
         ({"out/1/x": ""}, [], r"model_save_path: expected no epoch there yet, found .*out/1"),
         ({}, ["runner.warmup_model_path=out/7"], "out/7/manifest.json, found none"),
-        ({}, ["runner.infer_load_path=out", "--infer"], "out/0/manifest.json, found none"),
+        ({}, ["runner.infer_load_path=out", "--infer"], "expected epoch 0 at .*out/0, found none"),
+        (
+            {"out/0/x": ""},
+            ["--infer"],
+            "expected epoch 1 at .*out/1, found none; -o runner.infer_end_epoch=1 evaluates those",
+        ),
+        (
+            {"model.py": "import nets", "nets.py": "import torch\nfrom paddle.io import Dataset"},
+            [],
+            r"nets\.py, line 2: .*change it to 'from torch.utils.data import Dataset' \(docs/",
+        ),
     ],
 )
 def test_wrong_configurations_end_with_an_error_before_training(

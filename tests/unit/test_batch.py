@@ -78,6 +78,8 @@ def test_bags_of_a_feature_are_its_ids_alone_without_a_copy():
     assert second.offsets[-1] == len(second.values)
     with pytest.raises(KeyError, match="no feature 'q'"):
         batch.bags["q"]
+    assert [name in batch.bags for name in ("Z", "q")] == [True, False]
+    assert tuple(batch.bags) == batch.bags.names
 
 
 def test_pytree_maps_tensors_and_keeps_names():

@@ -211,6 +211,16 @@ def test_the_token_may_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFi
     assert token_of(None) != token_of(None)
 
 
+def test_a_job_that_is_not_there_is_an_error_and_no_link(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["console", "--servers", "127.0.0.1:1", "--timeout_s", "0.3"]
+    assert cli.main(options) == 1
+    out, err = capsys.readouterr()
+    assert "127.0.0.1:1: not reached" in err
+    assert not out
+
+
 def test_a_wrong_address_is_refused_before_a_job_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

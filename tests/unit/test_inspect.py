@@ -184,8 +184,12 @@ def test_rows_of_keys_are_shown(
     home: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = make_trainer()
-    trainer.fit([batch_of([5])])
+    batch = batch_of([5])
+    batch.hashed = {"a": False}
+    trainer.fit([batch])
     trainer.save(tmp_path / "one")
+    text = inspected(capsys, tmp_path / "one", "--key", "q=5", "--table", "scored")
+    assert "table scored, q=5, key 5 (no feature that training noted, which are a)\n" in text
     text = inspected(capsys, tmp_path / "one", "--key", "5", "--key", "-1", "--key", "0x7")
     assert f"table scored, key {2**64 - 1}: no row" in text
     assert "table scored, key 7: no row" in text
@@ -194,6 +198,8 @@ def test_rows_of_keys_are_shown(
     shown = " ".join(drawing.number(np.float32(w)) for w in weights)
     assert f"weights (4): {shown}\n" in text
     assert "show 2, click 1, " in text
+    assert "table scored, key 5\n" in text
+    assert "class 0" not in text  # of a table with one
 
 
 def test_differences_are_counted(
@@ -247,6 +253,9 @@ def test_an_export_is_described(
         text = inspected(capsys, path)
         assert f"inference export {path}: base, version" in text
         assert dtype in text
+    assert "table scored, a=5, key 5\n" in inspected(capsys, path, "--key", "a=5")
+    assert cli.main(["inspect", str(path), "--key", "q=5"]) == 2
+    assert "--key with one of the features a, b, found 'q'" in capsys.readouterr().err
     text = inspected(capsys, tmp_path / "int8", "--diff", tmp_path / "float32")
     assert next(line for line in text.splitlines() if line.startswith("scored")).split()[1] == "0"
 

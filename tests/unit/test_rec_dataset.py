@@ -76,8 +76,8 @@ def test_workers_share_files_and_with_fewer_files_the_batches(
     assert [len(list(shared.stream(i, 4))) for i in range(4)] == [2, 2, 1, 1]
     assert read[2:] == [["a", "b", "c"]] * 4
     assert caplog.messages == [
-        "reader.py: each of 4 workers reads all of 3 files and takes every 4th batch; with as many"
-        " files as workers they share the reading, too"
+        "reader.py: each of 4 workers reads all files, of which there are 3, and takes one batch of"
+        " 4; with as many files as workers they share the reading, too"
     ]
 
 

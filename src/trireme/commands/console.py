@@ -76,6 +76,7 @@ def _console(arguments: argparse.Namespace) -> int:
     from trireme.launch.init import log_to_stderr
     from trireme.launch.key_folder import client_keys
     from trireme.rpc import RpcClient
+    from trireme.top.job_snapshot import take_snapshot
 
     log_to_stderr()
     role = read_client(arguments.servers, arguments.keys)
@@ -83,6 +84,11 @@ def _console(arguments: argparse.Namespace) -> int:
     keys = None if role.keys is None else client_keys(Path(role.keys))
     log = logging.getLogger("trireme.console")
     client = RpcClient(name="console", keys=keys, on_wait=log.debug)
+    try:  # a link to a job that is not there would show nothing
+        take_snapshot(client, role.servers, arguments.timeout_s)
+    except BaseException:
+        client.close()
+        raise
     feed = Feed(
         client, role.servers, interval_s=arguments.interval_s, timeout_s=arguments.timeout_s
     )

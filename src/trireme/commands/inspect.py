@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     source = open_saved(arguments.path)
     _choose(source, arguments.table)
     if arguments.key:
+        _check_features(source, arguments.key)
         for table in source.tables.values():
             _write(report.rows_of_keys(table, arguments.key))
     elif arguments.diff is not None:
@@ -98,6 +99,20 @@ def _choose(source: SavedModel, names: list[str] | None) -> None:
             )
     if names:
         source.tables = {name: source.tables[name] for name in names}
+
+
+def _check_features(source: SavedModel, wanted: list[Wanted]) -> None:
+    """Raises BadRequest: no table has a feature, where they are all known."""
+    tables = source.tables.values()
+    features = {feature for table in tables for feature in table.features}
+    if not all(table.has_all_features for table in tables):
+        return
+    for one in wanted:
+        if not isinstance(one, int) and one[0] not in features:
+            raise BadRequest(
+                f"inspect: expected --key with one of the features {', '.join(sorted(features))},"
+                f" found {one[0]!r}"
+            )
 
 
 def _key(text: str) -> Wanted:

@@ -18,9 +18,9 @@ examples:
 
 DIR is a folder that trireme.inference.export.export_model wrote; nothing else is needed. The
 outputs are what the model returns: logits stay logits. --fields is a list of kind:name, separated
-by commas. Kinds are label, weight, show, ins_id, content, sparse, hashed (strings), and
-dense:name:dim. Keys without a row are counted and looked up as in training. Exit code 2 means a
-wrong call or wrong data.
+by commas. Kinds are label, weight, show, ins_id, content, sparse, hashed (strings), dense:name:dim,
+and of csv dense:name:a+b+c, of the columns a, b and c. Keys without a row are counted and looked up
+as in training. Exit code 2 means a wrong call or wrong data.
 """
 
 

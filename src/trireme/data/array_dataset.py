@@ -25,9 +25,9 @@ log = logging.getLogger("trireme.data")
 
 BATCH_SIZE = 512
 """Examples per batch, unless said otherwise."""
-_MARK, _STRINGS_PER_MARK = "|", 10
+LIST_MARK, _STRINGS_PER_MARK = "|", 10
 """So many marks in the strings of a column, or more, are taken for lists in one string."""
-_NUM_SEARCHED = 10_000
+NUM_SEARCHED = 10_000
 """How many strings of a column are searched for marks."""
 
 
@@ -324,8 +324,16 @@ def _finite(name: str, column: Any) -> Tensor:
         raise _no_numbers(name, made)
     numbers = made.detach().cpu()
     if numbers.is_floating_point():
-        numbers = numbers.to(torch.float32)
-        _require(name, "finite numbers, or none", numbers.numpy(), torch.isfinite(numbers).numpy())
+        kind, numbers = getattr(column, "dtype", numbers.dtype), numbers.to(torch.float32)
+        is_missing = torch.nonzero(torch.isnan(numbers)).flatten().tolist()
+        if is_missing and numbers.dim() == 1:
+            raise DataError(
+                f"ArrayDataset: expected finite numbers in {name!r}, a column of fractions"
+                f" ({kind}), found nan at ({is_missing[0]},): astype('Int64') of pandas"
+                " makes ids of which some are missing; of numbers and labels, drop these rows or"
+                " fillna"
+            )
+        _require(name, "finite numbers", numbers.numpy(), torch.isfinite(numbers).numpy())
     return numbers
 
 
@@ -406,7 +414,7 @@ def _bags(field: Sparse, column: Any) -> tuple[Tensor, Tensor, bool | None]:
             bags = bags_of_arrow(field, array)
             keys, sizes_N = map(torch.from_numpy, (bags.values.copy(), np.diff(bags.offsets)))
             if is_text(array.type):
-                _hint_at_lists(name, as_column(name, array[:_NUM_SEARCHED]))
+                _hint_at_lists(name, as_column(name, array[:NUM_SEARCHED]))
             is_unknown = pa.types.is_null(kind) or array.null_count == len(array)
             return keys, sizes_N, None if is_unknown else field.hashed or is_text(kind)
         if pa.types.is_floating(array.type):
@@ -431,18 +439,23 @@ def _bags(field: Sparse, column: Any) -> tuple[Tensor, Tensor, bool | None]:
 
 def _hint_at_lists(name: str, column: Any) -> None:
     """Log that strings look like lists in one string, as MovieLens' genres "Comedy|Drama" are."""
-    if not isinstance(column, Strings):
-        return
-    begin, end = int(column.offsets[0]), int(column.offsets[-1])  # of a slice: its part of the data
-    marks = begin + torch.nonzero(column.data[begin:end] == ord(_MARK)).flatten()
-    if len(marks) * _STRINGS_PER_MARK >= max(len(column.offsets) - 1, 1):
-        row = int(torch.searchsorted(column.offsets, marks[0], right=True)) - 1
-        [example] = Strings(column.data, column.offsets[row : row + 2]).decode()
+    if isinstance(column, Strings) and (example := list_in_a_string(column)) is not None:
         log.warning(
             "ArrayDataset: column %r: a string such as %r is one id; if it is a list, split it, as"
             " frame[%r].str.split(%r) of pandas does",
-            *(name, example, name, _MARK),
+            *(name, example, name, LIST_MARK),
         )
+
+
+def list_in_a_string(column: Strings) -> str | None:
+    """A string that looks like a list, as MovieLens' "Comedy|Drama", if there are many of them."""
+    begin, end = int(column.offsets[0]), int(column.offsets[-1])  # of a slice: its part of the data
+    marks = begin + torch.nonzero(column.data[begin:end] == ord(LIST_MARK)).flatten()
+    if len(marks) * _STRINGS_PER_MARK < max(len(column.offsets) - 1, 1):
+        return None
+    row = int(torch.searchsorted(column.offsets, marks[0], right=True)) - 1
+    [example] = Strings(column.data, column.offsets[row : row + 2]).decode()
+    return example
 
 
 def _not_hashed(name: str, kind: object) -> DataError:

@@ -104,6 +104,12 @@ class Bags:
         """B."""
         return (self.offsets.shape[0] - 1) // len(self.names) if self.names else 0
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
     def __getitem__(self, name: str) -> Ragged:
         """The bags of one feature alone: values and weights as views, offsets from 0. Raises
         KeyError for an unknown name.

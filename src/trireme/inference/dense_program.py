@@ -114,7 +114,7 @@ def input_tensor(one: ProgramInput, batch: Batch, gathered: Mapping[str, Tensor]
         shape = ", ".join("any" if size is None else str(size) for size in one.shape)
         raise BadRequest(
             f"Predictor: expected {one.role} {one.name!r} as {one.dtype} of shape ({shape}), found"
-            f" {dtype} of shape {tuple(tensor.shape)}"
+            f" {dtype} of shape {tuple(tensor.shape)}{_unequal(tensor, one.dtype)}"
         )
     return tensor
 
@@ -150,16 +150,32 @@ def _as_exported(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if tensor.dtype == dtype or tensor.is_complex() or dtype.is_complex:
         return tensor
-    if not (tensor.is_floating_point() and dtype.is_floating_point):
-        is_exact = torch.ones(tensor.shape, dtype=torch.bool)
-        for kind in (tensor.dtype, dtype):
-            low, high = _whole_range(kind)
-            is_exact &= (tensor >= low) & (tensor <= high)
-        if tensor.is_floating_point():
-            is_exact &= tensor == tensor.round()
-        if not is_exact.all():
-            return tensor
-    return tensor.to(dtype)
+    is_both_fractions = tensor.is_floating_point() and dtype.is_floating_point
+    return tensor.to(dtype) if is_both_fractions or _has_equals(tensor, dtype).all() else tensor
+
+
+def _has_equals(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Which numbers are whole ones that both types hold exactly."""
+    is_exact = torch.ones(tensor.shape, dtype=torch.bool)
+    for kind in (tensor.dtype, dtype):
+        low, high = _whole_range(kind)
+        is_exact &= (tensor >= low) & (tensor <= high)
+    if tensor.is_floating_point():
+        # The integer above the largest one may have been rounded to it.
+        is_exact &= (tensor == tensor.round()) & (tensor.abs() < _whole_range(tensor.dtype)[1])
+    return is_exact
+
+
+def _unequal(tensor: Tensor, dtype: str) -> str:
+    """Which number kept a column from becoming one of that type, for an error."""
+    kind = getattr(torch, dtype)
+    if tensor.dtype == kind or tensor.is_complex() or kind.is_complex:
+        return ""
+    places = torch.nonzero(~_has_equals(tensor, kind))
+    if not len(places):
+        return ""
+    place = tuple(places[0].tolist())
+    return f": {tensor[place].item()} at {place} is no whole number that both types hold exactly"
 
 
 def _whole_range(dtype: torch.dtype) -> tuple[int, int]:

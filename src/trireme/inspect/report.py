@@ -95,21 +95,27 @@ def rows_of_keys(table: SavedTable, wanted: list[Wanted]) -> Iterator[str]:
     """The rows of these keys, or of (feature, value), or a line that there is none. Raises
     BadRequest: a value, where nobody knows whether features have keys of their own.
     """
+    if table.has_all_features:  # another table may have it
+        wanted = [one for one in wanted if isinstance(one, int) or one[0] in table.features]
     keys = [key_of(table.name, one, table.salt) for one in wanted]
     rows = table.find(np.array(keys, np.uint64))
     for one, key in dict(zip(wanted, keys, strict=True)).items():
         row = rows.get(key)
         named = f"key {key}" if isinstance(one, int) else f"{one[0]}={one[1]}, key {key}"
-        missing = "no row"
+        if not isinstance(one, int) and table.features and one[0] not in table.features:
+            named += f" (no feature that training noted, which are {', '.join(table.features)})"
+        missing = ": no row"
         if isinstance(one, int) and table.salt:
             missing += "; each feature has keys of its own here: ask for FEATURE=VALUE"
-        yield f"table {table.name}, {named}: " + (missing if row is None else "")
+        yield f"table {table.name}, {named}" + (missing if row is None else "")
         if row is not None:
             [(weights, state)] = table.floats(row)
-            yield from (f"  {line}" for line in _row_lines(row, weights[0], state[0]))
+            has_classes = len(table.class_dims) > 1
+            lines = _row_lines(row, weights[0], state[0], has_classes=has_classes)
+            yield from (f"  {line}" for line in lines)
 
 
-def _row_lines(row: RowBatch, weights: Array, state: Array) -> Iterator[str]:
+def _row_lines(row: RowBatch, weights: Array, state: Array, *, has_classes: bool) -> Iterator[str]:
     for name, values in (("weights", weights), ("state", state)):
         if len(values):
             shown = " ".join(drawing.number(float(value)) for value in values[:SHOWN_FLOATS])
@@ -118,11 +124,13 @@ def _row_lines(row: RowBatch, weights: Array, state: Array) -> Iterator[str]:
     statistics = row.statistics[0]
     if row.updates.size:
         yield f"updates: {', '.join(f'{count:,}' for count in row.updates[0].tolist())}"
-    parts = [f"class {row.classes[0]}"]
+    # A class is one of the lengths of the rows, of which most tables have one.
+    parts = [f"class {row.classes[0]}"] if has_classes else []
     for name in statistics.dtype.names or ():
         value = statistics[name].item()
         parts.append(f"{name} {shown_time(value) if name == 'time' else format(value, '.6g')}")
-    yield ", ".join(parts)
+    if parts:
+        yield ", ".join(parts)
 
 
 def difference_lines(difference: Difference, old: SavedModel, new: SavedModel) -> Iterator[str]:

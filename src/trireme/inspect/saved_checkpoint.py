@@ -1,7 +1,7 @@
 """Checkpoints, as docs/format/checkpoint.md specifies them."""
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -22,11 +22,11 @@ from trireme.storage.storage import Storage
 
 
 class CheckpointTable(SavedTable):
-    def __init__(self, storage: Storage, table: TableFiles) -> None:
+    def __init__(self, storage: Storage, table: TableFiles, features: Iterable[str]) -> None:
         self._storage, self._schema = storage, (schema := table.schema)
         self._files = sorted(table.files, key=lambda files: files.low)
         self.name, self.num_rows = schema.name, table.num_rows
-        self.salt = schema.salt
+        self.salt, self.features = schema.salt, tuple(features)
         self.num_removed = sum(files.num_removed for files in table.files)
         self.num_bytes = sum(
             entry.num_bytes for files in table.files for entry in (files.rows, files.buckets)
@@ -97,8 +97,9 @@ class SavedCheckpoint(SavedModel):
         self._storage = storage
         self._manifest = read_manifest(storage)
         self.path, self.version = storage.name, self._manifest.version
+        strings = self._manifest.extra.get("strings", {})  # features whose values are known
         self.tables = {
-            name: CheckpointTable(storage, table)
+            name: CheckpointTable(storage, table, strings.get(name, ()))
             for name, table in sorted(self._manifest.tables.items())
         }
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core, drawing
-from trireme.inference.export_manifest import ExportedTable, read_manifest
+from trireme.inference.export_manifest import ExportedTable, ModuleLookup, read_manifest
 from trireme.inference.row_layers import map_rows
 from trireme.inspect.saved_model import RowBatch, SavedModel, SavedTable
 from trireme.protocol.wire import Array
@@ -20,9 +20,26 @@ SHOW_CLICK = np.dtype([("show", "<f4"), ("click", "<f4")])
 
 
 class ExportTable(SavedTable):
-    def __init__(self, folder: Path, name: str, table: ExportedTable, *, is_delta: bool) -> None:
+    has_all_features = True
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        table: ExportedTable,
+        *,
+        is_delta: bool,
+        lookups: Sequence[ModuleLookup] = (),
+    ) -> None:
         self._folder, self._table, self._is_delta = folder, table, is_delta
         self.name = name
+        features = (
+            feature
+            for lookup in lookups
+            if (lookup.table, lookup.dim) == (table.name, table.dim)
+            for feature in lookup.features
+        )
+        self.features = tuple(dict.fromkeys(features))
         self.salt = table.salt
         self.num_rows, self.num_removed = table.rows, table.removed
         self.num_bytes = sum(file.bytes for file in table.files)
@@ -99,7 +116,9 @@ class SavedExport(SavedModel):
         self._manifest = manifest = read_manifest(folder)
         self.path, self.version = str(folder), manifest.version
         self.tables = {
-            name: ExportTable(folder, name, table, is_delta=manifest.is_delta)
+            name: ExportTable(
+                folder, name, table, is_delta=manifest.is_delta, lookups=manifest.lookups
+            )
             for name, table in sorted(_named(manifest.tables).items())
         }
 

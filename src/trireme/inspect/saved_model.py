@@ -52,6 +52,7 @@ class SavedTable(ABC):
     class_dims: weights of a row of each class; empty: all rows have all weights.
     state_planes: floats of state per weight; the other floats are per row.
     salt: whether each feature has keys of its own; None: the checkpoint is older than that note.
+    features: that read it, as far as is known; has_all_features: these are all.
     """
 
     name: str
@@ -62,6 +63,8 @@ class SavedTable(ABC):
     class_dims: tuple[int, ...] = ()
     state_planes: int = 0
     salt: bool | None = None
+    features: tuple[str, ...] = ()
+    has_all_features: bool = False
 
     @property
     @abstractmethod

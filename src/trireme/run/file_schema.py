@@ -73,13 +73,20 @@ def _fields(options: FileOptions, manifest: ExportManifest) -> tuple[list[Field]
     if options.fields is not None:
         if options.ins_id is not None:
             raise BadRequest("predict: expected --ins_id among --fields, found it beside them")
-        return parse_fields(options.fields)
+        fields, columns = parse_fields(options.fields)
+        return [_as_read(field, manifest) for field in fields], columns
     if options.format == "multislot" or not options.has_header:
         raise BadRequest(
             "predict: expected --fields, in the order of the files, which have no names"
         )
+    read = list(_read_by(manifest))
+    if options.ins_id in [field.name for field in read]:
+        raise BadRequest(
+            f"predict: expected --ins_id with a column that the model does not read, found"
+            f" {options.ins_id!r}; give the files a copy of it under another name"
+        )
     front: list[Field] = [] if options.ins_id is None else [InsId(options.ins_id)]
-    return [*front, *_read_by(manifest)], {}
+    return [*front, *read], {}
 
 
 def parse_fields(text: str) -> tuple[list[Field], Columns]:
@@ -108,6 +115,15 @@ def _field(text: str, columns: Columns) -> Field:
         f"predict: expected --fields of the kinds {', '.join(_PLAIN)}, as kind:name, or"
         f" dense:name:dim or dense:name:column+column, found {text!r}"
     )
+
+
+def _as_read(field: Field, manifest: ExportManifest) -> Field:
+    """A field of one number per example in the form that the model reads: (B,) or (B, 1)."""
+    if not isinstance(field, Label) and not (isinstance(field, Dense) and field.dim == 1):
+        return field
+    read = {one.name: len(one.shape) for one in manifest.inputs if one.role == "column"}
+    forms: dict[int, type[Label | Dense]] = {1: Label, 2: Dense}
+    return forms.get(read.get(field.name, 0), type(field))(field.name)
 
 
 def _read_by(manifest: ExportManifest) -> Iterable[Field]:

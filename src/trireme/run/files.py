@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +11,7 @@ from trireme.errors import BadRequest
 
 def load_file(path: Path) -> ModuleType:
     """Import a Python file by its path. It may import modules of its folder. Raises BadRequest: no
-    such file.
+    such file, or it imports paddle.
     """
     if not path.is_file():
         raise BadRequest(f"run: expected a Python file, found none at {path}")
@@ -21,5 +22,27 @@ def load_file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module  # where dataclasses look
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "paddle":
+            raise
+        raise BadRequest(_imports_paddle(error)) from error
     return module
+
+
+def _imports_paddle(error: ModuleNotFoundError) -> str:
+    """Which line, maybe of a module that the file imports, and what it should be."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [frame for frame in frames if not frame.filename.startswith("<frozen ")][-1]
+    line = (last.line or "import paddle").strip()
+    if "paddle.io" in line:
+        advice = line.replace("paddle.io", "torch.utils.data")
+    elif "fleet" in line:
+        advice = "import trireme.fleet as fleet"
+    else:
+        advice = "import trireme.fleet.paddle as paddle"
+    return (
+        f"{last.filename}, line {last.lineno}: expected no import of Paddle, found {line!r}; change"
+        f" it to {advice!r} (docs/paddlerec.md, step 1)"
+    )

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from trireme.data import QueueDataset
+from trireme.data import ArrayDataset, QueueDataset, csv
+from trireme.data.array_dataset import LIST_MARK, NUM_SEARCHED, list_in_a_string
 from trireme.data.batch import Batch, Strings
-from trireme.data.schema import InsId
+from trireme.data.schema import Content, Dense, InsId, Schema, Sparse
 from trireme.data.sources import filesystem
 from trireme.errors import BadRequest, writing
 from trireme.inference import Predictor
@@ -23,6 +27,8 @@ from trireme.progress import Display, display
 from trireme.run.file_schema import FileOptions, schema_of
 from trireme.storage.atomic_file import PendingFile
 from trireme.train.dump_text import lines, numbers, texts
+
+log = logging.getLogger("trireme")
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ def predict(
     predictor = Predictor(folder, threads=threads)
     schema = schema_of(options, predictor.manifest)
     dataset = QueueDataset(list(inputs), schema=schema, batch_size=batch_size, own_files=True)
+    _hint_at_lists(inputs, options, schema)
     ids = next((field.name for field in schema.fields if isinstance(field, InsId)), None)
     examples = keys = missing = 0
     with display("predict") as shown, iter(dataset) as stream, _written(output) as file:
@@ -75,6 +82,9 @@ def predict(
             shown.num_examples = examples
             if shown.is_due():
                 _show(shown, stream.fraction_read(), keys, missing)
+        if not examples and output.endswith(".parquet"):  # which has columns without rows, too
+            batch = _no_examples(schema)
+            file.write(batch, ids, _by_example(predictor.predict(batch).outputs, 0))
         _show(shown, 1.0, keys, missing)
         summary = Summary(examples, keys, missing, predictor.version)
         file.finish(summary)
@@ -82,6 +92,27 @@ def predict(
             f"{examples:,} examples to {output}; of {keys:,} keys looked up, {missing:,} had no row"
         )
     return summary
+
+
+def _hint_at_lists(inputs: Sequence[str], options: FileOptions, schema: Schema) -> None:
+    """Log that strings of csv look like lists, which training may have had, in one string."""
+    names = [field.name for field in schema.fields if isinstance(field, Sparse) and field.hashed]
+    if options.format != "csv" or options.list_separator is not None or not options.has_header:
+        return
+    for name in names:
+        strings = csv([Content(name)], delimiter=options.delimiter)
+        dataset = QueueDataset(
+            list(inputs), schema=strings, batch_size=NUM_SEARCHED, own_files=True
+        )
+        with iter(dataset) as stream:
+            batch = next(stream, None)
+        if batch is None or (example := list_in_a_string(_column(batch, name))) is None:
+            continue
+        log.warning(
+            "predict: column %r: a string such as %r is one id; if it is a list, --list_separator"
+            " %r splits it",
+            *(name, example, LIST_MARK),
+        )
 
 
 def _show(shown: Display, fraction: float, keys: int, missing: int) -> None:
@@ -96,7 +127,19 @@ def _by_example(outputs: Mapping[str, Tensor], num_examples: int) -> dict[str, T
                 f"predict: expected output {name!r} with {num_examples} rows, one per example,"
                 f" found shape {tuple(output.shape)}"
             )
-    return {name: output.reshape(num_examples, -1) for name, output in outputs.items()}
+    return {
+        name: output.reshape(num_examples, math.prod(output.shape[1:]))
+        for name, output in outputs.items()
+    }
+
+
+def _no_examples(schema: Schema) -> Batch:
+    columns: dict[str, Any] = {
+        field.name: np.zeros((0, field.dim)) if isinstance(field, Dense) else []
+        for field in schema.fields
+    }
+    dataset = ArrayDataset(columns, schema=Schema(schema.fields))
+    return next(iter(dataset.stream(0, 1).or_no_examples()))
 
 
 @contextmanager

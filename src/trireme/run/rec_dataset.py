@@ -99,8 +99,8 @@ class ExampleDataset:
             files, first, step = files if self._own_files else files[index::num_streams], 0, 1
         elif index == 0 and files and not self._files_are_one:
             log.warning(
-                "%s: each of %d workers reads all of %d files and takes every %dth batch; with as"
-                " many files as workers they share the reading, too",
+                "%s: each of %d workers reads all files, of which there are %d, and takes one batch"
+                " of %d; with as many files as workers they share the reading, too",
                 self._name, num_streams, len(files), num_streams,
             )  # fmt: skip
         for number, make in enumerate(self._batches(files)):

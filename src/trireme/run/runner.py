@@ -157,6 +157,7 @@ class _RunWorker:
             raise BadRequest(
                 "runner.infer_load_path: expected the folder of saved epochs, found none"
             )
+        self._check_saved(settings.load_path)
         other = self._recipe.evaluation
         dataset = self._dataset(settings.infer, other or self._recipe)
         self._warn()
@@ -173,6 +174,28 @@ class _RunWorker:
             results.append(figures)
             self._report(f"infer epoch {epoch}", results[-1], f"loaded from {path}")
         return results
+
+    def _check_saved(self, folder: Path) -> None:
+        """Raises BadRequest, on every worker: an epoch is not there, which costs no evaluation of
+        those before it.
+        """
+        epochs = self._settings.infer_epochs
+
+        def check() -> dict[str, Any]:
+            there = [epoch for epoch in epochs if (folder / str(epoch)).exists()]
+            if len(there) == len(epochs):
+                return {}
+            first = next(epoch for epoch in epochs if epoch not in there)
+            until = next((n for n in there if n > first), first)
+            path = folder / str(first)
+            message = f"runner.infer_load_path: expected epoch {first} at {path}, found none"
+            if first > epochs[0]:
+                message += f"; -o runner.infer_end_epoch={first} evaluates those before it"
+            elif until > first:
+                message += f"; -o runner.infer_start_epoch={until} begins after it"
+            raise BadRequest(message)
+
+        let_first_worker(self._trainer.cluster, "check of runner.infer_load_path", check)
 
     def _dataset(self, part: DataSettings, source: Recipe | Evaluation) -> Iterable[Any]:
         schema, cluster = source.schema or self._recipe.schema, self._trainer.cluster
