@@ -18,6 +18,7 @@ class CTR(nn.Module):
 tr.init()  # a server process stays here until the job ends, then exits
 train = tr.data.QueueDataset("train/*.tsv", schema=tr.data.criteo(), batch_size=4096)
 test = tr.data.QueueDataset("test/*.tsv", schema=tr.data.criteo(), batch_size=4096)
+torch.manual_seed(1)
 model = CTR()
 adam = torch.optim.Adam(model.parameters(), lr=1e-3)
 loss = nn.functional.binary_cross_entropy_with_logits

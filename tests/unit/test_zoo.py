@@ -315,3 +315,5 @@ def test_the_page_says_how_many_models_have_held_out_scores() -> None:
     scored = re.findall(r"^\| `(\w+)` \|", page.split("## What they reach")[1], re.MULTILINE)
     assert set(scored) <= set(zoo.NAMES)
     assert f"These are {len(scored)} of the {len(zoo.NAMES)} models." in page
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"| Models | {len(zoo.NAMES)}, from " in readme
