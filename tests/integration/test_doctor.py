@@ -17,7 +17,7 @@ import trireme
 from tests.chaos import without_io_uring
 from tests.programs import Template, clean_environment
 from trireme import _core
-from trireme.doctor import cgroup, network
+from trireme.doctor import cgroup, machine, network
 from trireme.doctor.finding import ok
 
 DOCTOR = ("-m", "trireme", "doctor")
@@ -193,6 +193,15 @@ def test_limits_of_control_groups_of_version_2(
     assert cgroup.memory() == (1000, 400)
     tmp_path.joinpath("own").write_text("0::/elsewhere\n")
     assert (cgroup.quota_cores(), cgroup.memory()) == (None, None)
+
+
+@pytest.mark.parametrize(("load", "is_busy"), [(0.0, False), (1000.5, True)])
+def test_a_busy_machine_is_a_note(
+    load: float, is_busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    notes = [one.text for one in machine.cores() if one.status == "note"]
+    assert any(note.startswith("a load of 1000.5 on") for note in notes) == is_busy
 
 
 def test_a_host_name_without_address_is_a_note() -> None:

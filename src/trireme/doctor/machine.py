@@ -41,6 +41,12 @@ def cores() -> Iterator[Finding]:
         )
     else:
         yield ok(f"{allowed} cores, all that there are")
+    if (load := os.getloadavg()[0]) > there:
+        yield note(
+            f"a load of {load:.1f} on {there} cores in the last minute",
+            "threads of torch that wait for each other keep cores busy while others wait for these:"
+            " OMP_WAIT_POLICY=passive, or OMP_NUM_THREADS=1, can be ten times as fast then",
+        )
     flags = _cpu_flags()
     yield ok(", ".join(name for flag, name in _FEATURES.items() if flag in flags) or "no AVX2")
 
