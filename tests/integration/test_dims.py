@@ -359,4 +359,4 @@ def test_columns_that_a_row_lacks_are_not_compared(
     assert cli.main(["inspect", str(tmp_path / "export"), "--key", str(key)]) == 0
     text = capsys.readouterr().out
     assert f"table t, dim 8, key {key}: no row" in text
-    assert f"table t, dim 3, key {key}: \n  weights (3): " in text
+    assert f"table t, dim 3, key {key}\n  weights (3): " in text

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Sequence
 
 from trireme.errors import BadRequest
-from trireme.rpc.port_user import advice_on_port
 
 _BACKLOG = 128
 
@@ -115,5 +114,7 @@ def _bind(address: str, *, low: int = 1) -> socket.socket | None:
 def _refused(address: str, error: OSError) -> BadRequest:
     advice = "choose another port"
     if error.errno == errno.EADDRINUSE:
+        from trireme.rpc.port_user import advice_on_port  # it comes with ZeroMQ and NumPy
+
         advice = advice_on_port(int(address.rpartition(":")[2]))
     return BadRequest(f"launch: expected to listen on {address}, found: {error.strerror}; {advice}")

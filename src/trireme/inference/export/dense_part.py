@@ -58,8 +58,13 @@ def export_program(
     sized = [s.name for s in specs if s.mode != "none" or isinstance(batch[s.features[0]], Tensor)]
     dense = _DensePart(model, inputs, sized[0] if sized else None)
     try:
-        with torch.no_grad(), _any_size():
+        with torch.no_grad():
             program = torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
+            if _refuses_one_example(program):
+                with _any_size():
+                    program = torch.export.export(
+                        dense, tensors, dynamic_shapes=(shapes,), strict=False
+                    )
     except Exception as error:
         raise BadRequest(
             f"export_model: expected a model that torch.export takes, found {error}"
@@ -67,10 +72,15 @@ def export_program(
     return program, _with_sizes(inputs, program, batch.num_examples), outputs
 
 
-def _any_size() -> AbstractContextManager[None]:
-    """While torch.export runs, sizes that vary may be 1, too. Otherwise it takes them for larger
-    where that decides how a tensor is laid out: a model of `offsets.diff()` refused one example.
+def _refuses_one_example(program: ExportedProgram) -> bool:
+    """Whether a size must be 3 or more: that of offsets, one more than the examples, of which
+    torch.export took differences; it takes it for granted that no size is 1.
     """
+    return any(size.lower > 2 for size in program.range_constraints.values())
+
+
+def _any_size() -> AbstractContextManager[None]:
+    """While torch.export runs, sizes that vary may be 1, too, as far as it can tell."""
     config: Any = importlib.import_module("torch.fx.experimental._config")
     if not hasattr(config, "backed_size_oblivious"):  # before torch 2.8
         return nullcontext()
