@@ -16,6 +16,7 @@ from trireme import _core
 from trireme.coordinator.coordinator import Coordinator
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
+from trireme.job.embedded import embedded
 from trireme.job.handlers import handlers_of
 from trireme.rpc import Server
 from trireme.server.attendance import Attendance
@@ -103,6 +104,16 @@ class Job:
                 return work(cluster)
 
         return in_threads([lambda worker=worker: one(worker) for worker in range(num_workers)])
+
+
+def work_alone(num_servers: int, work: Callable[[Cluster], object]) -> None:
+    """work(cluster) as the only worker of a job, or embedded where there are no servers."""
+    if num_servers == 0:
+        with embedded(threads=2) as cluster:
+            work(cluster)
+    else:
+        with Job(num_servers) as job:
+            job.run(1, work)
 
 
 def in_threads(calls: list[Callable[[], T]]) -> list[T]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.jobs import Job
+from tests.jobs import Job, work_alone
 from tests.programs import Template
 from tests.tables import T_ROWS
 from trireme import _core
@@ -126,12 +126,7 @@ def test_a_run_resumes_from_a_checkpoint_on_any_number_of_servers(
         trainer.fit(batches(20, 1))
         assert_equal(everything(cluster, trainer), saved["at_end"])
 
-    if num_servers == 0:
-        with embedded(threads=2) as cluster:
-            work(cluster)
-    else:
-        with Job(num_servers) as job:
-            job.run(1, work)
+    work_alone(num_servers, work)
 
 
 def test_loading_replaces_what_was_trained_before(saved: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import trireme as tr
-from tests.jobs import Job
+from tests.jobs import Job, work_alone
 from tests.tables import T_ROWS, clear, restore
 from trireme import _core
 from trireme.errors import Fenced, NotReady
@@ -79,12 +79,7 @@ def test_repeated_pushes_count_once(num_servers: int) -> None:
                 push(cluster, sequence - 2, pushed[sequence - 3])
         assert counts(cluster) == expected(pushed)
 
-    if num_servers == 0:
-        with embedded(threads=2) as cluster:
-            work(cluster)
-    else:
-        with Job(num_servers) as job:
-            job.run(1, work)
+    work_alone(num_servers, work)
 
 
 @pytest.mark.parametrize("num_servers", [0, 1, 3])
@@ -102,12 +97,7 @@ def test_a_pull_that_follows_a_push_has_it(num_servers: int) -> None:
             assert dict(zip(keys.tolist(), rows, strict=True)) == expected(pushed)
             assert following.pulled.push_counts == [sequence] * max(1, num_servers)
 
-    if num_servers == 0:
-        with embedded(threads=2) as cluster:
-            work(cluster)
-    else:
-        with Job(num_servers) as job:
-            job.run(1, work)
+    work_alone(num_servers, work)
 
 
 @pytest.mark.parametrize("what", ["comes first", "is refused"])

@@ -22,7 +22,7 @@ from tests import zoo_trainers
 from tests.jobs import Job
 from trireme.errors import BadRequest, Corruption, DataError
 from trireme.inference import Predictor
-from trireme.inference.export import export_model
+from trireme.inference.export import dense_part, export_model
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.policy import CountFilter, CtrCommonAccessor, ShowClick
@@ -190,6 +190,28 @@ def test_a_model_that_counts_ids_is_exported_for_one_example_too(tmp_path: Path)
         for items in ([[1, 2]], [[]], [[7], [1, 2, 3]]):
             expected = trainer.predict({"items": items})["output"]
             assert torch.equal(predictor.predict({"items": items}).outputs["output"], expected)
+
+
+def test_a_model_that_is_exported_for_two_examples_and_more_is_so_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("sizes of one are not supported")
+
+    monkeypatch.setattr(dense_part, "_any_size", refuse)
+    data = {"items": [[1, 2], [3], [4, 5, 6]], "label": [1.0, 0.0, 1.0]}
+    with embedded(threads=1) as cluster:
+        model = Counting()
+        adam = torch.optim.Adam(model.parameters())
+        trainer = tr.Trainer(model, adam, loss=nn.functional.mse_loss, cluster=cluster)
+        trainer.fit(data)
+        export_model(trainer, tmp_path / "export", batch=data)
+        assert "for two examples and more: sizes of one are not supported" in caplog.text
+        predictor = Predictor(tmp_path / "export")
+        expected = trainer.predict(data)["output"]
+        assert torch.equal(predictor.predict(data).outputs["output"], expected)
+        with pytest.raises(BadRequest, match="expected columns of the same examples"):
+            predictor.predict({"items": [[1, 2]]})
 
 
 def test_columns_of_another_form_are_refused_by_name(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ seconds.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -25,6 +26,8 @@ from trireme.train.loop.scoring import outputs_by_name
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+log = logging.getLogger("trireme")
 
 RAGGED = ("values", "offsets", "weights")
 
@@ -58,13 +61,9 @@ def export_program(
     sized = [s.name for s in specs if s.mode != "none" or isinstance(batch[s.features[0]], Tensor)]
     dense = _DensePart(model, inputs, sized[0] if sized else None)
     try:
-        with torch.no_grad():
-            program = torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
-            if _refuses_one_example(program):
-                with _any_size():
-                    program = torch.export.export(
-                        dense, tensors, dynamic_shapes=(shapes,), strict=False
-                    )
+        program = _exported(dense, tensors, shapes)
+        if _refuses_one_example(program):
+            program = _exported_for_one_too(dense, tensors, shapes) or program
     except Exception as error:
         raise BadRequest(
             f"export_model: expected a model that torch.export takes, found {error}"
@@ -72,11 +71,30 @@ def export_program(
     return program, _with_sizes(inputs, program, batch.num_examples), outputs
 
 
+def _exported(
+    dense: nn.Module, tensors: tuple[Tensor, ...], shapes: tuple[Any, ...]
+) -> ExportedProgram:
+    with torch.no_grad():
+        return torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
+
+
 def _refuses_one_example(program: ExportedProgram) -> bool:
     """Whether a size must be 3 or more: that of offsets, one more than the examples, of which
     torch.export took differences; it takes it for granted that no size is 1.
     """
     return any(size.lower > 2 for size in program.range_constraints.values())
+
+
+def _exported_for_one_too(
+    dense: nn.Module, tensors: tuple[Tensor, ...], shapes: tuple[Any, ...]
+) -> ExportedProgram | None:
+    """None, with a warning: torch.export cannot."""
+    try:
+        with _any_size():
+            return _exported(dense, tensors, shapes)
+    except Exception as error:  # noqa: BLE001 what torch.export raises is not documented
+        log.warning("export_model: the model is exported for two examples and more: %s", error)
+        return None
 
 
 def _any_size() -> AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -126,14 +126,12 @@ _NOT_TENSORS = re.compile("Strings|Ragged|tuple|sequence")
 
 def _without_numbers(model: nn.Module, batch: Batch) -> str:
     """The columns of strings and bags that no module looks up; empty: there are none."""
-    looked_up = {name for spec in specs_of([model]) for name in spec.features}
-    wrong = [
-        f"column {name!r}, found {batch.shown_without_numbers(name)}"
-        for name, column in batch.items()
-        if name not in looked_up and not isinstance(column, Tensor)
-    ]
-    expected = "Trainer: expected numbers where the model computes with"
-    return f"{expected} {'; or with '.join(wrong)}" if wrong else ""
+    found = {
+        name: batch.shown_without_numbers(name)
+        for name, column in _not_looked_up(model, batch)
+        if not isinstance(column, Tensor)
+    }
+    return _expected("numbers", found)
 
 
 _OTHER_DTYPE = re.compile("dtype|scalar type|same type|data type")
@@ -142,14 +140,23 @@ _OTHER_DTYPE = re.compile("dtype|scalar type|same type|data type")
 
 def _not_float32(model: nn.Module, batch: Batch) -> str:
     """The columns of numbers of other types that no module looks up; empty: there are none."""
+    found = {
+        name: str(column.dtype)
+        for name, column in _not_looked_up(model, batch)
+        if isinstance(column, Tensor) and column.dtype != torch.float32
+    }
+    return _expected("float32", found) + ("; .float() makes it" if found else "")
+
+
+def _not_looked_up(model: nn.Module, batch: Batch) -> Iterator[tuple[str, Column]]:
+    """The columns that no embedding module looks up, by name."""
     looked_up = {name for spec in specs_of([model]) for name in spec.features}
-    wrong = [
-        f"column {name!r}, found {column.dtype}"
-        for name, column in batch.items()
-        if name not in looked_up and isinstance(column, Tensor) and column.dtype != torch.float32
-    ]
-    expected = "Trainer: expected float32 where the model computes with"
-    return f"{expected} {'; or with '.join(wrong)}; .float() makes it" if wrong else ""
+    return ((name, column) for name, column in batch.items() if name not in looked_up)
+
+
+def _expected(what: str, found: Mapping[str, str]) -> str:
+    wrong = "; or with ".join(f"column {name!r}, found {kind}" for name, kind in found.items())
+    return f"Trainer: expected {what} where the model computes with {wrong}" if found else ""
 
 
 def _as_outputs(labels: Tensor, outputs: Tensor) -> Tensor:
