@@ -126,12 +126,12 @@ _NOT_TENSORS = re.compile("Strings|Ragged|tuple|sequence")
 
 def _without_numbers(model: nn.Module, batch: Batch) -> str:
     """The columns of strings and bags that no module looks up; empty: there are none."""
-    found = {
+    kinds = {
         name: batch.shown_without_numbers(name)
         for name, column in _not_looked_up(model, batch)
         if not isinstance(column, Tensor)
     }
-    return _expected("numbers", found)
+    return _expected("numbers", kinds)
 
 
 _OTHER_DTYPE = re.compile("dtype|scalar type|same type|data type")
@@ -140,12 +140,12 @@ _OTHER_DTYPE = re.compile("dtype|scalar type|same type|data type")
 
 def _not_float32(model: nn.Module, batch: Batch) -> str:
     """The columns of numbers of other types that no module looks up; empty: there are none."""
-    found = {
+    kinds = {
         name: str(column.dtype)
         for name, column in _not_looked_up(model, batch)
         if isinstance(column, Tensor) and column.dtype != torch.float32
     }
-    return _expected("float32", found) + ("; .float() makes it" if found else "")
+    return _expected("float32", kinds) + ("; .float() makes it" if kinds else "")
 
 
 def _not_looked_up(model: nn.Module, batch: Batch) -> Iterator[tuple[str, Column]]:
@@ -154,9 +154,10 @@ def _not_looked_up(model: nn.Module, batch: Batch) -> Iterator[tuple[str, Column
     return ((name, column) for name, column in batch.items() if name not in looked_up)
 
 
-def _expected(what: str, found: Mapping[str, str]) -> str:
-    wrong = "; or with ".join(f"column {name!r}, found {kind}" for name, kind in found.items())
-    return f"Trainer: expected {what} where the model computes with {wrong}" if found else ""
+def _expected(what: str, kinds: Mapping[str, str]) -> str:
+    """The sentence on columns of these kinds, by name; empty: there are none."""
+    wrong = "; or with ".join(f"column {name!r}, found {kind}" for name, kind in kinds.items())
+    return f"Trainer: expected {what} where the model computes with {wrong}" if kinds else ""
 
 
 def _as_outputs(labels: Tensor, outputs: Tensor) -> Tensor:
