@@ -17,12 +17,24 @@ def ragged(*bags: list[int]) -> Ragged:
     return Ragged(values, torch.tensor([0, *map(len, bags)]).cumsum(0))
 
 
-def train(model: nn.Module, loss: Any, batches: list[Batch], *, epochs: int = 1) -> None:
-    """Train with Adam, and leave the model ready to evaluate. loss: of outputs and a batch."""
-    optimizer = tr.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model)
+def train(
+    model: nn.Module,
+    loss: Any,
+    batches: list[Batch],
+    *,
+    epochs: int = 1,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> None:
+    """Train, and leave the model ready to evaluate. loss: of outputs and a batch. optimizer: None:
+    Adam, if there are parameters.
+    """
+    parameters = list(model.parameters())
+    if optimizer is None and parameters:
+        optimizer = torch.optim.Adam(parameters, lr=0.01)
+    distributed = tr.DistributedOptimizer(optimizer, model)
     for batch in tr.prefetch(batches * epochs, model):
-        optimizer.zero_grad()
+        distributed.zero_grad()
         loss(model(batch), batch).backward()
-        optimizer.step()
-    optimizer.flush()
+        distributed.step()
+    distributed.flush()
     model.eval()

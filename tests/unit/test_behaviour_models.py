@@ -12,6 +12,7 @@ from torch import nn
 import trireme as tr
 from examples.planted.behaviour import choices, clicks_after_history, clicks_and_conversions
 from examples.planted.clicks import exact_auc
+from tests import plain_loop
 from trireme.data import ArrayDataset, Bags, Batch, Ragged, Schema, SkipGramDataset
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
@@ -33,17 +34,8 @@ def table(name: str, dim: int, lr: float = 0.02) -> tr.Table:
 
 
 def train(cluster: Cluster, model: nn.Module, loss: Any, dataset: Any, epochs: int = 1) -> None:
-    """A plain loop, with Adam."""
     set_default(cluster)
-    parameters = list(model.parameters())
-    dense = torch.optim.Adam(parameters, lr=0.01) if parameters else None
-    optimizer = tr.DistributedOptimizer(dense, model, cluster=cluster)
-    for _ in range(epochs):
-        for batch in tr.prefetch(dataset, model):
-            optimizer.zero_grad()
-            loss(model(batch), batch).backward()
-            optimizer.step()
-    optimizer.flush()
+    plain_loop.train(model, loss, list(dataset), epochs=epochs)
 
 
 def all_of(planted: Any, schema: Schema) -> Batch:

@@ -122,6 +122,10 @@ def test_sampled_softmax_corrects_and_forgets_repetitions() -> None:
                 logits.append(products[b, j + 1] - math.log(3 * chance))
         losses.append(torch.logsumexp(torch.stack(logits), 0) - logits[0])
     torch.testing.assert_close(SampledSoftmax(20)(products, batch), torch.stack(losses).mean())
+    for wrong in (0, 20):
+        batch.columns["target_item"] = ragged([3], [wrong])
+        with pytest.raises(BadRequest, match=f"'target_item' of 1 to 19.* found {wrong} in ex.*1"):
+            SampledSoftmax(20)(products, batch)
     batch.columns["target_item"] = ragged([3, 4], [9])
     with pytest.raises(
         BadRequest, match="1 ids in 'target_item' of every example, found 2 in example 0"

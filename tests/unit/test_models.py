@@ -422,7 +422,8 @@ def test_fat_deepffm_equals_its_formula() -> None:
         set_default(cluster)
         v = model.fields(batch)[0].view(2, 2, 2)
         u = v * model.attention(v.amax(2).flatten()).view(2, 2, 1)
-        deep = model.hidden[1](torch.relu(model.hidden[0](u[0, 1] * u[1, 0])))
+        hidden, *_, last = model.mlp
+        deep = last(torch.relu(hidden(u[0, 1] * u[1, 0])))
         torch.testing.assert_close(model(batch), u.sum() + deep)
     with pytest.raises(BadRequest, match=r"a table of dim 2 \* D, found 5"):
         FATDeepFFM(tr.Table("t", dim=5), features=FEATURES, num_dense=0)

@@ -16,8 +16,9 @@ from trireme.data import Batch
 from trireme.errors import BadRequest, DataError
 from trireme.job.cluster import Cluster
 from trireme.models import ENSFM, MHCN, zoo
+from trireme.models.columns import AllIds
 from trireme.models.ensfm import AllPairsLoss, ItemList, Scores
-from trireme.models.mhcn import AllRows, Hearing, PairAndContrastLoss, Recommendation
+from trireme.models.mhcn import Hearing, PairAndContrastLoss, Recommendation
 from trireme.models.social_graph import SocialGraph
 
 
@@ -98,6 +99,10 @@ def test_ensfm_refuses_items_of_other_fields() -> None:
         ItemList(4)(batch)
     with pytest.raises(BadRequest, match="expected 12 items and one more, found 26"):
         ItemList(1)(batch)
+    taken = r"expected 'taken' of 0 to 12, as 'num_items' says, found {} in example 1"
+    for place in (-1, 13):
+        with pytest.raises(BadRequest, match=taken.format(place)):
+            shoppers([1, 2], [[1, 2], [12, place]])
     alone = Batch({"user": batch["user"], "items": batch["items"]})
     assert "taken_places" not in ItemList(2, has_taken=False)(alone)
     recipe = zoo.load("ensfm").create(Config({"runner": {"mode": "test"}}))
@@ -216,7 +221,8 @@ def test_mhcn_scores_items_on_the_device_of_its_rows(
 def test_mhcn_learns_what_users_of_a_kind_take(cluster: Cluster, tmp_path: Path) -> None:
     social = graph(tmp_path)
     model = MHCN(table("users", 8), table("items", 8), social)
-    add, draw = AllRows(len(social.users), len(social.items)), np.random.default_rng(SEED)
+    add = AllIds({"all_users": len(social.users), "all_items": len(social.items)})
+    draw = np.random.default_rng(SEED)
     kinds = torch.tensor([int(name[1:]) % 2 for name in social.items])
 
     def batch(num: int) -> Batch:

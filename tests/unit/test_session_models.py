@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-import trireme as tr
 from examples.planted.clicks import exact_auc
+from tests import plain_loop
 from tests.plain_loop import ragged
 from tests.seeds import SEED
 from trireme.config import Config
@@ -35,15 +35,11 @@ def bags(array: Any) -> Ragged:
 
 
 def train(recipe: Any, batches: list[Batch], epochs: int) -> None:
-    optimizer = tr.DistributedOptimizer(recipe.optimizer, recipe.model)
-    prepare = recipe.prepare or (lambda batch: batch)
-    for batch in tr.prefetch([prepare(batch) for batch in batches] * epochs, recipe.model):
-        optimizer.zero_grad()
-        target = batch if recipe.label is None else batch[recipe.label]
-        recipe.loss(recipe.model(batch), target).backward()
-        optimizer.step()
-    optimizer.flush()
-    recipe.model.eval()
+    def loss(outputs: Any, batch: Batch) -> torch.Tensor:
+        return recipe.loss(outputs, batch if recipe.label is None else batch[recipe.label])
+
+    prepared = batches if recipe.prepare is None else list(map(recipe.prepare, batches))
+    plain_loop.train(recipe.model, loss, prepared, epochs=epochs, optimizer=recipe.optimizer)
 
 
 def news(num: int, draw: np.random.Generator) -> Batch:
@@ -383,6 +379,26 @@ def test_candidates_are_ranked_as_among_all_items(cluster: Cluster) -> None:
     torch.testing.assert_close(again, logits)
     with pytest.raises(BadRequest, match=r"one masked place .* of 2 examples, found 4 and 6"):
         recipe.evaluation.model(Batch({**columns, "candidates": bags(candidates[:2])}))
+
+
+@pytest.mark.parametrize(
+    ("column", "wrong", "limits"),
+    [
+        ("pos_ids", 6, "0 to 5, as the sequences have by hyper_parameters._max_position_seq_len"),
+        ("mask_pos", 6, "0 to 5, as its example has ids"),
+        ("mask_pos", -1, "0 to 5, as its example has ids"),
+        ("mask_label", 22, "0 to 21, as hyper_parameters._voc_size says"),
+    ],
+)
+def test_what_is_masked_is_within_its_limits(
+    cluster: Cluster, column: str, wrong: int, limits: str
+) -> None:
+    recipe = recipe_of("bert4rec")
+    batch = masked(4, np.random.default_rng(SEED))
+    ids = batch[column]
+    ids.values[int(ids.offsets[2])] = wrong
+    with pytest.raises(BadRequest, match=f"{column!r} of {limits}, found {wrong} in example 2"):
+        recipe.loss(recipe.model(recipe.prepare(batch)), batch)
 
 
 def test_the_user_before_the_last_event_does_not_see_it(cluster: Cluster) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.export import Dim
 
 import trireme as tr
 from tests.paddlerec.tree import write_tree
@@ -17,6 +16,8 @@ from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
 from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest
+from trireme.inference import Predictor
+from trireme.inference.export import export_model
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import zoo
@@ -130,40 +131,32 @@ def test_every_model_has_its_gradients_clipped_as_configured(name: str, tmp_path
 
 
 EXPORTED = (
-    *("bst", "deeprec", "dien", "din", "dssm", "escm2", "esmm", "flen", "iprec", "match_pyramid"),
-    *("mind", "mmoe", "multiview_simnet", "ncf", "ple", "share_bottom", "slot_dnn", "tagspace"),
-    *("textcnn", "tisas", "two_tower", "word2vec"),
+    *("bst", "deeprec", "dien", "din", "dsin", "dssm", "ensfm", "escm2", "esmm", "flen", "iprec"),
+    *("match_pyramid", "mind", "mmoe", "multiview_simnet", "ncf", "ple", "share_bottom"),
+    *("slot_dnn", "tagspace", "textcnn", "tisas", "two_tower", "word2vec"),
 )
 
 
 # torch's export says so of every nn.GRU.
 @pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")
 @pytest.mark.parametrize("name", EXPORTED)
-def test_forward_is_exported_and_serves_batches_of_other_sizes(name: str) -> None:
+def test_a_model_is_exported_and_serves_batches_of_other_sizes(name: str, tmp_path: Path) -> None:
     small: dict[str, Any] = {"slot_num": 3, "max_len": 4, "neg_samples": 5, "cate_size": 20}
     small |= {"query_len": 4, "pos_len": 4, "neg_len": 4, "layer_sizes": [30, 20]}
     recipe = zoo.load(name).create(Config({"hyper_parameters": small}))
-    model = recipe.model.eval()
+
+    def prepared(num: int) -> Batch:
+        batch = batch_of(recipe.schema, num)
+        return batch if recipe.prepare is None else recipe.prepare(batch)
+
     with embedded() as cluster:
-        planner = tr.nn.Planner(model, pool=cluster.pool)
-
-        def attached(num: int) -> Batch:
-            batch = batch_of(recipe.schema, num)
-            batch = batch if recipe.prepare is None else recipe.prepare(batch)
-            plan = planner.plan(batch)
-            rows = {p.table.class_id: torch.randn(len(p.keys), p.table.dim) for p in plan.tables}
-            plan.attach(batch, rows, train=False)
-            return batch
-
-        batch = attached(20)
-        shapes = torch.export.ShapesCollection()
-        for tensor in torch.utils._pytree.tree_leaves(batch):
-            if tensor is not None and tensor.numel() > 0:
-                shapes[tensor] = [Dim.AUTO] + [Dim.STATIC] * (tensor.dim() - 1)
-        exported = torch.export.export(model, (batch,), dynamic_shapes=shapes).module()
-        for num in (20, 33):
-            batch = attached(num)
-            torch.testing.assert_close(exported(batch), model(batch))
+        trainer = tr.Trainer(recipe.model, recipe.optimizer, loss=recipe.loss, cluster=cluster)
+        export_model(trainer, tmp_path / "export", batch=prepared(20))
+        predictor = Predictor(tmp_path / "export")
+        for num in (1, 20, 33):
+            batch = prepared(num)
+            outputs = dict(predictor.predict(batch).outputs)
+            torch.testing.assert_close(outputs, dict(trainer.predict([batch])))
 
 
 def test_paddlerecs_inputs_come_in_their_order() -> None:

@@ -6,7 +6,6 @@ Multi-task Learning in Targeted Display Advertising", KDD 2021.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
-from trireme.models.columns import SplitIds
+from trireme.models.columns import SplitIds, tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated, Vocabularies
 from trireme.models.layers import mlp
@@ -51,8 +50,10 @@ class AITM(nn.Module):
         if len(layers) != len(dropouts):
             raise BadRequest(f"AITM: expected {len(layers)} dropouts, found {len(dropouts)}")
         self.inputs, sizes, size = inputs, [inputs.width, *layers], layers[-1]
-        self.towers = nn.ModuleList(_tower(sizes, dropouts) for _ in TASKS)
-        self.hand_on = _tower([size, size], dropouts[-1:])
+        self.towers = nn.ModuleList(
+            mlp(sizes, activates_last=True, dropouts=dropouts) for _ in TASKS
+        )
+        self.hand_on = mlp([size, size], activates_last=True, dropouts=dropouts[-1:])
         self.queries_keys_values = nn.Linear(size, 3 * size, bias=False)
         self.heads = nn.ModuleList(mlp([size, 1]) for _ in TASKS)
 
@@ -68,12 +69,6 @@ class AITM(nn.Module):
         return {task: head(vector).squeeze(1) for task, head, vector in parts}
 
 
-def _tower(sizes: Sequence[int], dropouts: Sequence[float]) -> nn.Sequential:
-    pairs = zip(sizes, sizes[1:], dropouts, strict=False)
-    layers = [(mlp([before, size]), nn.ReLU(), nn.Dropout(share)) for before, size, share in pairs]
-    return nn.Sequential(*(part for layer in layers for part in layer))
-
-
 @dataclass(frozen=True)
 class CalibratedLogLoss:
     """The log losses of both tasks, and `weight` times the mean of by how much a conversion is
@@ -84,7 +79,7 @@ class CalibratedLogLoss:
 
     def __call__(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
         log_loss = nn.functional.binary_cross_entropy_with_logits
-        losses = [log_loss(outputs[task], cast(Tensor, batch[task])) for task in TASKS]
+        losses = [log_loss(outputs[task], tensor_of(batch, task)) for task in TASKS]
         click, conversion = (torch.sigmoid(outputs[task]) for task in TASKS)
         return losses[0] + losses[1] + self.weight * torch.relu(conversion - click).mean()
 

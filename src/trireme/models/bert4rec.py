@@ -23,7 +23,9 @@ from trireme.models.columns import (
     ALL_ITEMS,
     PLACE,
     AllIds,
+    examples_of,
     expect_same_sizes,
+    expect_within,
     first_is_right,
     ragged_of,
     values_of,
@@ -91,7 +93,7 @@ class MaskedStates(nn.Module):
                 nn.init.zeros_(part.bias)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Raises BadRequest: sequences of another length."""
+        """Raises BadRequest: sequences of another length, or places outside of them."""
         expect_same_sizes(batch, (IDS, PLACES, IS_THERE))
         sizes_B = ragged_of(batch, IDS).offsets.diff()
         if not torch.compiler.is_compiling() and (sizes_B % self.length).any():
@@ -99,6 +101,8 @@ class MaskedStates(nn.Module):
                 f"MaskedStates: expected sequences of {self.length} in {IDS!r}, found examples of"
                 f" {int(sizes_B.min())} to {int(sizes_B.max())} ids"
             )
+        length = "the sequences have by hyper_parameters._max_position_seq_len"
+        expect_within(batch, PLACES, self.length, length)
         rows_ND: Tensor = self.items(batch)
         places_SL = values_of(batch, PLACES).view(-1, self.length)
         x = self.first(rows_ND.view(-1, self.length, rows_ND.shape[1]) + self.places[places_SL])
@@ -111,9 +115,10 @@ class MaskedStates(nn.Module):
 
 def _places_of_all(batch: Batch) -> Tensor:
     """The masked places, counted from the first id of the batch."""
-    ids, masked = ragged_of(batch, IDS), ragged_of(batch, MASKED)
-    begins = (ids.offsets[:-1] - ids.offsets[0]).repeat_interleave(masked.offsets.diff())
-    return values_of(batch, MASKED) + begins
+    ids, places_M = ragged_of(batch, IDS), values_of(batch, MASKED)
+    example_M = examples_of(ragged_of(batch, MASKED).offsets, places_M.shape[0])
+    expect_within(batch, MASKED, ids.offsets.diff()[example_M], "its example has ids")
+    return places_M + (ids.offsets - ids.offsets[0])[example_M]
 
 
 class BERT4Rec(nn.Module):
@@ -162,9 +167,10 @@ class Ranking(nn.Module):
 def masked_loss(logits_MV: Tensor, batch: Batch) -> Tensor:
     """The cross entropy of the items that were masked.
 
-    Raises BadRequest: not as many answers.
+    Raises BadRequest: not as many answers, or some that are no items.
     """
     expect_same_sizes(batch, (MASKED, ANSWERS))
+    expect_within(batch, ANSWERS, logits_MV.shape[1], "hyper_parameters._voc_size says")
     return nn.functional.cross_entropy(logits_MV, values_of(batch, ANSWERS))
 
 
@@ -211,7 +217,7 @@ def create(config: Config) -> Recipe:
         ),
         label=None,
         schema=Schema(inputs),
-        prepare=AllIds(ALL_ITEMS, hyper.whole("_voc_size", 54_546)),
+        prepare=AllIds({ALL_ITEMS: hyper.whole("_voc_size", 54_546)}),
         evaluation=Evaluation(
             model=Ranking(items, biases, states),
             metrics=[TopK(10, label=PLACE)],

@@ -3,7 +3,7 @@
 Shapes: B examples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,9 +76,33 @@ def expect_same_sizes(batch: Batch, names: Sequence[str], factors: Sequence[int]
             )
 
 
+def expect_within(
+    batch: Batch, name: str, limits: int | Tensor, why: str, *, least: int = 0
+) -> None:
+    """Raise BadRequest for an id of a column of bags below `least`, or not below its limit.
+
+    limits: one for all, or (N,), one for each of the ids of all examples. why: where they come
+    from, for the message.
+    """
+    column = ragged_of(batch, name)
+    if torch.compiler.is_compiling():  # a graph cannot look at values
+        return
+    ids_N = values_of(batch, name)
+    if (is_wrong := (ids_N < least) | (ids_N >= limits)).any():
+        at = int(is_wrong.int().argmax())
+        limit = int(limits[at]) if isinstance(limits, Tensor) else limits
+        example = int(examples_of(column.offsets, len(ids_N))[at])
+        raise BadRequest(
+            f"expect_within: expected {name!r} of {least} to {limit - 1}, as {why}, found"
+            f" {int(ids_N[at])} in example {example}"
+        )
+
+
 def values_of(batch: Batch, name: str) -> Tensor:
     """The ids of a column of all examples. Raises BadRequest: the column is not ragged."""
     column = ragged_of(batch, name)
+    if torch.compiler.is_compiling():  # an exported program gets no others
+        return column.values
     return column.values[int(column.offsets[0]) : int(column.offsets[-1])]
 
 
@@ -120,13 +144,14 @@ def with_items(batch: Batch, name: str, items: Tensor) -> Batch:
 
 @dataclass(frozen=True)
 class AllIds:
-    """Adds a column of the ids 0 to num - 1 to a batch, so that their rows are looked up once."""
+    """Adds columns of ids to a batch, from 0 on so many, so that their rows are looked up once."""
 
-    column: str
-    num: int
+    nums: Mapping[str, int]
 
     def __call__(self, batch: Batch) -> Batch:
-        return with_items(batch, self.column, torch.arange(self.num))
+        for column, num in self.nums.items():
+            batch = with_items(batch, column, torch.arange(num))
+        return batch
 
 
 def first_is_right(batch: Batch) -> Batch:

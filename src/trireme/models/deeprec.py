@@ -4,7 +4,6 @@ Source: Kuchaiev and Ginsburg, "Training Deep AutoEncoders for Collaborative Fil
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Schema
 from trireme.errors import BadRequest
+from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
 from trireme.train.recipe import Recipe
@@ -49,7 +49,7 @@ class DeepRec(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B, items) "ratings"; in training also "refed_1", ..., each made of the one before."""
-        outputs = [self.layers(cast(Tensor, batch[RATINGS]))]
+        outputs = [self.layers(tensor_of(batch, RATINGS))]
         for _ in range(self.refeeds if self.training else 0):
             outputs.append(self.layers(outputs[-1].detach()))
         names = (RATINGS, *(f"refed_{i + 1}" for i in range(len(outputs) - 1)))
@@ -60,7 +60,7 @@ def rating_loss(outputs: dict[str, Tensor], batch: Batch) -> Tensor:
     """The mean squared error of the given ratings; plus those of each output that was made of
     another one. Without re-feeding its root is the RMSE.
     """
-    ratings = cast(Tensor, batch[RATINGS])
+    ratings = tensor_of(batch, RATINGS)
     first, *refed = outputs.values()
     is_rated = ratings != 0
     error = ((first - ratings) * is_rated).square().sum() / is_rated.sum().clamp(min=1)
@@ -90,9 +90,7 @@ def create(config: Config) -> Recipe:
     optimizer = str(hyper.get("optimizer.class", "SGD"))
     if optimizer.lower() not in ("sgd", "momentum"):
         raise BadRequest(f"hyper_parameters.optimizer.class: expected SGD, found {optimizer!r}")
-    refeeds = config.get("runner.aug_step", 1)
-    if type(refeeds) is not int or refeeds < 0:
-        raise BadRequest(f"runner.aug_step: expected an integer >= 0, found {refeeds!r}")
+    refeeds = HyperParameters(config, "runner").whole("aug_step", 1, least=0)
     layers = hyper.sizes("layer_sizes", (17768, 512, 512, 1024), least=2)
     dropout = hyper.share("dp_drop_prob", 0.0)
     model = DeepRec(layers=layers, dropout=dropout, refeeds=refeeds)

@@ -7,7 +7,6 @@ paper itself takes the sums of both parts as they are.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
+from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.layers import SelfAttention, mlp, sum_of_products
 from trireme.nn import EmbeddingBag
@@ -66,7 +66,7 @@ class DIFM(nn.Module):
         rows = self.embedding(batch)
         weights, vectors = rows[:, :, 0], rows[:, :, 1:]
         if self.dense_weight is not None and self.dense_vector is not None:
-            numbers = cast(Tensor, batch[self.dense])
+            numbers = tensor_of(batch, self.dense)
             weights = torch.cat([weights, self.dense_weight(numbers)], 1)
             vectors = torch.cat([vectors, self.dense_vector(numbers)[:, None]], 1)
         relevance = self.by_numbers(vectors.flatten(1))

@@ -5,7 +5,6 @@ Systems", 2019.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
+from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import CRITEO_FEATURES
 from trireme.models.layers import mlp, pairwise_products
@@ -53,7 +53,7 @@ class DLRM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""
-        dense_BD = self.bottom(cast(Tensor, batch[self.dense]))
+        dense_BD = self.bottom(tensor_of(batch, self.dense))
         vectors_BND = torch.cat([dense_BD[:, None], self.embedding(batch)], 1)
         logits: Tensor = self.top(torch.cat([dense_BD, pairwise_products(vectors_BND)], 1))
         return logits.squeeze(1)

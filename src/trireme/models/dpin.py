@@ -4,16 +4,16 @@ Source: Huang et al., "Deep Position-wise Interaction Network for CTR Prediction
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from trireme.config import Config
-from trireme.data.batch import Batch, Ragged
+from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Field, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC, GAUC
+from trireme.models.columns import ragged_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import TransformerLayer, mlp
 from trireme.models.sequences import EventRows
@@ -86,7 +86,7 @@ class DPIN(nn.Module):
 
     def _positions(self, batch: Batch) -> Tensor:
         """(B,): 1 to K."""
-        values, offsets_B1 = cast(Ragged, batch[POSITION])[:2]
+        values, offsets_B1 = ragged_of(batch, POSITION)[:2]
         if torch.compiler.is_compiling():  # a graph cannot look at values
             return values
         positions_B = values[int(offsets_B1[0]) : int(offsets_B1[-1])]

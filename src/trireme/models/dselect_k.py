@@ -6,7 +6,6 @@ Applications to Multi-Task Learning", NeurIPS 2021.
 """
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Label, Schema
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
+from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
 from trireme.train.recipe import Recipe
@@ -91,7 +91,7 @@ class DSelectK(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """(B, 10) logits by task."""
-        images_B1SS = cast(Tensor, batch[IMAGE]).view(-1, 1, self.side, self.side)
+        images_B1SS = tensor_of(batch, IMAGE).view(-1, 1, self.side, self.side)
         experts_EBH = torch.stack([expert(images_B1SS) for expert in self.experts])
         mixed_BH = torch.einsum("e,ebh->bh", self.gate(), experts_EBH)
         return {task: tower(mixed_BH) for task, tower in zip(TASKS, self.towers, strict=True)}
@@ -111,7 +111,7 @@ def _expert(side: int, hidden: int, size: int) -> nn.Sequential:
 def class_losses(outputs: dict[str, Tensor], batch: Batch) -> Tensor:
     """The sum of the cross entropies of the tasks."""
     cross_entropy = nn.functional.cross_entropy
-    losses = [cross_entropy(outputs[task], cast(Tensor, batch[task]).long()) for task in TASKS]
+    losses = [cross_entropy(outputs[task], tensor_of(batch, task).long()) for task in TASKS]
     return torch.stack(losses).sum()
 
 

@@ -17,7 +17,7 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.initializer import Normal
-from trireme.models.columns import ids_of, tensor_of
+from trireme.models.columns import SplitIds, ids_of, tensor_of
 from trireme.models.hyper_parameters import HyperParameters, click_recipe
 from trireme.models.inputs import Vocabularies
 from trireme.models.layers import TransformerLayer, compared, mlp
@@ -102,28 +102,23 @@ class DSIN(nn.Module):
     def _interests(self, batch: Batch) -> Tensor:
         """(B, S, D): of each session the mean over its events, zeros without any."""
         rows = torch.cat([part(batch) for part in self.events], 2)
-        events = torch.unflatten(rows, 1, (_SESSIONS, _EVENTS)).flatten(0, 1)
-        is_there = (tensor_of(batch, _PLACES[CATEGORY]) != 0).view(-1, _EVENTS)
+        num = rows.shape[0]
+        events = rows.reshape(num * _SESSIONS, _EVENTS, rows.shape[2])
+        is_there = (tensor_of(batch, _PLACES[CATEGORY]) != 0).view(num * _SESSIONS, _EVENTS)
         x = self.transformer(events * events.shape[2] ** 0.5 + self.places, is_there)
         weights = is_there / is_there.sum(1, keepdim=True).clamp(min=1)
         means_ND = torch.einsum("ne,ned->nd", weights.to(x.dtype), x)
-        return torch.unflatten(means_ND, 0, (-1, _SESSIONS))
+        return means_ND.view(num, _SESSIONS, rows.shape[2])
 
 
 def split(batch: Batch) -> Batch:
     """The batch with a column for each vocabulary, of "sparse_input", the ids of FEATURES, and
     "sess_input", the categories, then the brands of each session.
     """
-    ids = ids_of(batch, "sparse_input", len(FEATURES)).T.contiguous().unbind()
     sessions = ids_of(batch, "sess_input", _SESSIONS * 2 * _EVENTS).view(-1, _SESSIONS, 2, _EVENTS)
     events = dict(zip(_PLACES.values(), sessions.unbind(2), strict=True))
-    return Batch(
-        {
-            **batch.columns,
-            **dict(zip(FEATURES, ids, strict=True)),
-            **{name: part.flatten(1) for name, part in events.items()},
-        }
-    )
+    columns = {**batch.columns, **{name: part.flatten(1) for name, part in events.items()}}
+    return SplitIds("sparse_input", FEATURES)(Batch(columns, batch.bags))
 
 
 def create(config: Config) -> Recipe:

@@ -6,7 +6,7 @@ Data", CIKM 2013.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Schema
 from trireme.errors import BadRequest
+from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
 from trireme.train.recipe import Evaluation, Recipe
@@ -57,7 +58,7 @@ class DSSM(nn.Module):
 
     def similarity(self, query_BD: Tensor, batch: Batch, document: str) -> Tensor:
         """(B,) cosines with the documents of a column."""
-        vectors_BD = self.document(cast(Tensor, batch[document]))
+        vectors_BD = self.document(tensor_of(batch, document))
         return nn.functional.cosine_similarity(query_BD, vectors_BD, dim=1)
 
 

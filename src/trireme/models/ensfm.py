@@ -18,7 +18,14 @@ from trireme.data.schema import Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.initializer import Normal
 from trireme.metrics import TopK
-from trireme.models.columns import ALL_ITEMS, examples_of, ragged_of, values_of, with_items
+from trireme.models.columns import (
+    ALL_ITEMS,
+    examples_of,
+    expect_within,
+    ragged_of,
+    values_of,
+    with_items,
+)
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.sequences import SequenceRows, kept
 from trireme.nn import Embedding
@@ -74,7 +81,7 @@ class ENSFM(nn.Module):
         users_BP, items_VP = self.vectors(batch)
         all_squares = ((users_BP @ (items_VP.T @ items_VP)) * users_BP).sum(1)
         taken_N = values_of(batch, PLACES)
-        examples_N = examples_of(ragged_of(batch, PLACES).offsets, len(taken_N))
+        examples_N = examples_of(ragged_of(batch, PLACES).offsets, taken_N.shape[0])
         scores_N = (users_BP[examples_N] * items_VP[taken_N]).sum(1)
         zeros = torch.zeros_like(all_squares)
         return {
@@ -122,7 +129,9 @@ class ItemList:
     has_taken: bool = True
 
     def __call__(self, batch: Batch) -> Batch:
-        """Raises BadRequest: the items have another number of fields."""
+        """Raises BadRequest: the items have another number of fields, or are not as many as said;
+        what was taken is none of them.
+        """
         items: Any = batch[ITEMS]
         ids = items.values[int(items.offsets[0]) : int(items.offsets[1])]
         num, rest = divmod(len(ids), self.fields)
@@ -138,6 +147,7 @@ class ItemList:
         column: Any = batch[NUM_ITEMS]
         if (num_found := int(column[0])) != num:
             raise BadRequest(f"ItemList: expected {num_found} items and one more, found {num + 1}")
+        expect_within(batch, TAKEN, num_found + 1, f"{NUM_ITEMS!r} says")
         places = kept(ragged_of(batch, TAKEN), lambda place: place < num)
         return Batch({**batch.columns, PLACES: places}, batch.bags)
 

@@ -6,7 +6,7 @@ Rate Estimation", SIGIR 2022.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
+from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
 from trireme.models.mmoe import MMoE
@@ -80,7 +81,7 @@ class CounterfactualLoss:
 
     def __call__(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
         log_loss = nn.functional.binary_cross_entropy_with_logits
-        click, conversion = (cast(Tensor, batch[name]) for name in ("click", "conversion"))
+        click, conversion = (tensor_of(batch, name) for name in ("click", "conversion"))
         propensity = torch.sigmoid(outputs["ctr"].detach())
         weight = (click / propensity.clamp(min=1e-6)).clamp(max=_WEIGHT_MAX)
         risk = weight * log_loss(outputs["cvr"], conversion, reduction="none")

@@ -6,12 +6,13 @@ Conversion Rate", SIGIR 2018.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
+from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
 from trireme.models.layers import mlp
@@ -51,7 +52,7 @@ class ESMM(nn.Module):
 def esmm_loss(outputs: dict[str, Tensor], batch: Batch) -> Tensor:
     """The log loss of the clicks plus that of the conversions, over all examples."""
     log_loss = nn.functional.binary_cross_entropy_with_logits
-    click, conversion = (cast(Tensor, batch[name]) for name in ("click", "conversion"))
+    click, conversion = (tensor_of(batch, name) for name in ("click", "conversion"))
     return log_loss(outputs["ctr"], click) + log_loss(outputs["ctcvr"], conversion)
 
 

@@ -3,7 +3,6 @@
 Source: Zhang et al., "FAT-DeepFFM: Field Attentive Deep Field-aware Factorization Machine", 2019.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -51,9 +50,8 @@ class FATDeepFFM(nn.Module):
         nn.init.ones_(cast(nn.Linear, last).bias)
         self.attention = nn.Sequential(*hidden, last, nn.ReLU())
         self.bias = nn.Parameter(torch.zeros(1))
-        self.dropout = nn.Dropout(dropout)
         sizes = [num * (num - 1) // 2 * (rows.width // num), *layers, 1]
-        self.hidden = nn.ModuleList(mlp(pair) for pair in itertools.pairwise(sizes))
+        self.mlp = mlp(sizes, dropouts=[dropout] * len(layers))
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""
@@ -63,10 +61,7 @@ class FATDeepFFM(nn.Module):
         scaled_BNND = vectors_BNND * weights_BNN[:, :, :, None]
         first, second = torch.triu_indices(num, num, offset=1, device=scaled_BNND.device)
         x = (scaled_BNND[:, first, second] * scaled_BNND[:, second, first]).flatten(1)
-        *hidden, last = self.hidden
-        for layer in hidden:
-            x = self.dropout(torch.relu(layer(x)))
-        logits: Tensor = self.bias + scaled_BNND.sum((1, 2, 3)) + last(x).squeeze(1)
+        logits: Tensor = self.bias + scaled_BNND.sum((1, 2, 3)) + self.mlp(x).squeeze(1)
         return logits
 
 

@@ -47,22 +47,25 @@ class HyperParameters:
     """The hyper_parameters.* of a configuration.
 
     Args:
+        section: what the keys begin with, where models read others: "runner".
         defaults: values of this model for keys that the configuration does not have.
     """
 
-    def __init__(self, config: Config, **defaults: Any) -> None:
-        self._config, self._defaults = config, defaults
+    def __init__(
+        self, config: Config, section: str = "hyper_parameters", /, **defaults: Any
+    ) -> None:
+        self._config, self._section, self._defaults = config, section, defaults
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of hyper_parameters.KEY, else the model's default, else this one."""
-        return self._config.get(f"hyper_parameters.{key}", self._defaults.get(key, default))
+        """The value of SECTION.KEY, else the model's default, else this one."""
+        return self._config.get(f"{self._section}.{key}", self._defaults.get(key, default))
 
     def _checked(
         self, key: str, default: Any, expected: str, is_valid: Callable[[Any], bool]
     ) -> Any:
         value = self.get(key, default)
         if not is_valid(value):
-            raise BadRequest(f"hyper_parameters.{key}: expected {expected}, found {value!r}")
+            raise BadRequest(f"{self._section}.{key}: expected {expected}, found {value!r}")
         return value
 
     def whole(self, key: str, default: int, *, least: int = 1) -> int:

@@ -21,16 +21,20 @@ def mlp(
     gain: float = 1.0,
     activation: type[nn.Module] = nn.ReLU,
     activates_last: bool = False,
+    dropouts: Sequence[float] = (),
 ) -> nn.Sequential:
     """Linear layers of these widths with an activation between them, weights
     Normal(gain / sqrt(fan_in)), biases 0. activates_last: there is one behind the last, too.
+    dropouts: behind the activations, where there are any.
     """
     layers: list[nn.Module] = []
-    for fan_in, fan_out in itertools.pairwise(sizes):
+    for (fan_in, fan_out), dropout in itertools.zip_longest(itertools.pairwise(sizes), dropouts):
         linear = nn.Linear(fan_in, fan_out)
         nn.init.normal_(linear.weight, std=gain / math.sqrt(fan_in))
         nn.init.zeros_(linear.bias)
         layers += [linear, activation()]
+        if dropout is not None:
+            layers.append(nn.Dropout(dropout))
     return nn.Sequential(*(layers if activates_last else layers[:-1]))
 
 

@@ -1,12 +1,12 @@
 """Losses that several models share."""
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch
+from trireme.models.columns import tensor_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,6 @@ class ClickAndAuxiliaryLoss:
     share: float
 
     def __call__(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
-        label = cast(Tensor, batch["label"])
+        label = tensor_of(batch, "label")
         loss = nn.functional.binary_cross_entropy_with_logits(outputs["click"], label)
         return loss + self.share * outputs["auxiliary"].mean()

@@ -5,7 +5,6 @@ Source: Finn et al., "Model-Agnostic Meta-Learning for Fast Adaptation of Deep N
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from trireme.data.batch import Batch, Column, Ragged
 from trireme.data.schema import Dense, Schema
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
+from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
 from trireme.models.meta_learning import IS_QUERY, TASK, Weights, sgd, tasks_of
@@ -50,8 +50,8 @@ class MAML(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B, C) logits."""
-        images = cast(Tensor, batch[IMAGE]).view(-1, 1, self.side, self.side)
-        labels = cast(Tensor, batch[LABEL]).long()
+        images = tensor_of(batch, IMAGE).view(-1, 1, self.side, self.side)
+        labels = tensor_of(batch, LABEL).long()
         weights = dict(self.net.named_parameters())
         steps = self.steps if self.training else self.test_steps
         queries, logits = [], []
@@ -115,7 +115,7 @@ class Images:
         images, labels = (
             torch.cat(
                 [
-                    cast(Tensor, batch[f"{part}{ending}"]).view(batch.num_examples, num, -1)
+                    tensor_of(batch, f"{part}{ending}").view(batch.num_examples, num, -1)
                     for part, num in (("support", self.num_known), ("query", self.num_asked))
                 ],
                 1,
@@ -138,8 +138,8 @@ class Images:
 
 def query_loss(logits: Tensor, batch: Batch) -> Tensor:
     """The cross entropy of the queries."""
-    is_query = cast(Tensor, batch[IS_QUERY]) > 0
-    labels = cast(Tensor, batch[LABEL]).long()
+    is_query = tensor_of(batch, IS_QUERY) > 0
+    labels = tensor_of(batch, LABEL).long()
     return nn.functional.cross_entropy(logits[is_query], labels[is_query])
 
 

@@ -8,12 +8,12 @@ Source: Finn et al., "Model-Agnostic Meta-Learning for Fast Adaptation of Deep N
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from trireme.data.batch import Batch
+from trireme.models.columns import tensor_of
 
 TASK, IS_QUERY = "task", "is_query"
 Weights = dict[str, Tensor]
@@ -37,7 +37,7 @@ def sgd(
 
 def tasks_of(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each task the places of the examples to learn from, and of those to judge by."""
-    task_B, is_query_B = (cast(Tensor, batch[name]).long() for name in (TASK, IS_QUERY))
+    task_B, is_query_B = (tensor_of(batch, name).long() for name in (TASK, IS_QUERY))
     for number in torch.unique(task_B):
         places = torch.nonzero(task_B == number).flatten()
         yield places[is_query_B[places] == 0], places[is_query_B[places] == 1]

@@ -7,7 +7,7 @@ Recommendation and Advertising", KDD 2021.
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from trireme.data.schema import Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import AUC
 from trireme.models.campaigns import LABEL, LONGEST, Tasks
-from trireme.models.columns import ragged_of
+from trireme.models.columns import ragged_of, tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
 from trireme.models.meta_learning import IS_QUERY, Weights, sgd, tasks_of
@@ -109,7 +109,7 @@ class MetaHeac(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) logits."""
-        labels = cast(Tensor, batch[LABEL])
+        labels = tensor_of(batch, LABEL)
         weights: Weights = dict(self.net.named_parameters())
         bags = {}
         for name, part in zip(self.features, self.rows, strict=True):
@@ -166,7 +166,7 @@ def _distinct(rows_ND: Tensor, ids: Ragged) -> tuple[Tensor, tuple[Tensor, Tenso
 
 def query_loss(logits: Tensor, batch: Batch) -> Tensor:
     """The log loss of the queries."""
-    is_query, labels = (cast(Tensor, batch[name]) for name in (IS_QUERY, LABEL))
+    is_query, labels = (tensor_of(batch, name) for name in (IS_QUERY, LABEL))
     log_loss = nn.functional.binary_cross_entropy_with_logits
     return log_loss(logits, labels, weight=is_query, reduction="sum") / is_query.sum()
 
@@ -215,15 +215,12 @@ def create(config: Config) -> Recipe:
         num_critics=hyper.whole("num_output", 5),
         layers=hyper.sizes("mlp_dims", (64, 64), least=1),
     )
-    epochs = config.get("runner.infer_train_epoch", 2)
-    if type(epochs) is not int or epochs < 1:
-        raise BadRequest(f"runner.infer_train_epoch: expected an integer >= 1, found {epochs!r}")
     model = MetaHeac(
         {name: hyper.table(name, dim=dim) for name in names},
         net,
         lr=hyper.number("local_lr", 2e-4),
         test_lr=hyper.number("optimizer.local_test_learning_rate", 1e-3),
-        epochs=epochs,
+        epochs=HyperParameters(config, "runner").whole("infer_train_epoch", 2),
         batch_size=hyper.whole("batch_size", 32),
     )
     inputs = tuple(map(Sparse, ("support", "support_label", "query", "query_label")))

@@ -8,7 +8,6 @@ B examples, D floats per row.
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema
 from trireme.initializer import Normal
 from trireme.metrics import TopK
-from trireme.models.columns import ALL_ITEMS, with_items
+from trireme.models.columns import ALL_ITEMS, AllIds, tensor_of
 from trireme.models.hyper_parameters import HyperParameters, file_of
 from trireme.models.social_graph import SocialGraph, sparse
 from trireme.nn import Embedding
@@ -58,7 +57,7 @@ class MHCN(nn.Module):
     items, spread over the graph.
 
     Columns: "user", "item", "other_item", numbers in the graph; "all_users" and "all_items", which
-    AllRows adds.
+    AllIds adds.
 
     Args:
         users, items: tables of dim D.
@@ -126,7 +125,7 @@ class MHCN(nn.Module):
 
 
 def _numbers(batch: Batch, name: str) -> Tensor:
-    return cast(Tensor, batch[name]).long()
+    return tensor_of(batch, name).long()
 
 
 def _gated(gate: nn.Module, x: Tensor) -> Tensor:
@@ -186,18 +185,6 @@ class Recommendation(nn.Module):
 
 
 @dataclass(frozen=True)
-class AllRows:
-    """Adds "all_users" and "all_items" to a batch: the numbers below these."""
-
-    num_users: int
-    num_items: int
-
-    def __call__(self, batch: Batch) -> Batch:
-        batch = with_items(batch, ALL_USERS, torch.arange(self.num_users))
-        return with_items(batch, ALL_ITEMS, torch.arange(self.num_items))
-
-
-@dataclass(frozen=True)
 class PairAndContrastLoss:
     """The log loss of telling the item taken from the other one, plus `share` times the contrast.
 
@@ -229,7 +216,7 @@ def create(config: Config) -> Recipe:
 
     Raises BadRequest: no files.
     """
-    hyper = HyperParameters(config)
+    hyper, runner = HyperParameters(config), HyperParameters(config, "runner")
     files = [file_of(config, f"runner.{key}") for key in ("rating_file", "relation_file")]
     graph = SocialGraph.read(*files)
     users, items = (
@@ -248,10 +235,10 @@ def create(config: Config) -> Recipe:
         optimizer=hyper.optimizer(model, weight_decay=_DECAY),
         label=None,
         schema=Schema(map(Label, (USER, ITEM, OTHER))),
-        prepare=(prepare := AllRows(len(graph.users), len(graph.items))),
+        prepare=(prepare := AllIds({ALL_USERS: len(graph.users), ALL_ITEMS: len(graph.items)})),
         evaluation=Evaluation(
-            model=Recommendation(model, also_taken=config.get("runner.is_train", True)),
-            metrics=[TopK(config.get("runner.top_k", 10), label=ITEM)],
+            model=Recommendation(model, also_taken=runner.flag("is_train", True)),
+            metrics=[TopK(runner.whole("top_k", 10), label=ITEM)],
             prepare=prepare,
         ),
     )

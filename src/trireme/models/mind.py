@@ -16,7 +16,15 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Label, Schema, Sparse
 from trireme.initializer import Uniform
 from trireme.metrics import TopK
-from trireme.models.columns import ALL_ITEMS, ids_of, ragged_of, values_of, with_items
+from trireme.models.columns import (
+    ALL_ITEMS,
+    AllIds,
+    expect_within,
+    ids_of,
+    ragged_of,
+    values_of,
+    with_items,
+)
 from trireme.models.draws import Draws
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
@@ -151,7 +159,10 @@ class SampledSoftmax:
     num_items: int
 
     def __call__(self, products: Tensor, batch: Batch) -> Tensor:
-        """Raises BadRequest: examples without an item that followed, or with several."""
+        """Raises BadRequest: examples without an item that followed, with several, or with one
+        that is never drawn.
+        """
+        expect_within(batch, TARGET, self.num_items, "hyper_parameters.item_count says", least=1)
         target, sampled = ids_of(batch, TARGET, 1).squeeze(1), values_of(batch, SAMPLED)
         chances = [log_uniform(ids, self.num_items) * len(sampled) for ids in (target, sampled)]
         right = products[:, :1] - chances[0].log()[:, None]
@@ -190,9 +201,9 @@ class AllItems:
     num_items: int
 
     def __call__(self, batch: Batch) -> Batch:
-        answers = ragged_of(batch, _ANSWERS)
-        columns = {**batch.columns, "answers": kept(answers, lambda item: item != 0)}
-        return with_items(Batch(columns, batch.bags), ALL_ITEMS, torch.arange(self.num_items))
+        answers = kept(ragged_of(batch, _ANSWERS), lambda item: item != 0)
+        add = AllIds({ALL_ITEMS: self.num_items})
+        return add(Batch({**batch.columns, "answers": answers}, batch.bags))
 
 
 def _evaluation(items: Table, interests: Interests, num_items: int) -> Evaluation:

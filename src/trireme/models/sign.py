@@ -72,7 +72,7 @@ class SIGN(nn.Module):
         location = cast(nn.Linear, mlp([hidden, 1])[0])
         with torch.no_grad():  # edges are there at first
             location.weight += 0.2
-        begin = (*mlp([edges.width, hidden]), nn.ReLU(), nn.Dropout(dropout))
+        begin = mlp([edges.width, hidden], activates_last=True, dropouts=[dropout])
         self.exists = nn.Sequential(*begin, location)
         self.interaction = mlp([nodes.width, hidden, nodes.width])
         self.head = cast(nn.Linear, mlp([nodes.width, 2])[0])
@@ -87,7 +87,7 @@ class SIGN(nn.Module):
         expect_same_sizes(batch, (EDGES, ENDS))
         begins_B1, edges = begins_B1 - begins_B1[0], ragged_of(batch, EDGES)
         places_E2 = values_of(batch, EDGES).view(-1, 2)
-        example_E = examples_of(edges.offsets // 2, len(places_E2))
+        example_E = examples_of(edges.offsets // 2, places_E2.shape[0])
         places_E2 = places_E2 + begins_B1[example_E, None]
         location_E = self.exists(ends_E2D.prod(1)).squeeze(1).float()
         strength_E = self._strength(location_E)
@@ -97,10 +97,11 @@ class SIGN(nn.Module):
         messages_ED = made_ED * strength_E[:, None]
         sums_ND = torch.zeros_like(rows_ND).index_add(0, places_E2[:, 1], messages_ED)
         is_there_E = (strength_E > 0).to(rows_ND.dtype)
-        counts_N = rows_ND.new_zeros(len(rows_ND)).index_add(0, places_E2[:, 1], is_there_E)
+        counts_N = rows_ND.new_zeros(rows_ND.shape[0]).index_add(0, places_E2[:, 1], is_there_E)
         nodes_ND = sums_ND / counts_N.clamp(min=1)[:, None]
 
-        num, node_example_N = len(begins_B1) - 1, examples_of(begins_B1, len(rows_ND))
+        num = begins_B1.shape[0] - 1
+        node_example_N = examples_of(begins_B1, rows_ND.shape[0])
         totals_BD = rows_ND.new_zeros(num, rows_ND.shape[1]).index_add(0, node_example_N, nodes_ND)
         scores_B2 = self.head(totals_BD / begins_B1.diff().clamp(min=1)[:, None])
         shift = self.temperature * math.log(-self.lowest / self.highest)

@@ -7,7 +7,7 @@ Shapes: B examples, W inputs, E experts of H floats each, T tasks.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.initializer import Uniform
 from trireme.metrics import AUC
+from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated, Numbers
 from trireme.models.layers import mlp
@@ -70,7 +71,7 @@ class LogLosses:
 
     def __call__(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
         log_loss = nn.functional.binary_cross_entropy_with_logits
-        losses = [log_loss(outputs[task], cast(Tensor, batch[task])) for task in self.tasks]
+        losses = [log_loss(outputs[task], tensor_of(batch, task)) for task in self.tasks]
         return torch.stack(losses).sum()
 
 

@@ -18,7 +18,7 @@ from trireme.data.batch import Batch, Ragged
 from trireme.data.schema import Dense, Label, Schema, Sparse
 from trireme.errors import BadRequest
 from trireme.metrics import TopK
-from trireme.models.columns import ids_of, with_items
+from trireme.models.columns import ids_of, tensor_of, with_items
 from trireme.models.draws import Draws
 from trireme.models.hyper_parameters import HyperParameters, file_of
 from trireme.models.layers import mlp
@@ -50,7 +50,7 @@ class TDM(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """(B, S) logits."""
         user_BW = self.user(batch[USER])
-        return _logits(self.mlp, user_BW, self.nodes(batch).unflatten(0, (len(user_BW), -1)))
+        return _logits(self.mlp, user_BW, self.nodes(batch).unflatten(0, (user_BW.shape[0], -1)))
 
 
 def _logits(layers: nn.Module, user_BW: Tensor, nodes_BSW: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class BeamSearch(nn.Module):
         level = next((i for i, size in enumerate(self.sizes) if size > self.keep), last)
         begin, num_leaves = sum(self.sizes[:level]), self.sizes[-1]
         places = torch.arange(begin, begin + self.sizes[level], device=rows_VW.device)
-        found_BC = places.expand(len(user_BW), -1)
+        found_BC = places.expand(user_BW.shape[0], -1)
         for _ in range(level, last):
             logits_BC = self._scores(user_BW, rows_VW, found_BC)
             best_BK = logits_BC.topk(min(self.keep, logits_BC.shape[1]), 1).indices
@@ -98,9 +98,11 @@ class BeamSearch(nn.Module):
             found_BC = self.below[chosen_BK].flatten(1)
         logits_BC = self._scores(user_BW, rows_VW, found_BC)
         lowest = torch.finfo(logits_BC.dtype).min
-        scores = logits_BC.new_full((len(user_BW), num_leaves + 1), lowest)
+        scores = logits_BC.new_full((user_BW.shape[0], num_leaves + 1), lowest)
         # What is no node goes behind the leaves.
-        leaves_BC = torch.where(found_BC < 0, num_leaves, found_BC - (len(rows_VW) - num_leaves))
+        leaves_BC = torch.where(
+            found_BC < 0, num_leaves, found_BC - (rows_VW.shape[0] - num_leaves)
+        )
         return scores.scatter(1, leaves_BC, logits_BC)[:, :-1]
 
     def _scores(self, user_BW: Tensor, rows_VW: Tensor, places_BC: Tensor) -> Tensor:
@@ -160,7 +162,7 @@ def _leaf_places(batch: Batch, tree: TreeIndex) -> np.ndarray[Any, np.dtype[np.i
 
 def node_loss(logits_BS: Tensor, batch: Batch) -> Tensor:
     """The log loss, the mean over nodes."""
-    labels_BS = cast(Tensor, batch[LABELS])
+    labels_BS = tensor_of(batch, LABELS)
     return nn.functional.binary_cross_entropy_with_logits(logits_BS, labels_BS)
 
 

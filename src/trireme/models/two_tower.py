@@ -7,7 +7,6 @@ RecSys 2019.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from trireme.config import Config
 from trireme.data.batch import Batch, Column, Ragged
 from trireme.data.schema import Dense, Schema, Sparse
 from trireme.errors import BadRequest
+from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
 from trireme.models.layers import mlp
@@ -93,7 +93,7 @@ class InBatchSoftmax:
         Raises:
             BadRequest: examples without an item, or with several.
         """
-        share_B1 = cast(Tensor, batch[self.share])
+        share_B1 = tensor_of(batch, self.share)
         ids = self._ids(batch)
         same = (ids[:, None] == ids).fill_diagonal_(False)
         logits = (logits - share_B1.clamp(min=1e-9).log().T).masked_fill(same, -torch.inf)

@@ -103,7 +103,7 @@ def _analogies(words: Table, num_words: int) -> Evaluation:
         model=Analogy(words),
         metrics=[TopK(1, name="analogy", label=ANALOGY[3])],
         schema=Schema(map(Sparse, (*ANALOGY, "inputs_words"))),
-        prepare=AllIds(ALL_WORDS, num_words),
+        prepare=AllIds({ALL_WORDS: num_words}),
     )
 
 

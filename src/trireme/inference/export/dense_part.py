@@ -7,21 +7,20 @@ seconds.
 
 from __future__ import annotations
 
-import importlib
 import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Column, Ragged
 from trireme.errors import BadRequest
-from trireme.inference.dense_program import input_tensor, program_input
+from trireme.inference.dense_program import DenseProgram, input_tensor, program_input
+from trireme.inference.export.example import ExampleBatch
 from trireme.inference.export_manifest import ProgramInput
-from trireme.nn.lookup import LookupSpec
 from trireme.train.loop.scoring import outputs_by_name
 
 if TYPE_CHECKING:
@@ -30,21 +29,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("trireme")
 
 RAGGED = ("values", "offsets", "weights")
+_IS_ABOVE_ONE = re.compile("(!= 1|>= [23])$")
+"""How torch.export writes that a size, or one that is one more, is not 1."""
 
 
 def export_program(
-    model: nn.Module, batch: Batch, specs: Sequence[LookupSpec], gathered: Mapping[str, Tensor]
+    example: ExampleBatch,
 ) -> tuple[ExportedProgram, tuple[ProgramInput, ...], dict[str, Tensor]]:
-    """The program, its inputs, and the outputs for the batch.
-
-    model: in evaluation mode. specs: of its embedding modules.
-    batch: an example without sizes of 1. gathered: what the embedding modules return for it.
+    """The program, its inputs, and the outputs for the example batch, whose model is in evaluation
+    mode.
 
     Raises BadRequest: torch cannot export the model, or only for batches of this size.
     """
+    batch, specs, gathered = example.batch, example.planner.specs, example.gathered()
     recorded = _RecordedBatch(batch, gathered)
     with torch.no_grad():
-        outputs = outputs_by_name(model(recorded))
+        outputs = outputs_by_name(example.model(recorded))
     inputs = [program_input("lookup", spec.name, gathered[spec.name]) for spec in specs]
     for name in recorded.used:
         inputs += _column_inputs(name, batch[name])
@@ -59,51 +59,64 @@ def export_program(
     axes = [_varying_axes(one, t, bags) for one, t in zip(inputs, tensors, strict=True)]
     shapes = tuple(dict.fromkeys(varying, torch.export.Dim.AUTO) for varying in axes)
     sized = [s.name for s in specs if s.mode != "none" or isinstance(batch[s.features[0]], Tensor)]
-    dense = _DensePart(model, inputs, sized[0] if sized else None)
+    dense = _DensePart(example.model, inputs, sized[0] if sized else None)
     try:
-        program = _exported(dense, tensors, shapes)
-        if _refuses_one_example(program):
-            program = _exported_for_one_too(dense, tensors, shapes) or program
+        with torch.no_grad():
+            program = torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
     except Exception as error:
         raise BadRequest(
             f"export_model: expected a model that torch.export takes, found {error}"
         ) from error
-    return program, _with_sizes(inputs, program, batch.num_examples), outputs
+    described = _with_sizes(inputs, program, batch.num_examples)
+    _let_one_example_in(program, described, example)
+    return program, described, outputs
 
 
-def _exported(
-    dense: nn.Module, tensors: tuple[Tensor, ...], shapes: tuple[Any, ...]
-) -> ExportedProgram:
-    with torch.no_grad():
-        return torch.export.export(dense, tensors, dynamic_shapes=(shapes,), strict=False)
+def _let_one_example_in(
+    program: ExportedProgram, inputs: Sequence[ProgramInput], example: ExampleBatch
+) -> None:
+    """Have the program take a batch of one example, or warn that it does not.
 
-
-def _refuses_one_example(program: ExportedProgram) -> bool:
-    """Whether a size must be 3 or more: that of offsets, one more than the examples, of which
-    torch.export took differences; it takes it for granted that no size is 1.
+    torch.export takes it for granted that no size is 1. Where the number of examples is known as
+    one less than the offsets, it makes that a condition. What was computed under it may hold
+    without it, which the outputs for one example show.
     """
-    return any(size.lower > 2 for size in program.range_constraints.values())
-
-
-def _exported_for_one_too(
-    dense: nn.Module, tensors: tuple[Tensor, ...], shapes: tuple[Any, ...]
-) -> ExportedProgram | None:
-    """None, with a warning: torch.export cannot."""
     try:
-        with _any_size():
-            return _exported(dense, tensors, shapes)
-    except Exception as error:  # noqa: BLE001 what torch.export raises is not documented
-        log.warning("export_model: the model is exported for two examples and more: %s", error)
-        return None
+        _expect_to_serve_one(program, inputs, example)
+    except BadRequest:
+        bounds, conditions = dict(program.range_constraints), _conditions(program)
+        all_conditions = list(conditions)
+        for size, allowed in bounds.items():
+            if allowed.lower == 3:
+                program.range_constraints[size] = type(allowed)(2, allowed.upper)
+        conditions[:] = [text for text in all_conditions if not _IS_ABOVE_ONE.search(text)]
+        try:
+            _expect_to_serve_one(program, inputs, example)
+        except BadRequest as error:
+            program.range_constraints.update(bounds)
+            conditions[:] = all_conditions
+            log.warning("export_model: the model is exported for two examples and more: %s", error)
 
 
-def _any_size() -> AbstractContextManager[None]:
-    """While torch.export runs, sizes that vary may be 1, too, as far as it can tell."""
-    config: Any = importlib.import_module("torch.fx.experimental._config")
-    if not hasattr(config, "backed_size_oblivious"):  # before torch 2.8
-        return nullcontext()
-    changed: AbstractContextManager[None] = config.patch(backed_size_oblivious=True)
-    return changed
+def _conditions(program: ExportedProgram) -> list[str]:
+    """What the program expects of its inputs, as Python; torch has no public name for it."""
+    conditions: list[str] = getattr(program, "_guards_code", [])  # torch before 2.9 has none
+    return conditions
+
+
+def _expect_to_serve_one(
+    program: ExportedProgram, inputs: Sequence[ProgramInput], example: ExampleBatch
+) -> None:
+    """Raises BadRequest: the program refuses the first example alone, or has other outputs for it
+    than the model.
+    """
+    batch, gathered = example.of_one()
+    actual = DenseProgram(program, program.module(), inputs)(batch, gathered, is_checked=True)
+    with torch.no_grad():
+        expected = outputs_by_name(example.model(Batch(batch.columns, None, dict(gathered))))
+    for name, output in expected.items():
+        if not torch.allclose(actual[name], output, rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise BadRequest(f"expected output {name!r} of one example as the model's, found other")
 
 
 def program_weights(model: nn.Module) -> dict[str, Tensor]:

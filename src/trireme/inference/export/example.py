@@ -10,9 +10,10 @@ from trireme.data.batch import Batch, Column, Ragged, Strings
 from trireme.data.foreign import as_batch
 from trireme.inference.gathering import gather_lookups
 from trireme.job.cluster import Cluster
-from trireme.nn.planner import Planner
+from trireme.nn.planner import BatchPlan, Planner
 from trireme.nn.session import session_of
 from trireme.rows.frozen_rows import encode
+from trireme.table import RowClassId
 from trireme.train.loop.scoring import outputs_by_name
 
 
@@ -27,7 +28,7 @@ class ExampleBatch:
         self.planner = Planner(model, pool=cluster.pool)
         batch = as_batch(source)
         self.batch = _without_sizes_of_one(batch)
-        self._pool = cluster.pool
+        self._cluster = cluster
         self._plan = self.planner.plan(self.batch, train=False)
         are_strings = {
             name: spec.table.features.are_strings.get(
@@ -50,7 +51,19 @@ class ExampleBatch:
             rows_KW = rows[table.class_id] = self._rows[table.class_id].clone()
             weights = rows_KW[:, table.width - table.dim :].numpy()
             weights[:] = encode(weights, dtype, table.name)[1]
-        return gather_lookups(self.planner.specs, self.batch, self._plan, rows, self._pool)
+        return self._lookups(self.batch, self._plan, rows)
+
+    def of_one(self) -> tuple[Batch, dict[str, Tensor]]:
+        """The first example alone, and what the embedding modules return for it."""
+        batch = Batch({n: _first(c) for n, c in self.batch.items()}, hashed=self.batch.hashed)
+        plan = self.planner.plan(batch, train=False)
+        rows = session_of(self._cluster).pull(plan.keys()).rows
+        return batch, self._lookups(batch, plan, rows)
+
+    def _lookups(
+        self, batch: Batch, plan: BatchPlan, rows: Mapping[RowClassId, Tensor]
+    ) -> dict[str, Tensor]:
+        return gather_lookups(self.planner.specs, batch, plan, rows, self._cluster.pool)
 
     def outputs(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the model returns, by name."""
@@ -68,6 +81,16 @@ def _without_sizes_of_one(batch: Batch) -> Batch:
     if min(sizes) > 1:
         return batch
     return Batch({n: _twice(c) for n, c in batch.items()}, hashed=batch.hashed)
+
+
+def _first(column: Column) -> Column:
+    if isinstance(column, Tensor):
+        return column[:1]
+    if isinstance(column, Strings):
+        return Strings(column.data, column.offsets[:2])
+    end = int(column.offsets[1])
+    weights = None if column.weights is None else column.weights[:end]
+    return Ragged(column.values[:end], column.offsets[:2], weights)
 
 
 def _twice(column: Column) -> Column:

@@ -148,9 +148,7 @@ def _on_host(model: nn.Module, tables: Sequence[Table]) -> nn.Module:
 
 
 def _write_base(writer: _FolderWriter, example: ExampleBatch, dtype: str) -> ExportManifest:
-    program, inputs, outputs = export_program(
-        example.model, example.batch, example.planner.specs, example.gathered()
-    )
+    program, inputs, outputs = export_program(example)
     packed = io.BytesIO()
     torch.export.save(program, packed)
     stored = example.gathered(dtype)
