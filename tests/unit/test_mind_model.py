@@ -172,3 +172,5 @@ def test_answers_of_a_recall_are_without_padding() -> None:
     assert answers.values.tolist() == [2, 3, 1]
     assert answers.offsets.tolist() == [0, 1, 1, 3]
     assert batch["all_items"].values.tolist() == [0, 1, 2, 3]
+    with pytest.raises(BadRequest, match=r"'eval_item' of 0 to 3, .* found 4 in example 1"):
+        AllItems(4)(Batch({"eval_item": ragged([3], [4])}))

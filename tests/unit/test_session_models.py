@@ -377,8 +377,26 @@ def test_candidates_are_ranked_as_among_all_items(cluster: Cluster) -> None:
     with torch.no_grad():
         again = recipe.model(recipe.prepare(Batch(columns)))
     torch.testing.assert_close(again, logits)
-    with pytest.raises(BadRequest, match=r"one masked place .* of 2 examples, found 4 and 6"):
+    with pytest.raises(BadRequest, match=r"expected 1 ids in 'mask_pos' .* found 2 in example 0"):
         recipe.evaluation.model(Batch({**columns, "candidates": bags(candidates[:2])}))
+
+
+@pytest.mark.parametrize(
+    ("column", "sizes", "message"),
+    [
+        ("mask_pos", [1, 2, 0, 1], "1 ids in 'mask_pos' of every example, found 2 in example 1"),
+        ("candidates", [3, 3, 2, 4], "3 ids in 'candidates' of every example, found 2 in example"),
+    ],
+)
+def test_what_is_ranked_does_not_mix_examples(
+    cluster: Cluster, column: str, sizes: list[int], message: str
+) -> None:
+    recipe = recipe_of("bert4rec")
+    batch = masked(4, np.random.default_rng(SEED))
+    columns = {**batch.columns, "candidates": bags(torch.ones(4, 3, dtype=torch.int64))}
+    columns[column] = Ragged(columns[column].values, torch.tensor([0, *sizes]).cumsum(0))
+    with pytest.raises(BadRequest, match=message):
+        recipe.evaluation.model(recipe.evaluation.prepare(Batch(columns)))
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,10 @@ def test_heads_start_and_gradients_are_scaled_as_the_accessor_says() -> None:
     ("accessor", "message"),
     [
         ({"accessor_class": "CtrDymfAccessor"}, "accessor_class: expected one of SparseAccessor, "),
+        (
+            {"accessor_class": ["SparseAccessor"]},
+            "accessor_class: expected one of SparseAccessor, ",
+        ),
         ({"ctr_accessor_param": {"show_scale": 1}}, "show_scale: expected true or false, found 1"),
         (
             {"ctr_accessor_param": {"show_click_decay_rate": 2}},

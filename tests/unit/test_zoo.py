@@ -14,6 +14,7 @@ from tests.paddlerec.tree import write_tree
 from tests.zoo_batches import OWN_BATCHES
 from trireme.config import Config
 from trireme.data import Bags, Batch, Dense, Schema, Sparse
+from trireme.data.batch import Strings
 from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest
 from trireme.inference import Predictor
@@ -209,6 +210,8 @@ def test_wrong_names_and_values_are_refused_with_what_is_known() -> None:
         ("two_tower", "fc_sizes", [], "a list of positive integers, at least 1"),
         ("dlrm", "bot_layer_sizes", [], "a list of positive integers, at least 1"),
         ("dcn_v2", "is_Stacked", "no", "true or false"),
+        ("dcn_v2", "is_Stacked", 2, "true or false"),
+        ("metaheac", "optimizer.global_learning_rate", "fast", "a number > 0"),
         ("dcn_v2", "low_rank", 0, "an integer >= 1"),
         ("slot_dnn", "slot_num", "300", "an integer >= 1"),
         ("ctr_dnn", "sparse_inputs_slots", 1, "an integer >= 2"),
@@ -222,6 +225,49 @@ def test_wrong_names_and_values_are_refused_with_what_is_known() -> None:
         assert str(refused.value) == expected
     with pytest.raises(BadRequest, match="act: expected relu or sigmoid, found 'dice'"):
         zoo.load("din").create(Config({"hyper_parameters": {"act": "dice"}}))
+
+
+def test_flags_may_be_1_and_0(tmp_path: Path) -> None:
+    for flag in (1, True):
+        config = config_of("mhcn", zoo.config_path("mhcn"), tmp_path)
+        values = {key: config.get(f"runner.{key}") for key in ("rating_file", "relation_file")}
+        for is_train, expected in ((flag, True), (1 - flag, False)):
+            runner = {**values, "is_train": is_train}
+            recipe = zoo.load("mhcn").create(Config({"runner": runner}))
+            assert recipe.evaluation.model.also_taken is expected
+
+
+def test_a_model_that_decays_its_weights_refuses_another_optimizer(tmp_path: Path) -> None:
+    config = config_of("mhcn", zoo.config_path("mhcn"), tmp_path)
+    files = {key: config.get(f"runner.{key}") for key in ("rating_file", "relation_file")}
+    values = {"runner": files, "hyper_parameters": {"adam_d2sum": True}}
+    with pytest.raises(BadRequest, match=r"adam_d2sum: expected false .* has weight_decay, found"):
+        zoo.load("mhcn").create(Config(values))
+
+
+LOOKED_FOR = (
+    ("bert4rec", "pos_ids"),
+    ("ctr_dnn", "dense_feature"),
+    ("dssm", "query"),
+    ("ensfm", "items"),
+    ("ensfm", "num_items"),
+    ("esmm", "conversion"),
+    ("iprec", "friends"),
+)
+
+
+@pytest.mark.parametrize(("name", "column"), LOOKED_FOR)
+def test_a_column_that_is_missing_or_of_strings_is_refused_by_name(name: str, column: str) -> None:
+    recipe = zoo.load(name).create(Config({}))
+    columns = dict(batch_of(recipe.schema).items())
+    texts = Strings.encode(["a"] * 6)
+    for wrong in ({n: c for n, c in columns.items() if n != column}, {**columns, column: texts}):
+        with embedded() as cluster:
+            trainer = tr.Trainer.from_recipe(recipe, progress=False, cluster=cluster)
+            prepare = recipe.prepare or (lambda batch: batch)
+            data = (prepare(batch) for batch in [Batch(wrong)])
+            with pytest.raises(BadRequest, match=repr(column)):
+                trainer.fit(data)
 
 
 def accessor(**parts: Any) -> Config:

@@ -38,7 +38,7 @@ class DenseProgram:
                     _check_finite(one.name, tensor)
         try:
             outputs: dict[str, Tensor] = self._module(*tensors)
-        except (AssertionError, RuntimeError, ZeroDivisionError) as error:
+        except Exception as error:
             if batch.num_examples == 0:
                 raise BadRequest(
                     "Predictor: expected examples, or a model that takes a batch without any, found"

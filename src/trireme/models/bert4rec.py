@@ -25,6 +25,7 @@ from trireme.models.columns import (
     AllIds,
     examples_of,
     expect_same_sizes,
+    expect_sizes,
     expect_within,
     first_is_right,
     ragged_of,
@@ -152,13 +153,10 @@ class Ranking(nn.Module):
         """Raises BadRequest: several masked places, or as many candidates in one example as not in
         another.
         """
+        expect_sizes(batch, MASKED, 1)
         states_BD = self.states(batch)
         num, rows_ND = batch.num_examples, self.rows(batch)
-        if len(states_BD) != num or len(rows_ND) % num:
-            raise BadRequest(
-                f"Ranking: expected one masked place and as many candidates of each of {num}"
-                f" examples, found {len(states_BD)} and {len(rows_ND)} of all"
-            )
+        expect_sizes(batch, CANDIDATES, len(rows_ND) // max(num, 1))
         rows_BCD = rows_ND.view(num, -1, rows_ND.shape[1])
         biases_BC: Tensor = self.biases(batch).view(num, -1)
         return torch.einsum("bd,bcd->bc", states_BD, rows_BCD) + biases_BC

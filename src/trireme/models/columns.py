@@ -11,13 +11,14 @@ from torch import Tensor
 
 from trireme.data.batch import Batch, Ragged
 from trireme.errors import BadRequest
+from trireme.train.loop.scoring import column_of
 
 ALL_ITEMS, PLACE = "all_items", "place"
 
 
 def tensor_of(batch: Batch, name: str) -> Tensor:
-    """A column with a first dimension B. Raises BadRequest: it is ragged, or of strings."""
-    column = batch[name]
+    """A column with a first dimension B. Raises BadRequest: none, ragged, or of strings."""
+    column = column_of(batch, name, "tensor_of")
     if not isinstance(column, Tensor):
         raise BadRequest(f"tensor_of: expected {name!r} as Tensor, found {type(column).__name__}")
     return column
@@ -35,8 +36,8 @@ def numbers_of(batch: Batch, name: str, width: int) -> Tensor:
 
 
 def ragged_of(batch: Batch, name: str) -> Ragged:
-    """A column of bags. Raises BadRequest: another column."""
-    column = batch[name]
+    """A column of bags. Raises BadRequest: another column, or none."""
+    column = column_of(batch, name, "ragged_of")
     if not isinstance(column, Ragged):
         raise BadRequest(f"ragged_of: expected {name!r} as Ragged, found {type(column).__name__}")
     return column

@@ -52,7 +52,7 @@ class DSSM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B, 1 + K) cosines, that of the right document first."""
-        query_BD = self.query(batch[QUERY])
+        query_BD = self.query(tensor_of(batch, QUERY))
         cosines = [self.similarity(query_BD, batch, name) for name in self.documents]
         return torch.stack(cosines, 1)
 
@@ -70,7 +70,7 @@ class Similarity(nn.Module):
         self.model = model
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.model.similarity(self.model.query(batch[QUERY]), batch, RIGHT)
+        return self.model.similarity(self.model.query(tensor_of(batch, QUERY)), batch, RIGHT)
 
 
 def create(config: Config) -> Recipe:

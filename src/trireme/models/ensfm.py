@@ -7,7 +7,6 @@ Shapes: B users, V items, F fields, N items that were taken, D floats of a vecto
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from trireme.models.columns import (
     examples_of,
     expect_within,
     ragged_of,
+    tensor_of,
     values_of,
     with_items,
 )
@@ -132,22 +132,24 @@ class ItemList:
         """Raises BadRequest: the items have another number of fields, or are not as many as said;
         what was taken is none of them.
         """
-        items: Any = batch[ITEMS]
+        items = ragged_of(batch, ITEMS)
         ids = items.values[int(items.offsets[0]) : int(items.offsets[1])]
         num, rest = divmod(len(ids), self.fields)
         num -= 1
         if rest or num < 1:
             raise BadRequest(
                 f"ItemList: expected {self.fields} fields of each item, as"
-                f" hyper_parameters.item_fields, found {len(ids)} ids"
+                f" hyper_parameters.item_fields, found {len(ids)} ids in {ITEMS!r}"
             )
         batch = with_items(batch, ALL_ITEMS, ids[: num * self.fields])
         if not self.has_taken:
             return batch
-        column: Any = batch[NUM_ITEMS]
-        if (num_found := int(column[0])) != num:
-            raise BadRequest(f"ItemList: expected {num_found} items and one more, found {num + 1}")
-        expect_within(batch, TAKEN, num_found + 1, f"{NUM_ITEMS!r} says")
+        if (num_said := int(tensor_of(batch, NUM_ITEMS).flatten()[0])) != num:
+            raise BadRequest(
+                f"ItemList: expected {num_said} items and one more in {ITEMS!r}, as {NUM_ITEMS!r}"
+                f" says, found {num + 1}"
+            )
+        expect_within(batch, TAKEN, num_said + 1, f"{NUM_ITEMS!r} says")
         places = kept(ragged_of(batch, TAKEN), lambda place: place < num)
         return Batch({**batch.columns, PLACES: places}, batch.bags)
 

@@ -111,8 +111,12 @@ class HyperParameters:
         return tuple(self._checked(key, default, f"{len(default)} numbers", are_numbers))
 
     def flag(self, key: str, default: bool) -> bool:
-        """true or false."""
-        return bool(self._checked(key, default, "true or false", lambda v: isinstance(v, bool)))
+        """true or false, which Python's readers also take as 1 and 0."""
+
+        def is_flag(value: Any) -> bool:
+            return type(value) in (bool, int) and value in (0, 1)
+
+        return bool(self._checked(key, default, "true or false", is_flag))
 
     def sizes(self, key: str, default: Sequence[int], *, least: int = 0) -> tuple[int, ...]:
         """Widths of layers: a list of at least `least` positive integers."""
@@ -241,6 +245,11 @@ class HyperParameters:
                 raise BadRequest(
                     "hyper_parameters.adam_d2sum: expected optimizer.class Adam with it, found"
                     f" {self.get('optimizer.class')}"
+                )
+            if options:
+                raise BadRequest(
+                    "hyper_parameters.adam_d2sum: expected false with a model whose optimizer has"
+                    f" {', '.join(options)}, found true"
                 )
             cls = AdamD2Sum
         parameters = list(model.parameters())

@@ -26,6 +26,7 @@ from trireme.models.layers import BatchNorm, mlp
 from trireme.models.sequences import SequenceRows, Sequences, shares_of
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.table import Table
+from trireme.train.loop.scoring import column_of
 from trireme.train.recipe import Recipe
 
 CANDIDATE = ("user", "item", "biz", "friends")
@@ -220,7 +221,7 @@ class SplitPackages:
             packages.append(ids_of(batch, name, num * width).view(-1, num, width))
         items, bizs, friends = torch.split(torch.cat(packages, 1), [1, 1, self.sizes.friends], 2)
         parts = (items.flatten(1), bizs.flatten(1), friends.flatten(1))
-        kept = {name: batch[name] for name in ("user", *USERS)}
+        kept = {name: column_of(batch, name, "IPRec") for name in ("user", *USERS)}
         return Batch({**batch.columns, **kept, **dict(zip(PARTS, parts, strict=True))})
 
 

@@ -192,8 +192,7 @@ def create(config: Config) -> Recipe:
 
     Raises BadRequest: other max_idxs.
     """
-    section = "hyper_parameters.optimizer"
-    lr = config.get(f"{section}.global_learning_rate", 1e-3)
+    lr = HyperParameters(config).number("optimizer.global_learning_rate", 1e-3)
     hyper = HyperParameters(config, **{"optimizer.learning_rate": lr})
     kinds = hyper.get("max_idxs", [[0] * 7, [0] * 7, [0] * 6])
     are_lists = isinstance(kinds, list) and all(isinstance(one, list) and one for one in kinds)

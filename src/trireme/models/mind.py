@@ -201,6 +201,8 @@ class AllItems:
     num_items: int
 
     def __call__(self, batch: Batch) -> Batch:
+        """Raises BadRequest: an answer that is no item."""
+        expect_within(batch, _ANSWERS, self.num_items, "hyper_parameters.item_count says")
         answers = kept(ragged_of(batch, _ANSWERS), lambda item: item != 0)
         add = AllIds({ALL_ITEMS: self.num_items})
         return add(Batch({**batch.columns, "answers": answers}, batch.bags))

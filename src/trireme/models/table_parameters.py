@@ -75,7 +75,7 @@ def table_options(
     if not config.has_section(key):
         return ssd
     kind = config.get(f"{key}.accessor_class", "SparseAccessor")
-    if kind not in ACCESSORS:
+    if not isinstance(kind, str) or kind not in ACCESSORS:
         raise BadRequest(
             f"{key}.accessor_class: expected one of {', '.join(ACCESSORS)}, found {kind!r}"
         )

@@ -49,7 +49,7 @@ class TDM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B, S) logits."""
-        user_BW = self.user(batch[USER])
+        user_BW = self.user(tensor_of(batch, USER))
         return _logits(self.mlp, user_BW, self.nodes(batch).unflatten(0, (user_BW.shape[0], -1)))
 
 
@@ -84,7 +84,7 @@ class BeamSearch(nn.Module):
         self.register_buffer("below", torch.from_numpy(places), persistent=False)
 
     def forward(self, batch: Batch) -> Tensor:
-        user_BW, rows_VW = self.user(batch[USER]), self.nodes(batch)
+        user_BW, rows_VW = self.user(tensor_of(batch, USER)), self.nodes(batch)
         last = len(self.sizes) - 1
         level = next((i for i, size in enumerate(self.sizes) if size > self.keep), last)
         begin, num_leaves = sum(self.sizes[:level]), self.sizes[-1]

@@ -20,6 +20,7 @@ from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
 from trireme.models.layers import mlp
 from trireme.table import Table
+from trireme.train.loop.scoring import column_of
 from trireme.train.recipe import Recipe
 
 USER = ("user_id",)
@@ -100,7 +101,7 @@ class InBatchSoftmax:
         return nn.functional.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
 
     def _ids(self, batch: Batch) -> Tensor:
-        column = batch[self.item]
+        column = column_of(batch, self.item, "InBatchSoftmax")
         ids: Column | None = column
         if isinstance(column, Ragged):
             is_one_each = bool((column.offsets.diff() == 1).all())

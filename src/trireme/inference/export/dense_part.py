@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("trireme")
 
 RAGGED = ("values", "offsets", "weights")
-_IS_ABOVE_ONE = re.compile("(!= 1|>= [23])$")
-"""How torch.export writes that a size, or one that is one more, is not 1."""
+_SIZE = r"L\['tensors'\]\[(\d+)\]\.size\(\)\[0\]"
+_IS_ABOVE_ONE = re.compile(rf"\(?\(-1\) \+ {_SIZE}\)? (?:!= 1|>= 2)|{_SIZE} >= 3")
+"""How torch.export writes that there are two examples, by the number of an input of offsets."""
 
 
 def export_program(
@@ -68,33 +69,39 @@ def export_program(
             f"export_model: expected a model that torch.export takes, found {error}"
         ) from error
     described = _with_sizes(inputs, program, batch.num_examples)
-    _let_one_example_in(program, described, example)
+    _let_one_example_in(program, described, example, dense.sized)
     return program, described, outputs
 
 
 def _let_one_example_in(
-    program: ExportedProgram, inputs: Sequence[ProgramInput], example: ExampleBatch
+    program: ExportedProgram,
+    inputs: Sequence[ProgramInput],
+    example: ExampleBatch,
+    sized: str | None,
 ) -> None:
-    """Have the program take a batch of one example, or warn that it does not.
+    """Have the program take a batch of one example, or refuse it, with a warning.
 
     torch.export takes it for granted that no size is 1. Where the number of examples is known as
     one less than the offsets, it makes that a condition. What was computed under it may hold
-    without it, which the outputs for one example show.
+    without it, which the outputs for one example show. Sizes that they do not show, such as the
+    number of ids, keep their conditions.
     """
     try:
         _expect_to_serve_one(program, inputs, example)
     except BadRequest:
         bounds, conditions = dict(program.range_constraints), _conditions(program)
         all_conditions = list(conditions)
+        shapes = zip(inputs, _shapes_in(program), strict=True)
+        sizes = {str(shape[0]) for one, shape in shapes if one.role == "offsets"}
         for size, allowed in bounds.items():
-            if allowed.lower == 3:
+            if str(size) in sizes and allowed.lower == 3:
                 program.range_constraints[size] = type(allowed)(2, allowed.upper)
-        conditions[:] = [text for text in all_conditions if not _IS_ABOVE_ONE.search(text)]
+        conditions[:] = [text for text in all_conditions if not _is_above_one(text, inputs)]
         try:
             _expect_to_serve_one(program, inputs, example)
         except BadRequest as error:
             program.range_constraints.update(bounds)
-            conditions[:] = all_conditions
+            conditions[:] = all_conditions + _not_one(inputs, example.batch, sized)
             log.warning("export_model: the model is exported for two examples and more: %s", error)
 
 
@@ -104,18 +111,41 @@ def _conditions(program: ExportedProgram) -> list[str]:
     return conditions
 
 
+def _is_above_one(condition: str, inputs: Sequence[ProgramInput]) -> bool:
+    match = _IS_ABOVE_ONE.fullmatch(condition)
+    return match is not None and inputs[int(match[1] or match[2])].role == "offsets"
+
+
+def _not_one(inputs: Sequence[ProgramInput], batch: Batch, sized: str | None) -> list[str]:
+    """The conditions that a batch of one example does not meet. sized: a lookup with a row each."""
+
+    def has_row_each(one: ProgramInput) -> bool:
+        if one.role != "column":
+            return one.role == "lookup" and one.name == sized
+        column = batch[one.name]
+        return isinstance(column, Tensor) and len(column) == batch.num_examples
+
+    sizes = {i: 1 for i, one in enumerate(inputs) if has_row_each(one)}
+    sizes |= {i: 2 for i, one in enumerate(inputs) if one.role == "offsets"}
+    return [f"L['tensors'][{i}].size()[0] != {size}" for i, size in sizes.items()]
+
+
 def _expect_to_serve_one(
     program: ExportedProgram, inputs: Sequence[ProgramInput], example: ExampleBatch
 ) -> None:
-    """Raises BadRequest: the program refuses the first example alone, or has other outputs for it
-    than the model.
+    """Raises BadRequest: the program or the model refuses one example alone, or their outputs for
+    it differ.
     """
     batch, gathered = example.of_one()
     actual = DenseProgram(program, program.module(), inputs)(batch, gathered, is_checked=True)
-    with torch.no_grad():
-        expected = outputs_by_name(example.model(Batch(batch.columns, None, dict(gathered))))
+    try:
+        with torch.no_grad():
+            expected = outputs_by_name(example.model(Batch(batch.columns, None, dict(gathered))))
+    except Exception as error:
+        raise BadRequest(f"expected a model that takes one example, found {error!r}") from error
     for name, output in expected.items():
-        if not torch.allclose(actual[name], output, rtol=1e-3, atol=1e-5, equal_nan=True):
+        is_same = actual[name].shape == output.shape
+        if not is_same or not torch.allclose(actual[name], output, 1e-3, 1e-5, equal_nan=True):
             raise BadRequest(f"expected output {name!r} of one example as the model's, found other")
 
 
@@ -207,16 +237,20 @@ def _with_sizes(
     """
     from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
-    nodes = {node.name: node for node in program.graph.nodes}
     sized = []
-    for one, name in zip(inputs, program.graph_signature.user_inputs, strict=True):
-        sizes = nodes[name].meta["val"].shape
+    for one, sizes in zip(inputs, _shapes_in(program), strict=True):
         shape = tuple(int(size) if is_concrete_int(size) else None for size in sizes)
         sized.append(replace(one, shape=shape))
-        if shape[0] is not None and one.shape[0] == num_examples:
+        if shape[0] is not None and one.shape[0] == num_examples + (one.role == "offsets"):
             raise BadRequest(
                 f"export_model: expected a model for any number of examples, found that {one.role}"
                 f" {one.name!r} must have {shape[0]}: a size taken as a number, by len(), say;"
                 " x.shape[0] varies"
             )
     return tuple(sized)
+
+
+def _shapes_in(program: ExportedProgram) -> list[torch.Size]:
+    """The shapes of the inputs; sizes that vary are symbols."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    return [nodes[name].meta["val"].shape for name in program.graph_signature.user_inputs]

@@ -27,7 +27,7 @@ class ExampleBatch:
         self.model = model
         self.planner = Planner(model, pool=cluster.pool)
         batch = as_batch(source)
-        self.batch = _without_sizes_of_one(batch)
+        self.batch = _without_sizes_of_one(_examples(batch, 0, batch.num_examples))
         self._cluster = cluster
         self._plan = self.planner.plan(self.batch, train=False)
         are_strings = {
@@ -54,8 +54,9 @@ class ExampleBatch:
         return self._lookups(self.batch, self._plan, rows)
 
     def of_one(self) -> tuple[Batch, dict[str, Tensor]]:
-        """The first example alone, and what the embedding modules return for it."""
-        batch = Batch({n: _first(c) for n, c in self.batch.items()}, hashed=self.batch.hashed)
+        """One example alone, and what the embedding modules return for it."""
+        i = _fullest(self.batch)
+        batch = _examples(self.batch, i, i + 1)
         plan = self.planner.plan(batch, train=False)
         rows = session_of(self._cluster).pull(plan.keys()).rows
         return batch, self._lookups(batch, plan, rows)
@@ -83,14 +84,29 @@ def _without_sizes_of_one(batch: Batch) -> Batch:
     return Batch({n: _twice(c) for n, c in batch.items()}, hashed=batch.hashed)
 
 
-def _first(column: Column) -> Column:
-    if isinstance(column, Tensor):
-        return column[:1]
-    if isinstance(column, Strings):
-        return Strings(column.data, column.offsets[:2])
-    end = int(column.offsets[1])
-    weights = None if column.weights is None else column.weights[:end]
-    return Ragged(column.values[:end], column.offsets[:2], weights)
+def _fullest(batch: Batch) -> int:
+    """The example whose smallest bag is the largest, the first of such: empty bags show little."""
+    sizes = [column.offsets.diff() for _, column in batch.items() if isinstance(column, Ragged)]
+    return int(torch.stack(sizes).amin(0).argmax()) if sizes else 0
+
+
+def _examples(batch: Batch, begin: int, end: int) -> Batch:
+    """These examples, with their ids alone. What has no part for each belongs to the batch."""
+
+    def part(column: Column) -> Column:
+        if isinstance(column, Tensor):
+            return column[begin:end] if column.shape[:1] == (num,) else column
+        if len(column.offsets) != num + 1:
+            return column
+        offsets = column.offsets[begin : end + 1]
+        first, last = offsets[[0, -1]].tolist()
+        if isinstance(column, Strings):
+            return Strings(column.data[first:last], offsets - first)
+        weights = None if column.weights is None else column.weights[first:last]
+        return Ragged(column.values[first:last], offsets - first, weights)
+
+    num = batch.num_examples
+    return Batch({n: part(column) for n, column in batch.items()}, hashed=batch.hashed)
 
 
 def _twice(column: Column) -> Column:
@@ -106,6 +122,4 @@ def _twice(column: Column) -> Column:
 
 
 def _twice_ragged(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    values = values[int(offsets[0]) : int(offsets[-1])]
-    offsets = offsets - offsets[0]
     return torch.cat([values, values]), torch.cat([offsets, offsets[1:] + offsets[-1]])

@@ -304,8 +304,17 @@ def _module_lookup(spec: LookupSpec) -> ModuleLookup:
 
 
 def _difference(exact: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> tuple[float, float]:
-    """The largest and the root mean square difference over all outputs."""
-    difference = torch.cat([(exact[name] - stored[name]).double().flatten() for name in exact])
+    """The largest and the root mean square difference over all outputs. Raises BadRequest: they
+    are not finite.
+    """
+    differences = {name: (exact[name].double() - stored[name].double()).flatten() for name in exact}
+    for name, one in differences.items():
+        if not one.isfinite().all():
+            raise BadRequest(
+                "export_model: expected finite outputs for the example batch, found others in"
+                f" {name!r}"
+            )
+    difference = torch.cat(list(differences.values()))
     if difference.numel() == 0:
         return 0.0, 0.0
     return float(difference.abs().max()), float(difference.square().mean().sqrt())
