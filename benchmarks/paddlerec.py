@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paddlerec", description=__doc__)
     parser.add_argument("folder", type=Path, help="a clone of PaddleRec")
     parser.add_argument("--only", default="", help="YAML files whose path has this text")
-    parser.add_argument("--limit_s", type=float, default=900.0, help="of each run")
+    parser.add_argument("--limit_s", type=float, default=2400.0, help="of each run")
     parser.add_argument("--results", type=Path, help="kept there; what is there is not run again")
     parser.add_argument("--page", type=Path, help="the page that gets the table")
     arguments = parser.parse_args(argv)

@@ -15,21 +15,21 @@ def _column(values: torch.Tensor) -> Ragged:
     return Ragged(values.flatten(), torch.arange(num + 1) * size)
 
 
-def _dpin(num: int) -> Batch:
+def _dpin(num: int = 6) -> Batch:
     ids = {"hist_item": 30, "hist_cat": 30, "target_item": 1, "target_cat": 1}
     columns = {name: _column(torch.randint(1, 50, (num, size))) for name, size in ids.items()}
     position = _column(torch.randint(1, 4, (num, 1)))
     return Batch({**columns, "target_pos": position, "label": (torch.arange(num) % 2).float()})
 
 
-def _sign(num: int) -> Batch:
+def _sign(num: int = 6) -> Batch:
     nodes, pairs = torch.randint(0, 50, (num, 2)), torch.tensor([[0, 0, 0, 1, 1, 1]])
     label = torch.eye(2)[torch.arange(num) % 2]
     columns = {"nodes": _column(nodes), "edges": _column(pairs.repeat(num, 1))}
     return Batch({**columns, "ends": _column(nodes[:, pairs[0]]), "label": label})
 
 
-def _maml(num: int) -> Batch:
+def _maml(num: int = 1) -> Batch:
     columns = {}
     for part, size in (("support", 5), ("query", 75)):
         columns[part] = torch.randn(num, size * 28 * 28)
@@ -37,7 +37,7 @@ def _maml(num: int) -> Batch:
     return Batch(columns)
 
 
-def _metaheac(num: int) -> Batch:
+def _metaheac(num: int = 2) -> Batch:
     columns = {}
     for part in ("support", "query"):
         users = [
@@ -49,9 +49,10 @@ def _metaheac(num: int) -> Batch:
     return Batch(columns)
 
 
-OWN_BATCHES: dict[str, Callable[[], Batch]] = {
-    "dpin": lambda: _dpin(6),
-    "maml": lambda: _maml(1),
-    "metaheac": lambda: _metaheac(2),
-    "sign": lambda: _sign(6),
+OWN_BATCHES: dict[str, Callable[..., Batch]] = {
+    "dpin": _dpin,
+    "maml": _maml,
+    "metaheac": _metaheac,
+    "sign": _sign,
 }
+"""By model: a batch of so many examples, or of a default."""

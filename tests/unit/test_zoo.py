@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trireme.inference.export import export_model
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import zoo
+from trireme.train.recipe import Recipe
 
 TWO_OF_EACH = (
     *("hist_item_seq", "hist_cat_seq", "neg_hist_item_seq", "neg_hist_cat_seq", "negatives"),
@@ -134,30 +136,66 @@ def test_every_model_has_its_gradients_clipped_as_configured(name: str, tmp_path
 EXPORTED = (
     *("bst", "deeprec", "dien", "din", "dsin", "dssm", "ensfm", "escm2", "esmm", "flen", "iprec"),
     *("match_pyramid", "mind", "mmoe", "multiview_simnet", "ncf", "ple", "share_bottom"),
-    *("slot_dnn", "tagspace", "textcnn", "tisas", "two_tower", "word2vec"),
+    *("sign", "slot_dnn", "tagspace", "tdm", "textcnn", "tisas", "two_tower", "word2vec"),
 )
+
+
+def small(name: str, folder: Path) -> tuple[Recipe, Callable[[int], Batch]]:
+    """A small model, and what makes batches for it of so many examples."""
+    values: dict[str, Any] = {"slot_num": 3, "max_len": 4, "neg_samples": 5, "cate_size": 20}
+    values |= {"query_len": 4, "pos_len": 4, "neg_len": 4, "layer_sizes": [30, 20]}
+    values |= {"_voc_size": 1000}
+    if name in ("mhcn", "tdm"):
+        config = config_of(name, zoo.config_path(name), folder)
+    else:
+        config = Config({"hyper_parameters": values})
+    recipe = zoo.load(name).create(config)
+
+    def batch(num: int) -> Batch:
+        made = OWN_BATCHES[name](num) if name in OWN_BATCHES else batch_of(recipe.schema, num)
+        return made if recipe.prepare is None else recipe.prepare(made)
+
+    return recipe, batch
 
 
 # torch's export says so of every nn.GRU.
 @pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_model_is_exported_and_serves_batches_of_other_sizes(name: str, tmp_path: Path) -> None:
-    small: dict[str, Any] = {"slot_num": 3, "max_len": 4, "neg_samples": 5, "cate_size": 20}
-    small |= {"query_len": 4, "pos_len": 4, "neg_len": 4, "layer_sizes": [30, 20]}
-    recipe = zoo.load(name).create(Config({"hyper_parameters": small}))
-
-    def prepared(num: int) -> Batch:
-        batch = batch_of(recipe.schema, num)
-        return batch if recipe.prepare is None else recipe.prepare(batch)
-
+    recipe, batch_of_size = small(name, tmp_path)
     with embedded() as cluster:
-        trainer = tr.Trainer(recipe.model, recipe.optimizer, loss=recipe.loss, cluster=cluster)
-        export_model(trainer, tmp_path / "export", batch=prepared(20))
+        trainer = tr.Trainer.from_recipe(recipe, progress=False, cluster=cluster)
+        trainer.fit([batch_of_size(20)])
+        export_model(trainer, tmp_path / "export", batch=batch_of_size(20))
         predictor = Predictor(tmp_path / "export")
         for num in (1, 20, 33):
-            batch = prepared(num)
+            batch = batch_of_size(num)
             outputs = dict(predictor.predict(batch).outputs)
             torch.testing.assert_close(outputs, dict(trainer.predict([batch])))
+
+
+def test_bert4rec_is_exported_for_two_examples_and_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe, batch_of_size = small("bert4rec", tmp_path)
+    with embedded() as cluster:
+        trainer = tr.Trainer.from_recipe(recipe, progress=False, cluster=cluster)
+        export_model(trainer, tmp_path / "export", batch=batch_of_size(20))
+        assert "the model is exported for two examples and more" in caplog.text
+        predictor, two = Predictor(tmp_path / "export"), batch_of_size(2)
+        outputs = dict(predictor.predict(two).outputs)
+        torch.testing.assert_close(outputs, dict(trainer.predict([two])))
+        with pytest.raises(BadRequest, match="expected columns of the same examples"):
+            predictor.predict(batch_of_size(1))
+
+
+@pytest.mark.parametrize("name", ["maml", "metaheac", "mhcn"])
+def test_models_that_torch_cannot_export_are_refused(name: str, tmp_path: Path) -> None:
+    recipe, batch_of_size = small(name, tmp_path)
+    with embedded() as cluster:
+        trainer = tr.Trainer.from_recipe(recipe, progress=False, cluster=cluster)
+        with pytest.raises(BadRequest, match=r"expected a model that torch\.export takes"):
+            export_model(trainer, tmp_path / "export", batch=batch_of_size(2))
 
 
 def test_paddlerecs_inputs_come_in_their_order() -> None:

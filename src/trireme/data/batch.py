@@ -40,6 +40,13 @@ class Ragged(NamedTuple):
     offsets: Tensor
     weights: Tensor | None = None
 
+    def cut(self, begin: int, end: int) -> Ragged:
+        """The bags begin to end with their values alone, which are views; offsets from 0."""
+        offsets = self.offsets[begin : end + 1]
+        first, last = offsets[[0, -1]].tolist()
+        weights = None if self.weights is None else self.weights[first:last]
+        return Ragged(self.values[first:last], offsets - first, weights)
+
 
 class Strings(NamedTuple):
     """A string per example: that of example b is data[offsets[b]:offsets[b + 1]] in UTF-8.
@@ -117,10 +124,8 @@ class Bags:
         if name not in self.names:
             raise KeyError(f"Bags: no feature {name!r}; there are {', '.join(self.names)}")
         first = self.names.index(name) * self.num_examples
-        offsets = self.offsets[first : first + self.num_examples + 1]
-        begin, end = offsets[[0, -1]].tolist()
-        weights = None if self.weights is None else self.weights[begin:end]
-        return Ragged(self.values[begin:end], offsets - begin, weights)
+        bags = Ragged(self.values, self.offsets, self.weights)
+        return bags.cut(first, first + self.num_examples)
 
 
 def check_stream(dataset: str, index: int, num_streams: int, epoch: int = 0) -> None:

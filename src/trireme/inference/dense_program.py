@@ -133,7 +133,9 @@ def _part(batch: Batch, one: ProgramInput) -> Tensor:
     column = batch[one.name]
     if one.role == "column" and isinstance(column, Tensor):
         return column
-    part = getattr(_ids_alone(column), one.role, None) if isinstance(column, Ragged) else None
+    if isinstance(column, Ragged):  # a program cannot cut out the ids that it needs
+        column = column.cut(0, len(column.offsets) - 1)
+    part = getattr(column, one.role, None) if isinstance(column, Ragged) else None
     if not isinstance(part, Tensor):
         wanted = "a tensor" if one.role == "column" else f"Ragged with {one.role}"
         raise BadRequest(
@@ -141,15 +143,6 @@ def _part(batch: Batch, one: ProgramInput) -> Tensor:
             f" {batch.shown_without_numbers(one.name)}"
         )
     return part
-
-
-def _ids_alone(column: Ragged) -> Ragged:
-    """The bags with offsets from 0 to the number of ids: a program cannot cut out what it needs."""
-    begin, end = column.offsets[[0, -1]].tolist()
-    if (begin, end) == (0, len(column.values)):
-        return column
-    weights = None if column.weights is None else column.weights[begin:end]
-    return Ragged(column.values[begin:end], column.offsets - begin, weights)
 
 
 def _as_exported(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -25,17 +25,18 @@ def mlp(
 ) -> nn.Sequential:
     """Linear layers of these widths with an activation between them, weights
     Normal(gain / sqrt(fan_in)), biases 0. activates_last: there is one behind the last, too.
-    dropouts: behind the activations, where there are any.
+    dropouts: one behind each activation, if there are any.
     """
     layers: list[nn.Module] = []
-    for (fan_in, fan_out), dropout in itertools.zip_longest(itertools.pairwise(sizes), dropouts):
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
         linear = nn.Linear(fan_in, fan_out)
         nn.init.normal_(linear.weight, std=gain / math.sqrt(fan_in))
         nn.init.zeros_(linear.bias)
-        layers += [linear, activation()]
-        if dropout is not None:
-            layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*(layers if activates_last else layers[:-1]))
+        layers.append(linear)
+        if activates_last or i < len(sizes) - 2:
+            layers.append(activation())
+            layers += [nn.Dropout(dropouts[i])] if dropouts else []
+    return nn.Sequential(*layers)
 
 
 def text_convolution(width: int, channels: int, window: int, *, length: int) -> nn.Conv1d:

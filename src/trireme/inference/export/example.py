@@ -86,7 +86,8 @@ def _without_sizes_of_one(batch: Batch) -> Batch:
 
 def _fullest(batch: Batch) -> int:
     """The example whose smallest bag is the largest, the first of such: empty bags show little."""
-    sizes = [column.offsets.diff() for _, column in batch.items() if isinstance(column, Ragged)]
+    bags = [column.offsets.diff() for _, column in batch.items() if isinstance(column, Ragged)]
+    sizes = [sizes for sizes in bags if len(sizes) == batch.num_examples]
     return int(torch.stack(sizes).amin(0).argmax()) if sizes else 0
 
 
@@ -98,12 +99,9 @@ def _examples(batch: Batch, begin: int, end: int) -> Batch:
             return column[begin:end] if column.shape[:1] == (num,) else column
         if len(column.offsets) != num + 1:
             return column
-        offsets = column.offsets[begin : end + 1]
-        first, last = offsets[[0, -1]].tolist()
         if isinstance(column, Strings):
-            return Strings(column.data[first:last], offsets - first)
-        weights = None if column.weights is None else column.weights[first:last]
-        return Ragged(column.values[first:last], offsets - first, weights)
+            return Strings(*Ragged(*column).cut(begin, end)[:2])
+        return column.cut(begin, end)
 
     num = batch.num_examples
     return Batch({n: part(column) for n, column in batch.items()}, hashed=batch.hashed)
