@@ -164,8 +164,8 @@ void register_ssd(nb::module_& m) {
   m.def(
       "ssd_buffer_bytes",
       [](std::size_t row_bytes, std::size_t buffer_bytes, std::size_t read_bytes) {
-        return Tier::buffer_bytes({.buffer_bytes = buffer_bytes, .read_bytes = read_bytes},
-                                  row_bytes);
+        return Tier::buffer_bytes(
+            {.devices = {}, .buffer_bytes = buffer_bytes, .read_bytes = read_bytes}, row_bytes);
       },
       "row_bytes"_a, "buffer_bytes"_a, "read_bytes"_a,
       "Bytes that buffers and reads of a table with rows on SSD take at all times. row_bytes: of "

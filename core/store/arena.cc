@@ -135,7 +135,9 @@ void Arena::end_shrink(bool is_abandoned) noexcept {
 
 Arena::Use Arena::use() const {
   std::lock_guard lock(mutex_);
-  return {.num_rows = num_rows_, .num_free = num_free_};
+  const std::size_t limit = limit_;
+  const std::size_t num_leaving = num_rows_ - std::min(num_rows_, limit) - left_.size();
+  return {.num_rows = num_rows_, .num_free = num_free_, .num_leaving = num_leaving};
 }
 
 std::size_t Arena::bytes() const {

@@ -62,8 +62,9 @@ class Arena {
   bool is_leaving(Ref ref) const noexcept { return ref >= limit_.load(std::memory_order_relaxed); }
   bool is_shrinking() const noexcept { return limit_.load(std::memory_order_relaxed) != kNoLimit; }
   struct Use {
-    std::size_t num_rows;  // whose memory was taken
-    std::size_t num_free;  // of them, those that can be given out
+    std::size_t num_rows;     // whose memory was taken
+    std::size_t num_free;     // of them, those that can be given out
+    std::size_t num_leaving;  // of them, those in use that shrink() waits for
   };
   Use use() const;
 

@@ -247,7 +247,8 @@ void Tier::fail(const Need& need, const Need& others) const {
                   mebibytes(need.read_bytes) + " of pages more to fit into its budget of " +
                   mebibytes(memory_bytes_) + ", found that they need " + total(need) +
                   " of it, other calls " + total(others) +
-                  ", and what finds rows on SSD, and buffers, " + mebibytes(bytes_beside_rows()) +
+                  ", what finds rows on SSD, and buffers, " + mebibytes(bytes_beside_rows()) +
+                  ", and rows that did not leave memory " + mebibytes(table_.arenas_.bytes()) +
                   "; give it more memory (`trireme size` tells how much)");
 }
 
@@ -331,9 +332,10 @@ std::size_t Tier::move_out(std::uint32_t bucket) {
   leave_out_claimed(bucket, refs);
   std::vector<Arena::Ref> coldest, of_class;
   for (int i = 0; i < num_classes; ++i) {
-    // Rows that leave their memory go to other places in memory first.
+    // Rows that leave their memory go to other places in memory, if there are enough.
     const Arena& arena = table_.arenas_.of(i);
-    if (arena.is_shrinking() && arena.use().num_free > promised_rows_ + 1) continue;
+    const Arena::Use use = arena.use();
+    if (arena.is_shrinking() && use.num_free > promised_rows_ + 1 + use.num_leaving) continue;
     of_class.clear();
     std::ranges::copy_if(refs, std::back_inserter(of_class),
                          [&](Arena::Ref ref) { return table_.arenas_.class_of(ref) == i; });

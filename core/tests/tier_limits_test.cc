@@ -247,6 +247,23 @@ void test_a_smaller_budget_holds_when_it_has_been_set(std::uint64_t seed) {
   for (const float n : counted.counts_of(counted.keys)) CHECK_EQUAL(n, 1);
 }
 
+// Most buckets have few rows, and those that leave memory are of other buckets than the few that
+// have enough rows for a page worth writing.
+void test_a_smaller_budget_holds_where_few_buckets_have_many_rows(std::uint64_t seed) {
+  Counted counted(seed, 20000, std::size_t{4} << 20, kNumBuckets);
+  std::ranges::sort(counted.keys, {}, [](std::uint64_t key) { return bucket_of(key); });
+  for (std::size_t i = 0; i < counted.keys.size(); i += 1000) {
+    counted.push(std::span(counted.keys).subspan(i, 1000));
+  }
+  const std::size_t held = counted.table->bytes();
+  for (const std::size_t share : {32, 16, 8}) {
+    const std::size_t budget = held - (std::size_t{1} << 20) / share;
+    counted.table->set_memory(budget);
+    CHECK(counted.table->bytes() <= budget);
+  }
+  for (const float n : counted.counts_of(counted.keys)) CHECK_EQUAL(n, 1);
+}
+
 void test_a_budget_that_the_tier_alone_exceeds_is_refused() {
   TableConfig config;
   config.dims = {8};
@@ -270,6 +287,7 @@ int main(int argc, char** argv) {
   test_a_flush_takes_no_room_that_was_promised();
   test_a_settle_that_fails_tells_how_many_rows_are_settled(seed);
   test_a_smaller_budget_holds_when_it_has_been_set(seed);
+  test_a_smaller_budget_holds_where_few_buckets_have_many_rows(seed);
   test_many_callers(seed);
   test_a_full_device_refuses_pushes_and_answers_lookups(seed);
   test_a_damaged_page_is_an_error_of_its_rows_alone(seed);
