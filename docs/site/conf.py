@@ -45,6 +45,8 @@ include_patterns = [
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
     *("docs/**", "examples/notebooks/*", "benchmarks/results/*.md"),
 ]
+# Folders that are not searched for pages: they hold most files there are.
+exclude_patterns = [".*", "build", "core", "src", "tests"]
 myst_heading_anchors = 4
 
 # A docstring is plain text with code in single quotes, and Google's sections.

@@ -94,7 +94,8 @@ def test_calls_fail_in_time_and_go_on_when_it_is_back(
         return True
 
     wait_until(goes_on)
-    for some in np.array_split(KEYS, 100):  # each within the deadline, on a busy machine too
+    parts = np.array_split(KEYS[:40_000], 20)  # each within the deadline, on a busy machine too
+    for some in parts:
         job.push(some)
-    for some in np.array_split(KEYS, 100):
+    for some in parts:
         job.pull(some)
