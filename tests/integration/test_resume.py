@@ -208,6 +208,27 @@ def test_data_that_is_cut_into_other_batches_is_warned_of(
     assert f"of {array_dataset(NUM_BATCHES).cut}, and goes on with {other.cut}" in warning
 
 
+def test_files_that_have_grown_within_an_epoch_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Streams divide their bytes: what one of them has read may be in another's share."""
+    path, schema = csv_file(tmp_path)
+
+    def warnings(stop_at: int) -> list[str]:
+        caplog.clear()
+        data = tr.data.QueueDataset(path, schema=schema, batch_size=BATCH)
+        run(tmp_path / "saved", data, stop_at=stop_at)
+        return [text for text in caplog.messages if "was saved within an epoch of" in text]
+
+    assert warnings(stop_at=16) == []
+    assert warnings(stop_at=2) == []
+    size = path.stat().st_size
+    with path.open("a") as file:
+        file.write("\n1,2,1.0\n")
+    [warning] = warnings(stop_at=2)
+    assert f"of 1 file of {size} bytes, and goes on with 1 file of {size + 9} bytes" in warning
+
+
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: Path) -> None:
     for folder in damaged_run(tmp_path):
         truncate(folder)

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from proxy import Faults, Proxy
 from trireme.errors import (
@@ -495,3 +497,27 @@ def test_deadline_reaches_the_handler_and_ends_waiting_replies(client: RpcClient
             client.call(server.endpoint, "note", timeout_s=3)
         assert time.monotonic() - start < 30
     assert 0 < remaining[0] <= 3
+
+
+# Interrupted
+
+
+def test_a_call_after_one_that_was_interrupted_while_it_was_sent(
+    client: RpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between two parts of a message: the rest of it is not the beginning of the next."""
+
+    def send_half(self: zmq.Socket, parts: Sequence[Any], flags: int, **_: Any) -> None:
+        self.send(parts[0], flags | zmq.SNDMORE, copy=False)
+        raise KeyboardInterrupt
+
+    with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
+        client.call(server.endpoint, "echo", timeout_s=20)
+        began = time.monotonic()
+        with monkeypatch.context() as patched:
+            patched.setattr(zmq.Socket, "send_multipart", send_half)
+            with pytest.raises(KeyboardInterrupt):
+                client.call(server.endpoint, "echo", {}, [np.ones(MIB, np.uint8)], timeout_s=20)
+        reply = client.call(server.endpoint, "echo", {"n": 1}, [np.zeros(3)], timeout_s=20)
+        assert reply.body == {"n": 1}
+        assert time.monotonic() - began < 4  # it does not wait for the arrays of the traceback

@@ -15,6 +15,7 @@ from torch import nn
 
 import trireme as tr
 from tests.repo import tree
+from trireme.bounded_queue import BoundedQueue
 from trireme.errors import BadRequest, Stopped, Superseded
 from trireme.job.default import default, is_default_set
 
@@ -250,6 +251,24 @@ def test_the_cells_after_an_interrupted_one_go_on(notebook: Notebook, mode: str)
     trainer.evaluate(data)  # asks the servers, which still know of the stop
     trainer.fit(data)
     assert trainer.optimizer.num_steps == before + 20
+
+
+@pytest.mark.parametrize("method", ["start", "join"])
+def test_another_loop_follows_one_that_was_interrupted_at_its_threads(
+    notebook: Notebook, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook.run(BEGIN)
+    notebook.run(TRAIN)
+    trainer, data = notebook["make_trainer"](notebook["model"]), notebook["data"]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BoundedQueue, method, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(data)
+    trainer.fit(data)
 
 
 def test_clusters_that_a_sweep_drops_leave_no_thread(notebook: Notebook) -> None:

@@ -114,6 +114,12 @@ class QueueDataset:
         """Bytes of all files."""
         return sum(file.num_bytes for file in self.files)
 
+    @property
+    def cut(self) -> str:
+        """What positions depend on: streams divide the bytes of all files."""
+        num = len(self.files)
+        return f"{num} file{'s' if num != 1 else ''} of {self.num_bytes} bytes"
+
     def __iter__(self) -> Stream:
         return self.stream(0, 1)
 

@@ -19,6 +19,7 @@ def on_first_worker(
     optimizer.mode.check_between_passes(name)
     optimizer.flush()
     optimizer.cluster.client.coordinator.gather({}, [], purpose=name)
+    optimizer.refresh()  # in sync, the last step is staged until then
 
     def settled() -> dict[str, Any]:
         optimizer.cluster.client.servers.everywhere_current("import.settled", {})

@@ -130,6 +130,7 @@ class Connection:
         self._queue: deque[PendingCall] = deque()
         self._sent: dict[int, PendingCall] = {}
         self._num_bytes_sent = 0
+        self._is_sending = False  # also after Ctrl-C in the middle of a call
         self._credit = limits  # the server's, from its welcome
         self._assembly: Assembly | None = None  # a reply of which some pieces have arrived
 
@@ -163,16 +164,18 @@ class Connection:
             return self._retry_at
         return self._send(now)
 
-    def abandon(self) -> None:
-        """Drop all unanswered calls; close the connection if one has been sent."""
+    def abandon(self, *, waits: bool) -> None:
+        """Drop all unanswered calls; close the connection if one has been sent, or a part of one.
+        waits: until ZeroMQ has released their arrays.
+        """
         unanswered = [*self._sent.values(), *self._queue]
-        if self._sent:
+        if self._sent or self._is_sending:
             self.close()
         self._sent.clear()
         self._queue.clear()
         self._num_bytes_sent = 0
         self._is_old = True
-        for pending in unanswered:
+        for pending in unanswered if waits else ():
             pending.wait_released()
 
     def close(self) -> None:
@@ -184,7 +187,7 @@ class Connection:
             self._socket.disable_monitor()
             self._monitor.close()
             self._socket.close()
-            self._assembly = None
+            self._assembly, self._is_sending = None, False
 
     def _connect(self, now: float) -> None:
         self._socket = dealer(self._context, self._limits)
@@ -251,6 +254,7 @@ class Connection:
                 or self._num_bytes_sent + pending.num_bytes > self._credit.inflight_bytes_max
             ):
                 break
+            self._is_sending = True
             try:
                 for parts in messages:
                     pending.lend(parts)
@@ -261,6 +265,7 @@ class Connection:
             pending.num_sent += 1
             self._sent[pending.id] = pending
             self._num_bytes_sent += pending.num_bytes
+            self._is_sending = False
         return math.inf
 
     def _messages(self, pending: PendingCall, now: float) -> list[list[Any]]:

@@ -165,11 +165,13 @@ class RpcClient:
         for connection, pending in batch:
             connection.put(pending)
         connections = list(dict.fromkeys(connection for connection, _ in batch))
+        is_interrupted = True  # then the traceback keeps the arrays that a call was sent with
         try:
             self._run(batch, connections, start, timeout_s, return_errors)
+            is_interrupted = False
         finally:
             for connection in connections:
-                connection.abandon()
+                connection.abandon(waits=not is_interrupted)
             self._report(batch, time.monotonic() - start)
         answers = [_named(*pair) for pair in batch]
         if not return_errors:

@@ -203,13 +203,13 @@ class Epochs:
         return EpochStart([StreamBatches(batches, position)], resumes, on_first_batch)
 
     def _warn_of_another_cut(self, dataset: Iterable[Any], resumed: LoadedCheckpoint) -> None:
-        """Positions in the epoch under way are those of other batches."""
+        """Positions in the epoch under way are those of other batches or files."""
         progress, cut = FitProgress.from_json(resumed.extra), cut_of(dataset)
         is_known = bool(progress.is_under_way and progress.cut)
         if is_known and self._cluster.worker == 0 and progress.cut != cut:
             log.warning(
                 "resume: %s was saved within an epoch of %s, and goes on with %s: examples are"
-                " lost or repeated if its batches are others; Trainer.load() begins it again",
+                " lost or repeated if it is other data; Trainer.load() begins it again",
                 *(resumed.path, progress.cut, cut or "other data"),
             )
 

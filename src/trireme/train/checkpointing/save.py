@@ -60,6 +60,7 @@ def save(
         optimizer.flush()
         state = WorkerState.current(optimizer, random or RandomState())
         states = gather_states(optimizer.cluster, state)
+        optimizer.refresh()  # in sync, the last step is staged until then
 
         def act() -> dict[str, Any]:
             if not _finish_predecessors_save(optimizer, location, options):

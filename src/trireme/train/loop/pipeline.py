@@ -123,23 +123,35 @@ class Pipeline:
         if self._training and self._mode is not None:
             self._mode.begin_run()
         self._session.is_prefetching |= self._training
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _start(self) -> None:
         self._planned.start("trireme-plan", self._plan_noted())
         if self._has_pull_thread:
             self._ahead.start("trireme-pull", self._pull_ahead())
         self._cluster.add_running(self.stop)
         queues = {"planned": self._planned.__len__, "pulled": self._ahead.__len__}
         self._cluster.metrics.queues.update(queues)
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.stop()
-        self._cluster.take_back(self.stop)
-        for queue in ("planned", "pulled"):
-            self._cluster.metrics.queues.pop(queue, None)
-        if self._training:
-            self._session.is_prefetching = False
+        self._end()
         if kind is None and not self._training and self._mode is not None:
             self._mode.end_run()  # where it trains, the pass ends, perhaps behind more pipelines
+
+    def _end(self) -> None:
+        try:
+            self.stop()
+        finally:  # also after Ctrl-C while it waits for the threads: another loop may follow
+            if self._training:
+                self._session.is_prefetching = False
+            self._cluster.take_back(self.stop)
+            for queue in ("planned", "pulled"):
+                self._cluster.metrics.queues.pop(queue, None)
 
     @property
     def _has_pull_thread(self) -> bool:

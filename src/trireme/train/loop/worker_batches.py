@@ -35,9 +35,7 @@ EPOCH_START = EpochPosition()
 
 
 def cut_of(dataset: Iterable[Any]) -> str:
-    """How a dataset is cut into the batches that positions count; empty: nobody knows, or they
-    count something else.
-    """
+    """How a dataset is cut into the batches or files that positions count; empty: nobody knows."""
     if isinstance(dataset, (list, tuple)):
         return f"{len(dataset)} batches"
     return str(getattr(dataset, "cut", ""))
