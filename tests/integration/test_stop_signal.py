@@ -21,6 +21,8 @@ from trireme.errors import BadRequest, Stopped
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.train.loop.pipeline import Pipeline
+from trireme.train.modes.geo.window import Window
+from trireme.train.modes.hybrid.replicated_dense import ReplicatedDense
 from trireme.train.modes.on_servers.pusher import Pusher
 from trireme.train.online.train_passes import PassReport
 from trireme.worker.client import WorkerClient
@@ -56,7 +58,7 @@ def trainer_on(cluster: Cluster, model: Model, mode: str = "async") -> tr.Traine
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
         loss=nn.functional.binary_cross_entropy_with_logits,
-        strategy=tr.Strategy(mode),
+        strategy=tr.Strategy(mode, k=2) if mode == "geo" else tr.Strategy(mode),
         progress=False,
         cluster=cluster,
     )
@@ -222,16 +224,28 @@ def test_a_loop_that_is_interrupted_while_it_takes_a_batch_ends_its_threads() ->
             assert pipeline._ahead.join(0)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("mode", "kind", "method"),
+    [
+        ("sync", WorkerClient, "push"),
+        ("async", Pusher, "submit"),
+        ("geo", Window, "step"),
+        ("hybrid", ReplicatedDense, "step"),
+    ],
+)
 @pytest.mark.parametrize("goes_on", ["with a load", "with a new model"])
-def test_a_push_that_ctrl_c_left_on_its_way_is_no_other_batch(
-    mode: str, goes_on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_step_that_ctrl_c_left_half_made_is_no_other_batch(
+    mode: str,
+    kind: type,
+    method: str,
+    goes_on: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kind, method = (WorkerClient, "push") if mode == "sync" else (Pusher, "submit")
-    push: Callable[..., None] = getattr(kind, method)
+    make_part: Callable[..., None] = getattr(kind, method)
 
     def interrupted(self: Any, *step: Any, **options: Any) -> None:
-        push(self, *step, **options)
+        make_part(self, *step, **options)
         raise KeyboardInterrupt
 
     def loop(training: tr.Trainer) -> None:
@@ -252,7 +266,7 @@ def test_a_push_that_ctrl_c_left_on_its_way_is_no_other_batch(
             patched.setattr(kind, method, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 loop(training)
-        with pytest.raises(BadRequest, match="expected push 5 to be repeated"):
+        with pytest.raises(BadRequest, match="as a whole, found one that was interrupted"):
             loop(training)
         if goes_on == "with a load":
             training.load(tmp_path / "saved")

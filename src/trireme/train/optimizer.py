@@ -318,8 +318,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._opt_called = True  # torch's schedulers look for it before their first step
         self.check_newest()
         self._check_unfinished()
-        lookups = replica.pending.take()
         try:
+            lookups = replica.pending.take()
             num_steps = self.mode.begin_step()
             rows = row_gradients(
                 lookups,
@@ -348,7 +348,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             in_background=in_background,
             is_skipped=is_skipped,
         )
-        self.mode.step(step)
+        try:
+            self.mode.step(step)
+        except KeyboardInterrupt as error:
+            self.mode.note_interrupt(error)
+            raise
         self.cluster.metrics.count_step(step.examples)
 
     def run_step_hooks(self) -> None:

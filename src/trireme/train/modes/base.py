@@ -94,6 +94,10 @@ class Mode(Protocol):
     def step(self, step: WorkerStep) -> None:
         """Make a step of the gradients, and leave none."""
 
+    def note_interrupt(self, error: KeyboardInterrupt) -> None:
+        """Ctrl-C has come in the middle of `step`: half of it may be made."""
+        return
+
     def wait_for_step(self) -> None:
         """Let the next forward pass use the step, in a loop without a pipeline."""
 

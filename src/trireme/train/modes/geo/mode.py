@@ -79,6 +79,10 @@ class Geo(OnServers):
             self._exchange()
         window.has_ended = False
 
+    def note_interrupt(self, error: KeyboardInterrupt) -> None:
+        super().note_interrupt(error)
+        self.window.forget()
+
     def wait_for_step(self) -> None:
         """The next forward pass reads the cache."""
 

@@ -155,6 +155,9 @@ class OnServers(Mode):
             header, step.tables, dense, in_background=step.in_background, following=following
         )
 
+    def note_interrupt(self, error: KeyboardInterrupt) -> None:
+        self.stream.fail(error)
+
     def header(self, step: WorkerStep) -> PushHeader:
         """The facts of the push of a step."""
         return PushHeader(

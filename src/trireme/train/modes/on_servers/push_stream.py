@@ -46,8 +46,21 @@ class PushStream:
         """Whether servers may have a push that this worker does not know to have arrived."""
         return self._error is not None
 
+    def fail(self, error: KeyboardInterrupt) -> None:
+        """A step was interrupted: no push may follow."""
+        self._error = error
+
     def check_usable(self) -> None:
-        """Raises BadRequest: a push has failed, so that only the same push may follow."""
+        """Raises BadRequest: a push has failed, so that only the same push may follow, or a step
+        was interrupted.
+        """
+        if isinstance(self._error, KeyboardInterrupt):
+            raise BadRequest(
+                "DistributedOptimizer.step: expected steps made as a whole, found one that was"
+                " interrupted: it may have changed rows and not weights, or some servers and not"
+                " others; load a checkpoint (if no other worker is training), make a new model, or"
+                " start this worker again"
+            ) from self._error
         if self._error is not None:
             raise BadRequest(
                 f"DistributedOptimizer.step: expected push {self.sequence + 1} to be repeated,"
