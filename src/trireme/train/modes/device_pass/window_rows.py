@@ -132,14 +132,14 @@ class RowsInWindow(RowsOnDevice):
         nothing of, as of a loop that looks up one table after the other, gets room for as many rows
         as the others have on average.
         """
-        found = {
+        num_keys = {
             class_id: len(distinct([batch.get(class_id, NO_KEYS) for batch in batches], self._pool))
             for class_id in self._classes
         }
-        some = [num for num in found.values() if num]
+        some = [num for num in num_keys.values() if num]
         usual = -(-sum(some) // max(1, len(some)))
         needs, row_bytes = {}, {}
-        for class_id, num in found.items():
+        for class_id, num in num_keys.items():
             row_bytes[class_id] = self._layout(class_id).device_bytes
             needs[class_id] = max(1, num or usual) * row_bytes[class_id]
         for class_id, need in needs.items():
