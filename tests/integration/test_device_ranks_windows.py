@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import trireme as tr
 from tests.integration.test_device_passes import RULES, assert_equal
@@ -18,6 +19,7 @@ from tests.integration.test_device_ranks import (
     on_ranks,
     on_servers,
 )
+from tests.integration.test_device_windows import Two, memory_of_two_tables, stream
 from tests.jobs import Job
 from trireme.device import BlockLayout
 from trireme.errors import BadRequest, ResourceExhausted
@@ -134,6 +136,44 @@ def accumulating(begin: Callable[[tr.Trainer], Any]) -> Callable[[Cluster], Any]
 def test_a_step_of_several_batches_keeps_their_rows_in_a_window() -> None:
     expected = on_servers(2, accumulating(lambda _: nullcontext()))
     actual = on_servers(2, accumulating(lambda one: one.in_window(4, memory_of(one, 35))))
+    assert_same(actual, expected)
+
+
+def one_table_after_the_other(begin: Callable[[tr.Trainer], Any]) -> Callable[[Cluster], Any]:
+    """A loop without a pipeline, whose first lookup is of one table alone."""
+
+    def work(cluster: Cluster) -> Any:
+        model = Two()
+        nn.init.constant_(model.top.weight, 0.1)  # nothing is drawn: workers are threads here
+        nn.init.constant_(model.top.bias, 0.1)
+        one = tr.Trainer(
+            model,
+            torch.optim.Adam(model.parameters(), 0.01),
+            strategy=tr.Strategy("sync"),
+            loss=nn.functional.binary_cross_entropy_with_logits,
+            progress=False,
+            cluster=cluster,
+        )
+        with begin(one):
+            for batch in stream(cluster.worker, 8):
+                one.loss(model(tr.data.Batch(batch)), batch["label"]).backward()
+                one.optimizer.step()
+                model.zero_grad()
+        cluster.client.coordinator.gather({}, [])
+        one.optimizer.refresh()
+        weights = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+        return [], one.optimizer.num_steps, weights
+
+    return work
+
+
+def test_a_loop_of_ones_own_looks_up_one_table_after_the_other_in_a_window() -> None:
+    expected = on_servers(2, one_table_after_the_other(lambda _: nullcontext()))
+    # An owner has at most 12 rows of a batch of each of three row classes.
+    actual = on_servers(
+        2,
+        one_table_after_the_other(lambda one: one.in_window(2, memory_of_two_tables(one, 20))),
+    )
     assert_same(actual, expected)
 
 

@@ -185,6 +185,26 @@ def test_a_loop_of_ones_own_trains_in_a_window(cluster: Cluster) -> None:
         assert_equal(actual, contents(opened))
 
 
+def trained_by_a_loop(begin: Callable[[tr.Trainer], Any]) -> dict[str, np.ndarray]:
+    with embedded() as opened:
+        set_default(opened)
+        one = trainer_of_two_tables()
+        with begin(one):
+            for batch in stream(0):
+                loss = one.loss(one.model(tr.data.Batch(batch)), batch["label"])
+                loss.backward()
+                one.optimizer.step()
+                one.model.zero_grad()
+        return contents(opened)
+
+
+def test_a_loop_of_ones_own_looks_up_one_table_after_the_other_in_a_window() -> None:
+    expected = trained_by_a_loop(lambda _: nullcontext())
+    # Of 10 rows of each of three row classes: a batch has at most 6.
+    actual = trained_by_a_loop(lambda one: one.in_window(2, memory_of_two_tables(one, 10)))
+    assert_equal(actual, expected)
+
+
 def test_wrong_windows_are_refused(cluster: Cluster) -> None:
     one = trainer(RULES["adagrad"]())
     cases: tuple[tuple[Any, int | str, str], ...] = (
@@ -257,18 +277,30 @@ class Two(nn.Module):
         return self.top(rows).squeeze(1)
 
 
+def trainer_of_two_tables() -> tr.Trainer:
+    torch.manual_seed(3)
+    model = Two()
+    return tr.Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), 0.01),
+        strategy=tr.Strategy("sync"),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        progress=False,
+    )
+
+
+def memory_of_two_tables(one: tr.Trainer, num_rows: int) -> int:
+    """Of so many rows of each row class."""
+    parts = [
+        (table, part.class_id.row_class) for table in one.optimizer.tables for part in table.parts
+    ]
+    return num_rows * sum(BlockLayout.of(t.schema, number).device_bytes for t, number in parts)
+
+
 def trained_on_two_tables(begin: Callable[[tr.Trainer], Any]) -> dict[str, np.ndarray]:
     with embedded() as opened:
         set_default(opened)
-        torch.manual_seed(3)
-        model = Two()
-        one = tr.Trainer(
-            model,
-            torch.optim.Adam(model.parameters(), 0.01),
-            strategy=tr.Strategy("sync"),
-            loss=nn.functional.binary_cross_entropy_with_logits,
-            progress=False,
-        )
+        one = trainer_of_two_tables()
         with begin(one):
             one.fit(stream(0), epochs=2)
         return contents(opened)

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,9 +61,10 @@ class CoordinatorCalls:
         """Meet all workers; returns what each of them contributed, in the order of the workers.
 
         Args:
-            timeout_s: how long to wait for the others; default the client's.
-            patient: wait up to PATIENCE times as long while all workers send heartbeats: they may
-                have more to do than this one.
+            timeout_s: how long to wait for the others; default the client's, or if patient PATIENCE
+                times as long.
+            patient: the others may have more to do than this one. Yet wait no longer than the
+                client's timeout once a worker sends no heartbeats.
             to: who gets the arrays, see `MEETING_ARRAYS`. Others get none; with SUM there is one
                 contribution, whose body is that of each.
 
@@ -73,14 +75,22 @@ class CoordinatorCalls:
         """
         place = {"pass": self._script.number, "name": self._script.next_meeting()}
         message = self._signed({**place, "purpose": purpose, "body": body, "arrays": to})
-        for patience in reversed(range(PATIENCE if patient else 1)):
+        part_s = self._servers.timeout_s
+        whole_s = part_s * (PATIENCE if patient else 1) if timeout_s is None else timeout_s
+        deadline = time.monotonic() + whole_s
+        left_s = whole_s
+        while True:
             try:
                 reply = self._servers.coordinator(
-                    "coord.gather", message, arrays, timeout_s=timeout_s
+                    "coord.gather",
+                    message,
+                    arrays,
+                    timeout_s=min(left_s, part_s) if patient else whole_s,
                 )
                 break
             except DeadlineExceeded as error:
-                if patience == 0 or self.silent_workers():
+                left_s = deadline - time.monotonic()
+                if not patient or left_s <= 0 or self.silent_workers():
                     raise
                 log.warning("still waiting, all workers are alive: %s", error)
         rest = iter(reply.arrays)

@@ -24,7 +24,7 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.interchange.worker_side.import_requests import importing, new_id, send_wide_rows
 from trireme.protocol.block_messages import BlockTensors
 from trireme.protocol.pass_lease import PassLease
-from trireme.protocol.routing import Keys
+from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.rows.wide_rows import WideRows
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.block_of_keys import rows_or_new
@@ -54,6 +54,7 @@ class RowsInWindow(RowsOnDevice):
     ) -> None:
         """id: of the import; default a new one. opens: whether this worker begins and ends it."""
         super().__init__(setup, device, lease)
+        self._classes = [part.class_id for table in setup.tables for part in table.parts]
         self.lookahead = size.batches
         self._num_bytes = size.num_bytes
         self._planned = threading.Condition()
@@ -127,12 +128,20 @@ class RowsInWindow(RowsOnDevice):
     # ---- blocks ----
 
     def _make_blocks(self, batches: list[KeysByClass]) -> None:
-        """Divide the memory among the row classes as these batches need it."""
+        """Divide the memory among the row classes as these batches need it. A class that they say
+        nothing of, as of a loop that looks up one table after the other, gets room for as many rows
+        as the others have on average.
+        """
+        num_keys = {
+            class_id: len(distinct([batch.get(class_id, NO_KEYS) for batch in batches], self._pool))
+            for class_id in self._classes
+        }
+        some = [num for num in num_keys.values() if num]
+        usual = -(-sum(some) // max(1, len(some)))
         needs, row_bytes = {}, {}
-        for class_id in batches[0]:
-            keys = distinct([batch[class_id] for batch in batches], self._pool)
+        for class_id, num in num_keys.items():
             row_bytes[class_id] = self._layout(class_id).device_bytes
-            needs[class_id] = max(1, len(keys)) * row_bytes[class_id]
+            needs[class_id] = max(1, num or usual) * row_bytes[class_id]
         for class_id, need in needs.items():
             num_rows = int(self._num_bytes * (need / sum(needs.values()))) // row_bytes[class_id]
             num_rows = min(num_rows, SLOTS_MAX)

@@ -127,7 +127,7 @@ class SharedDevicePass(DevicePass):
             rows_before = None
         if isinstance(source, WindowSize):
             id = str(bodies[0]["id"])
-            return self._agreed(lambda: OwnedWindow(setup, source, device, self._lease, owners, id))
+            return self._agreed(lambda: OwnedWindow(setup, source, device, self._lease, id))
         if ahead is not None and are_ahead:
             owned = keys_ahead(exchange, ahead)
         else:

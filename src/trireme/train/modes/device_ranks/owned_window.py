@@ -18,7 +18,6 @@ from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.window_rows import RowsInWindow
 from trireme.train.modes.device_ranks.owned_rows import Ahead
-from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.pass_data import WindowSize, distinct
 from trireme.worker.gradients import KeysByClass
@@ -33,12 +32,10 @@ class OwnedWindow(RowsInWindow):
         size: WindowSize,
         device: torch.device,
         lease: PassLease | None,
-        owners: Owners,
         id: str,
     ) -> None:
         cluster = setup.cluster
         super().__init__(setup, size, device, lease, id=id, opens=cluster.worker == 0)
-        self._classes = [class_id for class_id, _ in owners.classes]
         self._num_announced, self._begins = 0, True  # of this worker
         self._coming: list[deque[KeysByClass]] = [deque() for _ in range(cluster.num_workers)]
         # Of the step to come, what each worker has asked for.
