@@ -137,7 +137,10 @@ Arena::Use Arena::use() const {
   std::lock_guard lock(mutex_);
   const std::size_t limit = limit_;
   const std::size_t num_leaving = num_rows_ - std::min(num_rows_, limit) - left_.size();
-  return {.num_rows = num_rows_, .num_free = num_free_, .num_leaving = num_leaving};
+  return {.num_rows = num_rows_,
+          .num_free = num_free_,
+          .num_leaving = num_leaving,
+          .num_kept = std::min(num_rows_, limit)};
 }
 
 std::size_t Arena::bytes() const {

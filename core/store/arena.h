@@ -65,6 +65,7 @@ class Arena {
     std::size_t num_rows;     // whose memory was taken
     std::size_t num_free;     // of them, those that can be given out
     std::size_t num_leaving;  // of them, those in use that shrink() waits for
+    std::size_t num_kept;     // whose memory stays when that ends
   };
   Use use() const;
 

@@ -158,22 +158,12 @@ Tier::Memory Tier::memory() const {
   const std::size_t promised = promised_rows_;
   Memory memory{.taken = bytes_beside_rows() + promised_bytes_ + index_growth() +
                          read_bytes_beyond_spare()};
-  std::size_t largest_bytes = 0;
   for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
     const Arena& arena = table_.arenas_.of(i);
     const Arena::Use use = arena.use();
     const std::size_t row_bytes = arena.row_bytes() + Uses::kBytesPerRow;
     memory.taken += use.num_rows * row_bytes + kPageBytes;  // rounded up
-    if (use.num_free < promised) {
-      memory.lacking += (promised - use.num_free) * row_bytes;
-    } else if ((use.num_free - promised) * row_bytes > memory.free) {
-      memory.free = (use.num_free - promised) * row_bytes;
-      memory.freest = i;
-    }
-    if (use.num_rows * row_bytes > largest_bytes) {
-      largest_bytes = use.num_rows * row_bytes;
-      memory.largest = i;
-    }
+    memory.lacking += (promised - std::min(promised, use.num_free)) * row_bytes;
   }
   return memory;
 }
@@ -221,16 +211,36 @@ std::vector<Tier::Room> Tier::make_room(Needs needs, Wait wait) {
 
 // Moves rows to SSD until what was promised fits. Returns whether it does.
 bool Tier::find_room() {
-  // Each round without a row moved halves the rows that a bucket must have.
-  constexpr std::size_t kVainRounds = 16, kRounds = 64;
+  // Each round without a row moved halves the rows that a bucket must have. So does each that moved
+  // a small share of what is in memory: few buckets may have enough rows for pages, or rows of some
+  // class, and all others none that may leave.
+  constexpr std::size_t kVainRounds = 16, kRounds = 64, kShareMin = 64;
   constexpr std::size_t kVainSteps = 64;  // before it looks again, for others may make room too
-  std::size_t num_vain = 0;
+  std::size_t num_vain = 0, num_moved = 0, round_end = kNumBuckets;
+  struct Urgency {
+    ~Urgency() { num -= count; }
+    void begin() {
+      if (std::exchange(count, 1) == 0) ++num;
+    }
+    std::atomic<int>& num;
+    int count = 0;
+  } urgency{num_urgent_};
   marks_bytes_ = table_.marks_.bytes();
   for (std::size_t num_steps = 0; !fits();) {
+    if (num_steps >= round_end) {
+      if (num_moved > 0 && num_moved < num_rows_in_memory() / kShareMin) {
+        urgency.begin();
+        if (static_cast<std::size_t>(halvings_) < kVainRounds) ++halvings_;
+      }
+      num_moved = 0;
+      round_end = num_steps + kNumBuckets;
+    }
     if (num_vain >= kVainRounds * kNumBuckets || num_steps >= kRounds * kNumBuckets) return false;
     bool has_moved = false;
     for (std::size_t i = 0; i < kVainSteps && !has_moved; ++i, ++num_steps) {
-      has_moved = step();
+      const std::size_t n = step();
+      num_moved += n;
+      has_moved = n > 0;
       num_vain = has_moved ? 0 : num_vain + 1;
       if (num_vain > 0 && num_vain % kNumBuckets == 0) ++halvings_;
     }
@@ -262,8 +272,8 @@ void Tier::set_memory(std::size_t num_bytes) {
   }
 }
 
-// Goes on to the next bucket. Returns whether rows were moved.
-bool Tier::step() {
+// Goes on to the next bucket. Returns how many rows were moved.
+std::size_t Tier::step() {
   const std::uint64_t hand = hand_.fetch_add(1, std::memory_order_relaxed);
   const auto bucket = static_cast<std::uint32_t>(hand % kNumBuckets);
   if (bucket == 0 && saw_more_.exchange(false)) {
@@ -272,33 +282,56 @@ bool Tier::step() {
     }
   }
   const std::uint64_t in_memory = in_memory_[bucket / kBucketsPerStripe];
-  if ((in_memory >> bucket % kBucketsPerStripe & 1) == 0) return false;
+  if ((in_memory >> bucket % kBucketsPerStripe & 1) == 0) return 0;
   begin_shrink();
   const std::size_t num_moved = move_out(bucket);
   clean();
-  return num_moved > 0;
+  return num_moved;
 }
 
 // The indexes grow as rows go to SSD, and one row class may need what another has: then rows have
-// too much memory. Those with the highest numbers leave it as the hand goes by.
+// too much memory. Those with the highest numbers leave it as the hand goes by: of the class that
+// has most to give, and of others if that is not enough.
 void Tier::begin_shrink() {
   const Memory found = memory();
-  std::size_t excess = 0;
-  int row_class = found.largest;
   const std::size_t goal = memory_bytes_ - memory_bytes_ / 32;
-  if (found.taken > memory_bytes_ - memory_bytes_ / 64) {
-    excess = found.taken - goal;
-  } else if (found.lacking > 0 && found.freest >= 0 && found.taken + found.lacking > goal) {
-    // As much as can be spared at once: it takes the hand a round.
-    excess = found.taken + found.lacking - goal;
-    excess = std::max(excess, std::min(found.free, memory_bytes_ / 64));
-    row_class = found.freest;
+  const bool takes_too_much = found.taken > memory_bytes_ - memory_bytes_ / 64;
+  const std::size_t wanted = takes_too_much ? found.taken : found.taken + found.lacking;
+  if (!takes_too_much && (found.lacking == 0 || wanted <= goal)) return;
+  struct Class {
+    std::size_t num_bytes;  // that it can give most easily
+    int number;
+    Arena::Use use;
+  };
+  const std::size_t promised = promised_rows_;
+  std::vector<Class> order;
+  for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
+    const Arena& arena = table_.arenas_.of(i);
+    const Arena::Use use = arena.use();
+    const std::size_t num_free = use.num_free - std::min(use.num_free, promised);
+    // One that lacks rows gives none to others.
+    if (!takes_too_much && num_free == 0 && !arena.is_shrinking()) continue;
+    order.push_back({(takes_too_much ? use.num_rows : num_free) * arena.row_bytes(), i, use});
   }
-  if (excess == 0) return;
-  const Arena& arena = table_.arenas_.of(row_class);
-  const std::size_t num_rows = arena.use().num_rows;
-  const std::size_t num_leaving = excess / arena.row_bytes() + 1;
-  if (num_leaving < num_rows) table_.arenas_.shrink(row_class, num_rows - num_leaving);
+  std::ranges::sort(order, std::ranges::greater(), &Class::num_bytes);
+  std::size_t excess = wanted - goal;
+  for (const auto& [num_bytes, row_class, use] : order) {
+    const Arena& arena = table_.arenas_.of(row_class);
+    std::size_t num_leaving = use.num_rows - use.num_kept;
+    if (!arena.is_shrinking()) {
+      // Of free rows as many as can be spared at once: it takes the hand a round.
+      const std::size_t spared =
+          takes_too_much ? 0 : std::min<std::size_t>(num_bytes, memory_bytes_ / 64);
+      // Row 0 stays, and as many as were promised.
+      num_leaving = std::min(std::max(excess, spared) / arena.row_bytes() + 1,
+                             use.num_rows - std::min(use.num_rows, promised + 1));
+      if (num_leaving > 0) table_.arenas_.shrink(row_class, use.num_rows - num_leaving);
+    }
+    // What little is missing then is not worth a few rows of one class after the other.
+    const std::size_t leaving_bytes = num_leaving * arena.row_bytes();
+    if (leaving_bytes + memory_bytes_ / 128 >= excess) return;
+    excess -= leaving_bytes;
+  }
 }
 
 // Keeps the references of the rows that were used least.
@@ -342,7 +375,7 @@ std::size_t Tier::move_out(std::uint32_t bucket) {
     const std::size_t per_page = cold_.rows_per_page(i);
     const int halvings = halvings_;
     const std::size_t num_min = std::max<std::size_t>(per_page >> std::min(halvings, 16), 1);
-    if (halvings > 0 && of_class.size() >= 2 * num_min) saw_more_ = true;
+    if (halvings > 0 && num_urgent_ == 0 && of_class.size() >= 2 * num_min) saw_more_ = true;
     if (of_class.size() < num_min) continue;
     const std::size_t num_pages =
         std::clamp<std::size_t>(of_class.size() / kShareOut / per_page, 1,

@@ -221,15 +221,12 @@ class Tier {
   struct Memory {
     std::size_t taken = 0;
     std::size_t lacking = 0;
-    int largest = 0;       // row class
-    int freest = -1;       // the class with the most free rows beyond those promised; -1: none
-    std::size_t free = 0;  // of that class, in bytes
   };
   Memory memory() const;
   bool fits() const;
   bool find_room();
   [[noreturn]] void fail(const Need& need, const Need& others) const;
-  bool step();
+  std::size_t step();
   void begin_shrink();
   std::size_t move_out(std::uint32_t bucket);
   std::size_t relocate(std::span<const Arena::Ref> refs);
@@ -287,6 +284,7 @@ class Tier {
   // and so on.
   std::atomic<int> halvings_{0};
   std::atomic<bool> saw_more_{false};  // since bucket 0: a bucket for which one less would do
+  std::atomic<int> num_urgent_{0};     // calls for which the hand moved too little in a round
 
   std::mutex clean_mutex_;  // guards what follows
   ssd::Position clean_next_ = 0;

@@ -264,6 +264,38 @@ void test_a_smaller_budget_holds_where_few_buckets_have_many_rows(std::uint64_t 
   for (const float n : counted.counts_of(counted.keys)) CHECK_EQUAL(n, 1);
 }
 
+// No row class has as much memory as is to be given up, and no bucket rows enough for a page.
+void test_a_smaller_budget_holds_where_many_row_classes_share_it(std::uint64_t seed) {
+  constexpr int kNumClasses = 16, kNumKeys = 1000;
+  test::Random random(seed);
+  TableConfig config;
+  for (int i = 0; i < kNumClasses; ++i) config.dims.push_back(8 + i);
+  config.rule.name = "sgd";
+  config.initializer = "constant";
+  config.absent = "zeros";
+  config.tier = tier_config(std::make_shared<ssd::FakeDevice>(seed),
+                            own_bytes(config) + (std::size_t{4} << 20));
+  Table table(config);
+  Pool pool(1);
+  const Keys keys = keys_of_buckets(random, kNumBuckets, kNumClasses * kNumKeys);
+  std::vector<std::vector<float>> rows;
+  std::vector<Table::Gradients> grads;
+  for (const int dim : config.dims) {
+    rows.emplace_back(static_cast<std::size_t>(dim) * kNumKeys, -1.0F);
+    grads.push_back({rows.back().data(), kNumKeys});
+  }
+  table.update(keys, grads, std::array{PushId{0, 1}}, RuleValues{.lr = 1.0}, pool);
+  const std::size_t held = table.bytes();
+  for (const std::size_t share : {2, 1}) {
+    const std::size_t budget = held - (std::size_t{1} << 20) / share;
+    table.set_memory(budget);
+    CHECK(table.bytes() <= budget);
+  }
+  std::vector<float> weights(keys.size() * 8);
+  CHECK_EQUAL(table.lookup(keys, weights.data(), pool), 0U);
+  for (const float weight : weights) CHECK_EQUAL(weight, 1);
+}
+
 void test_a_budget_that_the_tier_alone_exceeds_is_refused() {
   TableConfig config;
   config.dims = {8};
@@ -288,6 +320,7 @@ int main(int argc, char** argv) {
   test_a_settle_that_fails_tells_how_many_rows_are_settled(seed);
   test_a_smaller_budget_holds_when_it_has_been_set(seed);
   test_a_smaller_budget_holds_where_few_buckets_have_many_rows(seed);
+  test_a_smaller_budget_holds_where_many_row_classes_share_it(seed);
   test_many_callers(seed);
   test_a_full_device_refuses_pushes_and_answers_lookups(seed);
   test_a_damaged_page_is_an_error_of_its_rows_alone(seed);
