@@ -211,10 +211,11 @@ std::vector<Tier::Room> Tier::make_room(Needs needs, Wait wait) {
 
 // Moves rows to SSD until what was promised fits. Returns whether it does.
 bool Tier::find_room() {
-  // Each round without a row moved halves the rows that a bucket must have. So does each that moved
-  // a small share of what is in memory: few buckets may have enough rows for pages, or rows of some
-  // class, and all others none that may leave.
-  constexpr std::size_t kVainRounds = 16, kRounds = 64, kShareMin = 64;
+  // Each round without a row moved halves the rows that a bucket must have. When many rounds were
+  // not enough, so does each that moved a small share of what is in memory: few buckets may have
+  // enough rows for pages, or rows of some class, and all others none that may leave. Not before,
+  // for pages with few rows take memory to be found.
+  constexpr std::size_t kVainRounds = 16, kRounds = 64, kPatientRounds = 16, kShareMin = 64;
   constexpr std::size_t kVainSteps = 64;  // before it looks again, for others may make room too
   std::size_t num_vain = 0, num_moved = 0, round_end = kNumBuckets;
   struct Urgency {
@@ -228,7 +229,8 @@ bool Tier::find_room() {
   marks_bytes_ = table_.marks_.bytes();
   for (std::size_t num_steps = 0; !fits();) {
     if (num_steps >= round_end) {
-      if (num_moved > 0 && num_moved < num_rows_in_memory() / kShareMin) {
+      const bool is_late = num_steps >= kPatientRounds * kNumBuckets;
+      if (is_late && num_moved > 0 && num_moved < num_rows_in_memory() / kShareMin) {
         urgency.begin();
         if (static_cast<std::size_t>(halvings_) < kVainRounds) ++halvings_;
       }
@@ -302,29 +304,34 @@ void Tier::begin_shrink() {
     std::size_t num_bytes;  // that it can give most easily
     int number;
     Arena::Use use;
+    std::size_t num_leaving_max;  // row 0 stays, and as many as were promised
   };
   const std::size_t promised = promised_rows_;
   std::vector<Class> order;
+  std::size_t num_bytes_max = 0;
   for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
     const Arena& arena = table_.arenas_.of(i);
     const Arena::Use use = arena.use();
     const std::size_t num_free = use.num_free - std::min(use.num_free, promised);
     // One that lacks rows gives none to others.
     if (!takes_too_much && num_free == 0 && !arena.is_shrinking()) continue;
-    order.push_back({(takes_too_much ? use.num_rows : num_free) * arena.row_bytes(), i, use});
+    const std::size_t num_leaving_max = use.num_rows - std::min(use.num_rows, promised + 1);
+    num_bytes_max += num_leaving_max * arena.row_bytes();
+    order.push_back(
+        {(takes_too_much ? use.num_rows : num_free) * arena.row_bytes(), i, use, num_leaving_max});
   }
   std::ranges::sort(order, std::ranges::greater(), &Class::num_bytes);
   std::size_t excess = wanted - goal;
-  for (const auto& [num_bytes, row_class, use] : order) {
+  // Rows that would all leave, and in vain: more memory is needed, and there may be some elsewhere.
+  if (num_bytes_max < excess) return;
+  for (const auto& [num_bytes, row_class, use, num_leaving_max] : order) {
     const Arena& arena = table_.arenas_.of(row_class);
     std::size_t num_leaving = use.num_rows - use.num_kept;
     if (!arena.is_shrinking()) {
       // Of free rows as many as can be spared at once: it takes the hand a round.
       const std::size_t spared =
           takes_too_much ? 0 : std::min<std::size_t>(num_bytes, memory_bytes_ / 64);
-      // Row 0 stays, and as many as were promised.
-      num_leaving = std::min(std::max(excess, spared) / arena.row_bytes() + 1,
-                             use.num_rows - std::min(use.num_rows, promised + 1));
+      num_leaving = std::min(std::max(excess, spared) / arena.row_bytes() + 1, num_leaving_max);
       if (num_leaving > 0) table_.arenas_.shrink(row_class, use.num_rows - num_leaving);
     }
     // What little is missing then is not worth a few rows of one class after the other.
