@@ -211,38 +211,16 @@ std::vector<Tier::Room> Tier::make_room(Needs needs, Wait wait) {
 
 // Moves rows to SSD until what was promised fits. Returns whether it does.
 bool Tier::find_room() {
-  // Each round without a row moved halves the rows that a bucket must have. When many rounds were
-  // not enough, so does each that moved a small share of what is in memory: few buckets may have
-  // enough rows for pages, or rows of some class, and all others none that may leave. Not before,
-  // for pages with few rows take memory to be found.
-  constexpr std::size_t kVainRounds = 16, kRounds = 64, kPatientRounds = 16, kShareMin = 64;
+  // Each round without a row moved halves the rows that a bucket must have.
+  constexpr std::size_t kVainRounds = 16, kRounds = 64;
   constexpr std::size_t kVainSteps = 64;  // before it looks again, for others may make room too
-  std::size_t num_vain = 0, num_moved = 0, round_end = kNumBuckets;
-  struct Urgency {
-    ~Urgency() { num -= count; }
-    void begin() {
-      if (std::exchange(count, 1) == 0) ++num;
-    }
-    std::atomic<int>& num;
-    int count = 0;
-  } urgency{num_urgent_};
+  std::size_t num_vain = 0;
   marks_bytes_ = table_.marks_.bytes();
   for (std::size_t num_steps = 0; !fits();) {
-    if (num_steps >= round_end) {
-      const bool is_late = num_steps >= kPatientRounds * kNumBuckets;
-      if (is_late && num_moved > 0 && num_moved < num_rows_in_memory() / kShareMin) {
-        urgency.begin();
-        if (static_cast<std::size_t>(halvings_) < kVainRounds) ++halvings_;
-      }
-      num_moved = 0;
-      round_end = num_steps + kNumBuckets;
-    }
     if (num_vain >= kVainRounds * kNumBuckets || num_steps >= kRounds * kNumBuckets) return false;
     bool has_moved = false;
     for (std::size_t i = 0; i < kVainSteps && !has_moved; ++i, ++num_steps) {
-      const std::size_t n = step();
-      num_moved += n;
-      has_moved = n > 0;
+      has_moved = step();
       num_vain = has_moved ? 0 : num_vain + 1;
       if (num_vain > 0 && num_vain % kNumBuckets == 0) ++halvings_;
     }
@@ -274,8 +252,8 @@ void Tier::set_memory(std::size_t num_bytes) {
   }
 }
 
-// Goes on to the next bucket. Returns how many rows were moved.
-std::size_t Tier::step() {
+// Goes on to the next bucket. Returns whether rows were moved.
+bool Tier::step() {
   const std::uint64_t hand = hand_.fetch_add(1, std::memory_order_relaxed);
   const auto bucket = static_cast<std::uint32_t>(hand % kNumBuckets);
   if (bucket == 0 && saw_more_.exchange(false)) {
@@ -284,11 +262,11 @@ std::size_t Tier::step() {
     }
   }
   const std::uint64_t in_memory = in_memory_[bucket / kBucketsPerStripe];
-  if ((in_memory >> bucket % kBucketsPerStripe & 1) == 0) return 0;
+  if ((in_memory >> bucket % kBucketsPerStripe & 1) == 0) return false;
   begin_shrink();
   const std::size_t num_moved = move_out(bucket);
   clean();
-  return num_moved;
+  return num_moved > 0;
 }
 
 // The indexes grow as rows go to SSD, and one row class may need what another has: then rows have
@@ -382,7 +360,7 @@ std::size_t Tier::move_out(std::uint32_t bucket) {
     const std::size_t per_page = cold_.rows_per_page(i);
     const int halvings = halvings_;
     const std::size_t num_min = std::max<std::size_t>(per_page >> std::min(halvings, 16), 1);
-    if (halvings > 0 && num_urgent_ == 0 && of_class.size() >= 2 * num_min) saw_more_ = true;
+    if (halvings > 0 && of_class.size() >= 2 * num_min) saw_more_ = true;
     if (of_class.size() < num_min) continue;
     const std::size_t num_pages =
         std::clamp<std::size_t>(of_class.size() / kShareOut / per_page, 1,

@@ -226,7 +226,7 @@ class Tier {
   bool fits() const;
   bool find_room();
   [[noreturn]] void fail(const Need& need, const Need& others) const;
-  std::size_t step();
+  bool step();
   void begin_shrink();
   std::size_t move_out(std::uint32_t bucket);
   std::size_t relocate(std::span<const Arena::Ref> refs);
@@ -284,7 +284,6 @@ class Tier {
   // and so on.
   std::atomic<int> halvings_{0};
   std::atomic<bool> saw_more_{false};  // since bucket 0: a bucket for which one less would do
-  std::atomic<int> num_urgent_{0};     // calls for which the hand moved too little in a round
 
   std::mutex clean_mutex_;  // guards what follows
   ssd::Position clean_next_ = 0;

@@ -21,6 +21,7 @@ from trireme.errors import BadRequest, Stopped
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.train.loop.pipeline import Pipeline
+from trireme.train.modes.collective.mode import Collective
 from trireme.train.modes.geo.window import Window
 from trireme.train.modes.hybrid.replicated_dense import ReplicatedDense
 from trireme.train.modes.on_servers.pusher import Pusher
@@ -52,13 +53,23 @@ def batches(num: int) -> list[dict[str, torch.Tensor]]:
     return [{"a": torch.tensor([i % 7, 1]), "label": torch.tensor([0.0, 1.0])} for i in range(num)]
 
 
+STRATEGIES = {
+    "sync": tr.Strategy("sync"),
+    "bounded": tr.Strategy("bounded", staleness=2),
+    "async": tr.Strategy("async"),
+    "geo": tr.Strategy("geo", k=2),
+    "hybrid": tr.Strategy("hybrid"),
+    "collective": tr.Strategy("collective"),
+}
+
+
 def trainer_on(cluster: Cluster, model: Model, mode: str = "async") -> tr.Trainer:
     assert threading.current_thread() is threading.main_thread()  # or SIGTERM would end the tests
     return tr.Trainer(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
         loss=nn.functional.binary_cross_entropy_with_logits,
-        strategy=tr.Strategy(mode, k=2) if mode == "geo" else tr.Strategy(mode),
+        strategy=STRATEGIES[mode],
         progress=False,
         cluster=cluster,
     )
@@ -228,7 +239,9 @@ def test_a_loop_that_is_interrupted_while_it_takes_a_batch_ends_its_threads() ->
     ("mode", "kind", "method"),
     [
         ("sync", WorkerClient, "push"),
+        ("bounded", Pusher, "submit"),
         ("async", Pusher, "submit"),
+        ("collective", Collective, "step"),
         ("geo", Window, "step"),
         ("hybrid", ReplicatedDense, "step"),
     ],
