@@ -41,8 +41,10 @@ def fork_servers(launcher: Launcher) -> list[int]:
     """Children of the launcher that wait for orders to fork."""
     assert launcher.process is not None
     pid = launcher.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    texts = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
+    texts = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended since
+            texts[int(child)] = Path(f"/proc/{child}/cmdline").read_text()
     return [child for child, text in texts.items() if "to fork processes" in text]
 
 
