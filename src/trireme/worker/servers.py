@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
-from trireme.errors import DeadlineExceeded, NotReady, TriremeError, WrongMap
+from trireme.errors import DeadlineExceeded, NotReady, TriremeError, Unavailable, WrongMap
 from trireme.protocol.block_messages import map_from_wire
 from trireme.protocol.routing import BucketMap
 from trireme.protocol.wire import Array, Arrays
@@ -18,6 +18,7 @@ from trireme.worker.transport import LockedTransport, Transport
 
 T = TypeVar("T")
 RETRY_S = 0.02
+_CONNECT_S = 1.0  # within which a server that can be reached is
 ANNOUNCE_S = 2.0
 FINISH = {"import": "import.finish", "load": "checkpoint.finish"}
 
@@ -146,10 +147,10 @@ class Servers:
                 self.adopt(self.call_all([ask], self.timeout_s)[0])
             except NotReady as not_ready:
                 error = not_ready
-                for what in FINISH.keys() & (details := not_ready.details or {}).keys():
-                    self.finish(what, str(details[what]), commit=False, timeout_s=left_s)
-            except DeadlineExceeded:
-                if error is None:
+                for kind in FINISH.keys() & (details := not_ready.details or {}).keys():
+                    self.finish(kind, str(details[kind]), commit=False, timeout_s=left_s)
+            except (DeadlineExceeded, Unavailable) as late:
+                if error is None or (isinstance(late, Unavailable) and left_s > _CONNECT_S):
                     raise
                 break  # the last attempt had no time left: what kept the others is the reason
             time.sleep(min(RETRY_S, max(0.0, deadline - monotonic())))
