@@ -161,6 +161,36 @@ def test_server_killed_in_the_middle_is_unavailable_before_long(client: RpcClien
         client.call(at, "hang", timeout_s=0.3)
 
 
+def test_a_long_call_ends_when_its_server_has_not_been_reached_for_long() -> None:
+    """However long it may take to answer: a server that works on a call is reached."""
+    answer = threading.Timer(1.0, lambda: held[0].reply(Reply({"took": "long"})))
+    held: list[Deferred] = []
+
+    def hold(_: Request) -> Deferred:
+        held.append(Deferred())
+        if len(held) == 1:
+            answer.start()
+        return held[-1]
+
+    with RpcClient(name="worker 0", unreached_s=0.3) as client:
+        with Server("127.0.0.1:0", {"hold": hold, "echo": echo}, name="s") as server:
+            calls = [Call(server.endpoint, "hold"), Call(free_address(), "echo")]
+            replies = client.call_all(calls, timeout_s=60, return_errors=True)
+            assert isinstance(replies[0], Reply)
+            assert isinstance(replies[1], Unavailable)
+            assert "not reached" in str(replies[1])
+            stop = threading.Timer(0.5, server.stop)
+            stop.start()
+            with pytest.raises(Unavailable, match=r"hold at .* \(s\): not reached .*for 0.3 s"):
+                client.call(server.endpoint, "hold", timeout_s=60)
+            stop.join()
+        with (
+            pytest.raises(Unavailable, match=r"echo at .*: not reached .*for 0.3 s"),
+            client.clone() as another,
+        ):
+            another.call_all([calls[1]], timeout_s=60)
+
+
 # Messages while waiting
 
 

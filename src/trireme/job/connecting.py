@@ -71,6 +71,7 @@ def connect(
         watch=own_metrics.waits,
         observe=own_metrics.calls.observe,
         states=states,
+        unreached_s=timeout_s,
     )
     try:
         own_metrics.health.hinder(STARTING, f"waiting for servers {', '.join(servers)}")

@@ -124,6 +124,7 @@ class Connection:
         self._states = states  # endpoint -> name of what its server holds
         self._poll = poll  # (socket, action when it is readable; None: stop polling it)
         self._retry_at = 0.0
+        self._unreached_since = -math.inf  # unless it is ready
         self._random = random.Random()  # not the global generator, which scripts may seed
         self._num_failures = 0
         self._give_up_at = 0.0
@@ -143,6 +144,10 @@ class Connection:
         if self.state is ConnectionState.READY:
             return f"no answer ({self._hint})" if self._hint else "no answer"
         return f"not reached ({self._hint})" if self._hint else "not reached"
+
+    def unreached_s(self, now: float) -> float:
+        """For how long the server has not been reached."""
+        return 0.0 if self.state is ConnectionState.READY else now - self._unreached_since
 
     def put(self, pending: PendingCall) -> None:
         self._queue.append(pending)
@@ -179,6 +184,8 @@ class Connection:
             pending.wait_released()
 
     def close(self) -> None:
+        if self.state is ConnectionState.READY:
+            self._unreached_since = time.monotonic()
         if self.state is not ConnectionState.CLOSED:
             self.state = ConnectionState.CLOSED
             self._retry_at = 0.0

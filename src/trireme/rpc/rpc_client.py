@@ -41,6 +41,8 @@ class RpcClient:
         observe: called for every call when it has ended.
         states: endpoint -> name of what its server holds, read at each connection: no call is sent
             to a server that holds something else. The caller may fill it later.
+        unreached_s: a call whose server has not been reached for so long ends, however much time it
+            has to be answered.
 
     Threads: one thread uses a client; `clone` makes one for another thread. Processes: a client
     does not survive fork (DataLoader workers): make one in each process.
@@ -56,6 +58,7 @@ class RpcClient:
         watch: Callable[[str, str], None] | None = None,
         observe: CallObserver | None = None,
         states: Mapping[str, str] | None = None,
+        unreached_s: float = math.inf,
         _context: _SharedContext | None = None,
     ) -> None:
         self.name = name
@@ -64,6 +67,7 @@ class RpcClient:
         self._on_wait = on_wait or _log.warning
         self._watch, self._observe = watch, observe
         self._states = {} if states is None else states
+        self._unreached_s = unreached_s
         self._has_noticed = False
         self._shared = _context or _SharedContext()
         self._context = self._shared.join()
@@ -86,6 +90,7 @@ class RpcClient:
             watch=self._watch,
             observe=self._observe,
             states=self._states,
+            unreached_s=self._unreached_s,
             _context=self._shared,
         )
 
@@ -208,6 +213,13 @@ class RpcClient:
             if now >= deadline:
                 _expire(waiting, timeout_s)
                 return
+            if now - start >= self._unreached_s:
+                unreached = [
+                    pair for pair in waiting if pair[0].unreached_s(now) >= self._unreached_s
+                ]
+                if unreached:
+                    _expire(unreached, self._unreached_s)
+                    continue
             if notices.take_due(now):
                 self._notice(waiting, now - start)
             self._wait(min(due, deadline, notices.next_at) - now)
