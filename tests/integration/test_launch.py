@@ -168,6 +168,25 @@ def test_launch_runs_servers_and_workers_to_a_good_end(launcher: Launcher) -> No
         assert launcher.log(name.replace(" ", "log.")) == f"hello from {name}\n"
 
 
+def test_a_second_job_does_not_write_the_logs_of_one_that_is_running(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "2", num=3)
+    launcher.peers["worker 1"].ask("print hello\\n")
+    error = refused(launcher.folder, "--server_num", "1", "--worker_num", "1", launcher.script, "1")
+    assert "expected log/serverlog.0 to be this job's alone, found another job" in error
+    assert "give each job another --log_dir" in error
+    assert launcher.log("workerlog.1") == "hello\n"
+    for peer in launcher.peers.values():
+        peer.send("exit 0")
+    assert launcher.finish()[0] == 0
+    for peer in launcher.peers.values():
+        peer.close()
+    launcher.start("--server_num", "1", "--worker_num", "2", num=3)
+    assert launcher.log("workerlog.1") == ""
+    for peer in launcher.peers.values():
+        peer.send("exit 0")
+    assert launcher.finish()[0] == 0
+
+
 @pytest.mark.parametrize("name", ["server 1", "worker 0", "worker 1"])
 def test_launch_ends_with_name_code_and_last_lines_of_the_one_that_fails(
     launcher: Launcher, name: str

@@ -24,6 +24,7 @@ from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
 from trireme.launch.job_console import start_console
 from trireme.launch.launched_process import LaunchedProcess
+from trireme.launch.log_files import claimed
 from trireme.launch.machines import spread
 from trireme.launch.placement import LaunchConfig, Placement, choose_placement
 from trireme.launch.process_environment import (
@@ -61,7 +62,9 @@ def launch(config: LaunchConfig) -> int:
                 f"launch: expected --log_dir to be a folder to write to, found {config.log_dir}: "
                 f"{error.strerror}"
             ) from error
-        return _LocalJob(config, placement).run()
+        job = _LocalJob(config, placement)
+        with claimed(job.log_paths()):
+            return job.run()
 
 
 def _check_restarts(config: LaunchConfig, placement: Placement) -> None:
@@ -131,6 +134,23 @@ class _LocalJob:
                 self._end_fork_servers(self._fork_servers)
         return self._conclude(failure, time.monotonic() - start)
 
+    def log_paths(self) -> list[Path]:
+        """Of all processes that it will start on this machine."""
+        return [self._log_path(role, index) for role, index in self._places()]
+
+    def _places(self) -> list[tuple[str, int]]:
+        """Role and index of all processes of the job on this machine."""
+        placement = self._placement
+        servers = () if placement.workers_host else placement.sockets
+        places = [("server", index) for index in servers]
+        places += [("heter", index) for index in placement.heter.sockets]
+        return places + [("worker", index) for index in placement.workers]
+
+    def _log_path(self, role: str, index: int) -> Path:
+        # Several commands with --join may write to one folder.
+        kind = f"late{role}log.{os.getpid()}" if self._config.join else f"{role}log"
+        return self._config.log_dir / f"{kind}.{index}"
+
     @property
     def _processes(self) -> list[LaunchedProcess]:
         kinds = (self._servers, self._workers, self._compute)
@@ -164,14 +184,10 @@ class _LocalJob:
 
     def _start_fork_servers(self) -> None:
         """Have torch loaded once for all processes that load it alike, and wait for that."""
-        config, placement = self._config, self._placement
+        config = self._config
         if not is_forked(config.command, config.start_method):
             return
-        servers = () if placement.workers_host else placement.sockets
-        places = [("server", index) for index in servers]
-        places += [("heter", index) for index in placement.heter.sockets]
-        places += [("worker", index) for index in placement.workers]
-        envs = [self._environment(role, index) for role, index in places]
+        envs = [self._environment(role, index) for role, index in self._places()]
         try:
             self._fork_servers = start_fork_servers([sys.executable, *config.command], envs)
         except OSError as error:
@@ -239,14 +255,12 @@ class _LocalJob:
         self, role: str, index: int, variables: dict[str, str], pass_fds: Sequence[int] = ()
     ) -> LaunchedProcess:
         name, is_first_worker = f"{_NOUNS[role]} {index}", role == "worker" and index == 0
-        # Several commands with --join may write to one folder.
-        kind = f"late{role}log.{os.getpid()}" if self._config.join else f"{role}log"
         env = self._environment(role, index) | variables
         process = LaunchedProcess(
             name,
             [sys.executable, *self._config.command],
             env,
-            self._config.log_dir / f"{kind}.{index}",
+            self._log_path(role, index),
             pass_fds=pass_fds,
             console=sys.stdout.fileno() if is_first_worker else None,
             appends=self._num_restarts[name] > 0,
