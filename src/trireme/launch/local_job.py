@@ -33,7 +33,7 @@ from trireme.launch.process_environment import (
     durability_variables,
     process_environment,
 )
-from trireme.launch.process_role import REFUSED
+from trireme.launch.process_role import REFUSED, STOPPED
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
@@ -104,6 +104,7 @@ class _LocalJob:
         self._fork_servers: list[ForkServer] = []
         self._num_restarts: Counter[str] = Counter()  # by name of the process
         self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
+        self._asked: set[LaunchedProcess] = set()  # to stop
         self._failed: LaunchedProcess | None = None
         self._compute_deadline = float("inf")  # for compute workers to end
         self._late: list[LaunchedProcess] = []  # others that did not end after the workers
@@ -317,8 +318,13 @@ class _LocalJob:
             self._ask_to_stop(list(self._compute.values()))
 
     def _state(self, process: LaunchedProcess) -> int | None:
-        """Its status; 0 if it was killed when it had nothing left to do."""
-        return 0 if process in self._over else process.status()
+        """Its status; 0 if it was killed when it had nothing left to do, or is a server that has
+        stopped as it was asked to.
+        """
+        status = process.status()
+        is_server = process in self._servers.values()
+        has_obeyed = is_server and status == STOPPED and (process in self._asked or self._signals)
+        return 0 if process in self._over or has_obeyed else status
 
     def _have_workers_ended(self) -> bool:
         """Whether all workers of the job run here and have ended well."""
@@ -332,16 +338,23 @@ class _LocalJob:
         is_job = 0 < len(servers) == len(self._placement.servers)
         return is_job and all(self._state(server) == 0 for server in servers)
 
+    def _is_job_over(self) -> bool:
+        """Whether all workers have said goodbye: a server ends with 0 then, and not before."""
+        return any(server.status() == 0 for server in self._servers.values())
+
+    def _are_servers_done(self) -> bool:
+        return self._have_workers_ended() or self._is_job_over()
+
     def _excuse_killed(self) -> None:
         """Note which processes were killed when they had nothing left to do: a server after all
-        workers, unless it has left state; a compute worker after all workers; a worker after all
-        servers, which end when it has said goodbye. A successor would wait in vain. So would a
+        workers, or when the job was over, unless it has left state; a compute worker after all
+        workers; a worker when the job was over. A successor would wait in vain. So would a
         compute worker that finds no server any more, which is an error there.
         """
         for processes, is_over, others in (
-            (self._servers, self._have_workers_ended, "workers"),
+            (self._servers, self._are_servers_done, "workers"),
             (self._compute, self._have_workers_ended, "workers"),
-            (self._workers, self._have_servers_ended, "servers"),
+            (self._workers, self._is_job_over, "servers"),
         ):
             for index, process in processes.items():
                 state = self._state(process)
@@ -405,7 +418,7 @@ class _LocalJob:
         """Whether it has failed and may not be restarted."""
         has_failed = state not in (None, 0)
         has_restarts = self._num_restarts[process.name] < self._config.max_restart
-        is_late = process in self._workers.values() and self._have_servers_ended()
+        is_late = process in self._workers.values() and self._is_job_over()
         return has_failed and (state == REFUSED or is_late or not has_restarts)
 
     def _end(self, process: LaunchedProcess) -> None:
@@ -494,6 +507,7 @@ class _LocalJob:
         running = [process for process in processes if process.status() is None]
         if running:
             say(f"stopping {_names(running)} (at most {self._config.grace_s:g} s)")
+        self._asked.update(running)
         for process in running:
             process.ask_to_stop()
 
@@ -523,6 +537,8 @@ def _count(num: int, noun: str) -> str:
 
 
 def _describe_exit(state: int) -> str:
+    if state == STOPPED:
+        return f"failed with exit code {state} (was it stopped by a signal from elsewhere?)"
     if state > 0:
         return f"failed with exit code {state}"
     name = signal.Signals(-state).name
