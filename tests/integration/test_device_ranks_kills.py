@@ -130,6 +130,30 @@ def test_a_worker_killed_before_all_have_met_is_replaced_alone(
     assert_equal(loaded(tmp_path / "last"), expected)
 
 
+@pytest.mark.parametrize("how", ["passes", "windows"])
+def test_a_worker_killed_while_another_waits_at_a_meeting_within_the_pass_is_not_waited_for(
+    programs: Template, tmp_path: Path, undisturbed: Any, how: str
+) -> None:
+    """Its successor begins the pass again, and waits for the other to do so, too."""
+    figures, expected = undisturbed
+    with ExitStack() as stack:
+        servers = stack.enter_context(DurableServers(programs, 2, tmp_path))
+        first = stack.enter_context(start(programs, servers, 0, None, how))
+        where = "gather:2:before"  # of the figures; all steps have been made
+        killed = stack.enter_context(start(programs, servers, 1, where, how))
+        killed.wait_line("^held$")
+        killed.kill()
+        second = stack.enter_context(start(programs, servers, 1, None, how))
+        assert first.finish() == 1
+        assert "Unavailable: " in first.output
+        assert "workers [1] have been restarted and begin pass 1 on devices again" in first.output
+        first = stack.enter_context(start(programs, servers, 0, None, how))
+        for program in (first, second):
+            assert program.wait_line(r"^trained to (.*)$")[1] == repr(figures)
+            program.wait_line("^done$")
+    assert_equal(loaded(tmp_path / "last"), expected)
+
+
 def test_a_worker_killed_behind_the_meeting_is_missed_in_time(
     programs: Template, tmp_path: Path
 ) -> None:

@@ -272,6 +272,15 @@ def test_a_server_that_gets_sigterm_exits_with_0(cast: Cast) -> None:
     assert_failed(worker, "Unavailable: ps.pu", cast.addresses[1])
 
 
+def test_a_launched_server_that_gets_sigterm_before_the_end_says_so(cast: Cast) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        server = cast.server(address, listener)
+    server.wait_line(r"^listening on")
+    server.signal(signal.SIGTERM)
+    assert server.finish() == 143
+
+
 @MODES
 def test_a_server_that_stands_still_is_named_and_waited_for(cast: Cast, mode: str) -> None:
     cast.timeout_s = LONG_S

@@ -168,6 +168,25 @@ def test_launch_runs_servers_and_workers_to_a_good_end(launcher: Launcher) -> No
         assert launcher.log(name.replace(" ", "log.")) == f"hello from {name}\n"
 
 
+def test_a_second_job_does_not_write_the_logs_of_one_that_is_running(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "2", num=3)
+    launcher.peers["worker 1"].ask("print hello\\n")
+    error = refused(launcher.folder, "--server_num", "1", "--worker_num", "1", launcher.script, "1")
+    assert "expected log/serverlog.0 to be this job's alone, found another job" in error
+    assert "give each job another --log_dir" in error
+    assert launcher.log("workerlog.1") == "hello\n"
+    for peer in launcher.peers.values():
+        peer.send("exit 0")
+    assert launcher.finish()[0] == 0
+    for peer in launcher.peers.values():
+        peer.close()
+    launcher.start("--server_num", "1", "--worker_num", "2", num=3)
+    assert launcher.log("workerlog.1") == ""
+    for peer in launcher.peers.values():
+        peer.send("exit 0")
+    assert launcher.finish()[0] == 0
+
+
 @pytest.mark.parametrize("name", ["server 1", "worker 0", "worker 1"])
 def test_launch_ends_with_name_code_and_last_lines_of_the_one_that_fails(
     launcher: Launcher, name: str
@@ -218,6 +237,35 @@ def test_a_process_killed_with_nothing_left_to_do_does_not_fail_the_job(
     assert f"{last} 0 was killed by SIGKILL" in err
     assert f"after the {first}s had ended: no loss" in err
     assert "starting it again" not in err
+
+
+def test_a_server_and_a_worker_killed_when_the_job_is_over_do_not_fail_it(
+    launcher: Launcher,
+) -> None:
+    launcher.start("--server_num", "2", "--worker_num", "1", "--max_restart", "1", num=3)
+    launcher.peers["server 0"].end()  # it has heard the goodbyes of all workers
+    for name in ("server 1", "worker 0"):
+        os.kill(int(launcher.peers[name].ask("pid")), signal.SIGKILL)
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert "starting it again" not in err
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_server_that_others_have_stopped_has_not_ended_well(
+    launcher: Launcher, is_restarted: bool
+) -> None:
+    options = ["--max_restart", "1"] if is_restarted else []
+    launcher.start("--server_num", "1", "--worker_num", "1", *options, num=2)
+    launcher.peers["server 0"].send("exit 143")
+    if is_restarted:
+        launcher.peers["server 0"].close()
+        launcher.accept(1)
+        for peer in launcher.peers.values():
+            peer.send("exit 0")
+    code, _, err = launcher.finish()
+    assert code == (0 if is_restarted else 143), err
+    assert "server 0 failed with exit code 143 (was it stopped by a signal from elsewhere?)" in err
 
 
 def test_a_server_killed_after_the_workers_comes_back_to_remove_its_state(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.test_coordinator import Asker
 from trireme.coordinator.coordinator import Coordinator
-from trireme.errors import BadRequest, Fenced, TriremeError
+from trireme.errors import BadRequest, Fenced, TriremeError, Unavailable
 from trireme.rpc import Deferred
 from trireme.rpc.messages import Answer
 from trireme.storage.document import Document
@@ -130,3 +130,47 @@ def test_what_a_worker_brings_is_bounded(job: Passes) -> None:
     job.enter(0)
     with pytest.raises(TriremeError, match="at most 4096 characters"):
         job.meet(0, place=["a" * 5000])
+
+
+@pytest.mark.parametrize("comes_first", ["the other", "the successor"])
+def test_a_meeting_ends_that_waits_for_a_worker_which_was_restarted_within_the_pass(
+    job: Passes, comes_first: str
+) -> None:
+    job.meet_both()
+    if comes_first == "the other":
+        waits = job.gather(0, "figures", number=1)
+    job.join(1)
+    job.enter(1, incarnation=2)
+    second = job.meet(1, incarnation=2)
+    if comes_first == "the successor":
+        waits = job.gather(0, "figures", number=1)
+    error = answer_of(waits)
+    assert isinstance(error, Unavailable)
+    assert "workers [1] have been restarted and begin pass 1 on devices again" in str(error)
+    job.join(0)
+    job.enter(0, incarnation=2)
+    job.meet(0, incarnation=2)
+    assert len(answer_of(second).body["bodies"]) == 2
+    first = job.gather(0, "figures", number=1, incarnation=2)
+    job.gather(1, "figures", number=1, incarnation=2)
+    assert len(answer_of(first).body["bodies"]) == 2
+
+
+def test_workers_of_which_one_begins_a_pass_and_the_other_meets_are_told(job: Passes) -> None:
+    job.enter(0)
+    first = job.meet(0)
+    other = job.begin(1, 1)  # on the servers
+    error = answer_of(other)
+    assert isinstance(error, BadRequest)
+    assert "found [0] at the beginning of pass 1 on devices" in str(error)
+    with pytest.raises(queue.Empty):  # it waits until the other has gone, or comes
+        answer_of(first)
+
+
+def test_a_worker_that_has_given_up_its_meeting_is_met_elsewhere(job: Passes) -> None:
+    job.meet_both()
+    job.join(1)
+    job.enter(1, incarnation=2)
+    job.meet(1, incarnation=2)
+    job.gather(1, "talk", number=1, incarnation=2)
+    assert len(job.gather(0, "talk", number=1).body["bodies"]) == 2

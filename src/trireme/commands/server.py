@@ -17,8 +17,9 @@ examples:
       start two workers of these servers
 
 A server needs only its address; the workers send the rest. The first server of their list hosts the
-coordinator. A server ends with code 0 when all workers have ended, or on SIGTERM. It ends with an
-error when the remaining workers are silent for twice the timeout.
+coordinator. A server ends with code 0 when all workers have ended, or on SIGTERM (143 if a launcher
+started it, and the job is not over). It ends with an error when the remaining workers are silent
+for twice the timeout.
 
 Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT,
 TRIREME_LIMITS, TRIREME_MEMORY, TRIREME_SSD_DIR, TRIREME_STORE_HOSTS, TRIREME_METRICS,

@@ -46,7 +46,7 @@ class Coordinator:
         self._joining = Joining(self.facts, self._workers, self._meetings, self._leases)
         self._saves = SaveVersions()
         self._decisions = Decisions(self._saves.note_loaded)
-        self._joint = JointPasses(self._workers, self._kept)
+        self._joint = JointPasses(self._workers, self._meetings, self._kept)
         self._passes = Passes(
             self._workers,
             self._meetings,
@@ -83,7 +83,14 @@ class Coordinator:
         return {name: self._guarded(handler) for name, handler in handlers.items()}
 
     def _for_worker(self, handler: Callable[[int, Request], Reply | Deferred]) -> Handler:
-        return lambda request: handler(self._workers.caller(request), request)
+        def handle(request: Request) -> Reply | Deferred:
+            worker = self._workers.caller(request)
+            self._joint.note_call(worker)
+            answer = handler(worker, request)
+            self._joint.fail_meetings()
+            return answer
+
+        return handle
 
     def _guarded(self, handler: Handler) -> Handler:
         """Lock, and write the state before the answer. A write that failed is tried again."""

@@ -2,7 +2,8 @@
 are still the same at the end.
 
 A worker that was restarted comes to the meeting again, and so do all others, whose process group
-it has broken. So unlike other meetings this one keeps no answer for successors.
+it has broken. So unlike other meetings this one keeps no answer for successors. Others that were
+not in an exchange when it died, but at a meeting within the pass, learn of it there.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.coordinator.kept_state import KeptState
+from trireme.coordinator.meetings import Meetings
 from trireme.coordinator.workers import Workers
-from trireme.errors import BadRequest, Fenced
+from trireme.errors import BadRequest, Fenced, TriremeError, Unavailable
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Reply, Request
 
@@ -35,8 +37,8 @@ class _Attendant:
 class JointPasses:
     """The processes that make the last such pass together: incarnations by worker."""
 
-    def __init__(self, workers: Workers, kept: KeptState) -> None:
-        self._workers, self._kept = workers, kept
+    def __init__(self, workers: Workers, meetings: Meetings, kept: KeptState) -> None:
+        self._workers, self._meetings, self._kept = workers, meetings, kept
         self._number = 0
         self._incarnations: dict[int, int] = {}
         self._attendants: dict[int, _Attendant] = {}
@@ -68,6 +70,29 @@ class JointPasses:
         if worker in self._attendants and not self._missing():
             self._begin(number)
         return waiting
+
+    def note_call(self, worker: int) -> None:
+        """A worker calls the coordinator: it does not wait here any more, unless by this call."""
+        self._forget_predecessors()
+        self._attendants.pop(worker, None)
+
+    def fail_meetings(self) -> None:
+        """Fail the meetings that wait for a worker which waits here for one that is there: neither
+        would end.
+        """
+        self._meetings.fail_without(self._attendants.keys(), self._apart_error)
+
+    def _apart_error(self, workers: list[int]) -> TriremeError:
+        number = self._attendants[workers[0]].number
+        if number == self._number:
+            return Unavailable(
+                f"workers {workers} have been restarted and begin pass {number} on devices again,"
+                " as all others have to: start this worker again, too"
+            )
+        return BadRequest(
+            f"expected all workers, found {workers} at the beginning of pass {number} on devices:"
+            " every worker must do the same in the same order"
+        )
 
     def _forget_predecessors(self) -> None:
         for worker, one in list(self._attendants.items()):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -186,6 +186,18 @@ class Meetings:
                 )
                 for deferred in self._close(early).waiting.values():
                     deferred.fail(error)
+
+    def fail_without(self, away: Set[int], error: Callable[[list[int]], TriremeError]) -> None:
+        """Fail the meetings that wait for workers who are `away` until others at the meeting come
+        to them. error: made of those that are missing.
+        """
+        for name, meeting in list(self._open.items()):
+            missing = sorted(self._missing(meeting) & away)
+            if missing and meeting.contributions.keys() - away:
+                made = error(missing)
+                failure = type(made)(f"{name} ({meeting.purpose}): {made}")
+                for deferred in self._close(name).waiting.values():
+                    deferred.fail(failure)
 
     def _missing(self, meeting: Meeting) -> set[int]:
         return self._workers.participants - meeting.contributions.keys()

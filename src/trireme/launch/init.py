@@ -17,7 +17,7 @@ from trireme import torch_compiler
 from trireme.errors import BadRequest, Corruption
 from trireme.launch.environment import name_network_device, set_too_late
 from trireme.launch.key_folder import client_keys, server_keys
-from trireme.launch.process_role import REFUSED, ProcessRole, read_role
+from trireme.launch.process_role import REFUSED, STOPPED, ProcessRole, read_role
 
 if TYPE_CHECKING:
     from trireme.job.cluster import Cluster
@@ -282,19 +282,22 @@ def log_to_stderr() -> None:
 
 def serve_role(process: ProcessRole) -> int:
     """Serve until the job is over. Returns the exit code: 0, or REFUSED if the place or the state
-    is wrong, so that a restart would fail again.
+    is wrong, so that a restart would fail again. A launcher gets STOPPED if a signal has ended it
+    before: it must not take that for the end of the job.
     """
     try:
-        _serve(process)
+        is_over = _serve(process)
     except (BadRequest, Corruption) as error:
         print(f"trireme server: error: {error}", file=sys.stderr)
         return REFUSED
-    return 0
+    return 0 if is_over or process.listen_fd is None else STOPPED
 
 
-def _serve(process: ProcessRole) -> None:
+def _serve(process: ProcessRole) -> bool:
+    """Returns whether the job is over."""
     from trireme.job.durability import Durability, parse_records
     from trireme.job.serving import serve
+    from trireme.server.attendance import OVER
     from trireme.server.row_tier import make_row_tier
     from trireme.server.server_limits import parse_limits
     from trireme.server.store_hosts import parse_hosts
@@ -302,7 +305,7 @@ def _serve(process: ProcessRole) -> None:
     assert process.listen is not None
     _use_interface(process)
     torch_compiler.keep_unloaded()
-    serve(
+    reason = serve(
         process.listen,
         listen_fd=process.listen_fd,
         threads=process.threads or 0,
@@ -323,3 +326,4 @@ def _serve(process: ProcessRole) -> None:
         tier=make_row_tier(process.memory, process.ssd_dir, process.timeout_s),
         store_hosts=parse_hosts(process.store_hosts or ""),
     )
+    return reason == OVER

@@ -24,6 +24,7 @@ from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
 from trireme.launch.job_console import start_console
 from trireme.launch.launched_process import LaunchedProcess
+from trireme.launch.log_files import claimed
 from trireme.launch.machines import spread
 from trireme.launch.placement import LaunchConfig, Placement, choose_placement
 from trireme.launch.process_environment import (
@@ -32,7 +33,7 @@ from trireme.launch.process_environment import (
     durability_variables,
     process_environment,
 )
-from trireme.launch.process_role import REFUSED
+from trireme.launch.process_role import REFUSED, STOPPED
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
@@ -61,7 +62,9 @@ def launch(config: LaunchConfig) -> int:
                 f"launch: expected --log_dir to be a folder to write to, found {config.log_dir}: "
                 f"{error.strerror}"
             ) from error
-        return _LocalJob(config, placement).run()
+        job = _LocalJob(config, placement)
+        with claimed(job.log_paths()):
+            return job.run()
 
 
 def _check_restarts(config: LaunchConfig, placement: Placement) -> None:
@@ -101,6 +104,7 @@ class _LocalJob:
         self._fork_servers: list[ForkServer] = []
         self._num_restarts: Counter[str] = Counter()  # by name of the process
         self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
+        self._asked: set[LaunchedProcess] = set()  # to stop
         self._failed: LaunchedProcess | None = None
         self._compute_deadline = float("inf")  # for compute workers to end
         self._late: list[LaunchedProcess] = []  # others that did not end after the workers
@@ -130,6 +134,23 @@ class _LocalJob:
                     self._end(self._console)
                 self._end_fork_servers(self._fork_servers)
         return self._conclude(failure, time.monotonic() - start)
+
+    def log_paths(self) -> list[Path]:
+        """Of all processes that it will start on this machine."""
+        return [self._log_path(role, index) for role, index in self._places()]
+
+    def _places(self) -> list[tuple[str, int]]:
+        """Role and index of all processes of the job on this machine."""
+        placement = self._placement
+        servers = () if placement.workers_host else placement.sockets
+        places = [("server", index) for index in servers]
+        places += [("heter", index) for index in placement.heter.sockets]
+        return places + [("worker", index) for index in placement.workers]
+
+    def _log_path(self, role: str, index: int) -> Path:
+        # Several commands with --join may write to one folder.
+        kind = f"late{role}log.{os.getpid()}" if self._config.join else f"{role}log"
+        return self._config.log_dir / f"{kind}.{index}"
 
     @property
     def _processes(self) -> list[LaunchedProcess]:
@@ -164,14 +185,10 @@ class _LocalJob:
 
     def _start_fork_servers(self) -> None:
         """Have torch loaded once for all processes that load it alike, and wait for that."""
-        config, placement = self._config, self._placement
+        config = self._config
         if not is_forked(config.command, config.start_method):
             return
-        servers = () if placement.workers_host else placement.sockets
-        places = [("server", index) for index in servers]
-        places += [("heter", index) for index in placement.heter.sockets]
-        places += [("worker", index) for index in placement.workers]
-        envs = [self._environment(role, index) for role, index in places]
+        envs = [self._environment(role, index) for role, index in self._places()]
         try:
             self._fork_servers = start_fork_servers([sys.executable, *config.command], envs)
         except OSError as error:
@@ -239,14 +256,12 @@ class _LocalJob:
         self, role: str, index: int, variables: dict[str, str], pass_fds: Sequence[int] = ()
     ) -> LaunchedProcess:
         name, is_first_worker = f"{_NOUNS[role]} {index}", role == "worker" and index == 0
-        # Several commands with --join may write to one folder.
-        kind = f"late{role}log.{os.getpid()}" if self._config.join else f"{role}log"
         env = self._environment(role, index) | variables
         process = LaunchedProcess(
             name,
             [sys.executable, *self._config.command],
             env,
-            self._config.log_dir / f"{kind}.{index}",
+            self._log_path(role, index),
             pass_fds=pass_fds,
             console=sys.stdout.fileno() if is_first_worker else None,
             appends=self._num_restarts[name] > 0,
@@ -303,8 +318,13 @@ class _LocalJob:
             self._ask_to_stop(list(self._compute.values()))
 
     def _state(self, process: LaunchedProcess) -> int | None:
-        """Its status; 0 if it was killed when it had nothing left to do."""
-        return 0 if process in self._over else process.status()
+        """Its status; 0 if it was killed when it had nothing left to do, or is a server that has
+        stopped as it was asked to.
+        """
+        status = process.status()
+        is_server = process in self._servers.values()
+        has_obeyed = is_server and status == STOPPED and (process in self._asked or self._signals)
+        return 0 if process in self._over or has_obeyed else status
 
     def _have_workers_ended(self) -> bool:
         """Whether all workers of the job run here and have ended well."""
@@ -318,16 +338,23 @@ class _LocalJob:
         is_job = 0 < len(servers) == len(self._placement.servers)
         return is_job and all(self._state(server) == 0 for server in servers)
 
+    def _is_job_over(self) -> bool:
+        """Whether all workers have said goodbye: a server ends with 0 then, and not before."""
+        return any(server.status() == 0 for server in self._servers.values())
+
+    def _are_servers_done(self) -> bool:
+        return self._have_workers_ended() or self._is_job_over()
+
     def _excuse_killed(self) -> None:
         """Note which processes were killed when they had nothing left to do: a server after all
-        workers, unless it has left state; a compute worker after all workers; a worker after all
-        servers, which end when it has said goodbye. A successor would wait in vain. So would a
+        workers, or when the job was over, unless it has left state; a compute worker after all
+        workers; a worker when the job was over. A successor would wait in vain. So would a
         compute worker that finds no server any more, which is an error there.
         """
         for processes, is_over, others in (
-            (self._servers, self._have_workers_ended, "workers"),
+            (self._servers, self._are_servers_done, "workers"),
             (self._compute, self._have_workers_ended, "workers"),
-            (self._workers, self._have_servers_ended, "servers"),
+            (self._workers, self._is_job_over, "servers"),
         ):
             for index, process in processes.items():
                 state = self._state(process)
@@ -391,7 +418,7 @@ class _LocalJob:
         """Whether it has failed and may not be restarted."""
         has_failed = state not in (None, 0)
         has_restarts = self._num_restarts[process.name] < self._config.max_restart
-        is_late = process in self._workers.values() and self._have_servers_ended()
+        is_late = process in self._workers.values() and self._is_job_over()
         return has_failed and (state == REFUSED or is_late or not has_restarts)
 
     def _end(self, process: LaunchedProcess) -> None:
@@ -480,6 +507,7 @@ class _LocalJob:
         running = [process for process in processes if process.status() is None]
         if running:
             say(f"stopping {_names(running)} (at most {self._config.grace_s:g} s)")
+        self._asked.update(running)
         for process in running:
             process.ask_to_stop()
 
@@ -509,6 +537,8 @@ def _count(num: int, noun: str) -> str:
 
 
 def _describe_exit(state: int) -> str:
+    if state == STOPPED:
+        return f"failed with exit code {state} (was it stopped by a signal from elsewhere?)"
     if state > 0:
         return f"failed with exit code {state}"
     name = signal.Signals(-state).name

@@ -19,6 +19,9 @@ REPORTED = ("retries", "planned", "pulled", "pushes")
 GOODBYE_S = 10.0
 """How long a server stays for a worker that may say goodbye again, because the answer was lost."""
 
+OVER = "all workers have said goodbye"
+"""Why a server ends whose job is over."""
+
 
 class Attendance:
     """The workers of a job, their last heartbeats, and their goodbyes. Threads: any."""
@@ -217,11 +220,11 @@ class Attendance:
         """
         with self._changed:
             while True:
-                if self._stopped is not None:
-                    return self._stopped
                 is_over = self._num_workers is not None and self.is_over
+                if self._stopped is not None:
+                    return OVER if is_over else self._stopped
                 if is_over and self._end_waiters.are_told and self._have_left():
-                    return "all workers have said goodbye"
+                    return OVER
                 heard = max([self._default_heard, *self._last_heard.values()])
                 # No limit before the first worker of a new job: workers start when they do.
                 if heard > -math.inf and self._clock() - heard > silence_s:
