@@ -2,16 +2,19 @@
 
 import contextlib
 import fcntl
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trireme.errors import BadRequest, writing
 
+log = logging.getLogger("trireme.launch")
+
 
 @contextlib.contextmanager
 def claimed(paths: Iterable[Path]) -> Iterator[None]:
-    """Keep other launchers from these files while the block runs; what they contain stays. Where a
-    file system has no locks, they are not kept from them.
+    """Keep other launchers from these files while the block runs; what they contain stays. A file
+    system without locks gets a warning instead.
 
     Raises BadRequest: another launcher has one of them, or it cannot be written.
     """
@@ -26,6 +29,6 @@ def claimed(paths: Iterable[Path]) -> Iterator[None]:
                     f"launch: expected {path} to be this job's alone, found another job that is"
                     " running and writes it; give each job another --log_dir"
                 ) from error
-            except OSError:  # no locks there
-                continue
+            except OSError as error:
+                log.warning("another job that writes %s goes unnoticed: %s", path, error.strerror)
         yield
