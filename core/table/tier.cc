@@ -149,6 +149,15 @@ std::size_t Tier::read_bytes_beyond_spare() const noexcept {
   return promised - std::min(promised, spare_bytes());
 }
 
+// What room for a new row takes: it may be of any class.
+std::size_t Tier::new_row_bytes() const noexcept {
+  std::size_t n = 0;
+  for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
+    n += table_.arenas_.of(i).row_bytes() + Uses::kBytesPerRow;
+  }
+  return n;
+}
+
 // Whether what is kept for reads is enough, when other reads have ended.
 bool Tier::is_kept_for(const Need& need) const noexcept {
   return need.rows + need.bytes == 0 && need.read_bytes > 0 && need.read_bytes <= spare_bytes();
@@ -230,7 +239,7 @@ bool Tier::find_room() {
 
 void Tier::fail(const Need& need, const Need& others) const {
   const auto total = [&](const Need& n) {
-    return mebibytes(n.rows * table_.arenas_.row_bytes() + n.bytes + n.read_bytes);
+    return mebibytes(n.rows * new_row_bytes() + n.bytes + n.read_bytes);
   };
   throw Error(ErrorCode::kResourceExhausted,
               "Table: expected " + std::to_string(need.rows) + " rows and " +
