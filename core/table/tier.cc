@@ -227,6 +227,7 @@ bool Tier::find_room() {
   marks_bytes_ = table_.marks_.bytes();
   for (std::size_t num_steps = 0; !fits();) {
     if (num_vain >= kVainRounds * kNumBuckets || num_steps >= kRounds * kNumBuckets) return false;
+    begin_shrink();  // also if all rows have gone, and left their memory
     bool has_moved = false;
     for (std::size_t i = 0; i < kVainSteps && !has_moved; ++i, ++num_steps) {
       has_moved = step();
@@ -272,7 +273,6 @@ bool Tier::step() {
   }
   const std::uint64_t in_memory = in_memory_[bucket / kBucketsPerStripe];
   if ((in_memory >> bucket % kBucketsPerStripe & 1) == 0) return false;
-  begin_shrink();
   const std::size_t num_moved = move_out(bucket);
   clean();
   return num_moved > 0;
