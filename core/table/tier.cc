@@ -149,6 +149,15 @@ std::size_t Tier::read_bytes_beyond_spare() const noexcept {
   return promised - std::min(promised, spare_bytes());
 }
 
+// What room for a new row takes: it may be of any class.
+std::size_t Tier::new_row_bytes() const noexcept {
+  std::size_t n = 0;
+  for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
+    n += table_.arenas_.of(i).row_bytes() + Uses::kBytesPerRow;
+  }
+  return n;
+}
+
 // Whether what is kept for reads is enough, when other reads have ended.
 bool Tier::is_kept_for(const Need& need) const noexcept {
   return need.rows + need.bytes == 0 && need.read_bytes > 0 && need.read_bytes <= spare_bytes();
@@ -218,6 +227,7 @@ bool Tier::find_room() {
   marks_bytes_ = table_.marks_.bytes();
   for (std::size_t num_steps = 0; !fits();) {
     if (num_vain >= kVainRounds * kNumBuckets || num_steps >= kRounds * kNumBuckets) return false;
+    begin_shrink();  // also if all rows have gone, and left their memory
     bool has_moved = false;
     for (std::size_t i = 0; i < kVainSteps && !has_moved; ++i, ++num_steps) {
       has_moved = step();
@@ -230,7 +240,7 @@ bool Tier::find_room() {
 
 void Tier::fail(const Need& need, const Need& others) const {
   const auto total = [&](const Need& n) {
-    return mebibytes(n.rows * table_.arenas_.row_bytes() + n.bytes + n.read_bytes);
+    return mebibytes(n.rows * new_row_bytes() + n.bytes + n.read_bytes);
   };
   throw Error(ErrorCode::kResourceExhausted,
               "Table: expected " + std::to_string(need.rows) + " rows and " +
@@ -263,7 +273,6 @@ bool Tier::step() {
   }
   const std::uint64_t in_memory = in_memory_[bucket / kBucketsPerStripe];
   if ((in_memory >> bucket % kBucketsPerStripe & 1) == 0) return false;
-  begin_shrink();
   const std::size_t num_moved = move_out(bucket);
   clean();
   return num_moved > 0;

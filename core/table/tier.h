@@ -217,6 +217,7 @@ class Tier {
   std::size_t bytes_beside_rows() const noexcept;
   std::size_t index_growth() const noexcept;
   std::size_t read_bytes_beyond_spare() const noexcept;
+  std::size_t new_row_bytes() const noexcept;
   // What is in memory, in bytes; and what the promised rows lack.
   struct Memory {
     std::size_t taken = 0;
@@ -231,6 +232,7 @@ class Tier {
   std::size_t move_out(std::uint32_t bucket);
   std::size_t relocate(std::span<const Arena::Ref> refs);
   void leave_out_claimed(std::uint32_t bucket, std::vector<Arena::Ref>& refs) const;
+  std::size_t claimed_bytes() const noexcept;
   void hold(Claim& claim, Pool& pool);
   Need largest_need(const Claim& claim) const;
   void fetch_rest(std::uint32_t stripe, std::span<const std::uint64_t> keys);

@@ -55,8 +55,7 @@ Tier::Claim::Keys Tier::Claim::keys_of(std::uint32_t first_bucket,
 std::unique_ptr<Tier::Claim> Tier::claim(std::span<const std::uint64_t> keys, Pool& pool) {
   auto claim = std::make_unique<Claim>(*this, keys);
   const std::size_t own = bytes_beside_rows(), memory = memory_bytes_;
-  if (num_claimed_ * table_.arenas_.row_bytes() <=
-      (memory - std::min(own, memory)) / kClaimedShare) {
+  if (num_claimed_ * claimed_bytes() <= (memory - std::min(own, memory)) / kClaimedShare) {
     try {
       hold(*claim, pool);
       return claim;
@@ -69,6 +68,13 @@ std::unique_ptr<Tier::Claim> Tier::claim(std::span<const std::uint64_t> keys, Po
   fetch(keys, pool, For::kUpdate);
   make_room(need);
   return nullptr;
+}
+
+// What a key of a claim holds at most: its row, or room for one; both, if there are several
+// classes, for one of another class may replace it.
+std::size_t Tier::claimed_bytes() const noexcept {
+  const std::size_t row_bytes = table_.arenas_.row_bytes();
+  return table_.arenas_.num_classes() == 1 ? row_bytes : row_bytes + new_row_bytes();
 }
 
 // What the stripe with most keys needs if all their rows have left memory again, and are replaced;

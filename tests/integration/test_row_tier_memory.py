@@ -135,8 +135,10 @@ def test_an_import_and_a_load_of_many_times_the_memory_stay_within_it(
         np.testing.assert_array_equal(values, saved[name])
 
 
-def table_of(tier: RowTier, name: str, dim: int) -> _core.Table:
-    table = tr.Table(name, dim=dim, optimizer=tr.optim.SGD(lr=1.0))
+def table_of(
+    tier: RowTier, name: str, dim: int, policy: tr.policy.Policy | None = None
+) -> _core.Table:
+    table = tr.Table(name, dim=dim, optimizer=tr.optim.SGD(lr=1.0), policy=policy)
     return tier.make_rows(table.schema)
 
 
@@ -145,7 +147,7 @@ def push(tier: RowTier, rows: _core.Table, keys: np.ndarray, number: int) -> Non
     values, pool = _core.RuleValues(lr=1.0), _core.Pool(1)
     claim = tier.with_room(partial(rows.claim, keys, pool))
     claims = [] if claim is None else [claim]
-    rows.update(keys, grads, [(0, number)], values, pool, claims=claims)
+    rows.update(keys, grads, [(0, number)], values, pool, claims=claims, time=1)
     tier.note_push()
     if (divider := tier._divider) is not None:
         divider.join(WAIT_S)
@@ -161,6 +163,28 @@ def test_a_small_table_that_grows_beside_a_large_one_has_room(tier: RowTier) -> 
         push(tier, small, keys[2000 * (number - 1) : 2000 * number], number)
     assert small.rows == len(keys)
     assert large.bytes + small.bytes <= MEMORY
+
+
+def test_a_table_whose_rows_have_all_expired_gives_up_their_memory_and_gets_new_rows(
+    tmp_path: Path,
+) -> None:
+    tier = RowTier(12 << 20, [tmp_path])
+    old, new = (table_of(tier, name, 32, tr.policy.Policy(ttl_s=1)) for name in ("old", "new"))
+    batches = np.arange(400_000, dtype=np.uint64).reshape(-1, 1000)
+    for number, keys in enumerate(batches[:100], 1):
+        push(tier, old, keys, number)
+    for bucket in range(4096):
+        old.shrink(bucket, 10, False, old.version)
+    assert old.rows == 0
+    before = old.tier["memory_bytes"]
+    for number, keys in enumerate(batches, 1):
+        push(tier, new, keys, number)
+    assert old.tier["memory_bytes"] < before
+    for number, keys in enumerate(batches[:10], 101):
+        push(tier, old, keys, number)
+    assert old.rows == 10_000
+    for rows in (old, new):
+        assert rows.bytes <= rows.tier["memory_bytes"]
 
 
 def test_every_table_has_room_beside_what_finds_its_rows(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ requests do meanwhile, and no step of sync waits for a disk; unless it is much o
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
+
+import numpy as np
 
 from trireme import _core
 from trireme.errors import TriremeError
@@ -16,7 +19,7 @@ from trireme.server.served_tables import ServedTable
 log = logging.getLogger("trireme.server")
 
 Claims = Mapping[str, list[_core.Claim]]
-"""By the table's name; tables in memory have none."""
+"""By the table's name; tables in memory have none, nor those of whose memory it is too much."""
 NO_CLAIMS: Claims = {}
 
 WithRoom = Callable[[Callable[[], _core.Claim | None]], _core.Claim | None]
@@ -36,12 +39,15 @@ class RowClaims:
         self._staged: dict[tuple[int, int], Claims] = {}
 
     def claim(self, push: Push) -> Claims:
-        """Raises ResourceExhausted: no room. Unavailable, DeadlineExceeded, Corruption: a disk."""
-        claims: dict[str, list[_core.Claim]] = {}
-        for part in push.tables:
-            claimed = self.claim_keys(self._table(part.table), part.keys)
-            claims.setdefault(part.table, []).extend(claimed)
-        return claims
+        """Raises ResourceExhausted: no room. Unavailable, DeadlineExceeded, Corruption: a disk.
+
+        All parts of a table have one claim or none: they are applied together, and what some had
+        would be lacking then.
+        """
+        return {
+            name: self.claim_keys(self._table(name), np.concatenate(keys))
+            for name, keys in _keys_by_table(push).items()
+        }
 
     def claim_keys(self, table: ServedTable, keys: Keys) -> list[_core.Claim]:
         """None for a table in memory, nor for keys whose rows take too much of the memory: those
@@ -76,13 +82,35 @@ class RowClaims:
                 return
 
     def of(self, pushes: Sequence[Push]) -> Claims:
+        """Those of a step, for the tables of which all its pushes have one. The others are given
+        up, for the step makes room as it is applied: it would wait for what they hold.
+        """
         claims: dict[str, list[_core.Claim]] = {}
-        for push in pushes:
-            for name, some in self._staged.get(push.id, {}).items():
-                claims.setdefault(name, []).extend(some)
+        for name in {part.table for push in pushes for part in push.tables}:
+            some = [
+                self._staged.get(push.id, NO_CLAIMS).get(name, [])
+                for push in pushes
+                if any(part.table == name for part in push.tables)
+            ]
+            if all(some):
+                claims[name] = list(chain.from_iterable(some))
+            else:
+                self._give_up(name, pushes)
         return claims
+
+    def _give_up(self, name: str, pushes: Sequence[Push]) -> None:
+        for push in pushes:
+            if (of_push := self._staged.get(push.id)) is not None:
+                of_push.get(name, []).clear()
 
     def drop(self, pushes: Iterable[Push]) -> None:
         """They have been applied, or will never be."""
         for push in pushes:
             self._staged.pop(push.id, None)
+
+
+def _keys_by_table(push: Push) -> dict[str, list[Keys]]:
+    keys: dict[str, list[Keys]] = {}
+    for part in push.tables:
+        keys.setdefault(part.table, []).append(part.keys)
+    return keys
