@@ -44,9 +44,13 @@ class RowClaims:
         All parts of a table have one claim or none: they are applied together, and what some had
         would be lacking then.
         """
+        tables = {part.table: self._table(part.table) for part in push.tables}
         return {
-            name: self.claim_keys(self._table(name), np.concatenate(keys))
-            for name, keys in _keys_by_table(push).items()
+            name: self.claim_keys(
+                table, np.concatenate([part.keys for part in push.tables if part.table == name])
+            )
+            for name, table in tables.items()
+            if table.rows.tier is not None
         }
 
     def claim_keys(self, table: ServedTable, keys: Keys) -> list[_core.Claim]:
@@ -107,10 +111,3 @@ class RowClaims:
         """They have been applied, or will never be."""
         for push in pushes:
             self._staged.pop(push.id, None)
-
-
-def _keys_by_table(push: Push) -> dict[str, list[Keys]]:
-    keys: dict[str, list[Keys]] = {}
-    for part in push.tables:
-        keys.setdefault(part.table, []).append(part.keys)
-    return keys

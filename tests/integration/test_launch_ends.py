@@ -1,0 +1,94 @@
+"""How `trireme launch` takes the ends of its processes: killed with nothing left to do, stopped by
+others, or too late.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_launch import Launcher
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.close()
+
+
+@pytest.mark.parametrize("options", [[], ["--max_restart", "1"]])
+@pytest.mark.parametrize(("first", "last"), [("worker", "server"), ("server", "worker")])
+def test_a_process_killed_with_nothing_left_to_do_does_not_fail_the_job(
+    launcher: Launcher, first: str, last: str, options: list[str]
+) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", *options, num=2)
+    pid = int(launcher.peers[f"{last} 0"].ask("pid"))
+    launcher.peers[f"{first} 0"].end()
+    os.kill(pid, signal.SIGKILL)
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert f"{last} 0 was killed by SIGKILL" in err
+    assert f"after the {first}s had ended: no loss" in err
+    assert "starting it again" not in err
+
+
+def test_a_server_and_a_worker_killed_when_the_job_is_over_do_not_fail_it(
+    launcher: Launcher,
+) -> None:
+    launcher.start("--server_num", "2", "--worker_num", "1", "--max_restart", "1", num=3)
+    launcher.peers["server 0"].end()  # it has heard the goodbyes of all workers
+    for name in ("server 1", "worker 0"):
+        os.kill(int(launcher.peers[name].ask("pid")), signal.SIGKILL)
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert "starting it again" not in err
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_server_that_others_have_stopped_has_not_ended_well(
+    launcher: Launcher, is_restarted: bool
+) -> None:
+    options = ["--max_restart", "1"] if is_restarted else []
+    launcher.start("--server_num", "1", "--worker_num", "1", *options, num=2)
+    launcher.peers["server 0"].send("exit 143")
+    if is_restarted:
+        launcher.peers["server 0"].close()
+        launcher.accept(1)
+        for peer in launcher.peers.values():
+            peer.send("exit 0")
+    code, _, err = launcher.finish()
+    assert code == (0 if is_restarted else 143), err
+    assert "server 0 failed with exit code 143 (was it stopped by a signal from elsewhere?)" in err
+
+
+def test_a_server_killed_after_the_workers_comes_back_to_remove_its_state(
+    launcher: Launcher,
+) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--max_restart", "1", num=2)
+    server = launcher.peers["server 0"]
+    pid, folder = int(server.ask("pid")), Path(server.ask("env TRIREME_STATE_DIR"))
+    launcher.peers["worker 0"].end()
+    (launcher.folder / folder).mkdir(parents=True)
+    (launcher.folder / folder / "log-00000001").touch()
+    os.kill(pid, signal.SIGKILL)
+    server.close()
+    launcher.accept(1)
+    launcher.peers["server 0"].send("exit 0")
+    code, _, err = launcher.finish()
+    assert code == 0, err
+
+
+def test_a_worker_that_fails_after_the_servers_have_ended_is_not_restarted(
+    launcher: Launcher,
+) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--max_restart", "1", num=2)
+    launcher.peers["server 0"].end()
+    launcher.peers["worker 0"].send("exit 7")
+    code, _, err = launcher.finish()
+    assert code == 7
+    assert "starting it again" not in err
