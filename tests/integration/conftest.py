@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.integration.launcher import Launcher
 from tests.programs import Template, template
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
@@ -24,6 +26,16 @@ def programs() -> Iterator[Template]:
     """Starts programs quickly: torch is imported once for all of them."""
     with template() as made:
         yield made
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    # Tests that run under nohup would hand its ignored SIGHUP on to the job, which then ignores it.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.close()
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import trireme
+from tests.integration.launcher import COMMAND, WAIT_S, Launcher, Peer
 from tests.integration.processes import clean_environment
-from tests.integration.test_launch import COMMAND, WAIT_S, Launcher, Peer
 from trireme.errors import BadRequest
 from trireme.launch import environment
 from trireme.launch.fork_server import is_forked

@@ -5,23 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.test_launch import CONTROLLED_SCRIPT, ELSEWHERE, Launcher, refused
+from tests.integration.launcher import CONTROLLED_SCRIPT, ELSEWHERE, Launcher, refused
 from tests.ports import free_ports
 
 ONE = ("--server_num", "1", "--worker_num", "1")
 JOB = (*ONE, "--heter_worker_num", "1")
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path)
-    yield launcher
-    launcher.close()
 
 
 def test_launch_starts_compute_workers_of_each_kind_at_addresses_that_all_know(

@@ -6,19 +6,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.test_launch import Launcher
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path)
-    yield launcher
-    launcher.close()
+from tests.integration.launcher import Launcher
 
 
 @pytest.mark.parametrize("options", [[], ["--max_restart", "1"]])

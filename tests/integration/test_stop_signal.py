@@ -16,6 +16,7 @@ from torch import nn
 
 import trireme as tr
 from tests.conditions import WAIT_S, wait_until
+from tests.integration.test_predecessor import STRATEGIES
 from tests.jobs import Job
 from trireme.errors import BadRequest, Stopped
 from trireme.job.cluster import Cluster
@@ -51,16 +52,6 @@ class Model(nn.Module):
 
 def batches(num: int) -> list[dict[str, torch.Tensor]]:
     return [{"a": torch.tensor([i % 7, 1]), "label": torch.tensor([0.0, 1.0])} for i in range(num)]
-
-
-STRATEGIES = {
-    "sync": tr.Strategy("sync"),
-    "bounded": tr.Strategy("bounded", staleness=2),
-    "async": tr.Strategy("async"),
-    "geo": tr.Strategy("geo", k=2),
-    "hybrid": tr.Strategy("hybrid"),
-    "collective": tr.Strategy("collective"),
-}
 
 
 def trainer_on(cluster: Cluster, model: Model, mode: str = "async") -> tr.Trainer:

@@ -18,7 +18,7 @@ from trireme.worker.transport import LockedTransport, Transport
 
 T = TypeVar("T")
 RETRY_S = 0.02
-_CONNECT_S = 1.0  # within which a server that can be reached is
+_CONNECT_S = 1.0  # enough to reach a server that is there
 ANNOUNCE_S = 2.0
 FINISH = {"import": "import.finish", "load": "checkpoint.finish"}
 
