@@ -132,10 +132,12 @@ def _start(
 
 
 class Mirror:
-    """Copies the output of a process to the console, byte for byte, and to a log as plain lines.
+    """Copies the output of a process to the console and to a log, there as plain lines.
 
-    If the console is a terminal, the process gets a pseudo terminal of the same size, so that
-    progress bars work. The log keeps the last state of a redrawn line.
+    If the console is a terminal, the process gets a pseudo terminal of the same size and its bytes
+    are copied as they come, so that progress bars work. Any other console gets whole lines: several
+    processes write to it, and Python without a buffer, as processes of a job have it, writes the
+    end of a line by itself. The log keeps the last state of a redrawn line.
     """
 
     def __init__(self, log: BinaryIO, console: int) -> None:
@@ -143,6 +145,7 @@ class Mirror:
         self._console: int | None = console
         self._is_terminal = os.isatty(console)
         self._line = b""
+        self._unshown = b""
         if self._is_terminal:
             self.output_fd, self.input_fd = pty.openpty()
             tty.setraw(self.input_fd)  # the real terminal already turns \n into \r\n
@@ -164,14 +167,15 @@ class Mirror:
             data = os.read(self.output_fd, _READ_BYTES)
         except OSError:  # EIO on Linux: the other side of the pseudo terminal is closed
             data = b""
-        self._write_console(data)
+        self._show(data)
         self._write_log(data)
         return bool(data)
 
     def flush(self) -> None:
-        """Write the unfinished line to the log, too."""
+        """Write the unfinished line, too."""
+        self._write_console(self._unshown)
         self._put(self._line)
-        self._line = b""
+        self._unshown = self._line = b""
         self._log.flush()
 
     def close(self) -> None:
@@ -180,6 +184,14 @@ class Mirror:
             self._log.close()
             os.close(self.output_fd)
             self.output_fd = -1
+
+    def _show(self, data: bytes) -> None:
+        data = self._unshown + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if self._is_terminal or len(data) - end > _LINE_BYTES_MAX:
+            end = len(data)
+        self._write_console(data[:end])
+        self._unshown = data[end:]
 
     def _write_console(self, data: bytes) -> None:
         """Write to the console until it is closed (`| head`); the job and its log continue."""

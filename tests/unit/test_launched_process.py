@@ -1,0 +1,32 @@
+"""What a process of a job prints, on a console that other processes write to as well."""
+
+import os
+from pathlib import Path
+
+from trireme.launch.launched_process import Mirror
+
+
+def test_a_shared_console_gets_whole_lines(tmp_path: Path) -> None:
+    log_path, console_path = tmp_path / "workerlog.0", tmp_path / "console"
+    with console_path.open("ab") as console:
+        mirror = Mirror(log_path.open("wb"), console.fileno())
+
+        def shown(printed: bytes) -> bytes:
+            """What the console has after the process has printed this."""
+            with open(mirror.input_fd, "wb", closefd=False) as output:
+                output.write(printed)
+            assert mirror.pump()
+            return console_path.read_bytes()
+
+        assert shown(b"batch 7") == b""
+        assert shown(b"\nbatch") == b"batch 7\n"
+        assert shown(b" 8: 10%\r20%") == b"batch 7\nbatch 8: 10%\r"
+        mirror.flush()
+        assert console_path.read_bytes() == b"batch 7\nbatch 8: 10%\r20%"
+        assert shown(b"\n") == b"batch 7\nbatch 8: 10%\r20%\n"
+        without_end = b"x" * (1 << 16)
+        assert not shown(without_end).endswith(b"x")
+        assert shown(b"x").endswith(b"\n" + without_end + b"x"), "what is held back is bounded"
+        os.close(mirror.input_fd)
+        mirror.close()
+    assert log_path.read_bytes().splitlines()[:2] == [b"batch 7", b"20%"]
