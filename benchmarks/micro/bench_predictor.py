@@ -19,18 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
-from benchmarks.micro.bench_table import DIM, Workload
+from benchmarks.micro.bench_table import DIM, Workload, sizes
 from trireme import _core
 from trireme.inference.row_layers import mapped
 from trireme.storage.checked_file import written_for_mapping
 
 
 def contests(settings: Settings) -> list[Contest]:
-    work = Exported(
-        num_rows=settings.pick(smoke=20_000, real=10_000_000),
-        num_rows_min=settings.pick(smoke=10_000, real=1_000_000),
-        num_keys=settings.pick(smoke=1024, real=65536),
-    )
+    work = Exported(**sizes(settings))
     claim = Claim("lookup", "lookup", ("table",), "rows/s")
     return [
         Contest({"lookup": work.lookup_frozen, "table": work.lookup}, [claim], settings.rounds, 1)

@@ -2,6 +2,7 @@
 
 overhead_bytes_per_row   memory beyond weights and state at the worst moment of growing from 1 M
                          rows: what the table says, and what the process really holds
+grow                     one step of Adagrad on each of the first 3 M rows, which are new
 lookup                   the weights of each key                 gather: see below
 update_adagrad           one step of Adagrad on each key's row   gather: see below
 
@@ -31,11 +32,7 @@ RATES = _core.RuleValues(lr=0.05)
 
 
 def contests(settings: Settings) -> list[Contest]:
-    work = Workload(
-        num_rows=settings.pick(smoke=20_000, real=10_000_000),
-        num_rows_min=settings.pick(smoke=10_000, real=1_000_000),
-        num_keys=settings.pick(smoke=1024, real=65536),
-    )
+    work = Workload(**sizes(settings))
 
     def against_gather(metric: str, measure: Callable[[int], Run]) -> Contest:
         runs = {metric: measure, "gather": work.gather}
@@ -44,16 +41,30 @@ def contests(settings: Settings) -> list[Contest]:
     overhead = "overhead_bytes_per_row"
     return [
         Contest({overhead: work.overhead}, [Claim(overhead, overhead, unit="bytes")], 1),
+        Contest({"grow": work.grow}, [Claim("grow", "grow", unit="rows/s")], 1),
         against_gather("lookup", work.lookup),
         against_gather("update_adagrad", work.update),
     ]
 
 
+def sizes(settings: Settings) -> dict[str, int]:
+    """Of a Workload."""
+    return {
+        "num_rows": settings.pick(smoke=20_000, real=10_000_000),
+        "num_first_rows": settings.pick(smoke=10_000, real=3_000_000),
+        "num_rows_min": settings.pick(smoke=10_000, real=1_000_000),
+        "num_keys": settings.pick(smoke=1024, real=65536),
+    }
+
+
 @dataclass(frozen=True)
 class Growth:
-    """A table that was grown, and the most memory per row beyond weights and state meanwhile."""
+    """A table that was grown, how fast at first, and the most memory per row beyond weights and
+    state meanwhile.
+    """
 
     table: _core.Table
+    rows_per_s: float
     bytes_allocated: float
     bytes_resident: float
 
@@ -62,10 +73,12 @@ class Growth:
 class Workload:
     """Calls over a table that is made when it is first needed.
 
+    num_first_rows: how many rows are new while the growth is timed.
     num_rows_min: how many rows there are when the overhead begins to count.
     """
 
     num_rows: int
+    num_first_rows: int
     num_rows_min: int
     num_keys: int
     sequence: int = 0
@@ -115,20 +128,28 @@ class Workload:
         before = _resident_bytes()
         table = _new_table()
         worst = np.zeros(2)
+        elapsed_s = 0.0
         for start in range(0, self.num_rows, self.num_keys):
             part = keys[start : start + self.num_keys]
+            began = time.perf_counter()
             self._step(table, part, grads[: len(part)])
+            if start < self.num_first_rows:
+                elapsed_s += time.perf_counter() - began
+                rows_per_s = table.rows / elapsed_s
             if table.rows >= self.num_rows_min:
                 taken = np.array([table.bytes, _resident_bytes() - before])
                 worst = np.maximum(worst, taken / table.rows - table.row_bytes)
         if table.rows != self.num_rows:
             raise BenchError(f"table: expected {self.num_rows} rows, found {table.rows}")
-        return Growth(table, float(worst[0]), float(worst[1]))
+        return Growth(table, rows_per_s, float(worst[0]), float(worst[1]))
 
     def overhead(self, _: int) -> Run:
         grown = self.growth
         detail = {"allocated": grown.bytes_allocated, "resident": grown.bytes_resident}
         return Run(max(detail.values()), detail=detail)
+
+    def grow(self, _: int) -> Run:
+        return Run(self.growth.rows_per_s)
 
     def gather(self, _: int) -> Run:
         rows, calls = self.rows, self.positions

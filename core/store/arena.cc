@@ -10,7 +10,7 @@
 namespace trireme {
 namespace {
 
-constexpr std::size_t kSmallPagesBytes = std::size_t{512} << 20;
+constexpr std::size_t kSmallPagesBytes = std::size_t{64} << 20;
 constexpr std::size_t kReservedBytesMin = std::size_t{64} << 20;
 
 constexpr std::size_t kLast = std::numeric_limits<Arena::Ref>::max();

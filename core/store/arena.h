@@ -5,10 +5,10 @@
 // multiplication, and a pointer obtained under a stripe's lock stays valid under that lock. Freed
 // rows are reused.
 //
-// The first 512 MiB are taken in small pages, and each 2 MiB becomes a huge page when it is full.
+// The first 64 MiB are taken in small pages, and each 2 MiB becomes a huge page when it is full.
 // So a small table uses no more memory than it needs. Memory after that is taken in huge pages,
-// whose unused part is negligible then. Memory that a caller expects to fill at once is also taken
-// in huge pages, which saves the conversion.
+// whose unused part is at most 3 % then, as is memory that a caller expects to fill at once: small
+// pages that become a huge one cost several times as much.
 //
 // Threads: allocate, free and bytes may be called by any thread. row() takes no lock: a reference
 // comes from allocate(), or through a lock that its owner released.

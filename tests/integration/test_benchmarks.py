@@ -103,6 +103,7 @@ REAL_CLAIMS = {
     ("security", "curve_dim64"): ("plain",),
     ("security", "curve_dim9_b512"): ("plain_b512",),
     ("table", "overhead_bytes_per_row"): (),
+    ("table", "grow"): (),
     ("table", "lookup"): ("gather",),
     ("table", "update_adagrad"): ("gather",),
     ("predictor", "lookup"): ("table",),
