@@ -108,7 +108,7 @@ def template(env: Mapping[str, str] | None = None) -> Iterator[Template]:
             script.write(f'#!/bin/sh\nexec {bare} {sys.executable} {address} "$@"\n')
         fds = [given_away.fileno(), door.fileno()]
         process = subprocess.Popen(
-            [sys.executable, "-u", str(TEMPLATE), *map(str, fds), python],
+            [sys.executable, str(TEMPLATE), *map(str, fds), python],
             env={**clean_environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             pass_fds=fds,
