@@ -28,6 +28,7 @@ from trireme.launch.log_files import claimed
 from trireme.launch.machines import spread
 from trireme.launch.placement import LaunchConfig, Placement, choose_placement
 from trireme.launch.process_environment import (
+    ROLE_NOUNS,
     ThreadShares,
     durability_of,
     durability_variables,
@@ -41,7 +42,6 @@ _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have 
 _COMPUTE_END_S = 5.0  # for compute workers to end by themselves once all servers have ended
 _POLL_S = 1.0
 _UNFORKED = "processes load torch themselves, instead of being forked"
-_NOUNS = {"server": "server", "worker": "worker", "heter": "compute worker"}
 
 
 def launch(config: LaunchConfig) -> int:
@@ -255,7 +255,7 @@ class _LocalJob:
     def _launch(
         self, role: str, index: int, variables: dict[str, str], pass_fds: Sequence[int] = ()
     ) -> LaunchedProcess:
-        name, is_first_worker = f"{_NOUNS[role]} {index}", role == "worker" and index == 0
+        name, is_first_worker = f"{ROLE_NOUNS[role]} {index}", role == "worker" and index == 0
         env = self._environment(role, index) | variables
         process = LaunchedProcess(
             name,
@@ -351,10 +351,10 @@ class _LocalJob:
         workers; a worker when the job was over. A successor would wait in vain. So would a
         compute worker that finds no server any more, which is an error there.
         """
-        for processes, is_over, others in (
-            (self._servers, self._are_servers_done, "workers"),
-            (self._compute, self._have_workers_ended, "workers"),
-            (self._workers, self._is_job_over, "servers"),
+        for processes, is_over in (
+            (self._servers, self._are_servers_done),
+            (self._compute, self._have_workers_ended),
+            (self._workers, self._is_job_over),
         ):
             for index, process in processes.items():
                 state = self._state(process)
@@ -365,7 +365,7 @@ class _LocalJob:
                     continue
                 if process.name.startswith("server") and self._has_state(index):
                     continue
-                say(f"{process.name} {_describe_exit(state)} after the {others} had ended: no loss")
+                say(f"{process.name} {_describe_exit(state)} when the job was over: no loss")
                 self._over.add(process)
 
     def _has_state(self, server: int) -> bool:
@@ -504,9 +504,10 @@ class _LocalJob:
             say(f"killing {_names(running)}, which did not end at SIGTERM")
 
     def _ask_to_stop(self, processes: Sequence[LaunchedProcess]) -> None:
+        """Send SIGTERM; a process that is asked again, to end at once, is not named again."""
         running = [process for process in processes if process.status() is None]
-        if running:
-            say(f"stopping {_names(running)} (at most {self._config.grace_s:g} s)")
+        if new := [process for process in running if process not in self._asked]:
+            say(f"stopping {_names(new)} (at most {self._config.grace_s:g} s)")
         self._asked.update(running)
         for process in running:
             process.ask_to_stop()
@@ -517,11 +518,13 @@ class _LocalJob:
     def _conclude(self, failure: tuple[int, str] | None, seconds: float) -> int:
         end = f"after {seconds:.1f} s; logs in {self._config.log_dir}/"
         if failure is None:
-            counts = [_count(len(self._servers), "server"), _count(len(self._workers), "worker")]
-            if self._compute:
-                counts.append(_count(len(self._compute), "compute worker"))
+            kinds = {"server": self._servers, "worker": self._workers, "heter": self._compute}
+            counts = [
+                _count(len(those), ROLE_NOUNS[role]) for role, those in kinds.items() if those
+            ]
+            all_counts = " and ".join(filter(None, [", ".join(counts[:-1]), counts[-1]]))
             stopped = f", stopped by {self._signals[0].name}," if self._signals else ""
-            say(f"{', '.join(counts[:-1])} and {counts[-1]}{stopped} ended well {end}")
+            say(f"{all_counts}{stopped} ended well {end}")
             return 0
         code, reason = failure
         say(f"failed: {reason}; all processes have ended {end}")
