@@ -289,7 +289,6 @@ class _LocalJob:
         deadline = float("inf")
         while not self._signals:
             self._poll()
-            self._excuse_killed()
             self._restart_dead()
             self._check_console()
             states = {process: self._state(process) for process in self._processes}
@@ -322,9 +321,18 @@ class _LocalJob:
         stopped as it was asked to.
         """
         status = process.status()
+        if not status:
+            return status
         is_server = process in self._servers.values()
         has_obeyed = is_server and status == STOPPED and (process in self._asked or self._signals)
-        return 0 if process in self._over or has_obeyed else status
+        if has_obeyed or process in self._over:
+            return 0
+        # Only now look at the others: what had ended before this process has ended by now.
+        if not self._had_nothing_left(process, status):
+            return status
+        say(f"{process.name} {_describe_exit(status)} when the job was over: no loss")
+        self._over.add(process)
+        return 0
 
     def _have_workers_ended(self) -> bool:
         """Whether all workers of the job run here and have ended well."""
@@ -342,31 +350,21 @@ class _LocalJob:
         """Whether all workers have said goodbye: a server ends with 0 then, and not before."""
         return any(server.status() == 0 for server in self._servers.values())
 
-    def _are_servers_done(self) -> bool:
-        return self._have_workers_ended() or self._is_job_over()
-
-    def _excuse_killed(self) -> None:
-        """Note which processes were killed when they had nothing left to do: a server after all
-        workers, or when the job was over, unless it has left state; a compute worker after all
-        workers; a worker when the job was over. A successor would wait in vain. So would a
-        compute worker that finds no server any more, which is an error there.
+    def _had_nothing_left(self, process: LaunchedProcess, status: int) -> bool:
+        """Whether a process was killed when it had nothing left to do: a worker when the job was
+        over; a server then or after all workers, unless it has left state; a compute worker after
+        all workers. A successor would wait in vain. So would a compute worker that finds no server
+        any more, which is an error there.
         """
-        for processes, is_over in (
-            (self._servers, self._are_servers_done),
-            (self._compute, self._have_workers_ended),
-            (self._workers, self._is_job_over),
-        ):
-            for index, process in processes.items():
-                state = self._state(process)
-                if state in (None, 0) or not is_over():
-                    continue
-                is_idle = processes is self._compute and self._have_servers_ended()
-                if state > 0 and not is_idle:
-                    continue
-                if process.name.startswith("server") and self._has_state(index):
-                    continue
-                say(f"{process.name} {_describe_exit(state)} when the job was over: no loss")
-                self._over.add(process)
+        if process in self._compute.values():
+            return self._have_workers_ended() and (status < 0 or self._have_servers_ended())
+        if status > 0:
+            return False
+        if process in self._workers.values():
+            return self._is_job_over()
+        index = next(index for index, server in self._servers.items() if server is process)
+        is_done = self._have_workers_ended() or self._is_job_over()
+        return is_done and not self._has_state(index)
 
     def _has_state(self, server: int) -> bool:
         from trireme.server.log.state_folder import holds_state  # which loads pyarrow
