@@ -288,6 +288,9 @@ def test_inspect_takes_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "key 3: no row; each feature has keys of its own here: ask for FEATURE=VALUE" in shown
     assert main(["inspect", path, "--key", "user='3'"]) == 0
     assert capsys.readouterr().out.endswith("no row\n"), "a string is another value"
+    assert main(["inspect", path, "--key", "movie=50"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith("no row; training took strings here: ask for \"movie='50'\"\n")
 
 
 MISSING: dict[str, Any] = {
