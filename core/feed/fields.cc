@@ -53,7 +53,7 @@ bool parse_value(const Field& field, const char*& p, const char* end, const char
 const char* expected_value(const Field& field) noexcept {
   switch (field.kind) {
     case FieldKind::kKeys:
-      return "an integer from -2^63 to 2^64 - 1";
+      return "an integer from -2^63 to 2^64 - 1 (hashed=True reads strings)";
     case FieldKind::kHashes:
     case FieldKind::kString:
       return "a string";

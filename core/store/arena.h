@@ -6,9 +6,9 @@
 // rows are reused.
 //
 // The first 64 MiB are taken in small pages, and each 2 MiB becomes a huge page when it is full.
-// So a small table uses no more memory than it needs. Memory after that is taken in huge pages,
-// whose unused part is at most 3 % then, as is memory that a caller expects to fill at once: small
-// pages that become a huge one cost several times as much.
+// So a small table uses no more memory than it needs. Small pages that become a huge one take
+// several times as long as a huge page at once. So memory after that is taken in huge pages, whose
+// unused part is at most 3 % then, and so is memory that a caller expects to fill at once.
 //
 // Threads: allocate, free and bytes may be called by any thread. row() takes no lock: a reference
 // comes from allocate(), or through a lock that its owner released.

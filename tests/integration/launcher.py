@@ -14,7 +14,7 @@ from tests.integration.processes import clean_environment
 
 COMMAND = [sys.executable, "-m", "trireme", "launch"]
 CONTROLLED_SCRIPT = str(Path(__file__).with_name("controlled_script.py"))
-ELSEWHERE = "192.0.2.1:6000"  # no address of this machine
+ELSEWHERE = "192.0.2.1:6000"  # no machine has this address (RFC 5737)
 WAIT_S = 60.0
 
 

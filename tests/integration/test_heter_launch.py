@@ -94,7 +94,7 @@ def test_a_compute_worker_killed_after_the_workers_does_not_fail_the_job(
     launcher.peers["server 0"].send("exit 0")
     code, _, err = launcher.finish()
     assert code == 0, err
-    assert "after the workers had ended: no loss" in err
+    assert "when the job was over: no loss" in err
     assert "starting it again" not in err
 
 
@@ -208,4 +208,4 @@ def test_a_compute_worker_that_comes_too_late_to_hear_of_the_end_does_not_fail_t
     code, _, err = launcher.finish()
     assert code == 0, err
     assert ("stopping compute worker 0" in err) == (ending == "stays")
-    assert "after the workers had ended: no loss" in err
+    assert "when the job was over: no loss" in err

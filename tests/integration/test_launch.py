@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import signal
 import socket
 import struct
@@ -44,6 +45,16 @@ def test_launch_runs_servers_and_workers_to_a_good_end(launcher: Launcher) -> No
     assert "2 servers and 2 workers ended well" in err.splitlines()[-1]
     for name in peers:
         assert launcher.log(name.replace(" ", "log.")) == f"hello from {name}\n"
+
+
+def test_launch_does_not_count_servers_where_the_workers_hold_the_rows(launcher: Launcher) -> None:
+    launcher.start("--server_num", "0", "--worker_num", "2", num=2)
+    for peer in launcher.peers.values():
+        peer.send("exit 0")
+    code, _, err = launcher.finish()
+    assert code == 0
+    assert re.search(r"OMP_NUM_THREADS.* = \d+ for workers; set them yourself", err)
+    assert "launch: 2 workers ended well" in err.splitlines()[-1]
 
 
 def test_a_second_job_does_not_write_the_logs_of_one_that_is_running(launcher: Launcher) -> None:
@@ -235,7 +246,6 @@ def test_launch_hands_on_that_the_network_is_trusted(launcher: Launcher) -> None
     assert launcher.finish()[0] == 0
 
 
-# An address of the documentation range: no machine has it (RFC 5737).
 def test_launch_starts_only_what_belongs_on_this_machine(launcher: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"

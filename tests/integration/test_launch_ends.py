@@ -25,7 +25,7 @@ def test_a_process_killed_with_nothing_left_to_do_does_not_fail_the_job(
     code, _, err = launcher.finish()
     assert code == 0, err
     assert f"{last} 0 was killed by SIGKILL" in err
-    assert f"after the {first}s had ended: no loss" in err
+    assert "when the job was over: no loss" in err
     assert "starting it again" not in err
 
 
@@ -56,6 +56,15 @@ def test_a_server_that_others_have_stopped_has_not_ended_well(
     code, _, err = launcher.finish()
     assert code == (0 if is_restarted else 143), err
     assert "server 0 failed with exit code 143 (was it stopped by a signal from elsewhere?)" in err
+
+
+def test_a_worker_that_is_asked_to_stop_again_is_named_once(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--grace_s", "0.1", num=2)
+    assert launcher.peers["worker 0"].ask("stubborn") == "done"
+    launcher.peers["server 0"].send("exit 3")
+    code, _, err = launcher.finish()
+    assert code == 3
+    assert err.count("stopping worker 0") == 1
 
 
 def test_a_server_killed_after_the_workers_comes_back_to_remove_its_state(

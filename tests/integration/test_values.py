@@ -45,7 +45,7 @@ class Model(torch.nn.Module):
         self.mlp = torch.nn.Linear(13, 1)
 
     def forward(self, batch: tr.data.Batch) -> torch.Tensor:
-        x = torch.cat([self.rows(batch).flatten(1), batch["age"][:, None] / 100], 1)
+        x = torch.cat([self.rows(batch).flatten(1), batch["age"].reshape(-1, 1) / 100], 1)
         return self.mlp(x).squeeze(1)
 
 
@@ -268,6 +268,24 @@ def test_rows_of_parquet_files_are_imported_by_value(tmp_path: Path, *, salt: bo
         job.run(1, work)
 
 
+def test_a_model_of_files_is_served_columns_of_numbers(tmp_path: Path) -> None:
+    text = "user,movie,genres,age,label\n1,Heat,war,20,1\n2,Up,drama,30,0\n"
+    (tmp_path / "part.csv").write_text(text)
+    hashed = [tr.data.Sparse(name, hashed=True) for name in ("movie", "genres")]
+    fields = [tr.data.Label(), tr.data.Sparse("user"), *hashed, tr.data.Dense("age")]
+    data = tr.data.QueueDataset(
+        tmp_path / "part.csv", schema=tr.data.csv(fields), batch_size=2, own_files=True
+    )
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=True)
+        trainer.fit(data)
+        outputs = trainer.predict(data)["output"]
+        export_model(trainer, tmp_path / "export", batch=next(iter(data)))
+    frame = pd.read_csv(tmp_path / "part.csv").drop(columns="label")
+    prediction = Predictor(tmp_path / "export").predict(frame)
+    assert torch.equal(prediction.outputs["output"], outputs)
+
+
 def test_a_table_of_another_salt_is_refused() -> None:
     with embedded() as cluster:
         cluster.client.create_table(tr.Table("t", dim=4, salt=True).schema)
@@ -288,6 +306,9 @@ def test_inspect_takes_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "key 3: no row; each feature has keys of its own here: ask for FEATURE=VALUE" in shown
     assert main(["inspect", path, "--key", "user='3'"]) == 0
     assert capsys.readouterr().out.endswith("no row\n"), "a string is another value"
+    assert main(["inspect", path, "--key", "movie=50"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith("no row; training took strings here: ask for \"movie='50'\"\n")
 
 
 MISSING: dict[str, Any] = {

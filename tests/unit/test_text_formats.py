@@ -77,7 +77,8 @@ def test_multislot_batches_have_the_right_types(path):
         ("1 x 1 3 1 1 1 18446744073709551616", "field 4 (a): expected an integer from -2^63 to"),
         (
             "1 x 1 3 1 1 1 7 2 7",
-            "field 5 (b): expected an integer from -2^63 to 2^64 - 1, found ''",
+            "field 5 (b): expected an integer from -2^63 to 2^64 - 1 (hashed=True reads strings),"
+            " found ''",
         ),
         ("1 x 1 3 1 1 1 7 1 7 3 1 1 1", "field 6 (d): expected the count 2, found '3'"),
         ("1 x 1 3 1 1 1 7 1 7", "field 6 (d): expected a count of values, found ''"),
@@ -202,7 +203,8 @@ def test_csv_fields_may_share_a_long_list(path):
         ('0,"a"b,,,,', "expected a delimiter behind the closing quote, found '\"a\"b,,,,'"),
         (" 39,,,,0,1", "field 3 (age): expected a finite number, found ' 39'"),
         ("39,,,,0,-1", "field 4 (w): expected a finite number >= 0, found '-1'"),
-        ("39,,,1.5,0,1", "field 5 (zip): expected an integer from -2^63 to 2^64 - 1, found '1.5'"),
+        ("39,,,1.5,0,1", "field 5 (zip): expected an integer from -2^63 to 2^64 - 1 (hashed=True"),
+        ("39,,,1.5,0,1", "(hashed=True reads strings), found '1.5'"),
     ],
 )
 def test_csv_names_what_is_wrong(path, line, message):

@@ -82,16 +82,16 @@ class JointPasses:
         """
         self._meetings.fail_without(self._attendants.keys(), self._apart_error)
 
-    def _apart_error(self, workers: list[int]) -> TriremeError:
+    def _apart_error(self, meeting: str, workers: list[int]) -> TriremeError:
         number = self._attendants[workers[0]].number
         if number == self._number:
             return Unavailable(
-                f"workers {workers} have been restarted and begin pass {number} on devices again,"
-                " as all others have to: start this worker again, too"
+                f"{meeting}: workers {workers} have been restarted and begin pass {number} on"
+                " devices again, as all others have to: start this worker again, too"
             )
         return BadRequest(
-            f"expected all workers, found {workers} at the beginning of pass {number} on devices:"
-            " every worker must do the same in the same order"
+            f"{meeting}: expected all workers, found {workers} at the beginning of pass {number} on"
+            " devices: every worker must do the same in the same order"
         )
 
     def _forget_predecessors(self) -> None:

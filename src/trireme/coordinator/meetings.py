@@ -187,17 +187,18 @@ class Meetings:
                 for deferred in self._close(early).waiting.values():
                     deferred.fail(error)
 
-    def fail_without(self, away: Set[int], error: Callable[[list[int]], TriremeError]) -> None:
+    def fail_without(
+        self, away: Set[int], make_error: Callable[[str, list[int]], TriremeError]
+    ) -> None:
         """Fail the meetings that wait for workers who are `away` until others at the meeting come
-        to them. error: made of those that are missing.
+        to them. make_error: of a meeting, as messages name it, and those that it lacks.
         """
         for name, meeting in list(self._open.items()):
             missing = sorted(self._missing(meeting) & away)
             if missing and meeting.contributions.keys() - away:
-                made = error(missing)
-                failure = type(made)(f"{name} ({meeting.purpose}): {made}")
+                error = make_error(f"{name} ({meeting.purpose})", missing)
                 for deferred in self._close(name).waiting.values():
-                    deferred.fail(failure)
+                    deferred.fail(error)
 
     def _missing(self, meeting: Meeting) -> set[int]:
         return self._workers.participants - meeting.contributions.keys()

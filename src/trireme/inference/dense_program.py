@@ -106,6 +106,8 @@ def input_tensor(one: ProgramInput, batch: Batch, gathered: Mapping[str, Tensor]
         )
     if one.role == "column":
         tensor = _as_exported(tensor, getattr(torch, one.dtype))
+        if tensor.dim() == 1 and one.shape == (None, 1):  # a DataFrame's column, and a file's Dense
+            tensor = tensor[:, None]
     dtype = _dtype_name(tensor)
     is_shape = len(one.shape) == tensor.dim() and all(
         size in (None, actual) for size, actual in zip(one.shape, tensor.shape, strict=True)

@@ -107,6 +107,8 @@ def rows_of_keys(table: SavedTable, wanted: list[Wanted]) -> Iterator[str]:
         missing = ": no row"
         if isinstance(one, int) and table.salt:
             missing += "; each feature has keys of its own here: ask for FEATURE=VALUE"
+        if not isinstance(one, int) and isinstance(one[1], int) and one[0] in table.string_features:
+            missing += f"; training took strings here: ask for \"{one[0]}='{one[1]}'\""
         yield f"table {table.name}, {named}" + (missing if row is None else "")
         if row is not None:
             [(weights, state)] = table.floats(row)

@@ -1,7 +1,7 @@
 """Checkpoints, as docs/format/checkpoint.md specifies them."""
 
 import datetime
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -22,11 +22,14 @@ from trireme.storage.storage import Storage
 
 
 class CheckpointTable(SavedTable):
-    def __init__(self, storage: Storage, table: TableFiles, features: Iterable[str]) -> None:
+    def __init__(
+        self, storage: Storage, table: TableFiles, are_strings: Mapping[str, bool]
+    ) -> None:
         self._storage, self._schema = storage, (schema := table.schema)
         self._files = sorted(table.files, key=lambda files: files.low)
         self.name, self.num_rows = schema.name, table.num_rows
-        self.salt, self.features = schema.salt, tuple(features)
+        self.salt, self.features = schema.salt, tuple(are_strings)
+        self.string_features = frozenset(name for name in are_strings if are_strings[name])
         self.num_removed = sum(files.num_removed for files in table.files)
         self.num_bytes = sum(
             entry.num_bytes for files in table.files for entry in (files.rows, files.buckets)
@@ -99,7 +102,7 @@ class SavedCheckpoint(SavedModel):
         self.path, self.version = storage.name, self._manifest.version
         strings = self._manifest.extra.get("strings", {})  # features whose values are known
         self.tables = {
-            name: CheckpointTable(storage, table, strings.get(name, ()))
+            name: CheckpointTable(storage, table, strings.get(name, {}))
             for name, table in sorted(self._manifest.tables.items())
         }
 

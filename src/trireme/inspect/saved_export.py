@@ -30,6 +30,7 @@ class ExportTable(SavedTable):
         *,
         is_delta: bool,
         lookups: Sequence[ModuleLookup] = (),
+        texts: Sequence[str] = (),
     ) -> None:
         self._folder, self._table, self._is_delta = folder, table, is_delta
         self.name = name
@@ -40,6 +41,7 @@ class ExportTable(SavedTable):
             for feature in lookup.features
         )
         self.features = tuple(dict.fromkeys(features))
+        self.string_features = frozenset(texts)
         self.salt = table.salt
         self.num_rows, self.num_removed = table.rows, table.removed
         self.num_bytes = sum(file.bytes for file in table.files)
@@ -117,7 +119,12 @@ class SavedExport(SavedModel):
         self.path, self.version = str(folder), manifest.version
         self.tables = {
             name: ExportTable(
-                folder, name, table, is_delta=manifest.is_delta, lookups=manifest.lookups
+                folder,
+                name,
+                table,
+                is_delta=manifest.is_delta,
+                lookups=manifest.lookups,
+                texts=manifest.texts,
             )
             for name, table in sorted(_named(manifest.tables).items())
         }

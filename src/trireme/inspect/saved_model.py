@@ -53,6 +53,7 @@ class SavedTable(ABC):
     state_planes: floats of state per weight; the other floats are per row.
     salt: whether each feature has keys of its own; None: the checkpoint is older than that note.
     features: that read it, as far as is known; has_all_features: these are all.
+    string_features: those that took strings in training.
     """
 
     name: str
@@ -64,6 +65,7 @@ class SavedTable(ABC):
     state_planes: int = 0
     salt: bool | None = None
     features: tuple[str, ...] = ()
+    string_features: frozenset[str] = frozenset()
     has_all_features: bool = False
 
     @property

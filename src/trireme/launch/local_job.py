@@ -28,6 +28,7 @@ from trireme.launch.log_files import claimed
 from trireme.launch.machines import spread
 from trireme.launch.placement import LaunchConfig, Placement, choose_placement
 from trireme.launch.process_environment import (
+    ROLE_NOUNS,
     ThreadShares,
     durability_of,
     durability_variables,
@@ -41,7 +42,6 @@ _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have 
 _COMPUTE_END_S = 5.0  # for compute workers to end by themselves once all servers have ended
 _POLL_S = 1.0
 _UNFORKED = "processes load torch themselves, instead of being forked"
-_NOUNS = {"server": "server", "worker": "worker", "heter": "compute worker"}
 
 
 def launch(config: LaunchConfig) -> int:
@@ -255,7 +255,7 @@ class _LocalJob:
     def _launch(
         self, role: str, index: int, variables: dict[str, str], pass_fds: Sequence[int] = ()
     ) -> LaunchedProcess:
-        name, is_first_worker = f"{_NOUNS[role]} {index}", role == "worker" and index == 0
+        name, is_first_worker = f"{ROLE_NOUNS[role]} {index}", role == "worker" and index == 0
         env = self._environment(role, index) | variables
         process = LaunchedProcess(
             name,
@@ -289,7 +289,6 @@ class _LocalJob:
         deadline = float("inf")
         while not self._signals:
             self._poll()
-            self._excuse_killed()
             self._restart_dead()
             self._check_console()
             states = {process: self._state(process) for process in self._processes}
@@ -322,9 +321,18 @@ class _LocalJob:
         stopped as it was asked to.
         """
         status = process.status()
+        if not status:
+            return status
         is_server = process in self._servers.values()
         has_obeyed = is_server and status == STOPPED and (process in self._asked or self._signals)
-        return 0 if process in self._over or has_obeyed else status
+        if has_obeyed or process in self._over:
+            return 0
+        # Only now look at the others: what had ended before this process has ended by now.
+        if not self._had_nothing_left(process, status):
+            return status
+        say(f"{process.name} {_describe_exit(status)} when the job was over: no loss")
+        self._over.add(process)
+        return 0
 
     def _have_workers_ended(self) -> bool:
         """Whether all workers of the job run here and have ended well."""
@@ -342,31 +350,21 @@ class _LocalJob:
         """Whether all workers have said goodbye: a server ends with 0 then, and not before."""
         return any(server.status() == 0 for server in self._servers.values())
 
-    def _are_servers_done(self) -> bool:
-        return self._have_workers_ended() or self._is_job_over()
-
-    def _excuse_killed(self) -> None:
-        """Note which processes were killed when they had nothing left to do: a server after all
-        workers, or when the job was over, unless it has left state; a compute worker after all
-        workers; a worker when the job was over. A successor would wait in vain. So would a
-        compute worker that finds no server any more, which is an error there.
+    def _had_nothing_left(self, process: LaunchedProcess, status: int) -> bool:
+        """Whether a process was killed when it had nothing left to do: a worker when the job was
+        over; a server then or after all workers, unless it has left state; a compute worker after
+        all workers. A successor would wait in vain. So would a compute worker that finds no server
+        any more, which is an error there.
         """
-        for processes, is_over, others in (
-            (self._servers, self._are_servers_done, "workers"),
-            (self._compute, self._have_workers_ended, "workers"),
-            (self._workers, self._is_job_over, "servers"),
-        ):
-            for index, process in processes.items():
-                state = self._state(process)
-                if state in (None, 0) or not is_over():
-                    continue
-                is_idle = processes is self._compute and self._have_servers_ended()
-                if state > 0 and not is_idle:
-                    continue
-                if process.name.startswith("server") and self._has_state(index):
-                    continue
-                say(f"{process.name} {_describe_exit(state)} after the {others} had ended: no loss")
-                self._over.add(process)
+        if process in self._compute.values():
+            return self._have_workers_ended() and (status < 0 or self._have_servers_ended())
+        if status > 0:
+            return False
+        if process in self._workers.values():
+            return self._is_job_over()
+        index = next(index for index, server in self._servers.items() if server is process)
+        is_done = self._have_workers_ended() or self._is_job_over()
+        return is_done and not self._has_state(index)
 
     def _has_state(self, server: int) -> bool:
         from trireme.server.log.state_folder import holds_state  # which loads pyarrow
@@ -504,9 +502,10 @@ class _LocalJob:
             say(f"killing {_names(running)}, which did not end at SIGTERM")
 
     def _ask_to_stop(self, processes: Sequence[LaunchedProcess]) -> None:
+        """Send SIGTERM; a process that is asked again, to end at once, is not named again."""
         running = [process for process in processes if process.status() is None]
-        if running:
-            say(f"stopping {_names(running)} (at most {self._config.grace_s:g} s)")
+        if new := [process for process in running if process not in self._asked]:
+            say(f"stopping {_names(new)} (at most {self._config.grace_s:g} s)")
         self._asked.update(running)
         for process in running:
             process.ask_to_stop()
@@ -517,11 +516,13 @@ class _LocalJob:
     def _conclude(self, failure: tuple[int, str] | None, seconds: float) -> int:
         end = f"after {seconds:.1f} s; logs in {self._config.log_dir}/"
         if failure is None:
-            counts = [_count(len(self._servers), "server"), _count(len(self._workers), "worker")]
-            if self._compute:
-                counts.append(_count(len(self._compute), "compute worker"))
+            kinds = {"server": self._servers, "worker": self._workers, "heter": self._compute}
+            counts = [
+                _count(len(those), ROLE_NOUNS[role]) for role, those in kinds.items() if those
+            ]
+            all_counts = " and ".join(filter(None, [", ".join(counts[:-1]), counts[-1]]))
             stopped = f", stopped by {self._signals[0].name}," if self._signals else ""
-            say(f"{', '.join(counts[:-1])} and {counts[-1]}{stopped} ended well {end}")
+            say(f"{all_counts}{stopped} ended well {end}")
             return 0
         code, reason = failure
         say(f"failed: {reason}; all processes have ended {end}")

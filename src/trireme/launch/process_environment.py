@@ -12,6 +12,7 @@ from trireme.telemetry.address import nth_address
 # Threads of torch (OpenMP, MKL and OpenBLAS read the first) and of Trireme.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "TRIREME_THREADS")
 _METRICS = "TRIREME_METRICS"
+ROLE_NOUNS = {"server": "server", "worker": "worker", "heter": "compute worker"}
 # What differs between the processes of a role, which is read after their libraries are loaded.
 _LATE = ("TRIREME_", "PADDLE_", *gpu_variables("0"), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -32,20 +33,19 @@ class ThreadShares:
     ) -> None:
         self.num_cores = num_cores
         self.chosen = [name for name in _THREAD_VARIABLES if name not in os.environ]
+        counts = {"server": num_servers, "worker": num_workers, "heter": num_heter}
         self.num_threads = {
-            "server": max(1, num_cores // max(num_servers, 1)),
-            "worker": max(1, num_cores // max(num_workers, 1)),
-            "heter": max(1, num_cores // max(num_heter, 1)),
+            role: max(1, num_cores // count) for role, count in counts.items() if count > 0
         }
-        self._has_heter = num_heter > 0
 
     def describe(self) -> str:
         """The line that is printed if any variable is chosen."""
-        num = self.num_threads
-        heter = f", {num['heter']} for compute workers" if self._has_heter else ""
+        threads = ", ".join(
+            f"{num} for {ROLE_NOUNS[role]}s" for role, num in self.num_threads.items()
+        )
         return (
-            f"{self.num_cores} cores are shared: {', '.join(self.chosen)} = {num['server']} for"
-            f" servers, {num['worker']} for workers{heter}; set them yourself to choose"
+            f"{self.num_cores} cores are shared: {', '.join(self.chosen)} = {threads}; set them"
+            " yourself to choose"
         )
 
     def variables(self, role: str) -> dict[str, str]:

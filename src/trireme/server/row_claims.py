@@ -19,7 +19,7 @@ from trireme.server.served_tables import ServedTable
 log = logging.getLogger("trireme.server")
 
 Claims = Mapping[str, list[_core.Claim]]
-"""By the table's name; tables in memory have none, nor those of whose memory it is too much."""
+"""By the table's name: none for a table in memory, nor where claims would take too much memory."""
 NO_CLAIMS: Claims = {}
 
 WithRoom = Callable[[Callable[[], _core.Claim | None]], _core.Claim | None]
@@ -86,18 +86,18 @@ class RowClaims:
                 return
 
     def of(self, pushes: Sequence[Push]) -> Claims:
-        """Those of a step, for the tables of which all its pushes have one. The others are given
-        up, for the step makes room as it is applied: it would wait for what they hold.
+        """The claims of a step. Of a table of which a push has none, those of the others are given
+        up: the step then makes room as it is applied, and would wait for what they hold.
         """
         claims: dict[str, list[_core.Claim]] = {}
         for name in {part.table for push in pushes for part in push.tables}:
-            some = [
+            of_pushes = [
                 self._staged.get(push.id, NO_CLAIMS).get(name, [])
                 for push in pushes
                 if any(part.table == name for part in push.tables)
             ]
-            if all(some):
-                claims[name] = list(chain.from_iterable(some))
+            if all(of_pushes):
+                claims[name] = list(chain.from_iterable(of_pushes))
             else:
                 self._give_up(name, pushes)
         return claims

@@ -249,8 +249,8 @@ class RowTier:
         rest = num_bytes - sum(needed)
         if rest < 0:
             raise ResourceExhausted(
-                f"server: {what}: expected at least {sum(needed)} bytes, which {len(owns)} tables"
-                f" need beside their rows (a table is two while it is loaded or imported), found"
+                f"server: {what}: expected at least {sum(needed)} bytes, which tables need beside"
+                f" their rows ({len(owns)} here; one is two while it is loaded or imported), found"
                 f" {num_bytes}: give it more (`trireme size` tells how much the rows take)"
             )
         all_rows = sum(sizes)

@@ -63,7 +63,7 @@ class TableOptions:
 def described_table(options: TableOptions, *, num_pending: int) -> Table:
     """Raises BadRequest: options that are missing or contradict each other."""
     if options.dim is None and options.dims is None:
-        raise BadRequest("size: expected --dim D or -m config.yaml, found neither")
+        raise BadRequest("size: expected --dim D, --dims D=P ... or -m config.yaml, found none")
     dims = options.dims
     if dims is not None:
         _check_dims(dims)

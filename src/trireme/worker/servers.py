@@ -150,7 +150,9 @@ class Servers:
                 for kind in FINISH.keys() & (details := not_ready.details or {}).keys():
                     self.finish(kind, str(details[kind]), commit=False, timeout_s=left_s)
             except (DeadlineExceeded, Unavailable) as late:
-                if error is None or (isinstance(late, Unavailable) and left_s > _CONNECT_S):
+                # To reach a server it had all the time; a server that gave up may leave some.
+                spare_s = left_s if isinstance(late, Unavailable) else deadline - monotonic()
+                if error is None or spare_s > _CONNECT_S:
                     raise
                 break  # the last attempt had no time left: what kept the others is the reason
             time.sleep(min(RETRY_S, max(0.0, deadline - monotonic())))
