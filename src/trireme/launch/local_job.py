@@ -318,12 +318,12 @@ class _LocalJob:
             self._ask_to_stop(list(self._compute.values()))
 
     def _state(self, process: LaunchedProcess) -> int | None:
-        """Its status; 0 if it was killed when it had nothing left to do, or is a server that has
-        stopped as it was asked to.
+        """Its status; 0 if it was killed when it had nothing left to do, or is a server or compute
+        worker that has stopped as it was asked to.
         """
         status = process.status()
-        is_server = process in self._servers.values()
-        has_obeyed = is_server and status == STOPPED and (process in self._asked or self._signals)
+        serves = process not in self._workers.values()
+        has_obeyed = serves and status == STOPPED and (process in self._asked or self._signals)
         return 0 if process in self._over or has_obeyed else status
 
     def _have_workers_ended(self) -> bool:
@@ -360,7 +360,8 @@ class _LocalJob:
                 state = self._state(process)
                 if state in (None, 0) or not is_over():
                     continue
-                is_idle = processes is self._compute and self._have_servers_ended()
+                is_idle = state == STOPPED or self._have_servers_ended()
+                is_idle = is_idle and processes is self._compute
                 if state > 0 and not is_idle:
                     continue
                 if process.name.startswith("server") and self._has_state(index):

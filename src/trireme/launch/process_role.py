@@ -33,7 +33,8 @@ REFUSED = 2
 """The exit code of a process whose command, place or state is wrong."""
 
 STOPPED = 143
-"""The exit code of a launched server that a signal has ended before its job was over."""
+"""The exit code of a launched server or compute worker that a signal has ended before its job was
+over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
