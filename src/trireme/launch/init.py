@@ -181,6 +181,7 @@ def connect(process: ProcessRole) -> Cluster:
         late=process.is_late,
         keys=keys,
         insecure=process.insecure,
+        ends_at_sigterm=process.ends_at_sigterm,
         heter=process.heter,
         **options,
     )
