@@ -9,9 +9,11 @@ from contextlib import contextmanager
 import torch
 
 from trireme import _core
+from trireme.errors import BadRequest
 
 # More than the buffers of a step with large batches.
 FREED_BYTES_KEPT = 512 << 20
+_THREADS_MAX = 1024  # the system refuses far more, which ends the process
 
 
 class _Frozen:
@@ -32,7 +34,13 @@ def start_pool(threads: int) -> _core.Pool:
 
     Steps allocate and free the same large buffers over and over: arrays of keys and rows, and
     activations in torch. Returning them to the system would cost page faults at every step.
+
+    Raises BadRequest: more than _THREADS_MAX, or fewer than none.
     """
+    if not 0 <= threads <= _THREADS_MAX:
+        raise BadRequest(
+            f"threads: expected 0 to {_THREADS_MAX} (--threads, TRIREME_THREADS), found {threads}"
+        )
     _core.keep_freed_memory(FREED_BYTES_KEPT)  # no effect without glibc
     return _core.Pool(threads or len(os.sched_getaffinity(0)))
 

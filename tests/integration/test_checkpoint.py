@@ -16,9 +16,11 @@ from tests.jobs import Job, work_alone
 from tests.programs import Template
 from tests.tables import T_ROWS
 from trireme import _core
+from trireme.checkpoint.worker_side.server_operations import ServerOperations
 from trireme.errors import BadRequest, ResourceExhausted, SchemaMismatch
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
+from trireme.storage.local import LocalStorage
 
 NUM_KEYS = 2000
 SAVE_AND_LOAD = """
@@ -172,6 +174,18 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr("trireme.checkpoint.server_side.save.write_tensors", full_disk)
         with pytest.raises(ResourceExhausted, match=r"cannot write .*: No space left"):
             trainer.save(tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_servers_do_not_bring_back_the_folder_of_a_save_that_was_given_up(tmp_path: Path) -> None:
+    """Its worker was killed, and the next save has removed what was there of it."""
+    gone = tmp_path / ".c.0.partial"
+    plan = {"mode": "full", "time": 0, "budgets": {}, "version": 1, "since": 0, "removed_since": 0}
+    with embedded() as cluster:
+        make_trainer(cluster).fit(batches(2))
+        operations = ServerOperations(cluster.client, LocalStorage(gone), None)
+        with pytest.raises(BadRequest, match=f"cannot write {gone}: No such file or directory"):
+            operations.run("save", prefix="", **plan)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -149,7 +149,8 @@ def test_sigterm_ends_a_compute_worker_and_its_batches_go_to_another(
         job.workers[0].wait_line("read 10$")
         job.compute[0].signal(signal.SIGTERM)
         job.compute[0].wait_line("compute worker 0 .* ends: stopped by SIGTERM")
-        [result] = job.finish()
+        [result] = job.results()
+        assert [one.finish() for one in (*job.workers, *job.compute)] == [0, 143, 0]
     assert result == undisturbed
 
 

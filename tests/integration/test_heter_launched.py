@@ -66,17 +66,24 @@ def test_stages_of_two_labels_equal_the_plain_job_in_sync(
         assert f"compute worker {index} ({label}) ends" in log(tmp_path, f"heterlog.{index}")
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("mode", "number", "end"),
+    [
+        ("sync", signal.SIGKILL, "was killed by SIGKILL"),
+        ("async", signal.SIGKILL, "was killed by SIGKILL"),
+        ("sync", signal.SIGTERM, "failed with exit code 143"),
+    ],
+)
 def test_a_killed_compute_worker_is_restarted_and_nothing_is_lost(
-    programs: Template, tmp_path: Path, mode: str
+    programs: Template, tmp_path: Path, mode: str, number: signal.Signals, end: str
 ) -> None:
     script = {"mode": mode, "gate": 10}
     os.mkfifo(tmp_path / "go")
     options = ["2", *ONE_COMPUTE_WORKER, "--max_restart", "2"]
     with launch(programs, tmp_path, options, script) as job:
         job.wait_line("at the gate")
-        os.kill(int((tmp_path / "pid-2").read_text()), signal.SIGKILL)
-        job.wait_line(r"compute worker 0 was killed by SIGKILL.*; starting it again \(1 of at most")
+        os.kill(int((tmp_path / "pid-2").read_text()), number)
+        job.wait_line(rf"compute worker 0 {end}.*; starting it again \(1 of at most")
         open_the_gate(tmp_path)
         computed = job.wait_line("^RESULT (.*)")[1]
         assert job.finish() == 0, job.output

@@ -67,6 +67,37 @@ def test_a_worker_that_is_asked_to_stop_again_is_named_once(launcher: Launcher) 
     assert err.count("stopping worker 0") == 1
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_compute_worker_that_others_have_stopped_has_not_ended_well(
+    launcher: Launcher, is_restarted: bool
+) -> None:
+    options = ["--server_num", "1", "--worker_num", "1", "--heter_worker_num", "1"]
+    launcher.start(*options, *(["--max_restart", "1"] if is_restarted else []), num=3)
+    launcher.peers["heter 0"].send("exit 143")
+    if is_restarted:
+        launcher.peers["heter 0"].close()
+        launcher.accept(1)
+        for peer in launcher.peers.values():
+            peer.send("exit 0")
+    code, _, err = launcher.finish()
+    assert code == (0 if is_restarted else 143), err
+    assert "compute worker 0 failed with exit code 143 (was it stopped by a signal" in err
+
+
+def test_a_compute_worker_stopped_after_the_workers_does_not_fail_the_job(
+    launcher: Launcher,
+) -> None:
+    options = ["--server_num", "1", "--worker_num", "1", "--heter_worker_num", "1"]
+    launcher.start(*options, num=3)
+    launcher.peers["worker 0"].end()
+    launcher.peers["heter 0"].send("exit 143")
+    launcher.peers["heter 0"].wait_gone()
+    launcher.peers["server 0"].send("exit 0")
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert "when the job was over: no loss" in err
+
+
 def test_a_server_killed_after_the_workers_comes_back_to_remove_its_state(
     launcher: Launcher,
 ) -> None:

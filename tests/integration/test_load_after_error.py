@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,8 @@ import trireme as tr
 from tests.integration.test_not_finite import STRATEGIES, Model, batch, equal, step
 from tests.integration.test_not_finite import weights as weights_of
 from tests.jobs import Job, in_threads
-from trireme.errors import ResourceExhausted, TriremeError, Unavailable
+from tests.tables import T_ROWS
+from trireme.errors import BadRequest, ResourceExhausted, TriremeError, Unavailable
 from trireme.job.cluster import Cluster
 
 BATCHES = [batch(number) for number in range(8)]
@@ -131,3 +134,65 @@ def test_a_load_within_a_loop_lets_it_train_on(
         ends.append(weights_of(trainer.model, default_cluster))
         trainer.load(tmp_path / "saved")
     assert equal(*ends)
+
+
+class Pair(nn.Module):
+    """Two rows and a layer, on a table or, for torch alone, on a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = tr.Table("t", dim=4, optimizer=tr.optim.Adam(lr=0.1))
+        self.bag = tr.nn.EmbeddingBag(table, features=["key"])
+        self.top = nn.Linear(4, 1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.top(self.bag(batch).flatten(1)).squeeze(1)
+
+
+def loss_of(outputs_B: torch.Tensor, number: int) -> torch.Tensor:
+    return nn.functional.mse_loss(outputs_B, torch.tensor([1.0, -float(number)]))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "bounded"])
+def test_a_push_that_was_refused_does_not_count_in_a_checkpoint(tmp_path: Path, mode: str) -> None:
+    """Adam divides by what depends on the number of the step: torch's own says what it must be."""
+    with Job(2) as job, job.join(0, 1) as cluster:
+        model = Pair()
+        adam = torch.optim.Adam(model.top.parameters(), lr=0.1)
+        trainer = tr.Trainer(
+            model,
+            adam,
+            loss=nn.functional.mse_loss,
+            strategy=STRATEGIES[mode],
+            progress=False,
+            cluster=cluster,
+        )
+        optimizer = trainer.optimizer
+
+        def step(number: int) -> None:
+            loss_of(model({"key": torch.tensor([1, 2])}), number).backward()
+            optimizer.step()
+
+        def rows_KD() -> torch.Tensor:
+            keys = np.array([1, 2], np.uint64)
+            return cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].clone()
+
+        rows, top = nn.Parameter(rows_KD()), copy.deepcopy(model.top)
+        plain = torch.optim.Adam([rows, *top.parameters()], lr=0.1)
+        for number in range(6):
+            if number == 2:
+                optimizer.param_groups[0]["amsgrad"] = True  # servers have no state for it
+                with pytest.raises(BadRequest, match="amsgrad"):
+                    step(99)
+                optimizer.param_groups[0]["amsgrad"] = False
+                assert (optimizer.num_steps, optimizer.sequence) == (2, 2)
+                trainer.save(tmp_path / "saved")
+                trainer.load(tmp_path / "saved")
+            step(number)
+            plain.zero_grad()
+            loss_of(top(rows).squeeze(1), number).backward()
+            plain.step()
+        optimizer.end_pass()
+        assert optimizer.num_steps == 6
+        torch.testing.assert_close(rows_KD(), rows.detach(), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(model.top.weight, top.weight, rtol=1e-3, atol=1e-3)

@@ -231,6 +231,7 @@ def test_cli_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> N
         (["launch", "--gloo_port=6767", "x.py"], "fleetrun's --gloo_port has no meaning here"),
         (["launch", "--grace_s", "0", "x.py"], "--grace_s: expected seconds > 0, found '0'"),
         (["launch", "--timeout_s", "soon", "x.py"], "expected seconds > 0, found 'soon'"),
+        (["launch", "--timeout_s", "1e18", "x.py"], "expected at most 1e+08 s, found '1e18'"),
         (["server", "train.py"], "expected options only, found 'train.py'"),
         (["version", "--start_port", "1"], "unknown option --start_port"),
         ([], "COMMAND"),

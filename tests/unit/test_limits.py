@@ -53,6 +53,8 @@ def test_limits_are_read_from_one_text() -> None:
         ("requests_max=0", "requests_max must be positive, found 0"),
         ("tables_max=1,tables_max=2", "expected tables_max once"),
         ("message_bytes_max=1KiB", "header_bytes_max must be at most message_bytes_max"),
+        ("message_bytes_max=99,header_bytes_max=99", "header_bytes_max must be at least 1024"),
+        ("connections_max=4", "connections_max must be at least 5, found 4: a worker that saves"),
     ],
 )
 def test_wrong_limits_are_refused_by_name(text: str, words: str) -> None:

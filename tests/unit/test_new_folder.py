@@ -48,6 +48,44 @@ def test_the_folder_of_a_killed_writer_is_removed_by_the_next(tmp_path: Path) ->
     assert list(tmp_path.glob("*/*")) == []
 
 
+INTERRUPTED = """
+import os, sys
+from pathlib import Path
+from trireme.storage.atomic_folder import new_folder
+
+removals = []
+
+
+def kill_at(event, arguments):
+    if event == "os.remove":
+        removals.append(arguments)
+        if len(removals) == int(sys.argv[2]):
+            os.kill(os.getpid(), 9)
+
+
+with new_folder(sys.argv[1]) as folder:
+    for name in "abc", "xyz":
+        (Path(folder) / name).mkdir()
+        (Path(folder) / name / "part").touch()
+        (Path(folder) / f"{name}.json").touch()
+    sys.addaudithook(kill_at)
+    raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize("removals", range(1, 6))
+def test_what_a_killed_removal_has_left_is_removed_by_the_next_writer(
+    tmp_path: Path, removals: int
+) -> None:
+    """The file that tells so goes last."""
+    command = [sys.executable, "-c", INTERRUPTED, tmp_path / "killed", str(removals)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    with new_folder(tmp_path / "1"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {"1"}
+
+
 def test_of_two_writers_of_one_folder_the_second_fails_and_removes_nothing(
     store: MemoryFileSystem,
 ) -> None:

@@ -5,6 +5,9 @@ import platform
 import subprocess
 import sys
 
+import pytest
+
+from trireme.errors import BadRequest
 from trireme.threads import start_pool
 
 PAGE_FAULTS_OF_A_STEP = """
@@ -73,3 +76,9 @@ def test_a_pool_has_the_threads_asked_for():
 def test_objects_are_frozen_while_any_needs_it_and_stay_so_if_the_script_wants_it():
     printed = subprocess.check_output([sys.executable, "-c", FROZEN], text=True, timeout=100)
     assert printed.split() == list("0110101")
+
+
+@pytest.mark.parametrize("threads", [-1, 1025, 99_999_999])
+def test_threads_that_the_system_would_refuse_are_refused_by_name(threads: int) -> None:
+    with pytest.raises(BadRequest, match=rf"expected 0 to 1024 \(--threads, .*, found {threads}"):
+        start_pool(threads)

@@ -99,6 +99,20 @@ def test_role_under_torchrun_without_servers_is_a_worker_that_hosts_the_rows() -
     assert read_role({**RANKS, "RANK": "0", "WORLD_SIZE": "1"}).role == "embedded"
 
 
+def test_a_timeout_beyond_what_the_system_can_wait_is_refused() -> None:
+    with pytest.raises(BadRequest, match=r"TRIREME_TIMEOUT_S to be at most 1e\+08 s, found '1e18'"):
+        read_role({"TRIREME_TIMEOUT_S": "1e18"})
+
+
+@pytest.mark.parametrize(("restarts", "ends"), [("3", True), ("0", False), (None, False)])
+def test_sigterm_ends_workers_that_torchrun_may_start_again(
+    restarts: str | None, ends: bool
+) -> None:
+    env = {} if restarts is None else {"TORCHELASTIC_MAX_RESTARTS": restarts}
+    role = read_role({**RANKS, "TRIREME_SERVERS": LIST, **env})
+    assert role.ends_at_sigterm == ends
+
+
 def test_role_of_a_worker_that_listens_at_its_place_among_the_servers_is_to_host_it() -> None:
     role = read_role({**HOSTING, "TRIREME_LISTEN_FD": "7"})
     assert (role.hosts, role.listen, role.listen_fd) == (True, SERVERS[1], 7)

@@ -110,7 +110,9 @@ def test_a_full_server_holds_no_more_than_its_limit_and_says_so_at_the_deadline(
     assert [type(error) for error in outcomes["refused"]] == [ResourceExhausted] * 7
     for error in outcomes["refused"]:
         assert "hold at 127.0.0.1" in str(error)
-        assert f"holds {limits.total_bytes_max} bytes of requests: later" in str(error)
+        assert f"holds {limits.total_bytes_max} bytes of requests: later (total_bytes_max)" in str(
+            error
+        )
 
 
 def test_request_beyond_the_servers_limit_is_refused_by_the_client(client: RpcClient) -> None:

@@ -112,7 +112,7 @@ def test_a_call_to_a_full_server_is_retried_and_the_wait_is_reported() -> None:
     assert call.num_retries > 0
     (name, line), over = waits
     assert (name, over) == ("second", ("second", ""))
-    assert "holds 1 requests: later" in line
+    assert "holds 1 requests: later (total_requests_max)" in line
 
 
 def test_a_server_reports_its_requests_and_bytes() -> None:

@@ -10,6 +10,7 @@ from trireme.errors import BadRequest
 from trireme.launch import fact_values
 from trireme.launch.environment import read_facts
 from trireme.launch.process_role import ProcessRole, read_role
+from trireme.protocol.job_limits import SECONDS_MAX
 
 KEYS = """
 Keys: a server's folder has server.key and clients.pub (the admitted public keys, one per line), a
@@ -148,4 +149,6 @@ def number(text: str) -> float:
 def seconds(text: str) -> float:
     if not 0 < number(text) < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds > 0, found {text!r}")
+    if number(text) > SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"expected at most {SECONDS_MAX:g} s, found {text!r}")
     return number(text)

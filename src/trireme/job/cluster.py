@@ -37,6 +37,7 @@ class Cluster:
     host: the server that this process hosts; its state is `server`.
     devices: label -> the device that stands in for it, such as {"gpu": "cpu"}.
     interface: the network device at whose address the other workers reach this one.
+    ends_at_sigterm: SIGTERM ends this process alone, for others start it again with all workers.
     heter: (label, address) of each compute worker of the job.
     call_client: makes a client of one thread for calls to them, given its purpose.
     place: of this process, if it is a compute worker.
@@ -54,6 +55,7 @@ class Cluster:
         insecure: bool = False,
         devices: Mapping[str, str] | None = None,
         interface: str | None = None,
+        ends_at_sigterm: bool = False,
         heter: Sequence[tuple[str, str]] = (),
         call_client: Callable[[str], rpc.RpcClient] | None = None,
         place: ComputePlace | None = None,
@@ -63,6 +65,7 @@ class Cluster:
         self._call_client = call_client
         self.metrics, self.keys, self.insecure = metrics, keys, insecure
         self._devices, self._interface = devices or {}, interface
+        self.ends_at_sigterm = ends_at_sigterm
         self.worker = client.worker  # index among the workers that the job began with
         self.num_workers = client.num_workers
         self.num_streams = client.num_streams  # that workers share; 0: each has its own

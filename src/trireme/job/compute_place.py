@@ -21,7 +21,7 @@ class ComputePlace:
     listen: "host:port"; port 0 chooses a free one. listen_fd: a socket that listens there already.
     coordinator: address of server 0, which says when the job is over.
     server_keys, client_keys: of CURVE, for workers and for the coordinator. insecure: it may listen
-        beyond loopback without.
+        beyond loopback without. stopped_code: its exit code if SIGTERM ends it before the job.
     """
 
     label: str
@@ -33,6 +33,7 @@ class ComputePlace:
     client_keys: rpc.ClientKeys | None = None
     insecure: bool = False
     timeout_s: float = 60.0
+    stopped_code: int = 0
 
     @property
     def name(self) -> str:

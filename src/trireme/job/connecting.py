@@ -40,6 +40,7 @@ def connect(
     metrics: str | None = None,
     devices: Mapping[str, str] | None = None,
     interface: str | None = None,
+    ends_at_sigterm: bool = False,
     heter: Sequence[tuple[str, str]] = (),
     host: Host | None = None,
 ) -> Cluster:
@@ -51,7 +52,7 @@ def connect(
         late: join a running job whose workers share streams, from its next streams on.
         insecure: this worker, too, may listen beyond loopback without keys (global_shuffle).
         metrics: "[host:]port" that answers /metrics and /healthz.
-        devices, interface: see Cluster.
+        devices, interface, ends_at_sigterm: see Cluster.
         heter: compute workers of the job, by label and address; a late worker is told them.
         host: the server among them that this process hosts.
 
@@ -104,6 +105,7 @@ def connect(
         metrics=own_metrics,
         devices=devices,
         interface=interface,
+        ends_at_sigterm=ends_at_sigterm,
         heter=client.heter,
         call_client=lambda purpose: base.clone(f"{name} ({purpose})"),
     )

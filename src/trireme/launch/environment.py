@@ -252,4 +252,4 @@ def _torchrun_facts(env: Mapping[str, str]) -> Facts:
     if is_set(env, "MASTER_ADDR") and is_set(env, "MASTER_PORT"):
         address = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
         facts["master"] = Fact(address, "MASTER_ADDR:MASTER_PORT")
-    return {"role": role, **facts}
+    return {"role": role, **facts, **stated(env, {"TORCHELASTIC_MAX_RESTARTS": "restarts"})}

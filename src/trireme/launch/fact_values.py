@@ -6,6 +6,7 @@ from typing import cast
 from trireme.errors import BadRequest
 from trireme.label import is_label
 from trireme.launch.stated_facts import Fact, Facts, as_text
+from trireme.protocol.job_limits import SECONDS_MAX
 from trireme.telemetry.address import join_address, split_address
 
 TIMEOUT_S_DEFAULT = 300.0
@@ -83,6 +84,10 @@ def to_seconds(fact: Fact | None) -> float:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
         raise BadRequest(f"init: expected {fact.name} to be seconds > 0, found {fact.value!r}")
+    if seconds > SECONDS_MAX:
+        raise BadRequest(
+            f"init: expected {fact.name} to be at most {SECONDS_MAX:g} s, found {fact.value!r}"
+        )
     return seconds
 
 

@@ -181,6 +181,7 @@ def connect(process: ProcessRole) -> Cluster:
         late=process.is_late,
         keys=keys,
         insecure=process.insecure,
+        ends_at_sigterm=process.ends_at_sigterm,
         heter=process.heter,
         **options,
     )
@@ -202,6 +203,7 @@ def _connect_compute_worker(process: ProcessRole, options: dict[str, Any]) -> Cl
         client_keys=None if folder is None else client_keys(folder),
         insecure=process.insecure,
         timeout_s=process.timeout_s,
+        stopped_code=0 if process.listen_fd is None else STOPPED,
     )
     del options["timeout_s"]  # the place has it
     return compute_cluster(place, num_workers=process.num_workers, **options)

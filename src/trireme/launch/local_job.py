@@ -317,14 +317,14 @@ class _LocalJob:
             self._ask_to_stop(list(self._compute.values()))
 
     def _state(self, process: LaunchedProcess) -> int | None:
-        """Its status; 0 if it was killed when it had nothing left to do, or is a server that has
-        stopped as it was asked to.
+        """Its status; 0 if it was killed when it had nothing left to do, or is a server or compute
+        worker that has stopped as it was asked to.
         """
         status = process.status()
         if not status:
             return status
-        is_server = process in self._servers.values()
-        has_obeyed = is_server and status == STOPPED and (process in self._asked or self._signals)
+        serves = process not in self._workers.values()
+        has_obeyed = serves and status == STOPPED and (process in self._asked or self._signals)
         if has_obeyed or process in self._over:
             return 0
         # Only now look at the others: what had ended before this process has ended by now.
@@ -357,7 +357,8 @@ class _LocalJob:
         any more, which is an error there.
         """
         if process in self._compute.values():
-            return self._have_workers_ended() and (status < 0 or self._have_servers_ended())
+            is_killed = status < 0 or status == STOPPED
+            return self._have_workers_ended() and (is_killed or self._have_servers_ended())
         if status > 0:
             return False
         if process in self._workers.values():

@@ -33,7 +33,8 @@ REFUSED = 2
 """The exit code of a process whose command, place or state is wrong."""
 
 STOPPED = 143
-"""The exit code of a launched server that a signal has ended before its job was over."""
+"""The exit code of a launched server or compute worker that a signal has ended before its job was
+over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class ProcessRole:
         is_late: a worker that joins a running job, which assigns its index.
         hosts: a worker whose process hosts the server of its part of the rows.
         master: where such workers tell each other their addresses, if `servers` does not list them.
+        ends_at_sigterm: a worker of torchrun, which restarts all of them when one has died, and
+            ends the others with SIGTERM: that does not ask the job to stop.
         local_num: how many workers of torchrun are on this machine; 0: unknown.
         label: of a compute worker, the kind that it is, such as gpu.
         heter: (label, "host:port") of every compute worker of the job, in order. `index` of one is
@@ -67,6 +70,7 @@ class ProcessRole:
     is_late: bool = False
     hosts: bool = False
     master: str | None = None
+    ends_at_sigterm: bool = False
     local_num: int = 0
     local_index: int | None = None
     servers: tuple[str, ...] = ()
@@ -212,6 +216,7 @@ def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
         devices=_devices(facts),
         interface=optional_text(facts, "interface"),
         local_index=optional_integer(facts, "local_index", low=0),
+        ends_at_sigterm=bool(optional_integer(facts, "restarts", low=0)),
         local_num=optional_integer(facts, "local_num", low=1) or 0,
         source="from " + ", ".join(names) if names else "nothing names servers",
     )

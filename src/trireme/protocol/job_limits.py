@@ -14,3 +14,6 @@ COMPUTE_WORKERS_MAX = 4096
 
 THREADS_MAX = 1024
 """Of a dataset. The system refuses far more, in the middle of making them."""
+
+SECONDS_MAX = 1e8
+"""Of a timeout: three years. Sums of some of them must be times that the system knows."""

@@ -395,7 +395,8 @@ def _failed_handshake(kind: int, value: int, *, has_keys: bool) -> str:
     if kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         what = f"the handshake failed ({value:#x})"
     else:
-        what, causes = "it closed the connection before a handshake", ["it has ended", *causes]
+        what = "it closed the connection before a handshake"
+        causes = ["it has ended", *causes, "it has connections_max already"]
     return f"{what}: {', '.join(causes)}, or keys on one side only"
 
 

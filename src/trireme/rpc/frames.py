@@ -147,7 +147,8 @@ def _bytes(array: Array) -> memoryview | bytes:
 def _unpack_header(head: memoryview, limits: Limits) -> Header:
     if head.nbytes > limits.header_bytes_max:
         raise BadRequest(
-            f"rpc.unpack: header may have {limits.header_bytes_max} bytes, found {head.nbytes}"
+            f"rpc.unpack: header may have {limits.header_bytes_max} bytes (header_bytes_max), found"
+            f" {head.nbytes}"
         )
     try:
         # max_ext_len=0: no extension types, timestamps included.

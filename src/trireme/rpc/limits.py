@@ -4,6 +4,11 @@ from dataclasses import dataclass, fields
 
 from trireme.errors import BadRequest
 
+_LEAST = (
+    ("header_bytes_max", 1 << 10, "what opens a connection must fit"),
+    ("connections_max", 5, "a worker that saves has as many"),
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -51,3 +56,6 @@ class Limits:
                 f"Limits: header_bytes_max must be at most message_bytes_max, found "
                 f"{self.header_bytes_max} and {self.message_bytes_max}"
             )
+        for name, least, why in _LEAST:
+            if (value := getattr(self, name)) < least:
+                raise BadRequest(f"Limits: {name} must be at least {least}, found {value}: {why}")

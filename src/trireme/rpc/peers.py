@@ -328,7 +328,8 @@ class Peers:
         if self._num_open > self._limits.connections_max:  # silent peers cannot shut others out
             oldest = next(iter(self._strangers))
             waited = "" if oldest is peer else ", and this one has waited longest without a hello"
-            self.drop(oldest, f"{self._limits.connections_max} connections are open{waited}")
+            open_max = f"{self._limits.connections_max} connections are open (connections_max)"
+            self.drop(oldest, f"{open_max}{waited}")
 
     def _close_unfollowed(self, descriptor: int) -> None:
         """Close a connection that cannot be observed, since its descriptor cannot be copied."""

@@ -63,8 +63,9 @@ def announced_bytes(header: Header, limits: Limits) -> int:
         raise BadRequest("rpc: a first piece needs 'sizes', the bytes of each part")
     if not 0 < len(sizes) <= limits.arrays_max + 1 or sizes[0] > limits.header_bytes_max:
         raise ResourceExhausted(
-            f"a message may have {limits.arrays_max} arrays and a header of"
-            f" {limits.header_bytes_max} bytes, found {len(sizes) - 1} and {sizes[:1]}"
+            f"a message may have {limits.arrays_max} arrays (arrays_max) and a header of"
+            f" {limits.header_bytes_max} bytes (header_bytes_max), found {len(sizes) - 1} and"
+            f" {sizes[:1]}"
         )
     if (total := sum(sizes)) > limits.total_bytes_max:
         raise ResourceExhausted(

@@ -411,17 +411,23 @@ class Server:
         peer, limits = received.peer, self._limits
         num_bytes = peer.num_bytes + received.num_bytes
         if peer.num_requests >= limits.requests_max:
-            return f"a connection may have {limits.requests_max} requests, found one more"
+            num = limits.requests_max
+            return f"a connection may have {num} requests (requests_max), found one more"
         if peer.num_requests and num_bytes > limits.inflight_bytes_max:
-            return f"a connection may have {limits.inflight_bytes_max} bytes, found {num_bytes}"
+            return (
+                f"a connection may have {limits.inflight_bytes_max} bytes (inflight_bytes_max),"
+                f" found {num_bytes}"
+            )
         return ""
 
     def _full(self) -> str:
         limits = self._limits
         if self._num_requests > limits.total_requests_max:
-            return f"{self.name} holds {limits.total_requests_max} requests: later"
+            num = limits.total_requests_max
+            return f"{self.name} holds {num} requests: later (total_requests_max)"
         if self._held_bytes() > limits.total_bytes_max and self._num_requests > 1:
-            return f"{self.name} holds {limits.total_bytes_max} bytes of requests: later"
+            num = limits.total_bytes_max
+            return f"{self.name} holds {num} bytes of requests: later (total_bytes_max)"
         return ""
 
     def _refusal(self, num_bytes: int) -> str:
@@ -429,7 +435,10 @@ class Server:
         held_bytes = self._held_bytes()
         if not held_bytes or held_bytes + num_bytes <= self._limits.total_bytes_max:
             return ""
-        return f"{self.name} holds {held_bytes} bytes of requests, no room for {num_bytes}: later"
+        return (
+            f"{self.name} holds {held_bytes} bytes of requests, no room for {num_bytes}: later"
+            " (total_bytes_max)"
+        )
 
     def _held_bytes(self) -> int:
         return self._num_bytes + self._socket.assembling_bytes

@@ -261,8 +261,9 @@ class ServerSocket:
         limits = self._limits
         if num_parts > limits.arrays_max + 1 or num_bytes > limits.message_bytes_max:
             raise ResourceExhausted(
-                f"a message may have {limits.arrays_max + 1} parts and "
-                f"{limits.message_bytes_max} bytes, found {num_parts} and {num_bytes}"
+                f"a message may have {limits.arrays_max + 1} parts (arrays_max and a header) and"
+                f" {limits.message_bytes_max} bytes (message_bytes_max), found {num_parts} and"
+                f" {num_bytes}"
             )
 
     def _welcome(self, peer: Peer, header: frames.Header) -> None:

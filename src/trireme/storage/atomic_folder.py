@@ -90,6 +90,22 @@ def remove_partials(parent: Path) -> list[Path]:
     return removed
 
 
+def remove_draft(partial: Path) -> None:
+    """Remove a folder with a marker, which goes last: if this is cut off, the next writer can tell
+    that nobody wants the rest. Servers may still write there for a worker that has gone: under a
+    new name they do not find the folder. Raises OSError.
+    """
+    name = _PARTIAL.fullmatch(partial.name)
+    aside = partial.with_name(f".{name[1] if name else partial.name}.{uuid.uuid4().hex}.partial")
+    partial.rename(aside)
+    for entry in list(os.scandir(aside)):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry)
+        elif entry.name != MARKER:
+            os.unlink(entry)
+    shutil.rmtree(aside)
+
+
 def _remove_partial(partial: Path) -> bool:
     """Remove the folder if no living process writes it."""
     try:
@@ -98,13 +114,13 @@ def _remove_partial(partial: Path) -> bool:
         # Its writer was killed before it made the marker, or is about to make it.
         if not partial.exists() or _now_s() - partial.stat().st_mtime < ABANDONED_S:
             return False
-        shutil.rmtree(partial)
+        remove_draft(partial)
         return True
     try:
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(partial)
+        remove_draft(partial)
         return True
-    except BlockingIOError:  # the lock's
+    except (BlockingIOError, FileNotFoundError):  # the lock's; another writer has removed it
         return False
     finally:
         os.close(marker)
@@ -127,7 +143,8 @@ def _local(path: Path) -> Iterator[str]:
         (partial / MARKER).unlink()
         publish_folder(partial, path, syncs_files=True)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):  # the error before it matters more, and the next writer tries again
+            remove_draft(partial)
         raise
     finally:
         os.close(marker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -22,9 +23,13 @@ class LocalStorage:
         return str(self.folder)
 
     def create(self, path: str) -> LocalSink:
-        """A new file; missing folders are made."""
+        """A new file; missing folders between it and this one are made. Raises FileNotFoundError:
+        this one is missing, as the folder of a save that has been given up and removed.
+        """
         full = self.folder / path
-        full.parent.mkdir(parents=True, exist_ok=True)
+        below = itertools.takewhile(lambda folder: folder != self.folder, full.parents)
+        for folder in reversed(list(below)):
+            folder.mkdir(exist_ok=True)
         return LocalSink(full)
 
     def put_new(self, path: str, data: bytes) -> None:

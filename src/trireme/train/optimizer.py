@@ -337,7 +337,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except BaseException:
             replica.dense.take_gradients()  # else the next step would contain them
             raise
-        self.mode.num_steps = num_steps
         step = WorkerStep(
             tables=tables,
             dense=replica.dense,
@@ -353,6 +352,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except KeyboardInterrupt as error:
             self.mode.note_interrupt(error)
             raise
+        self.mode.num_steps = num_steps  # now: a push that was refused is none
         self.cluster.metrics.count_step(step.examples)
 
     def run_step_hooks(self) -> None:

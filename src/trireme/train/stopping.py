@@ -33,10 +33,14 @@ def stopping_on_signals(cluster: Cluster) -> Iterator[None]:
     says so at the first Ctrl-C: its step may be long.
 
     Has an effect only in the main thread, and on signals that the script does not handle itself.
+    None on SIGTERM where torchrun ends workers by it, to start all again: they would find the
+    request on the servers, and stop with code 0 in the middle of their training.
     """
     request = cluster.stop_request
     is_main = threading.current_thread() is threading.main_thread()
     before = {n: h for n, h in _OWN.items() if is_main and signal.getsignal(n) is h}
+    if cluster.ends_at_sigterm and not cluster.is_only_worker:
+        before.pop(signal.SIGTERM, None)
 
     def ask(number: int, _: object) -> None:
         # The handler interrupts the main thread wherever it is, with any lock held: do little.

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from trireme.storage.atomic_folder import (
     locked_marker,
     partial_path,
     publish_folder,
+    remove_draft,
     remove_partials,
 )
 from trireme.storage.local import LocalStorage, make_folder, sync_folder
@@ -100,7 +100,7 @@ def remove_checkpoint(target: Storage) -> None:
             partial = partial_path(target.folder, uuid.uuid4().hex)
             target.folder.rename(partial)
             sync_folder(partial.parent)
-            shutil.rmtree(partial)
+            remove_draft(partial)
         finally:
             os.close(marker)
 
@@ -162,7 +162,7 @@ def _discard(partial: Path) -> None:
     """
     try:
         if partial.exists():
-            shutil.rmtree(partial)
+            remove_draft(partial)
     except OSError as error:
         log.warning("checkpoint: cannot remove %s: %s", partial, error)
 

@@ -52,6 +52,7 @@ from trireme.train.loop.scoring import Scorer
 log = logging.getLogger("trireme.compute")
 
 QUEUE_MAX = 64
+_SIGNALLED = "stopped by SIGTERM"
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +251,7 @@ def serve_model(
 ) -> NoReturn:
     """Run the model for the workers of the job, on the device of the label, until they have left;
     then end the process with code 0. Runs in the main thread, where SIGTERM ends it after the
-    batches that it has accepted.
+    batches that it has accepted, with code `place.stopped_code`.
 
     in_flight: batches that a worker sends at a time. On the CPU so many are computed at a time, as
         far as torch has threads, since one thread for a batch wastes less than several do.
@@ -290,7 +291,7 @@ def serve_model(
         reason = service.run()
     log.info("%s ends: %s, after %d batches", place.name, reason, service.num_batches)
     cluster.close()
-    raise SystemExit(0)
+    raise SystemExit(place.stopped_code if reason == _SIGNALLED else 0)
 
 
 @contextmanager
@@ -299,7 +300,7 @@ def _end_on_signal(service: Service) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, lambda *_: service.end("stopped by SIGTERM"))
+    previous = signal.signal(signal.SIGTERM, lambda *_: service.end(_SIGNALLED))
     try:
         yield
     finally:
