@@ -319,7 +319,10 @@ class Table {
   void insert_rows(Selection& absent, std::span<Arena::Ref> rows, Arenas::Reservation& reservation,
                    const Step& step, const GroupUpdate& update,
                    std::vector<Index::Entry>& scratch) noexcept;
+  Shrunk shrink_locked(std::uint32_t bucket, const DataTime& now, LockedBucket locked);
   std::size_t evict(std::uint32_t bucket, std::span<const Tier::Place> on_ssd);
+  void keep_removed_within_budget(std::uint32_t bucket) noexcept;
+  bool forget_all_removed();
   void remove(std::uint32_t bucket, std::span<const Arena::Ref> rows,
               std::span<const Tier::Place> on_ssd);
   static void check_bucket(std::uint32_t bucket);

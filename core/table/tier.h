@@ -86,16 +86,19 @@ class Tier {
   };
   // Moves rows to SSD as far as that is needed, and waits for what other calls give up as long as
   // for a device. What only reads, and no more than is kept for reads, needs no row to leave: then
-  // it waits for other reads also if the devices take no row. Requires: no lock of the table is
-  // held; whoever waits has no room.
-  // Errors: kResourceExhausted: the budget is too small, or the devices are full; kUnavailable,
-  // kDeadlineExceeded.
+  // it waits for other reads also if the devices take no row. If there would be none at all,
+  // whoever waits makes the table forget which keys were removed. Requires: no lock of the table is
+  // held; whoever waits has no room. Errors: kResourceExhausted: the budget is too small, or the
+  // devices are full; kUnavailable, kDeadlineExceeded.
   enum class Wait { kNo, kYes };
   std::vector<Room> make_room(Needs needs, Wait wait = Wait::kYes);
   Room make_room(const Need& need, Wait wait = Wait::kYes) {
     return std::move(make_room({&need, 1}, wait).front());
   }
 
+  // Whether all that is in memory is within the budget, if need be when rows have left it.
+  // Requires: no lock of the table is held.
+  bool has_room();
   // Sets the budget, and keeps it when it returns. Errors: as above; the budget stays.
   void set_memory(std::size_t num_bytes);
 

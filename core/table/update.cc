@@ -178,9 +178,12 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
   for (; over != 0; over &= over - 1) {
     const auto bucket =
         stripe * kBucketsPerStripe + static_cast<std::uint32_t>(std::countr_zero(over));
-    LockedBucket locked = lock_bucket(bucket);
-    evict(bucket, locked.on_ssd());
-    due_evictions_[stripe] &= ~(over & -over);
+    {
+      LockedBucket locked = lock_bucket(bucket);
+      evict(bucket, locked.on_ssd());
+      due_evictions_[stripe] &= ~(over & -over);
+    }
+    keep_removed_within_budget(bucket);
   }
   return num_keys;
 }
@@ -394,6 +397,9 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
       refs.push_back(ref);
       const std::uint32_t bucket = bucket_of(key);
       removed_.add(bucket, key, version(), num_rows_of(bucket));
+    }
+    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+      removed_.trim(stripe * kBucketsPerStripe + i);
     }
     arenas_.free(refs);
     erased += refs.size();

@@ -1,0 +1,73 @@
+"""Tables with as little memory as their rows allow: what a job has room for it goes on doing,
+within its memory, and what it has no room for is refused before it is recorded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.seeds import SEED
+from tests.tables import POOL, make_table
+from trireme import _core
+from trireme.errors import BadRequest
+from trireme.rows.core_table import needed_bytes
+
+DAY_S, NUM_ROWS = 86_400, 250_000
+EXPIRES = _core.PolicyConfig(ttl_s=DAY_S)
+
+
+def tiered(folder: Path, more_bytes: int, **options: Any) -> _core.Table:
+    """A table with so much memory beside the least that it needs without rows."""
+    options |= {"ssd": [_core.SsdDevice(str(folder), "threads")]}
+    options |= {"buffer_bytes": 1 << 16, "read_bytes": 1 << 17}
+    own = make_table(memory_bytes=1 << 30, **options).tier["own_bytes"]
+    return make_table(memory_bytes=needed_bytes(own) + more_bytes, **options)
+
+
+def push(table: _core.Table, keys: np.ndarray[Any, Any], sequence: int, time: int) -> None:
+    gradients, ids = np.ones((len(keys), table.dim), np.float32), [(0, sequence)]
+    table.update(keys, gradients, ids, _core.RuleValues(lr=1.0), POOL, time=time)
+
+
+def test_keys_of_removed_rows_take_no_memory_that_others_need(tmp_path: Path) -> None:
+    table = tiered(tmp_path, 3 << 20, policy=EXPIRES)
+    memory, sequence = table.tier["memory_bytes"], 0
+    keys = np.random.default_rng(SEED).permutation(NUM_ROWS).astype(np.uint64)
+    for sequence, some in enumerate(np.array_split(keys, 250), 1):
+        push(table, some, sequence, time=DAY_S)
+        assert table.bytes <= memory
+    table.raise_version(2)
+    for bucket in range(_core.NUM_BUCKETS):
+        table.shrink(bucket, 3 * DAY_S, True, 2)
+        assert table.bytes <= memory
+    assert table.rows == 0
+    everything = (0, _core.NUM_BUCKETS)
+    with pytest.raises(BadRequest, match="removed before are forgotten; save all rows"):
+        _core.snapshot_columns(table, *everything, 1, 1, [table.row_bytes])
+    for number, some in enumerate(np.array_split(keys, 250), sequence + 1):
+        push(table, some, number, time=4 * DAY_S)
+        assert table.bytes <= memory
+    assert table.rows == NUM_ROWS
+    _core.snapshot_columns(table, *everything, 2, 2, [table.row_bytes])
+
+
+@pytest.mark.parametrize("is_tiered", [True, False])
+def test_keys_of_removed_rows_that_are_forgotten_take_no_memory(
+    tmp_path: Path, is_tiered: bool
+) -> None:
+    options = {"policy": EXPIRES}
+    table = tiered(tmp_path, 8 << 20, **options) if is_tiered else make_table(**options)
+    push(table, np.arange(NUM_ROWS, dtype=np.uint64), 1, time=DAY_S)
+
+    def beside_rows() -> int:
+        return table.tier["own_bytes"] if is_tiered else table.bytes
+
+    for bucket in range(_core.NUM_BUCKETS):
+        table.shrink(bucket, 3 * DAY_S, True, 2)
+    before = beside_rows()
+    table.forget_removed(2)
+    assert beside_rows() <= before - 64 * 12 * _core.NUM_BUCKETS / 2
