@@ -311,6 +311,9 @@ class Table {
   struct Step;
   void check_columns(const PushColumns& columns, std::size_t num_keys) const;
   std::size_t update_stripe(std::uint32_t stripe, const Group& group, const Step& step);
+  std::size_t update_group(std::uint32_t stripe, const Group& group, const Step& step,
+                           std::uint64_t buckets);
+  std::size_t update_by_bucket(std::uint32_t stripe, const Group& group, const Step& step);
   std::size_t update_locked(std::uint32_t stripe, const Group& group, const Step& step,
                             std::uint64_t applied, std::size_t num_new_max);
   std::uint64_t buckets_over_limit(std::uint32_t stripe) const noexcept;

@@ -127,7 +127,8 @@ class Tier {
   class Claim;
   using Claims = std::span<Claim* const>;
   // Null if all claims together would take more than half of the memory for rows: then the change
-  // makes room for one stripe after the other, for the largest of which there is room now.
+  // makes room for one stripe after the other, for the largest of which there is room now; or for
+  // one bucket, where others have taken that.
   // Errors: those of make_room, for which it waits; a page that cannot be read.
   std::unique_ptr<Claim> claim(std::span<const std::uint64_t> keys, Pool& pool);
 

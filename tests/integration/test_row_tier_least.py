@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.seeds import SEED
-from tests.tables import POOL, make_table
+from tests.tables import POOL, make_table, rows_of
 from trireme import _core
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, ResourceExhausted
 from trireme.rows.core_table import needed_bytes
 
 DAY_S, NUM_ROWS = 86_400, 250_000
@@ -71,3 +71,28 @@ def test_keys_of_removed_rows_that_are_forgotten_take_no_memory(
     before = beside_rows()
     table.forget_removed(2)
     assert beside_rows() <= before - 64 * 12 * _core.NUM_BUCKETS / 2
+
+
+def test_a_push_that_was_not_refused_is_applied_if_the_rows_of_a_stripe_find_no_room_together(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(1)
+    options = {"dims": [8, 200, 400], "rule": "adagrad"}
+    in_memory, table = make_table(**options), tiered(tmp_path, 2_700_000, **options)
+    for sequence in range(1, 8):
+        keys = rng.choice(60_000, 8000, replace=False).astype(np.uint64)
+        sizes = zip((4000, 2000, 2000), table.dims, strict=True)
+        push = keys, [np.ones(size, np.float32) for size in sizes], [(0, sequence)]
+        values = _core.RuleValues(lr=0.1)
+        try:
+            assert table.claim(keys, POOL) is None  # more than half of the memory
+        except ResourceExhausted:  # before a server would record it
+            break
+        table.update(*push, values, POOL)
+        in_memory.update(*push, values, POOL)
+        assert table.bytes <= table.tier["memory_bytes"]
+    assert sequence > 5
+    expected, actual = (dict(zip(*map(list, rows_of(t)), strict=True)) for t in (in_memory, table))
+    assert actual.keys() == expected.keys()
+    for key, row in expected.items():
+        np.testing.assert_array_equal(actual[key], row)
