@@ -26,6 +26,11 @@ struct Age {
 
 }  // namespace
 
+void Table::check_shrink(std::span<const std::uint32_t> buckets) {
+  for (const std::uint32_t bucket : buckets) check_bucket(bucket);
+  if (tier_ != nullptr) tier_->check_buckets(buckets);
+}
+
 Table::Shrunk Table::shrink(std::uint32_t bucket, const DataTime& now, std::uint32_t version) {
   check_bucket(bucket);
   raise_version(version);

@@ -193,6 +193,9 @@ class Table {
     std::size_t num_evicted;
   };
   Shrunk shrink(std::uint32_t bucket, const DataTime& now, std::uint32_t version);
+  // Whether there is room now to shrink these buckets, one after the other. Errors: kBadRequest;
+  // kResourceExhausted: the rows on SSD of one find none in memory together; those of the devices.
+  void check_shrink(std::span<const std::uint32_t> buckets);
   // Forgets which keys were removed with a version <= `version`: no snapshot since an earlier
   // version will be requested.
   void forget_removed(std::uint32_t version);

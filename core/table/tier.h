@@ -140,6 +140,8 @@ class Tier {
   // Locks the stripe of a bucket, with all that is in the bucket.
   struct Bucket;
   Bucket lock_bucket(std::uint32_t bucket);
+  // Whether there is room now to lock any of these buckets so. Errors: those of make_room.
+  void check_buckets(std::span<const std::uint32_t> buckets);
   // Forgets a row on SSD that was found under the lock.
   void take(const Place& place) noexcept { cold_.take(place); }
   // Locks a stripe, with room for new rows, and for more to find rows on SSD.

@@ -4,17 +4,22 @@ within its memory, and what it has no room for is refused before it is recorded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import trireme as tr
+from tests.integration.pushed_server import PushedServer
 from tests.seeds import SEED
-from tests.tables import POOL, make_table, rows_of
+from tests.tables import POOL, keys_in, make_table, rows_of
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.rows.core_table import needed_bytes
+from trireme.server.journal import Journal
+from trireme.server.row_tier import RowTier
 
 DAY_S, NUM_ROWS = 86_400, 250_000
 EXPIRES = _core.PolicyConfig(ttl_s=DAY_S)
@@ -96,3 +101,40 @@ def test_a_push_that_was_not_refused_is_applied_if_the_rows_of_a_stripe_find_no_
     assert actual.keys() == expected.keys()
     for key, row in expected.items():
         np.testing.assert_array_equal(actual[key], row)
+
+
+class Recorded(Journal):
+    def __init__(self) -> None:
+        self.methods = list[str]()
+
+    def record(self, method: str, body: dict[str, Any], arrays: Any = ()) -> None:
+        self.methods.append(method)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[PushedServer]:
+    tier = RowTier(4 << 20, [tmp_path])
+    server = PushedServer(tier)
+    yield server
+    server.state.tables.clear()
+    tier.close()
+
+
+def test_a_shrink_that_finds_no_room_is_refused_before_it_is_recorded(
+    server: PushedServer,
+) -> None:
+    policy = tr.policy.Policy(ttl_s=DAY_S)
+    server.state.create_table(tr.Table("t", dim=8, policy=policy).schema)
+    rows, keys = server.state.tables["t"].rows, keys_in([5], 40_000, SEED)
+    for sequence, some in enumerate(np.array_split(keys, 400), 1):
+        push(rows, some, sequence, time=DAY_S)
+    server.state.journal = journal = Recorded()
+    shrink = {"time": 3 * DAY_S, "day_over": True, "slices": 1, "slice": 0}
+    with pytest.raises(ResourceExhausted, match="to fit into its budget"):
+        server.state.shrink(shrink)
+    assert journal.methods == []
+    assert rows.rows == len(keys)
+    assert server.state.tier is not None
+    server.state.tier.memory_bytes = 16 << 20
+    assert server.state.shrink(shrink) == {"t": {"expired": len(keys), "evicted": 0}}
+    assert journal.methods == ["policy.shrink"]
