@@ -172,6 +172,11 @@ void advance(Table& table, const Ids& ids) {
   table.advance(pushes);
 }
 
+void check_shrink(Table& table, const Array1<const std::uint32_t>& buckets) {
+  nb::gil_scoped_release release;
+  table.check_shrink({buckets.data(), buckets.size()});
+}
+
 nb::tuple shrink(Table& table, std::uint32_t bucket, std::uint32_t time, bool day_over,
                  std::uint32_t version) {
   Table::Shrunk shrunk;
@@ -334,6 +339,11 @@ Raises BadRequest, and nothing has changed; or ResourceExhausted, and a repetiti
 finishes the update.)")
       .def("advance", &advance, "ids"_a,
            "Raise the marks of every bucket to `ids`, as an update without keys.")
+      .def("check_shrink", &check_shrink, "buckets"_a,
+           R"(Whether there is room now to shrink these buckets, one after the other.
+
+buckets: (N,) uint32. Raises ResourceExhausted: the rows on SSD of one find none in memory together;
+Unavailable, DeadlineExceeded: a disk.)")
       .def("shrink", &shrink, "bucket"_a, "time"_a, "day_over"_a, "version"_a,
            nb::sig("def shrink(self, bucket: int, time: int, day_over: bool, version: int) -> "
                    "tuple[int, int]"),

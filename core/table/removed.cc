@@ -1,6 +1,7 @@
 #include "table/removed.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -21,10 +22,20 @@ void RemovedKeys::add(std::uint32_t bucket, std::uint64_t key, std::uint32_t ver
                       std::size_t num_rows) noexcept {
   Bucket& b = buckets_[bucket];
   if (b.keys.size() >= std::max(num_rows, kKeptMin)) {
-    forget(bucket, b.versions[b.versions.size() / 2]);
+    drop(b, b.versions[b.versions.size() / 2]);
   }
   b.keys.push_back(key);
   b.versions.push_back(version);
+}
+
+void RemovedKeys::trim(std::uint32_t bucket) noexcept {
+  Bucket& b = buckets_[bucket];
+  if (b.keys.capacity() <= 2 * b.keys.size()) return;
+  try {
+    b.keys.shrink_to_fit();
+    b.versions.shrink_to_fit();
+  } catch (const std::bad_alloc&) {  // then they keep it
+  }
 }
 
 Array<std::uint64_t> RemovedKeys::since(std::uint32_t bucket, std::uint32_t since) const {
@@ -46,7 +57,12 @@ Array<std::uint64_t> RemovedKeys::since(std::uint32_t bucket, std::uint32_t sinc
 }
 
 void RemovedKeys::forget(std::uint32_t bucket, std::uint32_t version) noexcept {
-  Bucket& b = buckets_[bucket];
+  drop(buckets_[bucket], version);
+  trim(bucket);
+}
+
+// Forgets keys, and keeps their room.
+void RemovedKeys::drop(Bucket& b, std::uint32_t version) noexcept {
   const auto end = std::upper_bound(b.versions.begin(), b.versions.end(), version);
   b.keys.erase(b.keys.begin(), b.keys.begin() + (end - b.versions.begin()));
   b.versions.erase(b.versions.begin(), end);

@@ -25,12 +25,14 @@ class RemovedKeys {
   // Requires: prepare(); the version is not below earlier ones. `num_rows`: rows of the bucket.
   void add(std::uint32_t bucket, std::uint64_t key, std::uint32_t version,
            std::size_t num_rows) noexcept;
+  // Gives back the room that no key takes, if it is much. No more keys can be added then.
+  void trim(std::uint32_t bucket) noexcept;
 
   // Distinct keys in ascending order: those removed with a version > since.
   // Errors: kBadRequest if some of them were forgotten.
   Array<std::uint64_t> since(std::uint32_t bucket, std::uint32_t since) const;
 
-  // Forgets the keys that were removed with a version <= `version`.
+  // Forgets the keys that were removed with a version <= `version`, and gives back their room.
   void forget(std::uint32_t bucket, std::uint32_t version) noexcept;
   // Replaces the content by these keys and the versions, ascending, that they were removed with.
   // Keys removed with a version <= since are forgotten.
@@ -49,6 +51,8 @@ class RemovedKeys {
     std::vector<std::uint32_t> versions;  // ascending
     std::uint32_t forgotten = 0;  // keys removed with a version up to this one are forgotten
   };
+
+  static void drop(Bucket& bucket, std::uint32_t version) noexcept;
 
   std::array<Bucket, kNumBuckets> buckets_;
 };

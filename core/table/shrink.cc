@@ -26,10 +26,20 @@ struct Age {
 
 }  // namespace
 
+void Table::check_shrink(std::span<const std::uint32_t> buckets) {
+  for (const std::uint32_t bucket : buckets) check_bucket(bucket);
+  if (tier_ != nullptr) tier_->check_buckets(buckets);
+}
+
 Table::Shrunk Table::shrink(std::uint32_t bucket, const DataTime& now, std::uint32_t version) {
   check_bucket(bucket);
   raise_version(version);
-  LockedBucket locked = lock_bucket(bucket);
+  const Shrunk shrunk = shrink_locked(bucket, now, lock_bucket(bucket));
+  keep_removed_within_budget(bucket);
+  return shrunk;
+}
+
+Table::Shrunk Table::shrink_locked(std::uint32_t bucket, const DataTime& now, LockedBucket locked) {
   std::vector<Arena::Ref> refs;
   index_.refs_of(bucket, refs);
   const auto is_expired = [&](const RowLayout& layout, const std::byte* row) {
@@ -111,12 +121,35 @@ void Table::remove(std::uint32_t bucket, std::span<const Arena::Ref> rows,
     tier_->take(place);
     removed_.add(bucket, key, version(), num_rows_of(bucket));
   }
+  removed_.trim(bucket);
+}
+
+// Rows leave memory for the keys that were removed of a bucket; if that is not enough, the bucket
+// forgets them. Requires: no lock is held.
+void Table::keep_removed_within_budget(std::uint32_t bucket) noexcept {
+  if (tier_ == nullptr || tier_->has_room()) return;
+  const Tier::Lock lock(tier_.get(), bucket / kBucketsPerStripe,
+                        std::unique_lock(mutex_of(bucket)));
+  removed_.forget(bucket, version());
+}
+
+// Returns whether there were any. Requires: no lock is held.
+bool Table::forget_all_removed() {
+  bool has_any = false;
+  for (std::uint32_t bucket = 0; bucket < kNumBuckets && !has_any; ++bucket) {
+    std::shared_lock lock(mutex_of(bucket));
+    has_any = removed_.bytes(bucket) > 0;
+  }
+  if (has_any) forget_removed(version());
+  return has_any;
 }
 
 void Table::forget_removed(std::uint32_t version) {
-  for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
-    std::unique_lock lock(mutex_of(bucket));
-    removed_.forget(bucket, version);
+  for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
+    const Tier::Lock lock(tier_.get(), stripe, std::unique_lock(stripes_[stripe]));
+    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+      removed_.forget(stripe * kBucketsPerStripe + i, version);
+    }
   }
 }
 

@@ -193,6 +193,9 @@ class Table {
     std::size_t num_evicted;
   };
   Shrunk shrink(std::uint32_t bucket, const DataTime& now, std::uint32_t version);
+  // Whether there is room now to shrink these buckets, one after the other. Errors: kBadRequest;
+  // kResourceExhausted: the rows on SSD of one find none in memory together; those of the devices.
+  void check_shrink(std::span<const std::uint32_t> buckets);
   // Forgets which keys were removed with a version <= `version`: no snapshot since an earlier
   // version will be requested.
   void forget_removed(std::uint32_t version);
@@ -311,6 +314,9 @@ class Table {
   struct Step;
   void check_columns(const PushColumns& columns, std::size_t num_keys) const;
   std::size_t update_stripe(std::uint32_t stripe, const Group& group, const Step& step);
+  std::size_t update_group(std::uint32_t stripe, const Group& group, const Step& step,
+                           std::uint64_t buckets);
+  std::size_t update_by_bucket(std::uint32_t stripe, const Group& group, const Step& step);
   std::size_t update_locked(std::uint32_t stripe, const Group& group, const Step& step,
                             std::uint64_t applied, std::size_t num_new_max);
   std::uint64_t buckets_over_limit(std::uint32_t stripe) const noexcept;
@@ -319,7 +325,10 @@ class Table {
   void insert_rows(Selection& absent, std::span<Arena::Ref> rows, Arenas::Reservation& reservation,
                    const Step& step, const GroupUpdate& update,
                    std::vector<Index::Entry>& scratch) noexcept;
+  Shrunk shrink_locked(std::uint32_t bucket, const DataTime& now, LockedBucket locked);
   std::size_t evict(std::uint32_t bucket, std::span<const Tier::Place> on_ssd);
+  void keep_removed_within_budget(std::uint32_t bucket) noexcept;
+  bool forget_all_removed();
   void remove(std::uint32_t bucket, std::span<const Arena::Ref> rows,
               std::span<const Tier::Place> on_ssd);
   static void check_bucket(std::uint32_t bucket);

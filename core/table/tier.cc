@@ -206,13 +206,14 @@ std::vector<Tier::Room> Tier::make_room(Needs needs, Wait wait) {
     if (is_kept_for(need) && promised_read_bytes_ <= spare_bytes()) return rooms;
     const bool was_alone = is_none(promised_others());  // else others may have ended since
     const bool may_wait = wait == Wait::kYes && std::chrono::steady_clock::now() <= deadline;
+    const auto forgets = [&] { return wait == Wait::kYes && table_.forget_all_removed(); };
     try {
       if (find_room()) return rooms;
     } catch (const Error&) {
-      if (!is_kept_for(need) || !may_wait) throw;
+      if ((!is_kept_for(need) || !may_wait) && !forgets()) throw;
     }
     const Need others = promised_others();
-    if (!may_wait || (was_alone && is_none(others))) fail(need, others);
+    if ((!may_wait || (was_alone && is_none(others))) && !forgets()) fail(need, others);
     rooms.clear();
     std::this_thread::sleep_for(kLookAgain);
   }
@@ -250,6 +251,16 @@ void Tier::fail(const Need& need, const Need& others) const {
                   ", what finds rows on SSD, and buffers, " + mebibytes(bytes_beside_rows()) +
                   ", and rows that did not leave memory " + mebibytes(table_.arenas_.bytes()) +
                   "; give it more memory (`trireme size` tells how much)");
+}
+
+bool Tier::has_room() {
+  if (fits()) return true;
+  try {
+    make_room(Need{}, Wait::kNo);
+    return true;
+  } catch (const Error&) {  // of the budget, or a device, which whoever needs room is told
+    return false;
+  }
 }
 
 void Tier::set_memory(std::size_t num_bytes) {

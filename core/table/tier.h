@@ -86,16 +86,19 @@ class Tier {
   };
   // Moves rows to SSD as far as that is needed, and waits for what other calls give up as long as
   // for a device. What only reads, and no more than is kept for reads, needs no row to leave: then
-  // it waits for other reads also if the devices take no row. Requires: no lock of the table is
-  // held; whoever waits has no room.
-  // Errors: kResourceExhausted: the budget is too small, or the devices are full; kUnavailable,
-  // kDeadlineExceeded.
+  // it waits for other reads also if the devices take no row. If there would be none at all,
+  // whoever waits makes the table forget which keys were removed. Requires: no lock of the table is
+  // held; whoever waits has no room. Errors: kResourceExhausted: the budget is too small, or the
+  // devices are full; kUnavailable, kDeadlineExceeded.
   enum class Wait { kNo, kYes };
   std::vector<Room> make_room(Needs needs, Wait wait = Wait::kYes);
   Room make_room(const Need& need, Wait wait = Wait::kYes) {
     return std::move(make_room({&need, 1}, wait).front());
   }
 
+  // Whether all that is in memory is within the budget, if need be when rows have left it.
+  // Requires: no lock of the table is held.
+  bool has_room();
   // Sets the budget, and keeps it when it returns. Errors: as above; the budget stays.
   void set_memory(std::size_t num_bytes);
 
@@ -124,7 +127,8 @@ class Tier {
   class Claim;
   using Claims = std::span<Claim* const>;
   // Null if all claims together would take more than half of the memory for rows: then the change
-  // makes room for one stripe after the other, for the largest of which there is room now.
+  // makes room for one stripe after the other, for the largest of which there is room now; or for
+  // one bucket, where others have taken that.
   // Errors: those of make_room, for which it waits; a page that cannot be read.
   std::unique_ptr<Claim> claim(std::span<const std::uint64_t> keys, Pool& pool);
 
@@ -136,6 +140,8 @@ class Tier {
   // Locks the stripe of a bucket, with all that is in the bucket.
   struct Bucket;
   Bucket lock_bucket(std::uint32_t bucket);
+  // Whether there is room now to lock any of these buckets so. Errors: those of make_room.
+  void check_buckets(std::span<const std::uint32_t> buckets);
   // Forgets a row on SSD that was found under the lock.
   void take(const Place& place) noexcept { cold_.take(place); }
   // Locks a stripe, with room for new rows, and for more to find rows on SSD.

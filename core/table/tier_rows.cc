@@ -212,6 +212,20 @@ Tier::Bucket Tier::lock_bucket(std::uint32_t bucket) {
   }
 }
 
+// Rows that leave memory for it may be of these buckets, which have more pages then.
+void Tier::check_buckets(std::span<const std::uint32_t> buckets) {
+  for (std::size_t num_pages = 0;;) {
+    std::size_t num_most = 0;
+    for (const std::uint32_t bucket : buckets) {
+      const std::shared_lock lock(mutex_of_stripe(bucket / kBucketsPerStripe));
+      num_most = std::max(num_most, cold_.num_pages(bucket));
+    }
+    if (num_most <= num_pages) return;
+    num_pages = num_most;
+    make_room({.read_bytes = log_.read_bytes(num_pages)});
+  }
+}
+
 // What one thread of a fetch does. While it looks for keys, and moves rows that were read, the
 // devices read the next.
 class Tier::Fetcher {

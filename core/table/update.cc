@@ -162,15 +162,16 @@ void Table::check_columns(const PushColumns& columns, std::size_t num_keys) cons
 }
 
 std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const Step& step) {
-  std::uint64_t over = 0;  // buckets over their limit, bit by bit
   std::size_t num_keys = 0;
-  {
-    const Tier::Lock lock = lock_rows(stripe, group.keys, group.keys.size(), step.claims);
-    const std::uint64_t applied = step.advance.applied(stripe);
-    if (~applied != 0) {
-      num_keys = update_locked(stripe, group, step, applied, lock.num_new());
-      due_evictions_[stripe] |= buckets_over_limit(stripe) & ~applied;
-    }
+  try {
+    num_keys = update_group(stripe, group, step, ~std::uint64_t{0});
+  } catch (const Error& error) {
+    if (tier_ == nullptr || error.code() != ErrorCode::kResourceExhausted) throw;
+    num_keys = update_by_bucket(stripe, group, step);
+  }
+  std::uint64_t over = 0;  // buckets over their limit, bit by bit
+  if (max_rows_of_bucket_) {
+    const std::shared_lock lock(stripes_[stripe]);
     over = due_evictions_[stripe];
   }
   // The push is applied and marked. If an eviction fails, the next push of the stripe evicts, as
@@ -178,11 +179,41 @@ std::size_t Table::update_stripe(std::uint32_t stripe, const Group& group, const
   for (; over != 0; over &= over - 1) {
     const auto bucket =
         stripe * kBucketsPerStripe + static_cast<std::uint32_t>(std::countr_zero(over));
-    LockedBucket locked = lock_bucket(bucket);
-    evict(bucket, locked.on_ssd());
-    due_evictions_[stripe] &= ~(over & -over);
+    {
+      LockedBucket locked = lock_bucket(bucket);
+      evict(bucket, locked.on_ssd());
+      due_evictions_[stripe] &= ~(over & -over);
+    }
+    keep_removed_within_budget(bucket);
   }
   return num_keys;
+}
+
+// Applies and marks what these buckets of a stripe, bit by bit, lack. Requires: the keys are
+// theirs.
+std::size_t Table::update_group(std::uint32_t stripe, const Group& group, const Step& step,
+                                std::uint64_t buckets) {
+  const Tier::Lock lock = lock_rows(stripe, group.keys, group.keys.size(), step.claims);
+  const std::uint64_t applied = step.advance.applied(stripe) | ~buckets;
+  if (~applied == 0) return 0;
+  const std::size_t num_keys = update_locked(stripe, group, step, applied, lock.num_new());
+  due_evictions_[stripe] |= buckets_over_limit(stripe) & ~applied;
+  return num_keys;
+}
+
+// For keys whose rows do not find room in memory together: those of one bucket after the other.
+std::size_t Table::update_by_bucket(std::uint32_t stripe, const Group& group, const Step& step) {
+  const auto counts = count_by_bucket(group.keys);
+  std::size_t num_keys = 0;
+  for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+    if (counts[i] == 0) continue;
+    Selection of_bucket(group);
+    for (std::size_t k = 0; k < group.keys.size(); ++k) {
+      if (bucket_of(group.keys[k]) % kBucketsPerStripe == i) of_bucket.add(k);
+    }
+    num_keys += update_group(stripe, of_bucket.group(), step, std::uint64_t{1} << i);
+  }
+  return num_keys + update_group(stripe, {}, step, ~std::uint64_t{0});  // those without keys
 }
 
 // Applies and marks what the buckets of a stripe lack. Requires: its lock.   applied: the buckets
@@ -394,6 +425,9 @@ std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
       refs.push_back(ref);
       const std::uint32_t bucket = bucket_of(key);
       removed_.add(bucket, key, version(), num_rows_of(bucket));
+    }
+    for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
+      removed_.trim(stripe * kBucketsPerStripe + i);
     }
     arenas_.free(refs);
     erased += refs.size();

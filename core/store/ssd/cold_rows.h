@@ -134,6 +134,13 @@ class ColdRows {
   // Goes on with it, in the place of the bucket's rows.
   void restore(std::uint32_t bucket, Saved&& saved) noexcept;
 
+  // Those of a bucket that have rows.
+  std::size_t num_pages(std::uint32_t bucket) const noexcept {
+    const Bucket& own = buckets_[bucket];
+    std::size_t n = 0;
+    for (std::size_t i = 0; i < own.pages.size(); ++i) n += num_left(own, i) > 0 ? 1 : 0;
+    return n;
+  }
   std::size_t bytes(std::uint32_t bucket) const noexcept;  // of memory, beside kOwnBytes
 
  private:

@@ -146,6 +146,12 @@ class ServedTables(dict[str, ServedTable]):
             self.settled = (id, {})
         self.settled[1][part] = num_rows
 
+    def check_shrink(self, buckets: Sequence[int]) -> None:
+        """Raises ResourceExhausted: the rows of one of these buckets find no room together."""
+        numbers = np.array(buckets, np.uint32)
+        for table in list(self.values()):
+            table.rows.check_shrink(numbers)
+
     def shrink(
         self, buckets: Sequence[int], time: int, *, day_over: bool
     ) -> dict[str, dict[str, int]]:

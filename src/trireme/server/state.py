@@ -593,6 +593,8 @@ class ServerState:
         """
         time, day_over = need_time(body), need(body, "day_over", bool)
         self.claim()
+        buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]].tolist()
+        # Refused before it is recorded: replay would remove rows that are still there.
+        self.with_room(partial(self.tables.check_shrink, buckets))
         self.journal.record("policy.shrink", body)
-        buckets = self.assignment.owned_buckets()[body["slice"] :: body["slices"]]
-        return self.tables.shrink(buckets.tolist(), time, day_over=day_over)
+        return self.tables.shrink(buckets, time, day_over=day_over)

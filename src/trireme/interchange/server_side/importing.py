@@ -81,7 +81,9 @@ class ImportHandlers:
             need(body, "id", str),
             need(body, "is_read", bool),
         )
-        staged = StagedRows.of(server, server.table(name), id, is_read=is_read)
+        table = server.table(name)
+        self._staged.pop(name, None)  # first: frees its memory
+        staged = StagedRows.of(server, table, id, is_read=is_read)
         staged.is_of_pass = lease is not None
         self._staged[name] = staged
 

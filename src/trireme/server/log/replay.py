@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def _replay_import(
     elif not isinstance(prepared, PreparedImport) or prepared.id != body["id"]:
         raise BadRequest(f"expected {PREPARE} of import {body['id']} before its {method}")
     elif method == ROWS:
-        prepared.add(body, arrays, server.pool)
+        server.with_room(partial(prepared.add, body, arrays, server.pool))
     elif method == BLOCK:
         prepared.add_block(body, arrays)
     else:
