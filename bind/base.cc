@@ -70,7 +70,7 @@ void register_base(nb::module_& m) {
                    "Threads that the core's functions share. The calling thread works too.")
       .def(nb::init<int>(), "threads"_a,
            "threads: how many threads work on one call, including the caller; at least 1.\n"
-           "Raises BadRequest for fewer.")
+           "Raises BadRequest for fewer; ResourceExhausted if the system refuses threads.")
       .def_prop_ro("threads", &Pool::threads, "Threads that work on one call.");
 
   m.def(

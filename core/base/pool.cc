@@ -8,6 +8,7 @@
 #include <exception>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -67,6 +68,15 @@ struct Pool::Workers {
       lock.lock();
     }
   }
+
+  void stop() {
+    {
+      std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    wake.notify_all();
+    for (auto& thread : threads) thread.join();
+  }
 };
 
 Pool::Pool(int threads)
@@ -76,8 +86,16 @@ Pool::Pool(int threads)
                 "Pool: expected threads >= 1, found " + std::to_string(threads));
   }
   workers_->threads.reserve(static_cast<std::size_t>(threads - 1));
-  for (int i = 1; i < threads; ++i)
-    workers_->threads.emplace_back([workers = workers_.get()] { workers->work(); });
+  for (int i = 1; i < threads; ++i) {
+    try {
+      workers_->threads.emplace_back([workers = workers_.get()] { workers->work(); });
+    } catch (const std::system_error& error) {
+      workers_->stop();
+      throw Error(ErrorCode::kResourceExhausted,
+                  "Pool: expected " + std::to_string(threads) + " threads, found that the system" +
+                      " refuses number " + std::to_string(i) + ": " + error.code().message());
+    }
+  }
 }
 
 Pool::~Pool() {
@@ -85,12 +103,7 @@ Pool::~Pool() {
     (void)workers_.release();
     return;
   }
-  {
-    std::lock_guard lock(workers_->mutex);
-    workers_->stopping = true;
-  }
-  workers_->wake.notify_all();
-  for (auto& thread : workers_->threads) thread.join();
+  workers_->stop();
 }
 
 bool Pool::is_forked() const noexcept { return getpid() != process_; }

@@ -16,7 +16,8 @@ namespace trireme {
 
 class Pool {
  public:
-  // Requires: threads >= 1, the caller of run() included. Errors: kBadRequest, naming the value.
+  // Requires: threads >= 1, the caller of run() included. Errors: kBadRequest, naming the value;
+  // kResourceExhausted: the system refuses threads.
   explicit Pool(int threads);
   ~Pool();
   Pool(const Pool&) = delete;

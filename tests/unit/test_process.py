@@ -24,6 +24,18 @@ page_faults(20)
 print(page_faults(10))
 """
 
+NO_ROOM_FOR_THREADS = """
+import resource
+from trireme import _core
+from trireme.errors import ResourceExhausted
+resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))
+try:
+    _core.Pool(900)
+except ResourceExhausted as error:
+    print(error)
+print(_core.Pool(2).threads)
+"""
+
 FROZEN = """
 import gc
 from trireme.threads import frozen_objects
@@ -82,3 +94,10 @@ def test_objects_are_frozen_while_any_needs_it_and_stay_so_if_the_script_wants_i
 def test_threads_that_the_system_would_refuse_are_refused_by_name(threads: int) -> None:
     with pytest.raises(BadRequest, match=rf"expected 0 to 1024 \(--threads, .*, found {threads}"):
         start_pool(threads)
+
+
+def test_threads_that_the_system_refuses_end_no_process() -> None:
+    command = [sys.executable, "-c", NO_ROOM_FOR_THREADS]
+    refused, threads = subprocess.check_output(command, text=True, timeout=100).splitlines()
+    assert refused.startswith("Pool: expected 900 threads, found that the system refuses number ")
+    assert threads == "2"
