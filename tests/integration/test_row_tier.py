@@ -491,7 +491,9 @@ def test_a_table_says_itself_that_its_rows_lie_on_ssd(ssd_dir: Path) -> None:
         assert parts[0] == 6 << 20
         assert sum(part or 0 for part in parts) <= 20 << 20
         greedy = tr.Table("greedy", dim=4, ssd=True, memory="13MiB")
-        with pytest.raises(ResourceExhausted, match=r"--memory without .*, which 2 tables need"):
+        with pytest.raises(
+            ResourceExhausted, match=r"--memory without .* beside their rows \(2 here"
+        ):
             cluster.client.create_table(greedy.schema)
         glutton = tr.Table("glutton", dim=4, ssd=True, memory="15MiB")
         with pytest.raises(ResourceExhausted, match=r"--memory: .* 22020096 bytes, which the mem"):
@@ -519,7 +521,7 @@ def test_memory_that_the_tables_alone_exceed_is_refused(ssd_dir: Path) -> None:
     tier = make_row_tier("1MiB", str(ssd_dir))
     with (
         embedded(tier=tier) as cluster,
-        pytest.raises(ResourceExhausted, match=r"--memory: .*, which 1 tables need"),
+        pytest.raises(ResourceExhausted, match=r"--memory: .* beside their rows \(1 here"),
     ):
         cluster.client.create_table(tr.Table("ids", dim=4).schema)
 
