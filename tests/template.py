@@ -183,7 +183,7 @@ def serve(control_fd: int, door_fd: int, python: str) -> None:
     gc.freeze()
     # A line is one write: threads and processes print to the same pipe, and tests wait for lines.
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)
+        stream.reconfigure(line_buffering=True, write_through=False)
     with frozen_objects():  # which counts the frozen ones once, here, and not in each child
         pass
     loop = Loop(socket.socket(fileno=control_fd), socket.socket(fileno=door_fd), python)

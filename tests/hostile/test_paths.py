@@ -142,6 +142,7 @@ def run(cluster: Cluster, root: Path, prefix: str) -> str:
     save = {"mode": "full", "time": 0, "version": 1, "since": 0, "removed_since": 0, "budgets": {}}
     place = {"action": "save", "path": str(root / "inside"), "options": {}, "prefix": prefix}
     shutil.rmtree(root / "inside", ignore_errors=True)
+    (root / "inside").mkdir()  # as the worker does
     job = uuid.uuid4().hex
     call = cluster.client.servers.everywhere
     call("checkpoint.start", {**save, **place, "job": job})

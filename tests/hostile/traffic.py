@@ -183,6 +183,9 @@ def record(root: Path) -> list[list[Message]]:
         }
         with _cluster(LocalTransport(handlers), streams) as cluster:
             run(cluster, folder)
+        for message in recorded:  # the folders of drafts, which its worker makes and publishes
+            if message.method == "checkpoint.start" and message.body["action"] == "save":
+                (root / message.body["path"]).mkdir(exist_ok=True)
         jobs.append(recorded)
     return jobs
 
@@ -285,6 +288,7 @@ def _interrupt(_: CheckpointManifest) -> None:
 def _export(client: WorkerClient, folder: Path) -> None:
     """The rows of an export for inference; the dense part would take seconds."""
     for table, row_class in (("plain", 0), ("scored", 1)):
+        (folder / table).mkdir(parents=True)
         body = {"path": str(folder / table), "tables": [table], "classes": [row_class]}
         body |= {"dtype": "float16", "version": 9, "since": 0, "forget": 0, "time": DAY_S}
         client.servers.everywhere("export.save", body, timeout_s=JOB_S)
