@@ -13,7 +13,7 @@ from trireme.errors import BadRequest
 
 # More than the buffers of a step with large batches.
 FREED_BYTES_KEPT = 512 << 20
-_THREADS_MAX = 1024  # the system refuses far more, which ends the process
+_THREADS_MAX = 1024  # the system refuses far more, after seconds of making them
 
 
 class _Frozen:
