@@ -22,6 +22,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.policy import Policy, ScorePolicy
 from trireme.server.server_stats import stats_of
+from trireme.train.modes.on_servers import pull_ahead
 from trireme.worker.pull import FollowingPull
 from trireme.worker.transport import LockedTransport
 
@@ -33,6 +34,13 @@ STRATEGIES = {
     "bounded": tr.Strategy("bounded", staleness=1),
     "hybrid": tr.Strategy("hybrid"),
 }
+
+
+@pytest.fixture(autouse=True, params=[0, pull_ahead.EARLY_BYTES_MIN], ids=["any", "many"])
+def early_bytes_min(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Whether any row that may is pulled ahead, or many at a time only, of which there are none."""
+    monkeypatch.setattr(pull_ahead, "EARLY_BYTES_MIN", request.param)
+    return int(request.param)
 
 
 @pytest.mark.parametrize("clips", [False, True])
@@ -257,8 +265,10 @@ def test_rows_that_change_without_a_push_of_their_key_are_pulled_late(policy: Po
 
 @pytest.mark.parametrize(("same", "ahead", "late"), [(0, 12, 0), (2, 8, 4), (6, 0, 12)])
 def test_a_row_is_pulled_once_and_ahead_unless_the_batch_before_pushes_it(
-    same: int, ahead: int, late: int, monkeypatch: pytest.MonkeyPatch
+    same: int, ahead: int, late: int, early_bytes_min: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if early_bytes_min:
+        ahead, late = 0, 12
     pulls: list[tuple[bool, int]] = []
     with embedded(threads=1) as cluster:
         pull = cluster.client.pull
@@ -281,6 +291,6 @@ def test_a_row_is_pulled_once_and_ahead_unless_the_batch_before_pushes_it(
         run(cluster, STRATEGIES["async"], plain, same)
     counts = [num for blocks, num in pulls if not blocks]
     assert sum(num for _, num in pulls) == 12 * 12  # two tables, 12 batches of 6 ids
-    assert counts.count(ahead) >= 11 if ahead else len(counts) == 1
-    assert sum(counts) == 12 + 11 * ahead
-    assert sum(num for blocks, num in pulls if blocks) == 11 * late
+    assert counts.count(ahead) >= 11 if ahead else len(counts) == (not early_bytes_min)
+    assert sum(counts) == (0 if early_bytes_min else 12) + 11 * ahead
+    assert sum(num for blocks, num in pulls if blocks) == 144 - sum(counts)

@@ -265,7 +265,6 @@ class Pipeline:
                     prepared = self._pull(prepared)
                 if self._mode is not None and self._mode.has_stopped():
                     break
-            self._permit_pull()
             assert prepared.pulled is not None
             assert prepared.sent is not None
             if self._training and replica is not None:
@@ -276,6 +275,7 @@ class Pipeline:
             if self._training:
                 self._session.note_untrained(pending, self._planner.tables)
                 collect(pending, plan, leaves, prepared.pulled)
+            self._permit_pull()  # last: the pull thread would take the interpreter meanwhile
             yield batch
 
 
