@@ -69,6 +69,16 @@ class _LiveSlice:
     group: _MarkGroup
 
 
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """Blocks in the order of a pull or push: no request should pay for each of them again."""
+
+    block_ids: Sequence[str]
+    sizes: list[int]
+    size: int
+    weights: list[Floats]  # of each block, flat; the memory of its tensor
+
+
 class BlockStore:
     """The blocks that one server owns, and their optimizer. Not thread-safe."""
 
@@ -83,6 +93,7 @@ class BlockStore:
         self._tried: list[GroupValues] | None = None  # the last values that were tried on the state
         self._last_values = ("", list[GroupValues]())  # of a push: as text, and as groups
         self._checked: list[GroupValues] | None = None  # the last groups that were checked
+        self._order = _Order((), [], 0, [])  # of the last request
 
     def __contains__(self, block_id: str) -> bool:
         return block_id in self._weights
@@ -198,19 +209,21 @@ class BlockStore:
 
     def read(self, block_ids: Sequence[str]) -> Floats:
         """A copy of the weights of these blocks, one after the other."""
-        self._check_known(block_ids)
-        return np.concatenate(
-            [self._weights[block_id].numpy().reshape(-1) for block_id in block_ids]
-            or [np.empty(0, dtype=np.float32)]
-        )
+        return np.concatenate(self._order_of(block_ids).weights or [np.empty(0, np.float32)])
 
     def size_of(self, block_ids: Sequence[str]) -> int:
-        self._check_known(block_ids)
-        return sum(self._specs[block_id].size for block_id in block_ids)
+        return self._order_of(block_ids).size
 
-    def _check_known(self, block_ids: Sequence[str]) -> None:
-        if unknown := [block_id for block_id in block_ids if block_id not in self]:
-            raise UnknownTable(f"blocks: no block {unknown[0]!r} on this server")
+    def _order_of(self, block_ids: Sequence[str]) -> _Order:
+        """Raises UnknownTable: there is no such block."""
+        order = self._order
+        if order.block_ids is not block_ids:  # a map has one list of blocks per server
+            if unknown := [block_id for block_id in block_ids if block_id not in self]:
+                raise UnknownTable(f"blocks: no block {unknown[0]!r} on this server")
+            sizes = [self._specs[block_id].size for block_id in block_ids]
+            weights = [self._weights[block_id].numpy().reshape(-1) for block_id in block_ids]
+            self._order = order = _Order(block_ids, sizes, sum(sizes), weights)
+        return order
 
     def apply(
         self,
@@ -262,13 +275,19 @@ class BlockStore:
             for group in self._groups.values()
             if all(group.last(stream) < sequence for stream, sequence in ids)
         }
-        start, flat = 0, torch.from_numpy(_core.borrow(values))
-        for block_id in block_ids:
-            for live in self._slices[block_id]:
-                if live.group in unseen:
-                    begin, size = start + live.start, live.weights.numel()
-                    yield block_id, live, flat[begin : begin + size].view_as(live.weights)
-            start += self._specs[block_id].size
+        flat = torch.from_numpy(_core.borrow(values))
+        parts: Sequence[Tensor] = torch.split_with_sizes(flat, self._order_of(block_ids).sizes)
+        for block_id, part in zip(block_ids, parts, strict=True):
+            slices = self._slices[block_id]
+            for live in slices:
+                if live.group not in unseen:
+                    continue
+                if len(slices) > 1:
+                    end = live.start + live.weights.numel()
+                    yield block_id, live, part[live.start : end]
+                else:
+                    is_flat = live.weights.dim() == 1
+                    yield block_id, live, part if is_flat else part.view_as(live.weights)
 
     def check_finite(self, block_ids: Sequence[str], gradients: Floats) -> None:
         """Raises NotFinite: a gradient of these blocks has NaN or infinity; names the parameter."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +15,27 @@ from trireme import accelerator
 from trireme.errors import BadRequest
 from trireme.protocol.block_spec import BlockSpec, cut
 from trireme.protocol.routing import BucketMap, Floats
+
+_PLACES_MAX = 1024  # kept: one per server
+
+
+class _Piece(NamedTuple):
+    """Adjacent blocks of one parameter: `size` elements of it from `start`."""
+
+    param: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the blocks of a server lie: no step should pay for each of them again."""
+
+    block_ids: Sequence[str]
+    pieces: list[_Piece]
+    runs: list[tuple[int, int]]  # (begin, end) among the elements of all parameters
+    params: list[str]  # that they belong to
+    size: int
 
 
 class DenseParameters:
@@ -48,6 +71,10 @@ class DenseParameters:
                 specs = [replace(spec, shape=tuple(parameter.shape) or (1,)) for spec in specs]
             self.specs += specs
         self._spec_of = {spec.id: spec for spec in self.specs}
+        sizes = [parameter.numel() for parameter in self.parameters.values()]
+        self._begin_of = dict(zip(self.parameters, accumulate(sizes, initial=0), strict=False))
+        self._places: dict[int, _Place] = {}  # by the identity of a list of blocks
+        self._arrays: dict[str, tuple[int, Floats]] = {}  # parameters in memory, by their address
 
     def of_copy(self, model: nn.Module) -> DenseParameters:
         """The parameters of the same names, in the same groups, of a copy of the model."""
@@ -62,13 +89,16 @@ class DenseParameters:
     def specs_of(self, block_ids: Sequence[str]) -> list[BlockSpec]:
         return [self._spec_of[block_id] for block_id in block_ids]
 
-    def blocks_of(self, bucket_map: BucketMap, server: int) -> list[str]:
+    def blocks_of(self, bucket_map: BucketMap, server: int) -> Sequence[str]:
         """Blocks of this model on a server, in the map's order."""
-        return [block_id for block_id in bucket_map.blocks_of(server) if block_id in self._spec_of]
+        block_ids = bucket_map.blocks_of(server)
+        own = [block_id for block_id in block_ids if block_id in self._spec_of]
+        return block_ids if len(own) == len(block_ids) else own
 
     def values(self, block_ids: Sequence[str]) -> Floats:
         """The weights of these blocks, flat; a copy."""
-        return self._flat({name: p.detach() for name, p in self.parameters.items()}, block_ids)
+        flat = self._flat({name: p.detach() for name, p in self.parameters.items()})
+        return self.of_blocks(flat, block_ids)
 
     def copies(self) -> dict[str, Tensor]:
         """The weights of each parameter as they are now."""
@@ -85,42 +115,82 @@ class DenseParameters:
             parameter.grad = None
         return gradients
 
-    def flat_gradients(
-        self, gradients: Mapping[str, Tensor | None], block_ids: Sequence[str]
-    ) -> tuple[Floats, list[str]]:
-        """The flat gradients of these blocks, zeros if absent; and the parameters without one."""
-        params = dict.fromkeys(self._spec_of[block_id].param for block_id in block_ids)
-        absent = [name for name in params if gradients[name] is None]
-        filled = {
-            name: torch.zeros_like(self.parameters[name]) if gradient is None else gradient
-            for name, gradient in gradients.items()
-        }
-        return self._flat(filled, block_ids), absent
+    def flat_gradients(self, gradients: Mapping[str, Tensor | None]) -> Floats:
+        """The gradients of all parameters, one after the other; zeros where there is none."""
+        return self._flat(
+            {
+                name: torch.zeros_like(self.parameters[name]) if gradient is None else gradient
+                for name, gradient in gradients.items()
+            }
+        )
 
-    def _flat(self, tensors: Mapping[str, Tensor], block_ids: Sequence[str]) -> Floats:
-        on_host = accelerator.to_host([tensor.reshape(-1) for tensor in tensors.values()])
-        flat = {name: tensor.numpy() for name, tensor in zip(tensors, on_host, strict=True)}
-        pieces = [
-            flat[spec.param][spec.start : spec.start + spec.size]
-            for spec in self.specs_of(block_ids)
-        ]
+    def of_blocks(self, flat: Floats, block_ids: Sequence[str]) -> Floats:
+        """Those of these blocks, of one number per element of all parameters; a view if they are
+        adjacent.
+        """
+        pieces = [flat[begin:end] for begin, end in self._place_of(block_ids).runs]
+        if len(pieces) == 1:
+            return pieces[0]
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.float32)
+
+    def parameters_of(self, block_ids: Sequence[str]) -> list[str]:
+        """The parameters that these blocks belong to."""
+        return self._place_of(block_ids).params
+
+    def _flat(self, tensors: Mapping[str, Tensor]) -> Floats:
+        on_host = accelerator.to_host([tensors[name].reshape(-1) for name in self.parameters])
+        return torch.cat(on_host).numpy() if on_host else np.empty(0, dtype=np.float32)
+
+    def _place_of(self, block_ids: Sequence[str]) -> _Place:
+        place = self._places.get(id(block_ids))
+        if place is None or place.block_ids is not block_ids:
+            if len(self._places) >= _PLACES_MAX:
+                self._places.clear()
+            place = self._places[id(block_ids)] = self._placed(block_ids)
+        return place
+
+    def _placed(self, block_ids: Sequence[str]) -> _Place:
+        pieces: list[_Piece] = []
+        runs: list[tuple[int, int]] = []
+        for spec in self.specs_of(block_ids):
+            begin = self._begin_of[spec.param] + spec.start
+            if runs and runs[-1][1] == begin:
+                runs[-1] = (runs[-1][0], begin + spec.size)
+            else:
+                runs.append((begin, begin + spec.size))
+            last = pieces[-1] if pieces else None
+            if last and last.param == spec.param and last.start + last.size == spec.start:
+                pieces[-1] = last._replace(size=last.size + spec.size)
+            else:
+                pieces.append(_Piece(spec.param, spec.start, spec.size))
+        params = list(dict.fromkeys(piece.param for piece in pieces))
+        return _Place(block_ids, pieces, runs, params, sum(piece.size for piece in pieces))
 
     def install(self, block_ids: Sequence[str], values: Floats) -> None:
         """Write flat weights back into the parameters."""
-        specs = self.specs_of(block_ids)
-        expected = sum(spec.size for spec in specs)
-        if len(values) != expected:
-            raise BadRequest(f"blocks: expected {expected} elements, found {len(values)}")
-        targets = {name: p.data.view(-1) for name, p in self.parameters.items()}
-        # Through NumPy: torch would warn that the memory of a received message is read-only.
-        on_cpu = {name: t.numpy() for name, t in targets.items() if t.device == accelerator.HOST}
-        start = 0
-        for spec in specs:
-            piece = values[start : start + spec.size]
-            if spec.param in on_cpu:
-                on_cpu[spec.param][spec.start : spec.start + spec.size] = piece
+        place, begin = self._place_of(block_ids), 0
+        if len(values) != place.size:
+            raise BadRequest(f"blocks: expected {place.size} elements, found {len(values)}")
+        for name, start, size in place.pieces:
+            part, array = values[begin : begin + size], self._array_of(name)
+            if array is not None:
+                array[start : start + size] = part
             else:
-                part = targets[spec.param][spec.start : spec.start + spec.size]
-                part.copy_(torch.from_numpy(piece.copy()))
-            start += spec.size
+                target = self.parameters[name].data.view(-1)[start : start + size]
+                target.copy_(torch.from_numpy(part.copy()))
+            begin += size
+
+    def _array_of(self, name: str) -> Floats | None:
+        """The parameter as it lies in memory; None: it is on a device. Through NumPy, for torch
+        would warn that the memory of a received message is read-only.
+        """
+        parameter = self.parameters[name]
+        address, array = self._arrays.get(name, (0, None))
+        if array is not None and address == parameter.data_ptr():
+            return array
+        if parameter.device != accelerator.HOST:
+            self._arrays.pop(name, None)
+            return None
+        array = parameter.data.view(-1).numpy()
+        self._arrays[name] = parameter.data_ptr(), array
+        return array

@@ -47,9 +47,11 @@ def split_blocks(
     num_servers = len(bucket_map.servers)
     if dense is None or parameters is None:
         return [None] * num_servers
+    flat = parameters.flat_gradients(dense.gradients)
     pushes = list[BlocksPush | None]()
     for server in range(num_servers):
         block_ids = parameters.blocks_of(bucket_map, server)
-        flat, absent = parameters.flat_gradients(dense.gradients, block_ids)
-        pushes.append(BlocksPush(dense.groups, flat, absent))
+        names = parameters.parameters_of(block_ids)
+        absent = [name for name in names if dense.gradients[name] is None]
+        pushes.append(BlocksPush(dense.groups, parameters.of_blocks(flat, block_ids), absent))
     return pushes

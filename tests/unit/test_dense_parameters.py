@@ -1,0 +1,85 @@
+"""Dense parameters of a worker: cut into blocks, divided among servers, and installed again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trireme.errors import BadRequest
+from trireme.protocol.routing import BucketMap
+from trireme.worker.dense_parameters import DenseParameters
+
+SIZES = {"top.weight": (40, 5), "top.bias": (40,), "scale": (), "wide": (3, 100)}
+
+
+def parameters_and_map(num_servers: int) -> tuple[DenseParameters, BucketMap]:
+    torch.manual_seed(7)
+    parameters = {name: (nn.Parameter(torch.randn(size)), 0) for name, size in SIZES.items()}
+    dense = DenseParameters(parameters, 64)
+    servers = tuple(f"server:{i}" for i in range(num_servers))
+    return dense, BucketMap.even(servers).with_blocks([spec.id for spec in dense.specs])
+
+
+def expected(dense: DenseParameters, block_ids: list[str], tensors: dict[str, torch.Tensor]):
+    pieces = [
+        tensors[spec.param].reshape(-1)[spec.start : spec.start + spec.size]
+        for spec in dense.specs_of(block_ids)
+    ]
+    return torch.cat(pieces).numpy()
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 3])
+def test_every_server_gets_the_gradients_of_its_blocks_in_their_order(num_servers: int) -> None:
+    dense, bucket_map = parameters_and_map(num_servers)
+    for _ in range(2):  # of two steps
+        tensors = {name: torch.randn(size) for name, size in SIZES.items()}
+        flat = dense.flat_gradients({**tensors, "top.bias": None})
+        tensors["top.bias"].zero_()
+        for server in range(num_servers):
+            block_ids = list(bucket_map.blocks_of(server))
+            assert list(dense.blocks_of(bucket_map, server)) == block_ids
+            part = dense.of_blocks(flat, bucket_map.blocks_of(server))
+            np.testing.assert_array_equal(part, expected(dense, block_ids, tensors))
+            params = [spec.param for spec in dense.specs_of(block_ids)]
+            assert dense.parameters_of(block_ids) == list(dict.fromkeys(params))
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 3])
+def test_weights_are_installed_wherever_the_parameters_lie(num_servers: int) -> None:
+    dense, bucket_map = parameters_and_map(num_servers)
+    seen = {name: p.data for name, p in dense.parameters.items()}
+    for round_number in range(3):
+        if (
+            round_number == 1
+        ):  # as a user's own load_state_dict(assign=True), or another dtype and back
+            for parameter in dense.parameters.values():
+                parameter.data = torch.zeros(parameter.shape)
+        tensors = {name: torch.randn(size) for name, size in SIZES.items()}
+        for server in range(num_servers):
+            block_ids = bucket_map.blocks_of(server)
+            values = expected(dense, list(block_ids), tensors)
+            values.flags.writeable = False
+            dense.install(block_ids, values)
+        for name, parameter in dense.parameters.items():
+            assert torch.equal(parameter, tensors[name]), name
+        if round_number == 0:
+            before = {name: p.clone() for name, p in seen.items()}
+    assert all(torch.equal(seen[name], before[name]) for name in seen)
+
+
+def test_weights_of_another_size_are_refused() -> None:
+    dense, bucket_map = parameters_and_map(1)
+    block_ids = bucket_map.blocks_of(0)
+    with pytest.raises(BadRequest, match="expected 541 elements, found 540"):
+        dense.install(block_ids, np.zeros(540, np.float32))
+
+
+def test_values_are_a_copy() -> None:
+    dense, bucket_map = parameters_and_map(1)
+    values = dense.values(bucket_map.blocks_of(0))
+    before = values.copy()
+    for parameter in dense.parameters.values():
+        parameter.data.zero_()
+    np.testing.assert_array_equal(values, before)
