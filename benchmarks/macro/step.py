@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.criteo import tsv_files
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings, say
+from benchmarks.macro import step_parts
 from benchmarks.macro.ctr import DIM, THREADS_SPAWNED
 from benchmarks.macro.ours import run_job
 from benchmarks.process import run_process
@@ -45,7 +46,8 @@ _SAMPLE = re.compile(r"\s*(\d+)\s+([\d.]+):\s+[0-9a-f]+\s+(.*?)\s+\((.*)\)\s*$")
 
 def contests(settings: Settings) -> list[Contest]:
     batches = [settings.batch] if settings.batch else settings.pick(smoke=[512], real=[512, 4096])
-    return [_contest(settings, batch) for batch in batches]
+    accounts = [_contest(settings, batch) for batch in batches]
+    return [*accounts, *step_parts.contests(settings, batches)]
 
 
 def _contest(settings: Settings, batch: int) -> Contest:

@@ -51,6 +51,8 @@ REAL_CLAIMS = {
     ("own_pushes", "own_auc_b4096"): ("blind", "torch"),
     ("step", "cpu_ms_b512"): (),
     ("step", "cpu_ms_b4096"): (),
+    ("step", "parts_b512"): ("mlp_b512",),
+    ("step", "parts_b4096"): ("mlp_b4096",),
     ("service", "sum_dim8"): ("paddle",),
     ("service", "sum_dim16"): ("paddle",),
     ("service", "sum_dim64"): ("paddle",),
