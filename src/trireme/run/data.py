@@ -115,7 +115,10 @@ def find_data(key: str, path: str, settings: Settings) -> list[str]:
             raise DataError(f"{key}: expected files below {path}, found none")
         return files
     below = list(files_below(path, fs_options)) if "://" in path else []
-    return below or [file.path for file in find_files(path, fs_options)]
+    try:
+        return below or [file.path for file in find_files(path, fs_options)]
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
 
 
 def located(path: str, settings: Settings) -> tuple[str, Mapping[str, Any]]:

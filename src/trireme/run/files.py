@@ -11,7 +11,7 @@ from trireme.errors import BadRequest
 
 def load_file(path: Path) -> ModuleType:
     """Import a Python file by its path. It may import modules of its folder. Raises BadRequest: no
-    such file, or it imports paddle.
+    such file, it is not Python, or it imports paddle.
     """
     if not path.is_file():
         raise BadRequest(f"run: expected a Python file, found none at {path}")
@@ -24,6 +24,9 @@ def load_file(path: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
+    except SyntaxError as error:
+        where = f"{error.filename or path}, line {error.lineno or 1}"
+        raise BadRequest(f"{where}: expected Python, found {error.msg}: {error.text}") from error
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "paddle":
             raise

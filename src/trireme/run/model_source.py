@@ -77,11 +77,16 @@ def model_source(config: Config, settings: Settings) -> Path | str:
 
 
 def _is_paddle(path: Path) -> bool:
-    return _IMPORTS_PADDLE.search(path.read_text(encoding="utf-8")) is not None
+    return _IMPORTS_PADDLE.search(_text(path)) is not None
 
 
 def _has_create(path: Path) -> bool:
-    return path.is_file() and not _is_paddle(path) and "create" in path.read_text(encoding="utf-8")
+    return path.is_file() and not _is_paddle(path) and "create" in _text(path)
+
+
+def _text(path: Path) -> str:
+    """To search words of ASCII in, whatever the encoding that the file declares."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _paddle(path: Path) -> str:
