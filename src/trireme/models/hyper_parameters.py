@@ -33,12 +33,12 @@ from trireme.initializer import Uniform
 from trireme.metrics import AUC
 from trireme.models.table_parameters import table_options
 from trireme.policy import ShowClick
-from trireme.run.runner_keys import INTEGER_MAX
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
 log = logging.getLogger("trireme")
 
+INTEGER_MAX = 2**31 - 1
 _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], type[optim.Rule]]] = {
     "adagrad": (torch.optim.Adagrad, optim.Adagrad),
     "adam": (torch.optim.Adam, optim.Adam),

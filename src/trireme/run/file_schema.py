@@ -73,16 +73,16 @@ def schema_of(options: FileOptions, manifest: ExportManifest) -> Schema:
 
 
 def _check_csv_alone(options: FileOptions) -> None:
-    given = {
+    if options.format == "csv":
+        return
+    uses = {
         f"--delimiter {options.delimiter!r}": options.delimiter != ",",
         f"--list_separator {options.list_separator!r}": options.list_separator is not None,
         "--no_header": not options.has_header,
     }
-    if options.format != "csv" and (
-        found := [text for text, is_given in given.items() if is_given]
-    ):
+    if of_csv := [option for option, is_used in uses.items() if is_used]:
         raise BadRequest(
-            f"predict: expected {', '.join(found)} with --format csv, found --format"
+            f"predict: expected {', '.join(of_csv)} with --format csv, found --format"
             f" {options.format}, which has its own layout"
         )
 

@@ -71,7 +71,7 @@ class RunnerKeys:
 
     def file_name(self, key: str) -> str:
         value = self.get(key, "")
-        if not isinstance(value, str) or "/" in value:
+        if not isinstance(value, str) or value in (".", "..") or "/" in value or "\0" in value:
             raise BadRequest(f"runner.{key}: expected the name of a file, found {value!r}")
         return value
 

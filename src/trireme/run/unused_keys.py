@@ -128,6 +128,9 @@ _NOT_OF_STREAMS = {
 def warn_of_unused_in_stream(config: Config) -> None:
     """As warn_of_unused, and for the keys that only `trireme run` needs."""
     warn_of_unused(config)
+    keys = RunnerKeys(config)
+    if keys.get("preload_thread_num") is not None and not keys.switch("prefetch"):
+        log.warning("runner.preload_thread_num: no effect: it belongs to prefetch: True")
     for key, why in _NOT_OF_STREAMS.items():
         if (value := config.get(key, None)) and (key, value) != ("runner.epochs", 1):
             log.warning("%s: no effect: %s", key, why)
