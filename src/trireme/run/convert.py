@@ -16,7 +16,7 @@ from trireme import interchange, policy
 from trireme.checkpoint.format.manifest import MANIFEST, read_manifest
 from trireme.config import Config
 from trireme.data.batch import Batch
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, is_file
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.launch.init import log_to_stderr
@@ -85,7 +85,7 @@ def convert(conversion: Conversion) -> None:
 
 def _kind_of(source: str) -> Kind:
     path = Path(source)
-    if (path / MANIFEST).is_file():
+    if is_file(path / MANIFEST):
         return "checkpoint"
     if interchange.is_fleet(path):
         return "fleet"

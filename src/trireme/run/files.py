@@ -6,14 +6,14 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, is_file
 
 
 def load_file(path: Path) -> ModuleType:
     """Import a Python file by its path. It may import modules of its folder. Raises BadRequest: no
     such file, it is not Python, or it imports paddle.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise BadRequest(f"run: expected a Python file, found none at {path}")
     spec = importlib.util.spec_from_file_location(f"_trireme_run_{path.stem}", path)
     assert spec is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trireme.config import Config
+from trireme.errors import is_file
 from trireme.run.runner_keys import RunnerKeys
 from trireme.run.settings import DUMP_FOLDERS, DUMP_SWITCHES, reader_type
 
@@ -198,5 +199,5 @@ def _sources(config: Config) -> Iterable[str]:
     scripts = [word for word in (keys.text("pipe_command") or "").split() if word.endswith(".py")]
     readers = [keys.script(f"{part}_reader_path") for part in ("train", "infer")]
     for path in (*map(Path, scripts), *readers):
-        if path is not None and path.is_file():
+        if path is not None and is_file(path):
             yield path.read_text(encoding="utf-8", errors="replace")  # Python knows its encoding
