@@ -78,25 +78,24 @@ def test_a_folder_that_cannot_be_listed_is_refused_and_not_skipped(tmp_path: Pat
         find_data("runner.train_data_dir", str(tmp_path), settings)
     with pytest.raises(DataError, match="cannot list"):  # as trireme stream does
         files_below(str(tmp_path), {})
+    with pytest.raises(DataError, match="cannot list"):
+        find_data("runner.train_data_dir", f"{tmp_path}/**/part-*", settings)
 
 
-def test_links_to_folders_are_followed_and_in_a_circle_refused(tmp_path: Path) -> None:
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     """Their files would be missing in the training, or, of a stream, be an empty file."""
     write_files(tmp_path / "elsewhere")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "day").symlink_to(tmp_path / "elsewhere")
     _, settings = load(tmp_path)
     names = [f"{tmp_path}/data/day/{path.name}" for path in (tmp_path / "elsewhere").iterdir()]
-    found = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
-    assert sorted(found) == sorted(names)
+    (tmp_path / "data" / "zero").symlink_to("..")  # a circle, and another way to the same files
+    paths = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
+    assert [path for path in paths if "part-" in path] == sorted(names)
     sizes = files_below(str(tmp_path / "data"), {})
-    assert sizes == {name: os.path.getsize(name) for name in found}
+    assert sizes == {path: os.path.getsize(path) for path in paths}
     (tmp_path / "data" / "lost").symlink_to("nowhere")
     with pytest.raises(DataError, match=r"cannot read '.*/data/lost': No such file"):
-        files_below(str(tmp_path / "data"), {})
-    (tmp_path / "data" / "lost").unlink()
-    (tmp_path / "data" / "circle").symlink_to(".")
-    with pytest.raises(DataError, match="Too many levels of symbolic links"):
         files_below(str(tmp_path / "data"), {})
 
 
