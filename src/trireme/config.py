@@ -87,11 +87,20 @@ class Config:
             key, equals, value = override.partition("=")
             if not equals or not key:
                 raise BadRequest(f"Config: expected an override key=value, found {override!r}")
-            parsed = _parse(value, f"as the value of {key}")
-            config._values |= _flatten({key: parsed}, path) or {key: parsed}
+            config._override(_flatten({key: _parse(value, f"as the value of {key}")}, path))
         for section in sorted({key.rpartition(".")[0] for key in config._values}):
             config._check_section(section)
         return config
+
+    def _override(self, values: Mapping[str, Any]) -> None:
+        """Values in place of others, also within sections that were empty."""
+        for key, value in values.items():
+            section = key.rpartition(".")[0]
+            while section:
+                if self._values.get(section) == {}:
+                    del self._values[section]
+                section = section.rpartition(".")[0]
+            self._values[key] = value
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -99,6 +108,9 @@ class Config:
     def has_section(self, prefix: str) -> bool:
         """Whether any key begins with the prefix and a dot. Raises as `section`."""
         self._check_section(prefix)
+        return self._has_below(prefix)
+
+    def _has_below(self, prefix: str) -> bool:
         return any(key.startswith(f"{prefix}.") for key in self._values)
 
     def get(self, key: str, default: Any = _REQUIRED) -> Any:
@@ -126,9 +138,13 @@ class Config:
         return "" if self.path is None else f" in {self.path}"
 
     def _check_section(self, prefix: str) -> None:
-        """Raises BadRequest: this key, or one above it, has a value and no keys below."""
+        """Raises BadRequest: this key, or one above it, has a value; {} is one beside keys below
+        it.
+        """
         while prefix:
-            if (value := self._values.get(prefix)) is not None:
+            value = self._values.get(prefix)
+            is_empty = value == {} and not self._has_below(prefix)
+            if value is not None and not is_empty:
                 raise BadRequest(
                     f"Config: expected keys and values below {prefix}{self._where}, as in"
                     f" '{prefix}: {{key: value}}', found {value!r}"
@@ -154,8 +170,12 @@ class Config:
         return sorted(self._read)
 
     def unread(self) -> list[str]:
-        """Present keys that were never asked for."""
-        return sorted(set(self._values) - self._read)
+        """Present keys that were never asked for, but for empty sections of those that were."""
+        return sorted(
+            key
+            for key in set(self._values) - self._read
+            if self._values[key] != {} or not any(one.startswith(f"{key}.") for one in self._read)
+        )
 
 
 # Also what the constructors of yaml raise: for 2001-99-99, "!!bool x", or brackets in brackets.
@@ -177,15 +197,23 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _flatten(values: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
-    """Values by key with dots, in their order. Raises BadRequest: too many."""
+    """Values by key with dots, in their order; {} of a section without keys. Of a key that is there
+    twice, as `a.b` and as `a: {b: }`, the last value, with a warning. Raises BadRequest: too many.
+    """
     flat: dict[str, Any] = {}
     ahead = [*values.items()][::-1]
     num_entries = 0
     while ahead:
         key, value = ahead.pop()
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             ahead += [(f"{key}.{name}", inner) for name, inner in value.items()][::-1]
         else:
+            if str(key) in flat:
+                log.warning(
+                    "Config: expected each key once in %s, found %r in several spellings, such as"
+                    " with dots and in a section: the last one counts",
+                    *(path, str(key)),
+                )
             flat[str(key)] = value
         if (num_entries := num_entries + 1) > _ENTRIES_MAX:
             raise BadRequest(

@@ -27,6 +27,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
+from pathlib import Path
 from typing import Any, ClassVar
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -180,6 +181,23 @@ def writing(what: str) -> Iterator[None]:
     except OSError as error:
         kind = ResourceExhausted if error.errno in _FULL else BadRequest
         raise kind(f"{what}: {error.strerror or error}") from error
+
+
+@contextmanager
+def looking(path: object) -> Iterator[None]:
+    """Raises BadRequest for an OSError of a block that looks whether a path is there: it is below a
+    folder that may not be entered, or its name is too long.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BadRequest(f"cannot look for {path}: {error.strerror or error}") from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether it is a file. Raises BadRequest: as `looking`."""
+    with looking(path):
+        return path.is_file()
 
 
 def check_values(subject: str, **conditions: tuple[bool, str, object]) -> None:

@@ -156,6 +156,9 @@ def test_fields_are_read_from_text() -> None:
         (["--format", "csv", "--fields", "sparse:many"], "expected feature 'one' in the batch"),
         (["--format", "csv", "--list_separator", " "], "missing: one"),
         (["--format", "csv", "--ins_id", "one"], "copy of it under another name"),
+        (["--format", "parquet", "--delimiter", ";"], "expected --delimiter ';' with --format csv"),
+        (["--format", "libsvm", "--list_separator", " "], "--list_separator ' ' with --format csv"),
+        (["--format", "multislot", "--fields", "label", "--no_header"], "--no_header with"),
     ],
 )
 def test_wrong_calls_are_refused_and_leave_nothing(

@@ -233,6 +233,13 @@ def test_a_reader_class_feeds_the_model_as_in_paddlerec(
             [],
             r"nets\.py, line 2: .*change it to 'from torch.utils.data import Dataset' \(docs/",
         ),
+        ({"model.py": "\ndef create(:"}, [], r"model\.py, line 2: expected Python, found invalid"),
+        ({}, [f"runner.model_save_path={'a' * 300}"], "model_save_path: .*: File name too long"),
+        (
+            {},
+            ["runner.train_data_dir=none"],
+            "runner.train_data_dir: QueueDataset: expected a file, found nothing at '.*none'",
+        ),
     ],
 )
 def test_wrong_configurations_end_with_an_error_before_training(
@@ -253,6 +260,21 @@ def test_wrong_configurations_end_with_an_error_before_training(
     command = ["run", "-m", str(tmp_path / "config.yaml"), *options]
     assert cli.main([*command, *(["-o", *values] if values else [])]) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_model_and_a_reader_may_declare_another_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = "# -*- coding: gbk -*-\n# \u6a21\u578b\n"
+    reader = f"{declared}import sys\nfor line in sys.stdin:\n    print(line, end='')\n"
+    for name, text in {"model.py": declared + MODEL, "reader.py": reader}.items():
+        (tmp_path / name).write_text(text, encoding="gbk")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "0.tsv").write_text(LINE)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "-m", "config.yaml", "-o"]
+    assert cli.main([*command, "runner.pipe_command=python reader.py", "runner.epochs=1"]) == 0
 
 
 def test_the_launcher_shows_a_workers_error_and_fails(tmp_path: Path, programs: Template) -> None:

@@ -324,3 +324,31 @@ print([name for name in ("torch", "numpy", "zmq", "yaml", "rich") if name in sys
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "inspect PATH",
+        "verify PATH",
+        "convert PATH x --to parquet",
+        "predict -m PATH --input a --output b --format multislot --fields label",
+        "keys PATH",
+        "keys PATH --add x",
+        "run -m c.yaml -o model=PATH.py",
+        "run -m c.yaml -o model=ctr_dnn runner.warmup_model_path=PATH",
+        "run -m c.yaml -o model=ctr_dnn runner.train_reader_path=PATH",
+    ],
+)
+def test_a_path_that_cannot_be_looked_at_is_an_error_without_a_traceback(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As below a folder that may not be entered; a name that is too long, for root as well."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").write_text(" ".join([*["1 1"] * 27, "13", *["0.5"] * 13]) + "\n")
+    (tmp_path / "c.yaml").write_text("runner: {train_data_dir: data}\n")
+    assert cli.main(command.replace("PATH", "a" * 300).split()) == 2
+    assert "File name too long" in capsys.readouterr().err

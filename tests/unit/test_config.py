@@ -8,6 +8,7 @@ import pytest
 
 from trireme.config import Config
 from trireme.errors import BadRequest
+from trireme.run.settings import Settings
 
 
 def write(tmp_path, text):
@@ -126,3 +127,33 @@ def test_an_empty_section_has_no_keys(tmp_path: Path) -> None:
     config = Config.load(tmp_path / "c.yaml")
     assert config.get("runner.epochs", 3) == 3
     assert config.section("runner") == config.section("hyper_parameters") == {}
+
+
+def test_an_override_fills_an_empty_section(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: {b: {}}\n")
+    config = Config.load(tmp_path / "c.yaml", ["a.b.c=1"])
+    assert config.section("a") == {"b.c": 1}
+
+
+def test_an_empty_section_in_place_of_a_value_is_not_a_default(tmp_path: Path) -> None:
+    """It reached nobody, and the default was taken."""
+    (tmp_path / "c.yaml").write_text("runner: {epochs: {}}\nempty: {}\ntable_parameters: {}\n")
+    config = Config.load(tmp_path / "c.yaml")
+    with pytest.raises(BadRequest, match=r"runner\.epochs: expected an integer >= 1, found {}"):
+        Settings.read(config)
+    assert not config.has_section("table_parameters.embedding")
+    assert config.get("table_parameters.embedding.table_class", "x") == "x"
+    assert "empty" in config.unread()
+    assert "table_parameters" not in config.unread()
+
+
+@pytest.mark.parametrize("text", ["a: {b: 1}\na.b: 2\n", "a.b: 1\na: {b: 2}\n"])
+def test_a_key_in_two_spellings_is_warned_of(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    config = Config.load(tmp_path / "c.yaml")
+    [message] = caplog.messages
+    assert f"expected each key once in {tmp_path / 'c.yaml'}, found 'a.b' in several" in message
+    assert message.endswith("the last one counts")
+    assert config.get("a.b") == 2

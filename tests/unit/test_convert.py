@@ -37,6 +37,10 @@ ALONE = "--table t --dim 5 --rule SparseAdaGradSGDRule"
         (f"fleet x --to parquet {ALONE} -o a=1", "expected -o with -m config.yaml"),
         (f"fleet fleet --to parquet {ALONE}", "expected a new TARGET, found 'fleet' existing"),
         (f"fleet x --to parquet {ALONE} --dim 6", "expected 7 or 13 numbers"),
+        (f"fleet x --to parquet {ALONE} --gzip", "expected --gzip --to fleet, found True"),
+        (f"fleet x --to parquet {ALONE} --shard_num 7", "expected --shard_num --to fleet, found 7"),
+        (f"fleet x --to fleet {ALONE} --state", "expected --state --to parquet, found True"),
+        (f"fleet x --to parquet {ALONE} --dense_steps 7", "expected --dense_steps from .* with -m"),
     ],
 )
 def test_what_does_not_fit_is_refused(fleet, command, words, capsys):
@@ -57,3 +61,29 @@ def test_rows_of_fleet_become_parquet_without_a_model(fleet, tmp_path, caplog, c
     assert set(map(len, rows["state"].to_pylist())) == {3}
     assert cli.main(f"convert fleet y --to fleet --shard_num 3 {ALONE}".split()) == 0
     assert len(list((tmp_path / "y" / "000").iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("--table t", "--dim 5", "--rule SparseAdaGradSGDRule", "--accessor SparseAccessor"),
+        *("--tables t=1", "--time 5", "--dense_steps 5", "--shard_num 5", "--gzip"),
+    ],
+)
+def test_an_option_without_effect_on_a_checkpoint_is_refused(options, tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "manifest.json").touch()
+    target = tmp_path / "x"
+    command = ["convert", f"{tmp_path}/model", f"{target}", "--to", "parquet", *options.split()]
+    assert cli.main(command) == 2
+    shown = capsys.readouterr().err
+    assert re.search(f"expected {options.split()[0]} .* from a checkpoint to parquet, wh", shown)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("option", ["--dim 5", "--rule SparseAdaGradSGDRule", "--table t"])
+def test_a_table_is_described_by_options_or_by_a_configuration(fleet, option, tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("runner: {}\n")
+    assert cli.main(f"convert fleet x --to checkpoint -m c.yaml {option}".split()) == 2
+    words = f"expected {option.split()[0]} .*without -m.* from fleet to checkpoint with -m"
+    assert re.search(words, capsys.readouterr().err)

@@ -252,3 +252,40 @@ def test_a_model_is_saved_after_the_data_was_released(files: list[str], tmp_path
     native.release_memory()
     with pytest.raises(NotReady, match=r"expected an example .*found no dataset .*give batch="):
         fleet.save_inference_model(None, str(tmp_path / "native"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("batch_size", "8"), ("batch_size", None), ("batch_size", 2.0), ("thread_num", "2")),
+        *(("use_var", None), ("use_var", 3), ("pipe_command", 3), ("fs_name", 3)),
+        *(("parse_ins_id", "False"), ("parse_content", "x"), ("seed", "x"), ("seed", None)),
+    ],
+)
+@pytest.mark.parametrize("kind", [fleet.QueueDataset, fleet.InMemoryDataset])
+def test_settings_of_another_type_are_refused_and_change_nothing(
+    kind: type[Any], name: str, value: Any, files: list[str]
+) -> None:
+    dataset = kind()
+    dataset.init(batch_size=4, use_var=FIELDS)
+    dataset.set_filelist(files)
+    with pytest.raises(BadRequest, match=rf"\.init: expected {name} as .*, found"):
+        dataset.init(**{"batch_size": 7, name: value})
+    if kind is fleet.InMemoryDataset:
+        dataset.load_into_memory()
+    assert next(iter(dataset)).num_examples == 4
+
+
+def test_files_and_flags_of_another_type_are_refused(files: list[str]) -> None:
+    dataset = fleet.InMemoryDataset()
+    dataset.init(batch_size=4, use_var=FIELDS)
+    wrong: Any
+    for wrong in (None, 3, [3], [b"part"]):
+        with pytest.raises(BadRequest, match=r"set_filelist: expected (a list|files as paths)"):
+            dataset.set_filelist(wrong)
+    dataset.set_filelist(files)
+    wrong = "False"
+    with pytest.raises(BadRequest, match="expected is_shuffle as True or False, found 'False'"):
+        dataset.load_into_memory(wrong)
+    with pytest.raises(BadRequest, match="expected thread_num as an integer >= 1, found 'False'"):
+        dataset.preload_into_memory(wrong)

@@ -416,3 +416,105 @@ def test_the_rank_is_that_of_the_job_or_before_it_of_the_environment(
 def test_tensors_of_reader_classes_are_torchs() -> None:
     assert paddle.to_tensor([1, 2]).tolist() == [1, 2]
     assert paddle.to_tensor(np.array([[0.5]])).dtype == torch.float64
+
+
+def test_a_change_of_what_a_strategy_returned_is_refused_and_not_lost() -> None:
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync_configs = {"k_steps": 0}
+    configs: Any = strategy.a_sync_configs
+    changes: list[Callable[[], Any]] = [
+        lambda: configs.__setitem__("k_steps", 400),
+        lambda: configs.update(k_steps=400),
+        lambda: configs.setdefault("use_ps_gpu", True),
+        lambda: configs.pop("k_steps"),
+    ]
+    for change in changes:
+        with pytest.raises(BadRequest, match="expected a_sync_configs to be set as a whole"):
+            change()
+    assert strategy.a_sync_configs == {"k_steps": 0}
+    strategy.a_sync_configs = {**strategy.a_sync_configs, "k_steps": 400}
+    assert strategy.strategy() == tr.Strategy("geo", k=400)
+    for wrong in (None, [], 3, "k_steps"):
+        with pytest.raises(BadRequest, match="expected a_sync_configs as a dict"):
+            strategy.a_sync_configs = wrong  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, "3", None])
+def test_a_geo_strategy_is_never_another_mode(steps: Any) -> None:
+    with pytest.raises(BadRequest, match=r"StrategyFactory: expected update_frequency as an int"):
+        fleet.StrategyFactory.create_geo_strategy(steps)
+
+
+@pytest.mark.parametrize("method", [1, [1], None, "RoundRobin"])
+def test_a_split_method_is_a_class(method: Any) -> None:
+    with pytest.raises(BadRequest, match="expected split_method as RoundRobin or HashName, found"):
+        fleet.DistributeTranspilerConfig().split_method = method
+
+
+def test_arguments_of_another_type_are_refused_where_they_are_given(tmp_path: Path) -> None:
+    model = Model()
+    minimized(model)
+    torch_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = fleet.distributed_optimizer
+    wrong: Any
+    for wrong in ({}, {"a_sync": 1}, 3, "sync", tr.Strategy("sync"), fleet.DistributedStrategy):
+        with pytest.raises(BadRequest, match=r"expected strategy as a fleet\.DistributedStrategy"):
+            made(torch_optimizer, wrong)
+        with pytest.raises(BadRequest, match=r"expected strategy as a fleet\.DistributedStrategy"):
+            fleet.init(strategy=wrong)
+    for wrong in (1.0, "x", fleet.ClipGradByValue):
+        with pytest.raises(BadRequest, match=r"grad_clip as fleet\.ClipGradByGlobalNorm\(10\.0\)"):
+            made(torch_optimizer, grad_clip=wrong)
+    for wrong in (3, True, "worker"):
+        with pytest.raises(BadRequest, match="expected role_maker as a role maker, found"):
+            fleet.init(wrong)
+    wrong = "no"
+    with pytest.raises(BadRequest, match="expected is_collective as True or False, found 'no'"):
+        fleet.init(is_collective=wrong)
+    for wrong in ("x", None, True, -1, float("nan"), float("inf")):
+        with pytest.raises(BadRequest, match="set_lr: expected value as a number >= 0"):
+            fleet.set_lr(wrong)
+    for wrong in ({}, 3, None):
+        with pytest.raises(BadRequest, match="set_state_dict: expected value as what state_dict"):
+            fleet.set_state_dict(wrong)
+    for wrong in (None, "", 3, "a\0b"):
+        calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+            *((fleet.save_persistables, (None,)), (fleet.save_inference_model, (None,))),
+            *((fleet.save_dense_params, (None,)), (fleet.save_one_table, (0,))),
+            *((fleet.load_one_table, (0,)), (fleet.load_model, ())),
+            (fleet.load_inference_model, ()),
+        ]
+        for call, before in calls:
+            with pytest.raises(BadRequest, match=r"expected (path|dirname)=FOLDER, found"):
+                call(*before, wrong)
+    for wrong in (None, 1.5, True):
+        with pytest.raises(BadRequest, match="expected table_id as a name or a place, found"):
+            fleet.save_one_table(wrong, str(tmp_path / "x"))
+    exe, dataset = static.Executor(), [BATCH]
+    for name, wrong in (("print_period", "x"), ("print_period", 1.5), ("debug", "x")):
+        with pytest.raises(BadRequest, match=f"fleet: expected {name} as "):
+            exe.train_from_dataset(None, dataset, **{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"role": "SERVER"}, r"role as Role\.WORKER or Role\.SERVER, found 'SERVER'"),
+        ({"role": 5}, r"role as Role\.WORKER or Role\.SERVER, found 5"),
+        ({"current_id": "0"}, "current_id as an integer, found '0'"),
+        ({"worker_num": "2"}, "worker_num as an integer, found '2'"),
+        ({"server_endpoints": "a:1"}, "server_endpoints as a list of .*, found 'a:1'"),
+        ({"worker_endpoints": ["c:1"]}, r"worker_num of worker_endpoints \['c:1'\], found 2"),
+        (
+            {"is_collective": True, "server_endpoints": (), "worker_endpoints": ["c:1", "c:2"]},
+            "workers alone with is_collective, found a server",
+        ),
+    ],
+)
+def test_a_role_maker_takes_no_other_role_for_a_worker(
+    arguments: dict[str, Any], words: str
+) -> None:
+    stated = {"current_id": 0, "role": 2, "worker_num": 2, "server_endpoints": ["a:1", "b:1"]}
+    assert fleet.UserDefinedRoleMaker(**stated).role.role == "server"  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match=rf"UserDefinedRoleMaker: expected {words}"):
+        fleet.UserDefinedRoleMaker(**{**stated, **arguments})

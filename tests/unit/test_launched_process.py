@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from trireme.launch.launched_process import Mirror
 
 
@@ -30,3 +32,22 @@ def test_a_shared_console_gets_whole_lines(tmp_path: Path) -> None:
         os.close(mirror.input_fd)
         mirror.close()
     assert log_path.read_bytes().splitlines()[:2] == [b"batch 7", b"20%"]
+
+
+def test_a_full_disk_under_a_log_ends_neither_job_nor_console(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    console_path = tmp_path / "console"
+    full = Path("/dev/full")  # where every write finds no space
+    with console_path.open("ab") as console, full.open("wb") as log:
+        mirror = Mirror(log, console.fileno())
+        for number in range(3):
+            os.write(mirror.input_fd, b"batch %d\n" % number)
+            assert mirror.pump()
+        os.close(mirror.input_fd)
+        mirror.close()
+    assert console_path.read_bytes() == b"batch 0\nbatch 1\nbatch 2\n"
+    assert caplog.messages == [
+        "launch: cannot write /dev/full: No space left on device; what the process prints is on the"
+        " console alone until that works"
+    ]

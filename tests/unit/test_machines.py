@@ -80,6 +80,15 @@ def test_each_machine_starts_the_workers_of_its_own_address() -> None:
         ({"ips": IPS, "worker_num": 2}, {}, "expected --ips with --gpus or --nproc_per_node alone"),
         ({"gpus": ("0",), "start_port": 5}, {}, "expected --ips with --start_port"),
         ({"nproc_per_node": 0}, {}, "expected --nproc_per_node of at least 1"),
+        ({"nproc_per_node": 2, "worker_num": 1}, {}, "the number of workers, 1, found 2"),
+        ({"nproc_per_node": 2, "workers": ("a:1",)}, {}, "the number of workers, 1, found 2"),
+        (
+            {"nproc_per_node": 2, "worker_num": 1, "server_num": 1, "heter_worker_num": (1,)},
+            {},
+            "the number of workers, 1, found 2",
+        ),
+        ({"server_num": 1, "worker_num": 1, "host": "10.0.0.1"}, {}, "--workers or --heter_w"),
+        ({"join": ("a:1",), "host": "10.0.0.1"}, {}, "with --host 10.0.0.1, which is one"),
         ({"gpus": ("0",)}, {"PADDLE_NUM_TRAINERS": "2"}, "number of machines in --ips, 1, found 2"),
     ],
 )
@@ -88,6 +97,17 @@ def test_contradictions_are_refused(
 ) -> None:
     with pytest.raises(BadRequest, match=words):
         spread(config(**options), env)
+
+
+def test_workers_beside_compute_workers_may_be_counted_per_machine() -> None:
+    options: dict[str, Any] = {"server_num": 1, "heter_worker_num": (1,), "nproc_per_node": 2}
+    assert spread(config(**options), {}).worker_num == 2
+
+
+@pytest.mark.parametrize("name", ["durability", "log_bytes", "memory", "ssd_dir"])
+def test_a_worker_that_joins_has_no_options_of_servers(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"because the job has the rest, found --{name}"):
+        choose_placement(config(join=("127.0.0.1:1",), **{name: "5"}))
 
 
 def test_workers_and_gpus_are_as_many() -> None:

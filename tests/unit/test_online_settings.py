@@ -129,11 +129,13 @@ def test_preloading_that_is_impossible_is_refused(tmp_path: Path) -> None:
 def test_keys_of_other_commands_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "config.yaml").write_text(TEXT)
     overrides = ["runner.epochs=3", "runner.infer_batch_size=9", "runner.use_inference=True"]
-    config = Config.load(tmp_path / "config.yaml", [*overrides, "runner.model_save_path=m"])
+    overrides += ["runner.preload_thread_num=2", "runner.model_save_path=m"]
+    config = Config.load(tmp_path / "config.yaml", overrides)
     Settings.read(config)
     OnlineSettings.read(config)
     warn_of_unused_in_stream(config)
     assert caplog.messages == [
+        "runner.preload_thread_num: no effect: it belongs to prefetch: True",
         "runner.epochs: no effect: every pass is trained on once",
         "runner.infer_batch_size: no effect: every pass is evaluated before training, with"
         " the values of runner.train_*",
@@ -153,6 +155,7 @@ def test_keys_of_other_commands_are_named(tmp_path: Path, caplog: pytest.LogCapt
         ("save_first_base=2", "runner.save_first_base: expected True or False, found 2"),
         ("days=yesterday", "runner.days: expected days as {20190720..20190722}, or one after"),
         ("pass_per_day=7", "runner.pass_per_day: expected passes that fill the 1440 minutes"),
+        ("data_donefile=..", "runner.data_donefile: expected the name of a file, found '..'"),
         ("data_donefile=a/b", "runner.data_donefile: expected the name of a file, found 'a/b'"),
         ("data_sleep_second=0", "runner.data_sleep_second: expected seconds > 0, found 0"),
         ("train_data_dir=", "runner.train_data_dir: expected one folder of days, found none"),

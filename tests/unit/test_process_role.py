@@ -254,6 +254,12 @@ def test_half_an_environment_is_an_error_that_names_the_variables(
         ({**FLEET_WORKER, "PADDLE_TRAINER_ENDPOINTS": "a:1"}, ["PADDLE_TRAINER_ENDPOINTS", "2"]),
         ({**FLEET_WORKER, "PADDLE_TRAINER_ID": "2"}, ["PADDLE_TRAINER_ID", "found 2"]),
         ({**FLEET_SERVER, "POD_IP": "10.0.0.1"}, ["POD_IP:PADDLE_PORT", "10.0.0.1:36000", LIST]),
+        ({**FLEET_SERVER, "TRIREME_INDEX": "0"}, ["TRIREME_INDEX and POD_IP:PADDLE_PORT", LIST]),
+        ({**FLEET_WORKER, "PADDLE_TRAINER_ENDPOINTS": "a:1,"}, ["ENDPOINTS as host:port", "a:1,"]),
+        *[
+            ({**FLEET_WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": wrong}, ["host:port", wrong])
+            for wrong in ("a:6000;b:6000", "http://a:60", "::1:60", "a b:1", "[x]:1", "a:\uff11")
+        ],
         ({**OWN_WORKER, "TRIREME_ROLE": "embedded"}, ["TRIREME_ROLE", "TRIREME_SERVERS"]),
         ({**OWN_WORKER, "TRIREME_LISTEN": "a:1"}, ["TRIREME_LISTEN"]),
         ({**HOSTING, "TRIREME_INDEX": "0"}, ["TRIREME_LISTEN", SERVERS[1]]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from trireme.data import InsId, Label, Schema, Sparse, criteo, multislot
 from trireme.errors import BadRequest, DataError
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
-from trireme.run.data import ReaderOptions, find_data, make_dataset
+from trireme.run.data import ReaderOptions, files_below, find_data, make_dataset
 from trireme.run.settings import Settings
 from trireme.train import Evaluation, Recipe
 
@@ -61,6 +62,41 @@ def test_a_reader_class_gets_the_files_and_folders_of_a_folder(tmp_path: Path) -
         (tmp_path / "data" / name).write_text("x\n")
     entries = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
     assert [Path(entry).name for entry in entries] == ["9", "10", "b"]
+
+
+def test_a_folder_that_cannot_be_listed_is_refused_and_not_skipped(tmp_path: Path) -> None:
+    """os.walk says nothing of it, and its files would be missing in the training."""
+    write_files(tmp_path)
+    name, below = "d" * 250, os.open(tmp_path, os.O_RDONLY)
+    for _ in range(4096 // 250 + 1):  # until its path is too long, for root as well
+        os.mkdir(name, dir_fd=below)
+        above, below = below, os.open(name, os.O_RDONLY, dir_fd=below)
+        os.close(above)
+    os.close(below)
+    _, settings = load(tmp_path)
+    with pytest.raises(DataError, match=r"^runner.*: cannot list '.*': File name too long"):
+        find_data("runner.train_data_dir", str(tmp_path), settings)
+    with pytest.raises(DataError, match="cannot list"):  # as trireme stream does
+        files_below(str(tmp_path), {})
+    with pytest.raises(DataError, match="cannot list"):
+        find_data("runner.train_data_dir", f"{tmp_path}/**/part-*", settings)
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    """Their files would be missing in the training, or, of a stream, be an empty file."""
+    write_files(tmp_path / "elsewhere")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "day").symlink_to(tmp_path / "elsewhere")
+    _, settings = load(tmp_path)
+    names = [f"{tmp_path}/data/day/{path.name}" for path in (tmp_path / "elsewhere").iterdir()]
+    (tmp_path / "data" / "zero").symlink_to("..")  # a circle, and another way to the same files
+    paths = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
+    assert [path for path in paths if "part-" in path] == sorted(names)
+    sizes = files_below(str(tmp_path / "data"), {})
+    assert sizes == {path: os.path.getsize(path) for path in paths}
+    (tmp_path / "data" / "lost").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"cannot read '.*/data/lost': No such file"):
+        files_below(str(tmp_path / "data"), {})
 
 
 def test_a_folder_elsewhere_is_listed_too(tmp_path: Path) -> None:

@@ -115,7 +115,12 @@ def test_the_mode_is_the_runners_or_the_optimizers(tmp_path: Path) -> None:
         ("runner.epochs=1.5", "found 1.5"),
         ("runner.thread_num=True", "found True"),
         ("runner.reader_type=Queue", "expected one of QueueDataset, .*found 'Queue'"),
+        ("runner.reader_type=[a]", r"expected one of QueueDataset, .*found \['a'\]"),
+        ("runner.sync_mode=[a]", r"sync_mode: expected one of .*found \['a'\]"),
+        ("hyper_parameters.optimizer.strategy=[a]", r"expected one of .*found \['a'\]"),
         ("runner.pipe_command=[a]", "expected text"),
+        ('runner.model_save_path="a\\0b"', r"model_save_path: expected text, found 'a\\x00b'"),
+        ('runner.train_data_dir="a\\0b"', r"train_data_dir: expected a path .*, found 'a\\x00b'"),
         ("runner.model_save_path=s3://b/m", "a folder that all servers and worker 0 share"),
     ],
 )  # fmt: skip
@@ -217,6 +222,29 @@ def test_what_the_readers_read_and_what_has_a_reason_is_not_called_unread(
         "runner.auc_num: no effect: every metric of the model is printed",
         "runner.use_xpu: no effect: there are no kernels for XPUs: the CPU computes, or use_gpu",
         "runner.word_dic: no effect: nothing reads it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "useless"),
+    [
+        (["train_reader_path=r", "parse_ins_id=1", "thread_num=4"], ["parse_ins_id", "thread_num"]),
+        (["reader_type=DataLoader", "pipe_command=cat", "parse_content=0"], ["pipe_command"]),
+        (["train_reader_path=r", "pipe_command=python r.py"], []),
+        (["train_reader_path=r", "pipe_command=cat"], ["train_reader_path"]),
+        (["dump_fields=[a]", "dump_fields_path=d"], ["dump_fields", "dump_fields_path"]),
+        (["dump_fields=[a]", "dump_fields_path=d", "need_dump=False"], []),
+    ],
+)
+def test_keys_that_others_make_useless_are_warnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, keys: list[str], useless: list[str]
+) -> None:
+    actual = config(tmp_path, *(f"runner.{key}" for key in keys))
+    Settings.read(actual)
+    with caplog.at_level(logging.WARNING):
+        warn_of_unused(actual)
+    assert [message.partition(": no effect: ")[0] for message in caplog.messages] == [
+        f"runner.{key}" for key in useless
     ]
 
 

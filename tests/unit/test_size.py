@@ -254,6 +254,14 @@ def test_the_command_tells_memory_disk_and_wear_of_rows_on_ssd(
         (["--keys", "1", "--dim", "4", "--evicted_rows", "1"], "expected --memory with"),
         (["--keys", "1", "--dim", "4", "--endurance", "9"], "expected --evicted_rows with"),
         (["--keys", "1", "--dim", "4", "--memory", "much"], "--memory: expected a number of bytes"),
+        *(
+            (
+                ["--keys", "1", "--dim", "4", option, wrong],
+                f"expected a number > 0, found '{wrong}'",
+            )
+            for option in ("--evicted_rows", "--endurance")
+            for wrong in ("0", "nan", "many", "inf")
+        ),
         (["--keys", "1e6"], "expected --dim D, --dims D=P ... or -m config.yaml, found none"),
         (["--keys", "1.5", "--dim", "4"], "expected a whole number >= 0, found '1.5'"),
         (["--keys", "1e6", "--dim", "0"], "row classes of dim 1 to 4096"),
@@ -281,6 +289,16 @@ def test_wrong_use_is_explained(
         code = int(str(ended.code))
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+def test_counted_keys_need_a_table_of_the_model_that_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text("model: ctr_dnn\n")
+    command = ["size", "--keys", "1e6", "-m", str(tmp_path / "c.yaml"), "--pending_keys"]
+    assert cli.main([*command, "0"]) == 0
+    assert cli.main([*command, "5"]) == 2
+    assert "expected --pending_keys with tables that count keys" in capsys.readouterr().err
 
 
 def test_the_help_of_the_command_names_all_rules_and_policies() -> None:

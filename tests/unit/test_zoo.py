@@ -251,6 +251,9 @@ def test_wrong_names_and_values_are_refused_with_what_is_known() -> None:
         ("dcn_v2", "is_Stacked", 2, "true or false"),
         ("metaheac", "optimizer.global_learning_rate", "fast", "a number > 0"),
         ("dcn_v2", "low_rank", 0, "an integer >= 1"),
+        ("dcn_v2", "low_rank", 10**20, "an integer <= 2147483647"),
+        ("ctr_dnn", "sparse_inputs_slots", 10**20, "an integer <= 2147483647"),
+        ("ctr_dnn", "fc_sizes", [10**20], "a list of positive integers"),
         ("slot_dnn", "slot_num", "300", "an integer >= 1"),
         ("ctr_dnn", "sparse_inputs_slots", 1, "an integer >= 2"),
         ("ctr_dnn", "dense_input_dim", -1, "an integer >= 0"),
@@ -376,6 +379,7 @@ def test_table_parameters_that_do_not_fit_are_refused() -> None:
         (accessor(embedx_dim=9), "embedx_dim: expected 8, as the model's rows have 9 floats"),
         (accessor(fea_dim=9), "fea_dim: expected 11"),
         (accessor(embed_sgd_param={"name": "SparseLionSGDRule"}), "expected one of Sparse"),
+        (accessor(embed_sgd_param={"name": ["a"]}), r"expected one of Sparse.*found \['a'\]"),
         (accessor(embed_sgd_param={**naive, "naive": {"learning_rate": "x"}}), "number, found 'x'"),
         (
             accessor(embed_sgd_param={**naive, "naive": {"weight_bounds": 10}}),
@@ -385,6 +389,18 @@ def test_table_parameters_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(BadRequest, match=message):
             zoo.load("ctr_dnn").create(config)
+
+
+def test_a_range_that_table_parameters_replace_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hyper_parameters = {"hyper_parameters.init_range": 0.5}
+    zoo.load("ctr_dnn").create(Config(hyper_parameters))
+    assert not caplog.messages
+    config = accessor(embed_sgd_param={"name": "SparseNaiveSGDRule"}).section("")
+    zoo.load("ctr_dnn").create(Config({**config, **hyper_parameters}))
+    (message,) = caplog.messages
+    assert message.startswith("hyper_parameters.init_range: no effect on table embedding")
 
 
 def test_the_page_says_how_many_models_have_held_out_scores() -> None:

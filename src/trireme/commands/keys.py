@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from trireme.errors import BadRequest
+from trireme.protocol.job_limits import COMPUTE_WORKERS_MAX, WORKERS_MAX
 
 SUMMARY = "make keys that encrypt a job and admit its workers"
 EXAMPLES = """
@@ -58,6 +59,12 @@ def _keys(arguments: argparse.Namespace) -> int:
             "keys: expected --heter_worker_num of at least 0, with --worker_num, found"
             f" {arguments.heter_worker_num}"
         )
+    for noun, count, most in (
+        ("worker", num or 0, WORKERS_MAX),
+        ("heter_worker", arguments.heter_worker_num, COMPUTE_WORKERS_MAX),
+    ):
+        if count > most:
+            raise BadRequest(f"keys: expected --{noun}_num of at most {most}, found {count}")
     if added is not None:
         files = key_folder.add_worker(folder, added, replace=arguments.force)
     elif num is not None:

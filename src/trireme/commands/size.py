@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -79,10 +80,10 @@ def add_to(command: argparse.ArgumentParser) -> None:
         help="per cent of the rows that a delta contains; default: 1",
     )
     add("--memory", metavar="B", help="of each server, such as 20GiB: the other rows are on SSD")
-    add("--evicted_rows", type=number, metavar="N", help="rows per second that a server writes")
+    add("--evicted_rows", type=positive, metavar="N", help="rows per second that a server writes")
     add(
         "--endurance",
-        type=number,
+        type=positive,
         metavar="TB",
         help="terabytes that a server's disks may be written (TBW); default: 1000",
     )
@@ -109,6 +110,11 @@ def run(arguments: argparse.Namespace) -> int:
     endurance_bytes = 1e12 * (1000 if arguments.endurance is None else arguments.endurance)
     memory = None if arguments.memory is None else parse_bytes("--memory", arguments.memory)
     tables = _tables(arguments)
+    if arguments.pending_keys and all(table.schema.admission is None for table in tables):
+        raise BadRequest(
+            "size: expected --pending_keys with tables that count keys before they get a row, found"
+            f" none in the model of {arguments.config_yaml}"
+        )
     if arguments.heads and all(table.schema.head_class is None for table in tables):
         raise BadRequest(
             "size: expected --heads with a policy whose rows begin as a head only, such as"
@@ -169,6 +175,12 @@ def count(text: str) -> int:
     if not (0 <= value < 2**63 and value == int(value)):
         raise argparse.ArgumentTypeError(f"expected a whole number >= 0, found {text!r}")
     return int(value)
+
+
+def positive(text: str) -> float:
+    if not 0 < number(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number > 0, found {text!r}")
+    return number(text)
 
 
 def dim_and_share(text: str) -> tuple[int, float]:

@@ -172,7 +172,7 @@ def _folders(tops: Iterable[str]) -> Iterator[str]:
     """The folders at and below these, without hidden ones: real folders before links to them."""
     waiting, seen = [top.rstrip("/") or ("/" if top else ".") for top in tops], set[str]()
     for top in waiting:  # which grows by the links within
-        for parent, names, _ in os.walk(top):
+        for parent, names, _ in os.walk(top, onerror=refuse_folder):
             names[:] = [name for name in names if not name.startswith(".")]
             if (real := os.path.realpath(parent)) in seen:
                 names.clear()
@@ -181,6 +181,12 @@ def _folders(tops: Iterable[str]) -> Iterator[str]:
             yield parent
             paths = (os.path.join(parent, name) for name in names)
             waiting += [path for path in paths if os.path.islink(path)]
+
+
+def refuse_folder(error: OSError) -> None:
+    """For os.walk, which would go on without the files of a folder that cannot be listed."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise DataError(f"cannot list {error.filename!r}: {error.strerror}") from error
 
 
 def _find_remote(pattern: str, storage_options: Mapping[str, Any]) -> list[DataFile]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trireme.dense.adam_d2sum import AdamD2Sum
-from trireme.errors import BadRequest, NotReady
+from trireme.errors import BadRequest, NotReady, check_flags, check_kind
 from trireme.fleet.distributed_strategy import DistributedStrategy
 from trireme.fleet.embedding_layers import NamedTables
 from trireme.fleet.fleet_optimizer import FleetOptimizer
@@ -52,7 +52,11 @@ class FleetJob:
         is_collective: the job has no servers, and its mode is collective. strategy: of a
         distributed_optimizer that is given none. log_level: of the logger "trireme".
         """
-        maker = role_maker or PaddleCloudRoleMaker(is_collective)
+        check_flags("fleet.init", is_collective=is_collective)
+        makers = (PaddleCloudRoleMaker, UserDefinedRoleMaker, type(None))
+        check_kind("fleet.init", "role_maker", role_maker, makers, "a role maker")
+        _check_strategy("fleet.init", strategy)
+        maker = role_maker or PaddleCloudRoleMaker(bool(is_collective))
         if is_collective and not maker.is_collective:
             raise BadRequest("fleet.init: expected is_collective=True of the role maker too")
         log_to_stderr()
@@ -199,6 +203,10 @@ class FleetJob:
         `strategy.adam_d2sum` the dense optimizer becomes AdamD2Sum with the learning rates of the
         Adam; attach schedulers to the returned optimizer. grad_clip: as Paddle's optimizers take.
         """
+        _check_strategy("fleet.distributed_optimizer", strategy)
+        clips = (ClipGradByGlobalNorm, ClipGradByValue, type(None))
+        expected = "fleet.ClipGradByGlobalNorm(10.0) or fleet.ClipGradByValue(1.0)"
+        check_kind("fleet.distributed_optimizer", "grad_clip", grad_clip, clips, expected)
         strategy = strategy or self._strategy or DistributedStrategy()
         if model is not None:
             if self.is_server():
@@ -348,6 +356,12 @@ class FleetJob:
         return row_life.shrink(self.trained(), day_over=True)
 
 
+def _check_strategy(what: str, strategy: Any) -> None:
+    """Before the trainer is made, and on servers, which make none."""
+    kinds = (DistributedStrategy, DistributeTranspilerConfig, type(None))
+    check_kind(what, "strategy", strategy, kinds, "a fleet.DistributedStrategy")
+
+
 def _report_of(
     metrics: Sequence[str],
     *,
@@ -366,6 +380,8 @@ def _report_of(
             f"fleet: expected one text in fetch_info for each of the {len(fetch_list)} names in"
             f" fetch_list, found {len(fetch_info)}"
         )
+    check_kind("fleet", "print_period", print_period, int, "an integer >= 1")
+    check_flags("fleet", debug=debug)
     if print_period < 1:
         raise BadRequest(f"fleet: expected print_period >= 1, found {print_period}")
     if unknown := [name for name in stat_var_names or () if name not in metrics]:
@@ -377,7 +393,7 @@ def _report_of(
         values=fetch_list,
         labels=fetch_info,
         period=print_period,
-        timing=debug,
+        timing=bool(debug),
         merged=stat_var_names,
     )
     return report, others

@@ -10,11 +10,12 @@
 The list is this worker's own: the worker reads all of it.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trireme import data
-from trireme.errors import BadRequest, NotReady
+from trireme.errors import BadRequest, NotReady, check_flags, check_kind
 from trireme.fleet.days import seconds_of_day
 from trireme.fleet.fs_client import fs_client_options
 from trireme.fleet.program import fields_of
@@ -30,6 +31,18 @@ WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "merge_size": (-1, "examples of one line id are not merged"),
     "fleet_send_batch_size": (1024, "a shuffle sends what fits into a message"),
     "fleet_send_sleep_seconds": (0, "a shuffle waits for its receivers"),
+}
+# The type of a setting, and the words for it.
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "batch_size": (int, "an integer >= 1"),
+    "thread_num": (int, "an integer >= 1"),
+    "use_var": ((list, tuple), "a list of fields, variables or names"),
+    "pipe_command": ((str, type(None)), "a shell command"),
+    "fs_name": ((str, type(None)), "text such as hdfs://HOST:PORT"),
+    "fs_ugi": ((str, type(None)), "text such as USER,PASSWORD"),
+    "parse_ins_id": (bool, "True or False"),
+    "parse_content": (bool, "True or False"),
+    "seed": (int, "an integer"),
 }
 _DEFAULTS: dict[str, Any] = {
     "batch_size": 1,
@@ -75,7 +88,8 @@ class _FleetDataset:
             seed: of shuffles.
 
         Raises:
-            BadRequest: an unknown setting, or one of Fleet's without an effect here.
+            BadRequest: an unknown setting, one of another type, or one of Fleet's without an effect
+                here. None has changed then.
         """
         for name, value in settings.items():
             if name in WITHOUT_EFFECT:
@@ -88,8 +102,9 @@ class _FleetDataset:
                 raise BadRequest(
                     f"{self._name}.init: expected settings of {', '.join(_DEFAULTS)}, found {name}"
                 )
-            else:
-                self._settings[name] = value
+            elif name in _KINDS:
+                check_kind(f"{self._name}.init", name, value, *_KINDS[name])
+        self._settings |= {name: value for name, value in settings.items() if name in _DEFAULTS}
         self._made = self._released_example = None
 
     def update_settings(self, **settings: Any) -> None:
@@ -119,8 +134,11 @@ class _FleetDataset:
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
         """Set the files of this worker, in reading order. []: it has none, with a warning."""
-        if isinstance(filelist, str):
-            raise BadRequest(f"{self._name}.set_filelist: expected a list, found {filelist!r}")
+        what = f"{self._name}.set_filelist"
+        if not isinstance(filelist, list | tuple):
+            raise BadRequest(f"{what}: expected a list, found {filelist!r}")
+        for file in filelist:
+            check_kind(what, "files", file, (str, os.PathLike), "paths")
         self._files, self._made = list(filelist), None
 
     def __iter__(self) -> Iterator[data.Batch]:
@@ -235,10 +253,14 @@ class InMemoryDataset(_FleetDataset):
 
     def load_into_memory(self, is_shuffle: bool = False) -> None:
         """Read all files; `is_shuffle`: then shuffle the examples."""
+        check_flags(f"{self._name}.load_into_memory", is_shuffle=is_shuffle)
         self._dataset().load_into_memory(is_shuffle)
         self._note_loaded()
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
+        if thread_num is not None:
+            what = f"{self._name}.preload_into_memory"
+            check_kind(what, "thread_num", thread_num, int, "an integer >= 1")
         self._dataset().preload_into_memory(thread_num)
 
     def wait_preload_done(self) -> None:

@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind
 from trireme.job.default import default, is_default_set
 from trireme.label import is_label
 from trireme.strategy import Strategy
@@ -58,6 +58,19 @@ ELSEWHERE = {
 }
 
 
+class _Configs(dict[str, Any]):
+    """A copy of a_sync_configs, to read: a change of it would have no effect, and is refused."""
+
+    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise BadRequest(
+            "DistributedStrategy: expected a_sync_configs to be set as a whole, found a change of"
+            f" what it returned: strategy.a_sync_configs = {{**{dict(self)}, ...}}"
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+
 class DistributedStrategy:
     """Fleet's switches. One that has no counterpart here is refused by name.
 
@@ -92,10 +105,14 @@ class DistributedStrategy:
 
     @property
     def a_sync_configs(self) -> Mapping[str, object]:
-        return dict(self._configs)
+        return _Configs(self._configs)
 
     @a_sync_configs.setter
     def a_sync_configs(self, configs: Mapping[str, object]) -> None:
+        check_kind(
+            "DistributedStrategy",
+            *("a_sync_configs", configs, Mapping, 'a dict, such as {"k_steps": 0}'),
+        )
         for key, value in configs.items():
             _check_config(key, value)
         self._configs = dict(configs)

@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
 
-from trireme.errors import BadRequest, NotReady
+from trireme.errors import BadRequest, NotReady, check_kind, check_values
 from trireme.fleet.program import Loss
 from trireme.train import DistributedOptimizer
 
@@ -106,7 +108,12 @@ class FleetOptimizer:
         self.distributed.zero_grad()
 
     def set_lr(self, value: float) -> None:
-        """Set the learning rate of the dense parameters; a table's is a group of `distributed`."""
+        """Set the learning rate of the dense parameters; a table's is a group of `distributed`.
+        Raises BadRequest: no number >= 0.
+        """
+        check_kind("set_lr", "value", value, Real, "a number >= 0, such as 0.001")
+        is_rate = not isinstance(value, bool) and 0 <= value < math.inf
+        check_values("set_lr", value=(is_rate, "as a number >= 0", value))
         for group in self._dense_groups():
             group["lr"] = value
 
@@ -124,4 +131,6 @@ class FleetOptimizer:
         return self.distributed.state_dict()
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        is_state = isinstance(state_dict, Mapping) and "param_groups" in state_dict
+        check_values("set_state_dict", value=(is_state, "as what state_dict returned", state_dict))
         self.distributed.load_state_dict(dict(state_dict))

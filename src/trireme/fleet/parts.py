@@ -11,11 +11,11 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind
 from trireme.fleet.calls import job
 from trireme.fleet.days import seconds_of_day
 from trireme.fleet.executor import check_scope
-from trireme.fleet.saving import saved
+from trireme.fleet.saving import check_folder, saved
 from trireme.interchange import export_parquet, import_parquet
 from trireme.storage.atomic_folder import new_folder
 from trireme.table import Table
@@ -31,6 +31,7 @@ def save_one_table(table_id: int | str, path: str, mode: int = 0) -> int:
     table_id: the name of a table, or its place among those of the model. mode: 0, everything.
     """
     _check_mode("save_one_table", mode)
+    check_folder("fleet.save_one_table", "path", path)
     table = _table("save_one_table", table_id)
     return export_parquet(job.trained(), path, tables=[table.name], state=True)[table.name]
 
@@ -40,6 +41,7 @@ def load_one_table(table_id: int | str, path: str, mode: int = 0) -> int:
     calls it. Returns the number of rows.
     """
     _check_mode("load_one_table", mode)
+    check_folder("fleet.load_one_table", "path", path)
     table = _table("load_one_table", table_id)
     return import_parquet(job.trained(), table.name, f"{path}/{table.name}", replace=True)
 
@@ -60,6 +62,7 @@ def save_dense_params(
     """
     optimizer = saved("save_dense_params", executor, program)
     check_scope("fleet.save_dense_params", scope)
+    check_folder("fleet.save_dense_params", "dirname", dirname)
     parameters = dict(optimizer.model.named_parameters())
     names = list(parameters if var_names is None else var_names)
     if unknown := [name for name in names if name not in parameters]:
@@ -97,6 +100,8 @@ def set_date(table_id: int | str | None, day_id: str) -> None:
 
 
 def _table(method: str, table_id: int | str) -> Table:
+    if not isinstance(table_id, str):
+        check_kind(f"fleet.{method}", "table_id", table_id, int, "a name or a place")
     tables = list(job.trained().tables)
     if isinstance(table_id, str):
         matching = [table for table in tables if table.name == table_id]

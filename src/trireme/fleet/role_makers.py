@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Sequence
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind
 from trireme.launch import process_role
 from trireme.launch.process_role import ProcessRole
 
@@ -55,6 +55,21 @@ class UserDefinedRoleMaker:
         server_endpoints: Sequence[str] = (),
         worker_endpoints: Sequence[str] = (),
     ) -> None:
+        what = "fleet.UserDefinedRoleMaker"
+        check_kind(what, "current_id", current_id, int, "an integer")
+        if worker_num is not None:
+            check_kind(what, "worker_num", worker_num, int, "an integer")
+        for name, value in (("server_", server_endpoints), ("worker_", worker_endpoints)):
+            check_kind(what, f"{name}endpoints", value, (list, tuple), 'a list of "host:port"')
+        if role not in tuple(Role):
+            raise BadRequest(f"{what}: expected role as Role.WORKER or Role.SERVER, found {role!r}")
+        if is_collective and role == Role.SERVER:
+            raise BadRequest(f"{what}: expected workers alone with is_collective, found a server")
+        if worker_endpoints and worker_num not in (None, len(worker_endpoints)):
+            raise BadRequest(
+                f"{what}: expected worker_num of worker_endpoints {list(worker_endpoints)}, found"
+                f" {worker_num}"
+            )
         if role == Role.HETER_WORKER:
             raise BadRequest(
                 "fleet.UserDefinedRoleMaker: expected Role.WORKER or Role.SERVER, found"

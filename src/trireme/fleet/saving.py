@@ -1,5 +1,6 @@
 """What a Fleet script writes and reads: checkpoints, and models for inference."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,8 +41,7 @@ def save_persistables(
             interchange.export_fleet.
     """
     trained = saved("save_persistables", executor, main_program)
-    if not dirname:
-        raise BadRequest("fleet.save_persistables: expected dirname=FOLDER, found none")
+    check_folder("fleet.save_persistables", "dirname", dirname)
     if format == "fleet":
         _check_full(mode)
         interchange.export_fleet(trained, dirname, **options)
@@ -52,6 +52,13 @@ def save_persistables(
         )
     else:
         save_checkpoint(trained, Location(dirname), options=SaveOptions(mode))
+
+
+def check_folder(what: str, name: str, folder: Any) -> None:
+    """Raises BadRequest: no name of a folder."""
+    is_path = isinstance(folder, str | os.PathLike)
+    if not is_path or not (text := os.fspath(folder)) or "\0" in str(text):
+        raise BadRequest(f"{what}: expected {name}=FOLDER, found {folder or 'none'!r}")
 
 
 def saved(method: str, executor: Any, program: Any) -> DistributedOptimizer:
@@ -94,8 +101,7 @@ def save_inference_model(
         dtype: see trireme.inference.export.export_model.
     """
     trained = saved("save_inference_model", executor, main_program)
-    if not dirname:
-        raise BadRequest("fleet.save_inference_model: expected dirname=FOLDER, found none")
+    check_folder("fleet.save_inference_model", "dirname", dirname)
     if mode not in (0, 1, 2) or (mode == 1) != (follows is not None):
         raise BadRequest(
             "fleet.save_inference_model: expected mode 0 or 2, or 1 (delta) with"
@@ -133,6 +139,7 @@ def load_inference_model(path: str, mode: int = 0) -> Predictor:
 
     Fleet loads rows into servers; here the predictor's apply() takes the deltas of mode 1.
     """
+    check_folder("fleet.load_inference_model", "path", path)
     if mode not in (0, 2):
         raise BadRequest(
             f"fleet.load_inference_model: expected mode 0 or 2, found {mode}; deltas come to a"
@@ -147,6 +154,7 @@ def load_model(path: str, mode: int = 0, **options: Any) -> None:
     mode: as it was saved; 0: any.
     options: for Fleet's files, those of interchange.import_fleet.
     """
+    check_folder("fleet.load_model", "path", path)
     if interchange.is_fleet(path):
         _check_full(mode)
         interchange.import_fleet(job.trained(), path, **options)

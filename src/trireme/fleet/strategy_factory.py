@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind, check_values
 from trireme.fleet.distributed_strategy import DistributedStrategy
 
 
@@ -23,7 +23,12 @@ class StrategyFactory:
 
     @staticmethod
     def create_geo_strategy(update_frequency: int = 100) -> DistributedStrategy:
-        """update_frequency: steps between two exchanges."""
+        """update_frequency: steps between two exchanges. Raises BadRequest: less than 1."""
+        check_kind("StrategyFactory", "update_frequency", update_frequency, int, "an integer >= 1")
+        check_values(
+            "StrategyFactory",
+            update_frequency=(update_frequency >= 1, "as an integer >= 1", update_frequency),
+        )
         strategy = StrategyFactory.create_async_strategy()
         strategy.a_sync_configs = {"k_steps": update_frequency}
         return strategy

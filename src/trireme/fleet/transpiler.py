@@ -143,4 +143,4 @@ def _fits(name: str, value: Any) -> bool:
         return value in MODES
     if isinstance(default, int):
         return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return value in PLACES
+    return isinstance(value, type) and value in PLACES

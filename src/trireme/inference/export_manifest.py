@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, is_file
 
 FORMAT = 1
 KIND = "inference"
@@ -136,7 +136,7 @@ class ExportManifest:
 def is_export(folder: Path) -> bool:
     """Whether the folder has the manifest of an export, not a damaged or another one."""
     path = folder / MANIFEST
-    if not path.is_file():
+    if not is_file(path):
         return False
     with path.open("rb") as file:
         return b'"kind": "' + KIND.encode() + b'"' in file.read(READ_BYTES)
@@ -147,7 +147,7 @@ def read_manifest(folder: Path) -> ExportManifest:
     another format.
     """
     path = folder / MANIFEST
-    if not path.is_file():
+    if not is_file(path):
         raise BadRequest(f"Predictor: expected {path}, found none: not a complete export")
     try:
         body = json.loads(path.read_bytes())
@@ -212,7 +212,7 @@ def located(folder: Path, file: ExportFile, *, verify: bool) -> Path:
     path = folder / file.path
     if not path.resolve().is_relative_to(folder.resolve()):
         raise Corruption(f"{folder / MANIFEST}: expected files under it, found {file.path}")
-    if not path.is_file():
+    if not is_file(path):
         raise Corruption(f"{path}: expected a file of {file.bytes} bytes, found none")
     if (size := path.stat().st_size) != file.bytes:
         raise Corruption(f"{path}: expected {file.bytes} bytes, found {size}")

@@ -234,7 +234,12 @@ def _add_own_endpoint(facts: Facts, env: Mapping[str, str]) -> None:
 
 def _add_endpoints(facts: Facts, text: str) -> None:
     """Use the length of PADDLE_TRAINER_ENDPOINTS; nothing connects to workers of servers."""
-    num = len(text.split(","))
+    endpoints = text.split(",")
+    num = len(endpoints)
+    if not all(endpoint.strip() for endpoint in endpoints):
+        raise BadRequest(
+            f"init: expected PADDLE_TRAINER_ENDPOINTS as host:port,host:port,..., found {text!r}"
+        )
     if "num" not in facts:
         facts["num"] = Fact(num, "PADDLE_TRAINER_ENDPOINTS")
     elif facts["num"].integer(low=1) != num:

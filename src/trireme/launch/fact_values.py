@@ -1,5 +1,6 @@
 """The values of facts: numbers, addresses and flags, checked, with the name of the variable."""
 
+import re
 from collections.abc import Sequence
 from typing import cast
 
@@ -10,6 +11,8 @@ from trireme.protocol.job_limits import SECONDS_MAX
 from trireme.telemetry.address import join_address, split_address
 
 TIMEOUT_S_DEFAULT = 300.0
+# A name or an IPv4 address, or an IPv6 address in brackets: not several, and no URL.
+_HOST = re.compile(r"[^\s\[\]:;,/=@]+|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]")
 DURABILITIES = ("none", "process", "machine")
 
 
@@ -42,7 +45,8 @@ def to_address(fact: Fact, *, low: int = 1) -> str:
     """`host:port`. Port 0 is allowed only where a free one is chosen: nobody can connect to it."""
     text = str(fact.value).strip()
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not low <= int(port) < 65536:
+    is_port = port.isascii() and port.isdecimal() and low <= int(port) < 65536
+    if not _HOST.fullmatch(host) or not is_port:
         raise BadRequest(
             f"init: expected host:port with a port of {low} to 65535 in {fact.name}, found {text!r}"
         )

@@ -11,7 +11,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from trireme.errors import BadRequest, writing
+from trireme.errors import BadRequest, is_file, writing
 from trireme.rpc import ClientKeys, KeyPair, ServerKeys, new_keys, read_keys, write_keys
 
 SERVER_KEY, ADMITTED = "server.key", "clients.pub"
@@ -72,12 +72,12 @@ def add_worker(folder: Path, name: str, *, replace: bool = False) -> list[Path]:
     now on admit it. Returns the files. Raises BadRequest: there are no servers' keys, or the worker
     has keys and `replace` is not set.
     """
-    own = folder / SERVER_FOLDER if (folder / SERVER_FOLDER / SERVER_KEY).exists() else folder
+    own = folder / SERVER_FOLDER if is_file(folder / SERVER_FOLDER / SERVER_KEY) else folder
     servers, keys = read_keys(own / SERVER_KEY), new_keys()
     public = {SERVER_PUB: [(servers, "servers")]}
     worker_folder = folder / _checked_name(name)
     key_file = worker_folder / CLIENT_KEY
-    old = read_keys(key_file).public if replace and key_file.exists() else None
+    old = read_keys(key_file).public if replace and is_file(key_file) else None
     written = _write(worker_folder, {CLIENT_KEY: keys}, public, replace)
     with writing(f"keys: cannot write {own / ADMITTED}"):
         lines = (own / ADMITTED).read_text("ascii").splitlines()
@@ -99,7 +99,7 @@ def _checked_name(name: str) -> str:
 
 def _refuse_existing(files: Sequence[Path], replace: bool) -> None:
     for file in files:
-        if file.exists() and not replace:
+        if is_file(file) and not replace:
             raise BadRequest(
                 f"keys: expected no file {file}, found one; --force replaces its keys, and holders"
                 " of the old ones are no longer admitted"

@@ -7,6 +7,7 @@ reaping it, so that until the end of the job the kernel does not reuse its proce
 
 import contextlib
 import fcntl
+import logging
 import os
 import pty
 import re
@@ -23,6 +24,8 @@ from typing import BinaryIO
 from trireme.children import PROGRAM
 from trireme.errors import Internal
 from trireme.launch.fork_server import ForkedProcess, ForkServer
+
+log = logging.getLogger("trireme.launch")
 
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 14
@@ -55,9 +58,9 @@ class LaunchedProcess:
         """
         self.name = name
         self.log_path = log_path
-        log = log_path.open("ab" if appends else "wb")
-        self.mirror = Mirror(log, console) if console is not None else None
-        output = self.mirror.input_fd if self.mirror else log.fileno()
+        log_file = log_path.open("ab" if appends else "wb")
+        self.mirror = Mirror(log_file, console) if console is not None else None
+        output = self.mirror.input_fd if self.mirror else log_file.fileno()
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
             forked = fork_server and fork_server.fork(command, env, output, pass_fds)
@@ -70,7 +73,7 @@ class LaunchedProcess:
             if self.mirror:
                 os.close(self.mirror.input_fd)  # the process has inherited it
             else:
-                log.close()
+                log_file.close()
 
     def status(self) -> int | None:
         """The exit code, or minus the signal that killed it; None while it runs."""
@@ -111,9 +114,9 @@ class LaunchedProcess:
         """The last lines of its log."""
         if self.mirror:
             self.mirror.flush()
-        with self.log_path.open("rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
-            lines = log.read().removesuffix(b"\n").split(b"\n")
+        with self.log_path.open("rb") as log_file:
+            log_file.seek(max(0, os.fstat(log_file.fileno()).st_size - _TAIL_BYTES))
+            lines = log_file.read().removesuffix(b"\n").split(b"\n")
         return [plain(line).decode(errors="replace") for line in lines[-num:]]
 
 
@@ -137,7 +140,8 @@ class Mirror:
     If the console is a terminal, the process gets a pseudo terminal of the same size and its bytes
     are copied as they come, so that progress bars work. Any other console gets whole lines: several
     processes write to it, and Python without a buffer, as processes of a job have it, writes the
-    end of a line by itself. The log keeps the last state of a redrawn line.
+    end of a line by itself. The log keeps the last state of a redrawn line. What a full disk does
+    not take is missing there, with a warning; the job continues.
     """
 
     def __init__(self, log: BinaryIO, console: int) -> None:
@@ -146,6 +150,7 @@ class Mirror:
         self._is_terminal = os.isatty(console)
         self._line = b""
         self._unshown = b""
+        self._is_cut = False  # whether the log lacks what came last
         if self._is_terminal:
             self.output_fd, self.input_fd = pty.openpty()
             tty.setraw(self.input_fd)  # the real terminal already turns \n into \r\n
@@ -176,7 +181,6 @@ class Mirror:
         self._write_console(self._unshown)
         self._put(self._line)
         self._unshown = self._line = b""
-        self._log.flush()
 
     def close(self) -> None:
         if self.output_fd >= 0:
@@ -203,14 +207,24 @@ class Mirror:
 
     def _write_log(self, data: bytes) -> None:
         *lines, self._line = (self._line + data).split(b"\n")
-        for line in lines:
-            self._put(line + b"\n")
+        self._put(*(line + b"\n" for line in lines))
         if len(self._line) > _LINE_BYTES_MAX:
             self.flush()
-        self._log.flush()
 
-    def _put(self, line: bytes) -> None:
-        self._log.write(plain(line) + (b"\n" if line.endswith(b"\n") else b""))
+    def _put(self, *lines: bytes) -> None:
+        data = b"".join(plain(line) + (b"\n" if line.endswith(b"\n") else b"") for line in lines)
+        try:
+            while data:
+                data = data[os.write(self._log.fileno(), data) :]
+                self._is_cut = False
+        except OSError as error:
+            if not self._is_cut:
+                log.warning(
+                    "launch: cannot write %s: %s; what the process prints is on the console alone"
+                    " until that works",
+                    *(self._log.name, error.strerror),
+                )
+            self._is_cut = True
 
 
 def plain(line: bytes) -> bytes:

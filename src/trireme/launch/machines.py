@@ -38,7 +38,8 @@ def spread(config: LaunchConfig, env: Mapping[str, str]) -> LaunchConfig:
     if config.ips:
         return _on_machines(config, num, env)
     if config.has_compute_workers:  # which have the GPUs
-        return config
+        named_num = config.worker_num is not None or bool(config.workers)
+        return config if named_num else replace(config, worker_num=config.nproc_per_node)
     is_alone = config.server_num is None and not config.servers + config.join
     if num and is_alone:
         config = replace(config, server_num=0)
@@ -88,6 +89,18 @@ def _check(config: LaunchConfig, env: Mapping[str, str]) -> None:
     if config.nproc_per_node is not None and config.nproc_per_node < 1:
         raise BadRequest(
             f"launch: expected --nproc_per_node of at least 1, found {config.nproc_per_node}"
+        )
+    num = config.worker_num if config.worker_num is not None else len(config.workers) or None
+    if not config.ips and num is not None and config.nproc_per_node not in (None, num):
+        raise BadRequest(
+            f"launch: expected --nproc_per_node to be the number of workers, {num}, found"
+            f" {config.nproc_per_node}"
+        )
+    lists = config.ips + config.servers + config.workers
+    if config.host is not None and not lists and not config.heter_workers:
+        raise BadRequest(
+            "launch: expected --ips, --servers, --workers or --heter_workers with --host"
+            f" {config.host}, which is one of their hosts, found none"
         )
     if len(set(config.ips)) < len(config.ips) or "" in config.ips:
         raise BadRequest(

@@ -279,6 +279,14 @@ def _plan_to_join(config: LaunchConfig) -> Placement:
         "--heter_devices": config.heter_devices,
         "--heter_workers": config.heter_workers,
         "--console": config.console,
+        "--durability": config.durability,
+        "--state_dir": config.state_dir,
+        "--log_bytes": config.log_bytes,
+        "--skip_records": config.skip_records,
+        "--limits": config.limits,
+        "--memory": config.memory,
+        "--ssd_dir": config.ssd_dir,
+        "--store_hosts": config.store_hosts,
     }
     if options := [option for option, value in others.items() if value not in (None, ())]:
         raise BadRequest(

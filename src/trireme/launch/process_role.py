@@ -382,6 +382,11 @@ def _own_index(facts: Facts, listed: str, addresses: Sequence[str], listen: str 
                 f"init: expected {fact.name} below the number of {noun}s in "
                 f"{facts[listed].name} = {len(addresses)}, found {index}"
             )
+        if listen in addresses and addresses.index(listen) != index:
+            raise BadRequest(
+                f"init: expected {fact.name} and {facts['listen'].name} to be one place in"
+                f" {facts[listed].name} = {','.join(addresses)}, found {index} and {listen}"
+            )
         return index
     if listen not in addresses:
         raise BadRequest(

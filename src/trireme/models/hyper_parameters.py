@@ -15,6 +15,7 @@ table_parameters.*, if present, says how rows learn and expire: trireme.models.t
 sparse_feature_number, the size of PaddleRec's table, has no counterpart: a table takes any key.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,9 @@ from trireme.policy import ShowClick
 from trireme.table import Table
 from trireme.train.recipe import Recipe
 
+log = logging.getLogger("trireme")
+
+INTEGER_MAX = 2**31 - 1
 _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], type[optim.Rule]]] = {
     "adagrad": (torch.optim.Adagrad, optim.Adagrad),
     "adam": (torch.optim.Adam, optim.Adam),
@@ -71,7 +75,9 @@ class HyperParameters:
     def whole(self, key: str, default: int, *, least: int = 1) -> int:
         """An integer >= `least`. It and the methods below raise BadRequest for anything else."""
         expected = f"an integer >= {least}"
-        return int(self._checked(key, default, expected, lambda n: type(n) is int and n >= least))
+        self._checked(key, default, expected, lambda n: type(n) is int and n >= least)
+        most = f"an integer <= {INTEGER_MAX}"
+        return int(self._checked(key, default, most, lambda n: n <= INTEGER_MAX))
 
     def number(self, key: str, default: float, *, may_be_zero: bool = False) -> float:
         """A number above 0, or not below it: may_be_zero, where 0 switches a part off."""
@@ -123,7 +129,7 @@ class HyperParameters:
 
         def are_sizes(value: Any) -> bool:
             is_list = isinstance(value, (list, tuple)) and len(value) >= least
-            return is_list and all(type(size) is int and size > 0 for size in value)
+            return is_list and all(type(size) is int and 0 < size <= INTEGER_MAX for size in value)
 
         expected = "a list of positive integers" + (f", at least {least}" if least else "")
         return tuple(self._checked(key, default, expected, are_sizes))
@@ -233,6 +239,12 @@ class HyperParameters:
             bound = self.number("init_range", 1.0)
             options["initializer"] = Uniform(-bound, bound)
         configured = table_options(self._config, name, width, show_click)
+        if "initializer" in configured and f"{self._section}.init_range" in self._config:
+            log.warning(
+                "%s.init_range: no effect on table %s: initial_range of its table_parameters says"
+                " how its rows start",
+                *(self._section, name),
+            )
         return Table(name, **{**default, **options, **configured})
 
     def optimizer(self, model: nn.Module, **options: Any) -> torch.optim.Optimizer | None:

@@ -139,7 +139,7 @@ def _rule_options(config: Config, accessor: str, *, has_tail: bool) -> dict[str,
 
 def _options(config: Config, key: str, show_scale: bool, zero_init: bool) -> dict[str, Any]:
     name = config.get(f"{key}.name")
-    if name not in RULES:
+    if not isinstance(name, str) or name not in RULES:
         raise BadRequest(f"{key}.name: expected one of {', '.join(RULES)}, found {name!r}")
     part, rule, values = RULES[name]
     is_adam = issubclass(rule, optim.FleetAdam)

@@ -6,7 +6,7 @@ This process holds the tables: it needs as much memory as one server of the whol
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,7 @@ from trireme import interchange, policy
 from trireme.checkpoint.format.manifest import MANIFEST, read_manifest
 from trireme.config import Config
 from trireme.data.batch import Batch
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, is_file
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.launch.init import log_to_stderr
@@ -85,7 +85,7 @@ def convert(conversion: Conversion) -> None:
 
 def _kind_of(source: str) -> Kind:
     path = Path(source)
-    if (path / MANIFEST).is_file():
+    if is_file(path / MANIFEST):
         return "checkpoint"
     if interchange.is_fleet(path):
         return "fleet"
@@ -100,6 +100,7 @@ def _kind_of(source: str) -> Kind:
 def _check(conversion: Conversion, kind: Kind) -> None:
     if os.path.lexists(conversion.target):
         raise BadRequest(f"convert: expected a new TARGET, found {conversion.target!r} existing")
+    _check_effects(conversion, kind)
     if conversion.config is None and kind != "checkpoint":
         missing = [name for name in ("table", "dim", "rule") if getattr(conversion, name) is None]
         if missing:
@@ -111,6 +112,33 @@ def _check(conversion: Conversion, kind: Kind) -> None:
             raise BadRequest(
                 "convert: expected -m config.yaml to write a checkpoint, found none: a checkpoint"
                 " has the values of the tables' policies, which must be those of your model"
+            )
+
+
+def _check_effects(conversion: Conversion, kind: Kind) -> None:
+    """Raises BadRequest: an option that this conversion does not read."""
+    is_alone = conversion.config is None
+    with_fleet = kind == "fleet" or conversion.to == "fleet"
+    described = is_alone and kind != "checkpoint", "without -m, and with another SOURCE"
+    effects = {
+        "table": (kind == "parquet" or described[0], "with Parquet files, or without -m"),
+        "dim": described,
+        "rule": described,
+        "accessor": (with_fleet, "from or to Fleet's folders"),
+        "tables": (with_fleet, "from or to Fleet's folders"),
+        "time": (with_fleet or kind == "parquet", "with rows that a checkpoint does not date"),
+        "dense_steps": (kind == "fleet" and not is_alone, "from Fleet's folders, with -m"),
+        "shard_num": (conversion.to == "fleet", "--to fleet"),
+        "gzip": (conversion.to == "fleet", "--to fleet"),
+        "state": (conversion.to == "parquet", "--to parquet"),
+    }
+    nothing = {field.name: field.default for field in fields(conversion)}
+    for name, (has_effect, where) in effects.items():
+        if not has_effect and (value := getattr(conversion, name)) != nothing[name]:
+            source = f"a {kind}" if kind == "checkpoint" else kind
+            raise BadRequest(
+                f"convert: expected --{name} {where}, found {value!r} from {source} to"
+                f" {conversion.to}{'' if is_alone else ' with -m'}, where it has no effect"
             )
 
 

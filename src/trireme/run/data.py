@@ -13,8 +13,8 @@ from typing import Any
 from trireme.config import Config
 from trireme.data import Content, InMemoryDataset, InsId, QueueDataset, Schema, multislot
 from trireme.data.schema import Field
-from trireme.data.sources import filesystem, find_files, natural_key, reason
-from trireme.errors import BadRequest, DataError
+from trireme.data.sources import filesystem, find_files, natural_key, reason, refuse_folder
+from trireme.errors import BadRequest, DataError, is_file, looking
 from trireme.fleet.fs_client import fs_client_options
 from trireme.fleet.reader_command import reader_command
 from trireme.job.cluster import Cluster
@@ -109,13 +109,16 @@ def find_data(key: str, path: str, settings: Settings) -> list[str]:
     PaddleRec: it may read a folder of images for itself.
     """
     path, fs_options = located(path, settings)
-    if "://" not in path and Path(path).is_dir():
-        files = _entries(path) if settings.reader_type == "DataLoader" else _walk(path)
-        if not files:
-            raise DataError(f"{key}: expected files below {path}, found none")
-        return files
-    below = list(files_below(path, fs_options)) if "://" in path else []
-    return below or [file.path for file in find_files(path, fs_options)]
+    try:
+        if "://" not in path and Path(path).is_dir():
+            files = _entries(path) if settings.reader_type == "DataLoader" else _walk(path)
+            if not files:
+                raise DataError(f"expected files below {path}, found none")
+            return files
+        below = list(files_below(path, fs_options)) if "://" in path else []
+        return below or [file.path for file in find_files(path, fs_options)]
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
 
 
 def located(path: str, settings: Settings) -> tuple[str, Mapping[str, Any]]:
@@ -131,6 +134,8 @@ def files_below(location: str, options: Mapping[str, Any]) -> dict[str, int]:
 
     Hidden files are skipped as in find_data.
     """
+    if "://" not in location:
+        return _sizes(_walk(location)) if os.path.isdir(location) else {}
     where, path = filesystem(location, options)
     where.invalidate_cache()
     try:
@@ -138,26 +143,48 @@ def files_below(location: str, options: Mapping[str, Any]) -> dict[str, int]:
     except Exception as error:
         raise DataError(f"run: cannot list {location!r}: {reason(error)}") from error
     names = [name for name in listed if not _is_hidden(name.removeprefix(path))]
-    is_local = "://" not in location
     return {
-        name if is_local else where.unstrip_protocol(name): int(listed[name]["size"] or 0)
+        where.unstrip_protocol(name): int(listed[name]["size"] or 0)
         for name in sorted(names, key=natural_key)
     }
+
+
+def _sizes(files: list[str]) -> dict[str, int]:
+    """Bytes by file, without those that have been removed or renamed meanwhile."""
+    sizes = {}
+    for file in files:
+        try:
+            sizes[file] = os.path.getsize(file)
+        except OSError as error:
+            if os.path.lexists(file):
+                raise DataError(f"run: cannot read {file!r}: {error.strerror}") from error
+    return sizes
 
 
 _HIDDEN = (".", "_")
 
 
 def _walk(folder: str) -> list[str]:
+    """All files; of links that lead to one folder, or in a circle, those of the first way."""
     files: list[str] = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
-        files += [os.path.join(parent, name) for name in names if not name.startswith(_HIDDEN)]
+    waiting, seen = [folder], set[str]()
+    for top in waiting:  # which grows by the links within: real folders come first
+        for parent, folders, names in os.walk(top, onerror=refuse_folder):
+            folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
+            if (real := os.path.realpath(parent)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            files += [os.path.join(parent, name) for name in names if not name.startswith(_HIDDEN)]
+            paths = (os.path.join(parent, name) for name in folders)
+            waiting += [path for path in paths if os.path.islink(path)]
     return sorted(files, key=natural_key)
 
 
 def _entries(folder: str) -> list[str]:
-    names = [name for name in os.listdir(folder) if not name.startswith(_HIDDEN)]
+    with looking(f"files in {folder}"):
+        listed = os.listdir(folder)
+    names = [name for name in listed if not name.startswith(_HIDDEN)]
     return sorted((os.path.join(folder, name) for name in names), key=natural_key)
 
 
@@ -230,7 +257,7 @@ def _examples(
         raise BadRequest(
             f"{part.reader_key}: expected a Python file that defines RecDataset, found none"
         )
-    if not part.reader.is_file():
+    if not is_file(part.reader):
         raise BadRequest(
             f"{part.reader_key}: expected a Python file, with or without .py, at"
             f" {part.reader}, found none; -o {part.reader_key}=FILE overrides the file"

@@ -42,7 +42,10 @@ class FileOptions:
 
 
 def schema_of(options: FileOptions, manifest: ExportManifest) -> Schema:
-    """The schema of the files. Raises BadRequest: fields are missing or not in the format."""
+    """The schema of the files. Raises BadRequest: fields are missing or not in the format, or
+    options are of another one.
+    """
+    _check_csv_alone(options)
     if options.format in ("criteo", "libsvm"):
         if options.fields is not None or options.ins_id is not None:
             raise BadRequest(
@@ -67,6 +70,21 @@ def schema_of(options: FileOptions, manifest: ExportManifest) -> Schema:
         list_separator=options.list_separator,
         columns=columns,
     )
+
+
+def _check_csv_alone(options: FileOptions) -> None:
+    if options.format == "csv":
+        return
+    uses = {
+        f"--delimiter {options.delimiter!r}": options.delimiter != ",",
+        f"--list_separator {options.list_separator!r}": options.list_separator is not None,
+        "--no_header": not options.has_header,
+    }
+    if of_csv := [option for option, is_used in uses.items() if is_used]:
+        raise BadRequest(
+            f"predict: expected {', '.join(of_csv)} with --format csv, found --format"
+            f" {options.format}, which has its own layout"
+        )
 
 
 def _fields(options: FileOptions, manifest: ExportManifest) -> tuple[list[Field], Columns]:

@@ -6,14 +6,14 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, is_file
 
 
 def load_file(path: Path) -> ModuleType:
     """Import a Python file by its path. It may import modules of its folder. Raises BadRequest: no
-    such file, or it imports paddle.
+    such file, it is not Python, or it imports paddle.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise BadRequest(f"run: expected a Python file, found none at {path}")
     spec = importlib.util.spec_from_file_location(f"_trireme_run_{path.stem}", path)
     assert spec is not None
@@ -24,6 +24,9 @@ def load_file(path: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
+    except SyntaxError as error:
+        where = f"{error.filename or path}, line {error.lineno or 1}"
+        raise BadRequest(f"{where}: expected Python, found {error.msg}: {error.text}") from error
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "paddle":
             raise

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from trireme.config import Config
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, is_file
 from trireme.run.settings import Settings
 
 log = logging.getLogger("trireme")
@@ -48,7 +48,7 @@ def model_source(config: Config, settings: Settings) -> Path | str:
     in_file = config.get("runner.model_path", None)  # read also where -o model=NAME replaces it
     named = settings.model or in_file
     if named is None:
-        if not model.is_file():
+        if not is_file(model):
             raise BadRequest(_nothing(folder))
         if _is_paddle(model):
             raise BadRequest(_paddle(model))
@@ -66,7 +66,7 @@ def model_source(config: Config, settings: Settings) -> Path | str:
             )
         return str(named)
     path = folder / named
-    if not path.is_file():
+    if not is_file(path):
         raise BadRequest(f"run: expected a Python file, found none at {path}")
     if not _is_paddle(path):
         return path
@@ -77,11 +77,16 @@ def model_source(config: Config, settings: Settings) -> Path | str:
 
 
 def _is_paddle(path: Path) -> bool:
-    return _IMPORTS_PADDLE.search(path.read_text(encoding="utf-8")) is not None
+    return _IMPORTS_PADDLE.search(_text(path)) is not None
 
 
 def _has_create(path: Path) -> bool:
-    return path.is_file() and not _is_paddle(path) and "create" in path.read_text(encoding="utf-8")
+    return is_file(path) and not _is_paddle(path) and "create" in _text(path)
+
+
+def _text(path: Path) -> str:
+    """To search words of ASCII in, whatever the encoding that the file declares."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _paddle(path: Path) -> str:

@@ -12,7 +12,7 @@ import torch
 from trireme.checkpoint.worker_side.server_operations import check_path
 from trireme.config import Config
 from trireme.data.prepared import PreparedDataset
-from trireme.errors import BadRequest, DataError
+from trireme.errors import BadRequest, DataError, writing
 from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
@@ -102,7 +102,8 @@ class _RunWorker:
         settings = self._settings
         for epoch in range(settings.epochs):
             path = self._saved(epoch)
-            is_old = path is not None and path.exists()
+            with writing(f"runner.model_save_path: cannot use {path}"):
+                is_old = path is not None and path.exists()
             if is_old and not self._trainer.cluster.client.script.is_successor:
                 raise BadRequest(
                     f"runner.model_save_path: expected no epoch there yet, found {path};"
@@ -182,7 +183,8 @@ class _RunWorker:
         epochs = self._settings.infer_epochs
 
         def check() -> dict[str, Any]:
-            there = [epoch for epoch in epochs if (folder / str(epoch)).exists()]
+            with writing(f"runner.infer_load_path: cannot read {folder}"):
+                there = [epoch for epoch in epochs if (folder / str(epoch)).exists()]
             if len(there) == len(epochs):
                 return {}
             first = next(epoch for epoch in epochs if epoch not in there)

@@ -59,7 +59,7 @@ class RunnerKeys:
 
     def text(self, key: str) -> str | None:
         value = self.get(key)
-        if value is not None and not isinstance(value, str):
+        if value is not None and not (isinstance(value, str) and "\0" not in value):
             raise _refused(key, "text", value, example="TEXT")
         return value or None
 
@@ -71,7 +71,7 @@ class RunnerKeys:
 
     def file_name(self, key: str) -> str:
         value = self.get(key, "")
-        if not isinstance(value, str) or "/" in value:
+        if not isinstance(value, str) or value in (".", "..") or "/" in value or "\0" in value:
             raise BadRequest(f"runner.{key}: expected the name of a file, found {value!r}")
         return value
 
@@ -84,7 +84,7 @@ class RunnerKeys:
         """Locations of data: one, or a list of them; none without the key."""
         value = self.get(key)
         values = value if isinstance(value, list) else [value] if value else []
-        if not all(isinstance(one, str) and one for one in values):
+        if not all(isinstance(one, str) and one and "\0" not in one for one in values):
             raise _refused(key, "a path or a list of paths", value, example="PATH")
         return tuple(map(self._located, values))
 

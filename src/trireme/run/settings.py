@@ -25,6 +25,8 @@ READER_TYPES = {
 }
 FS_CLIENT = ("uri", "user", "passwd", "hadoop_bin")
 SEED_MAX = 2**63 - 1
+DUMP_SWITCHES = ("need_dump", "need_train_dump", "need_infer_dump")
+DUMP_FOLDERS = ("train_dump_fields_dir", "infer_dump_fields_dir")
 HETER = "heter"
 """The sync_mode of a heterogeneous job: async, with compute workers."""
 GPUBOX = "gpubox"
@@ -113,7 +115,7 @@ class Settings:
             in_passes=_in_passes(keys),
             use_gpu=keys.switch("use_gpu"),
             model=config.get("model", None),
-            reader_type=_reader_type(config),
+            reader_type=reader_type(config),
             pipe_command=keys.text("pipe_command"),
             train=_train(keys),
             infer=_infer(keys),
@@ -231,12 +233,12 @@ def _in_passes(keys: RunnerKeys) -> bool:
     """Whether sync_mode is gpubox. Raises BadRequest: without what it needs."""
     if _mode(keys) != GPUBOX:
         return False
-    reader_type, use_gpu = _reader_type(keys.config), keys.switch("use_gpu")
-    if reader_type != "InMemoryDataset" or not use_gpu:
+    kind, use_gpu = reader_type(keys.config), keys.switch("use_gpu")
+    if kind != "InMemoryDataset" or not use_gpu:
         raise BadRequest(
             "runner.sync_mode: expected reader_type: InMemoryDataset and use_gpu: True with gpubox,"
             " whose passes train data in memory on a GPU, found reader_type:"
-            f" {reader_type} and use_gpu: {use_gpu}; -o runner.sync_mode=sync trains without them"
+            f" {kind} and use_gpu: {use_gpu}; -o runner.sync_mode=sync trains without them"
         )
     return True
 
@@ -259,7 +261,7 @@ def _strategy(keys: RunnerKeys) -> Strategy:
         )
     if mode == HETER:
         return Strategy("async")
-    if mode not in KNOBS:
+    if not isinstance(mode, str) or mode not in KNOBS:
         modes = ", ".join((*KNOBS, HETER, GPUBOX))
         raise BadRequest(
             f"{key}: expected one of {modes}, found {mode!r}; -o {key}=async overrides the file"
@@ -278,12 +280,13 @@ def _strategy(keys: RunnerKeys) -> Strategy:
     return Strategy(mode, **knobs)
 
 
-def _reader_type(config: Config) -> str:
+def reader_type(config: Config) -> str:
+    """QueueDataset, InMemoryDataset or DataLoader. Raises BadRequest: another one."""
     default = "QueueDataset" if "runner.pipe_command" in config else None
     if default is None:
         default = "DataLoader" if "runner.train_reader_path" in config else "QueueDataset"
     name = config.get("runner.reader_type", default)
-    if name not in READER_TYPES:
+    if not isinstance(name, str) or name not in READER_TYPES:
         raise BadRequest(
             f"runner.reader_type: expected one of {', '.join(READER_TYPES)}, found {name!r};"
             " -o runner.reader_type=DataLoader overrides the file"

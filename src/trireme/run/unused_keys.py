@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trireme.config import Config
+from trireme.errors import is_file
 from trireme.run.runner_keys import RunnerKeys
+from trireme.run.settings import DUMP_FOLDERS, DUMP_SWITCHES, reader_type
 
 log = logging.getLogger("trireme")
 
@@ -105,6 +107,15 @@ _EVALUATED = "every pass is evaluated before training, with the values of runner
 _INFER_KEYS = ("data_dir", "batch_size", "reader_path", "thread_num")
 _LISTED = "donefile.txt has the place to continue from"
 
+# Keys that say how text is read, and their values that need no warning beside a class RecDataset.
+_NOT_OF_READER_CLASSES: dict[str, tuple[Any, ...]] = {
+    "pipe_command": (),
+    "parse_ins_id": (False,),
+    "parse_content": (False,),
+    "thread_num": (1,),
+    "infer_thread_num": (1,),
+}
+
 # Keys of `trireme run` that a stream reads but does not need.
 _NOT_OF_STREAMS = {
     "runner.epochs": "every pass is trained on once",
@@ -118,17 +129,23 @@ _NOT_OF_STREAMS = {
 def warn_of_unused_in_stream(config: Config) -> None:
     """As warn_of_unused, and for the keys that only `trireme run` needs."""
     warn_of_unused(config)
+    keys = RunnerKeys(config)
+    if keys.get("preload_thread_num") is not None and not keys.switch("prefetch"):
+        log.warning("runner.preload_thread_num: no effect: it belongs to prefetch: True")
     for key, why in _NOT_OF_STREAMS.items():
         if (value := config.get(key, None)) and (key, value) != ("runner.epochs", 1):
             log.warning("%s: no effect: %s", key, why)
 
 
 def warn_of_unused(config: Config) -> None:
-    """Log the keys that nothing has read. Call it when the whole configuration has been read, but
-    for what the readers read: keys that their files name are theirs.
+    """Log the keys that nothing has read, and those that others make useless. Call it when the
+    whole configuration has been read, but for what the readers read: keys that their files name
+    are theirs.
     """
     known = config.known()
     readers = "\n".join(_sources(config))
+    for key, why in _useless(config):
+        log.warning("%s: no effect: %s", key, why)
     for key in config.unread():
         if re.search(rf"""["']{re.escape(key)}["']""", readers):
             continue
@@ -138,6 +155,28 @@ def warn_of_unused(config: Config) -> None:
             log.warning("%s: no effect: nothing reads it%s", key, _hint(key, known))
         elif (value := config.get(key, None)) and value not in nothing:
             log.warning("%s: no effect: %s", key, why)
+
+
+def _useless(config: Config) -> Iterable[tuple[str, str]]:
+    """Keys that are read, but have no effect beside the others; and why."""
+    keys = RunnerKeys(config)
+    if reader_type(config) == "DataLoader":
+        for key, nothing in _NOT_OF_READER_CLASSES.items():
+            if (value := keys.get(key)) is not None and value not in nothing:
+                yield f"runner.{key}", "the class RecDataset of train_reader_path reads the files"
+    else:
+        command = keys.text("pipe_command") or ""
+        for key in ("train_reader_path", "infer_reader_path"):
+            script = keys.script(key)
+            if script is not None and script.name not in command:
+                yield (
+                    f"runner.{key}",
+                    "reader_type QueueDataset and InMemoryDataset have pipe_command",
+                )
+    if all(keys.get(switch) is None for switch in DUMP_SWITCHES):
+        for key in ("dump_fields", "dump_param", "dump_fields_path", *DUMP_FOLDERS):
+            if keys.get(key):
+                yield f"runner.{key}", f"one of {', '.join(DUMP_SWITCHES)} switches dumps on"
 
 
 def _hint(key: str, known: Collection[str]) -> str:
@@ -160,5 +199,5 @@ def _sources(config: Config) -> Iterable[str]:
     scripts = [word for word in (keys.text("pipe_command") or "").split() if word.endswith(".py")]
     readers = [keys.script(f"{part}_reader_path") for part in ("train", "infer")]
     for path in (*map(Path, scripts), *readers):
-        if path is not None and path.is_file():
-            yield path.read_text(encoding="utf-8")
+        if path is not None and is_file(path):
+            yield path.read_text(encoding="utf-8", errors="replace")  # Python knows its encoding

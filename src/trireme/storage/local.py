@@ -10,6 +10,8 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from trireme.errors import is_file, looking
+
 
 class LocalStorage:
     """A folder of this machine."""
@@ -54,7 +56,7 @@ class LocalStorage:
     def size(self, path: str) -> int | None:
         """The file's bytes; None: there is no such file."""
         full = self.folder / path
-        return full.stat().st_size if full.is_file() else None
+        return full.stat().st_size if is_file(full) else None
 
     def below(self, path: str) -> LocalStorage:
         """The folder at that path."""
@@ -66,9 +68,10 @@ class LocalStorage:
 
     def folders(self) -> list[str]:
         """Names of the folders directly below."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
+        with looking(self.folder):
+            if not self.folder.is_dir():
+                return []
+            return sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
 
     def remove(self, path: str) -> None:
         """Remove a file, durably, or a folder with all its content; nothing if it is missing."""
