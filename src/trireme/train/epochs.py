@@ -28,6 +28,7 @@ from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import (
     PredecessorProgress,
     check_order,
+    check_steps,
     skip_epoch,
     warn_of_lost_buffers,
 )
@@ -259,6 +260,7 @@ class Epochs:
         position, worker = self._position(), self._cluster.worker
         if not done.has_left:
             check_order(dataset)
+            check_steps(self._cluster)
         log.info(
             "train: worker %d was restarted: continuing after batch %d of epoch %d; figures are"
             " of the rest",
