@@ -99,7 +99,9 @@ def loader(count: int = 4000, seed: int = 0, **options: Any) -> DataLoader[Any]:
     return DataLoader(Examples(count, seed), batch_size=50, **options)
 
 
-def trainer_for(cluster: Cluster, mode: str = "async", threads: int = 1) -> tr.Trainer:
+def trainer_for(
+    cluster: Cluster, mode: str = "async", threads: int = 1, **options: Any
+) -> tr.Trainer:
     model = Linear(lr=20.0)
     return tr.Trainer(
         model,
@@ -110,6 +112,7 @@ def trainer_for(cluster: Cluster, mode: str = "async", threads: int = 1) -> tr.T
         threads=threads,
         progress=False,
         cluster=cluster,
+        **options,
     )
 
 

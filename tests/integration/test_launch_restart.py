@@ -172,3 +172,48 @@ def test_a_job_that_is_stopped_still_has_the_workers_of_its_loader(
             "nothing was saved: fit takes checkpoints="
             in (tmp_path / "job/log/workerlog.0").read_text()
         )
+
+
+SERVER_SCRIPT = "import trireme as tr\ntr.init(role='server')\n"
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({"TRIREME_INSECURE": "yes"}, "expected TRIREME_INSECURE to be 0 or 1, found 'yes'"),
+        ({"TRIREME_LOG_BYTES": "5GiB"}, "expected TRIREME_LOG_BYTES to be an integer >= 1"),
+        ({"TRIREME_INSECUR": "1"}, "did you mean TRIREME_INSECURE?"),
+        ({}, "a server needs an address to listen on"),
+    ],
+)
+def test_a_server_whose_environment_is_wrong_ends_with_the_code_that_is_not_repeated(
+    programs: Template, tmp_path: Path, env: dict[str, str], found: str
+) -> None:
+    (tmp_path / "train.py").write_text(SERVER_SCRIPT)
+    listen = {"TRIREME_LISTEN": "127.0.0.1:0"} if env else {}
+    output = programs.run(tmp_path, ["train.py"], {**env, **listen}, code=2)
+    assert output.startswith("trireme server: error: init: "), output
+    assert found in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("num_servers", [1, 0])
+@pytest.mark.parametrize(
+    ("name", "value"), [("TRIREME_INSECURE", "yes"), ("TRIREME_LOG_BYTES", "5GiB")]
+)
+def test_a_wrong_environment_is_refused_before_anything_starts(
+    tmp_path: Path, num_servers: int, name: str, value: str
+) -> None:
+    place = ["--server_num", str(num_servers), "--worker_num", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "trireme", "launch", *place, SCRIPT, "."],
+        cwd=tmp_path,
+        env={**clean_environment(), name: value},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"trireme launch: error: init: expected {name}" in done.stderr
+    assert "servers 127" not in done.stderr

@@ -230,6 +230,52 @@ def test_data_without_streams_is_read_again(
     assert ("worker 0 was restarted" in caplog.text) == (kill_at > 1)
 
 
+class Scoring(tr.Callback):
+    """Evaluates: within an epoch after every second step, or at its end."""
+
+    on_all_workers = True
+
+    def __init__(self, *, within: bool) -> None:
+        self._within = within
+
+    def step(self, fit: tr.FitState) -> None:
+        if self._within and fit.step % 2 == 0:
+            fit.trainer.evaluate(batches(2))
+
+    def epoch(self, fit: tr.FitState) -> None:
+        fit.trainer.evaluate(batches(2))
+
+
+@MODES
+def test_meetings_of_a_callback_within_an_epoch_cannot_be_resumed(job: Job, mode: str) -> None:
+    """Others might wait at one for ever, or be told the figures of an earlier one."""
+
+    def train(cluster: Cluster, kill_at: int = 0) -> None:
+        callbacks = [Scoring(within=True)]
+        make_trainer(cluster, Model(kill_at), mode, callbacks=callbacks).fit(batches(), epochs=2)
+
+    die(job, lambda cluster: train(cluster, 12))  # in the second epoch, after two evaluations
+    cluster = job.join(0, 1)
+    with pytest.raises(BadRequest, match="expected callbacks whose `step` does not meet"):
+        train(cluster)
+    cluster.abandon()
+
+
+@MODES
+@pytest.mark.parametrize(("within", "kill_at"), [(True, 2), (True, 9), (False, 12)])
+def test_other_meetings_of_a_callback_can(job: Job, mode: str, within: bool, kill_at: int) -> None:
+    """Of epochs that are over, at their ends, or not held yet."""
+
+    def train(cluster: Cluster, kill_at: int = 0) -> None:
+        callbacks = [Scoring(within=within)]
+        make_trainer(cluster, Model(kill_at), mode, callbacks=callbacks).fit(batches(), epochs=2)
+
+    die(job, lambda cluster: train(cluster, kill_at))
+    with job.join(0, 1) as cluster:
+        train(cluster)
+        assert counts(cluster) == times(2, batches())
+
+
 def test_a_random_order_cannot_be_resumed(job: Job) -> None:
     def train(cluster: Cluster, kill_at: int = 0) -> None:
         loader = torch.utils.data.DataLoader(batches(), batch_size=None, shuffle=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from tests.integration.planted_model import (
 )
 from tests.jobs import Job
 from trireme.data.batch import Ragged
-from trireme.errors import DeadlineExceeded
+from trireme.errors import BadRequest, DeadlineExceeded
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.worker.gradients import PushHeader
@@ -151,3 +153,43 @@ def test_threads_push_what_their_own_forward_looks_up(
         return rows_of(default_cluster, model)
 
     np.testing.assert_array_equal(counts(3), counts(1))
+
+
+class CallsInSteps(tr.Callback):
+    """Calls a method of the trainer after each step."""
+
+    on_all_workers = True
+
+    def __init__(self, method: Callable[[tr.Trainer], object]) -> None:
+        self._method = method
+        self.num_steps = 0
+
+    def step(self, fit: tr.FitState) -> None:
+        self._method(fit.trainer)
+        self.num_steps += 1
+
+
+CALLS: dict[str, Callable[[tr.Trainer, Path], object]] = {
+    "evaluate": lambda trainer, _: trainer.evaluate(loader(100)),
+    "predict": lambda trainer, _: trainer.predict(loader(100)),
+    "save": lambda trainer, to: trainer.save(to / str(trainer.optimizer.num_steps)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_callback_cannot_use_a_model_on_which_other_threads_train(
+    name: str, tmp_path: Path
+) -> None:
+    """They would train on in evaluation mode, with weights that change within a step."""
+    with embedded() as cluster:
+        for threads in (2, 1):
+            calls = CallsInSteps(lambda trainer: CALLS[name](trainer, tmp_path))
+            trainer = trainer_for(cluster, threads=threads, callbacks=[calls], fresh=True)
+            if threads == 1:
+                trainer.fit(loader(200))
+                assert calls.num_steps == trainer.optimizer.num_steps > 0
+                continue
+            with pytest.raises(BadRequest, match=f"{name}: expected threads=1 in a callback's"):
+                trainer.fit(loader(200))
+            assert calls.num_steps == 0
+        CALLS[name](trainer, tmp_path / "after")

@@ -137,6 +137,14 @@ def read_facts(env: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> F
     return stated(env, _GPU_VARIABLES) | _family_facts(env, facts) | facts
 
 
+def names_server(role: str | None) -> bool:
+    """Whether an argument, or else the environment, makes this process a server, whatever else they
+    state, which may be wrong.
+    """
+    own = role or os.environ.get("TRIREME_ROLE", "").strip()
+    return own == "server" or (not own and os.environ.get("TRAINING_ROLE", "").strip() == "PSERVER")
+
+
 def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
     """TRIREME_* variables that have no effect -> the known one that is meant, "" if none is."""
     names = [name for name in sorted(env) if name.startswith("TRIREME_")]

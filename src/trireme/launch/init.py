@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trireme import torch_compiler
 from trireme.errors import BadRequest, Corruption
-from trireme.launch.environment import name_network_device, set_too_late
+from trireme.launch.environment import name_network_device, names_server, set_too_late
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.process_role import REFUSED, STOPPED, ProcessRole, read_role
 
@@ -71,7 +71,7 @@ def init(
         ssd_dir: folders on SSD for those rows, "PATH,...".
 
     Raises:
-        BadRequest: half-set or contradicting variables.
+        BadRequest: half-set or contradicting variables; a server exits with 2.
         DeadlineExceeded: servers that do not come up. NotAdmitted: servers that do not list this
             worker's key.
     """
@@ -82,20 +82,25 @@ def init(
             " launch`, or give that --start_method spawn",
             ", ".join(names),
         )
-    process = read_role(
-        servers=servers,
-        role=role,
-        index=index,
-        num=num,
-        streams=streams,
-        join=join,
-        heter=heter,
-        keys=keys,
-        timeout_s=timeout_s,
-        metrics=metrics,
-        memory=memory,
-        ssd_dir=ssd_dir,
-    )
+    try:
+        process = read_role(
+            servers=servers,
+            role=role,
+            index=index,
+            num=num,
+            streams=streams,
+            join=join,
+            heter=heter,
+            keys=keys,
+            timeout_s=timeout_s,
+            metrics=metrics,
+            memory=memory,
+            ssd_dir=ssd_dir,
+        )
+    except BadRequest as error:
+        if not names_server(role):
+            raise
+        sys.exit(_refuse(error))
     if process.role == "server":
         log.info("%s", process.describe())
         # Python searches all objects for cycles as it ends: with torch a quarter of a second.
@@ -290,9 +295,14 @@ def serve_role(process: ProcessRole) -> int:
     try:
         is_over = _serve(process)
     except (BadRequest, Corruption) as error:
-        print(f"trireme server: error: {error}", file=sys.stderr)
-        return REFUSED
+        return _refuse(error)
     return 0 if is_over or process.listen_fd is None else STOPPED
+
+
+def _refuse(error: BadRequest | Corruption) -> int:
+    """The exit code of a server whose place or state is wrong, after a line that says why."""
+    print(f"trireme server: error: {error}", file=sys.stderr)
+    return REFUSED
 
 
 def _serve(process: ProcessRole) -> bool:

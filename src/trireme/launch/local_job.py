@@ -34,7 +34,7 @@ from trireme.launch.process_environment import (
     durability_variables,
     process_environment,
 )
-from trireme.launch.process_role import REFUSED, STOPPED
+from trireme.launch.process_role import REFUSED, STOPPED, read_role
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
@@ -63,6 +63,7 @@ def launch(config: LaunchConfig) -> int:
                 f"{error.strerror}"
             ) from error
         job = _LocalJob(config, placement)
+        job.check_environments()
         with claimed(job.log_paths()):
             return job.run()
 
@@ -134,6 +135,14 @@ class _LocalJob:
                     self._end(self._console)
                 self._end_fork_servers(self._fork_servers)
         return self._conclude(failure, time.monotonic() - start)
+
+    def check_environments(self) -> None:
+        """Raises BadRequest: that of a process, which would be refused in every start of it."""
+        for role, index in self._places():
+            listens = role != "worker" or self._placement.workers_host
+            address = {"TRIREME_LISTEN": self._placement.address(role, index)} if listens else {}
+            kept = durability_variables(self._config, index) if role == "server" else {}
+            read_role(self._environment(role, index) | kept | address)
 
     def log_paths(self) -> list[Path]:
         """Of all processes that it will start on this machine."""

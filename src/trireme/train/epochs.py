@@ -10,6 +10,7 @@ from typing import Any
 
 from trireme.errors import BadRequest, Stopped
 from trireme.job.cluster import Cluster
+from trireme.nn.session import session_of
 from trireme.train.checkpointing.checkpoint_location import Location, NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.fit_progress import FitProgress
@@ -28,6 +29,7 @@ from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import (
     PredecessorProgress,
     check_order,
+    check_steps,
     skip_epoch,
     warn_of_lost_buffers,
 )
@@ -70,6 +72,14 @@ class Epochs:
             yield
         finally:
             self._is_fitting = False
+
+    def check_alone(self, called: str, threads: int) -> None:
+        """Raises BadRequest: a fit is within an epoch, and other threads train on the model."""
+        if threads > 1 and self._is_fitting and session_of(self._cluster).is_prefetching:
+            raise BadRequest(
+                f"Trainer.{called}: expected threads=1 in a callback's step, found {threads},"
+                f" which train meanwhile: {called} in `epoch`, or give Trainer(threads=1)"
+            )
 
     def _expect_no_fit(self, method: str) -> None:
         if self._is_fitting:
@@ -259,6 +269,7 @@ class Epochs:
         position, worker = self._position(), self._cluster.worker
         if not done.has_left:
             check_order(dataset)
+            check_steps(self._cluster)
         log.info(
             "train: worker %d was restarted: continuing after batch %d of epoch %d; figures are"
             " of the rest",

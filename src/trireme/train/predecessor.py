@@ -22,6 +22,9 @@ from trireme.worker.passes import EnteredPass
 
 log = logging.getLogger("trireme.train")
 
+STEPS = "steps"
+"""The section of an epoch's script with the meetings of callbacks after steps."""
+
 
 @dataclass(frozen=True)
 class PredecessorProgress:
@@ -66,6 +69,21 @@ def check_order(dataset: Iterable[Any]) -> None:
             " finds again, found a random one; shuffle with"
             " generator=torch.Generator().manual_seed(n), or start the job again and load the"
             " newest checkpoint"
+        )
+
+
+def check_steps(cluster: Cluster) -> None:
+    """Raises BadRequest: a callback has met the other workers after a step of this epoch, and they
+    may wait there for a call that a successor, which makes the next step, does not repeat.
+    """
+    with cluster.client.script.section(STEPS):
+        have_met = cluster.client.script.has_attended_within()
+    if have_met:
+        raise BadRequest(
+            "Trainer.fit: expected callbacks whose `step` does not meet the other workers to"
+            " continue with, in the place of a worker that was killed, found one that does"
+            " (evaluate, save): do that in `epoch`, or start the job again and load the newest"
+            " checkpoint"
         )
 
 

@@ -50,8 +50,8 @@ from trireme.train.predecessor import kept_figures
 from trireme.train.recipe import Evaluation, Recipe
 from trireme.train.trainer_checks import (
     check_autocast,
+    check_evaluation,
     check_made,
-    check_not_in_autocast,
     check_pass,
     check_pass_data,
     check_settings,
@@ -302,8 +302,7 @@ class Trainer:
             dump: what to write of each example, by each worker of its part from part-00000 on.
         """
         check_flags("Trainer.evaluate", labels=labels)
-        other = model if isinstance(model, Evaluation) else None
-        scores = labels and (model is None or other is not None)
+        scores = labels and (model is None or isinstance(model, Evaluation))
         return self._evaluate(dataset, model, scores, report, dump, check_nan)
 
     def predict(
@@ -338,7 +337,7 @@ class Trainer:
     ) -> dict[str, float]:
         title = "evaluate" if scores else "infer" if outputs is None else "predict"
         check_flags("Trainer.evaluate, predict", check_nan=check_nan)
-        check_not_in_autocast("evaluate" if outputs is None else "predict")
+        check_evaluation("evaluate" if outputs is None else "predict", self._epochs, self.threads)
         dataset = as_dataset(dataset)
         other = model if isinstance(model, Evaluation) else None
         part = other.model if other is not None else model
@@ -539,10 +538,11 @@ class Trainer:
             BadRequest: the folder exists, or servers may not write there; a delta without an
                 earlier checkpoint. ResourceExhausted: the disk is full; nothing is left behind.
         """
+        self._epochs.check_alone("save", self.threads)
         location = Location(path, storage_options, self.shows_progress)
         progress = FitProgress(num_epochs=self.num_epochs).to_json()
-        options = SaveOptions(mode, hot, keep)
-        save(self.optimizer, location, progress, options, random=self._epochs.random)
+        random, options = self._epochs.random, SaveOptions(mode, hot, keep)
+        save(self.optimizer, location, progress, options, random=random)
 
     def load(
         self,

@@ -14,6 +14,7 @@ from trireme.errors import BadRequest, check_kind
 from trireme.strategy import Strategy
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.compute.trainer_remote import Remote
+from trireme.train.epochs import Epochs
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer, check_parts
 
@@ -70,6 +71,12 @@ def check_not_in_autocast(what: str) -> None:
             f"Trainer: expected {what} outside of torch.autocast, found it within one: give"
             " Trainer(autocast=torch.bfloat16), which computes each forward pass under autocast"
         )
+
+
+def check_evaluation(called: str, epochs: Epochs, threads: int) -> None:
+    """Raises BadRequest: a place where a model cannot be evaluated."""
+    check_not_in_autocast(called)
+    epochs.check_alone(called, threads)
 
 
 def check_checkpoints(checkpoints: Any) -> None:

@@ -16,6 +16,7 @@ from trireme.train.epochs import stop_if_asked
 from trireme.train.first_worker import let_first_worker
 from trireme.train.loop.scoring import Scored
 from trireme.train.loop.tally import Tally
+from trireme.train.predecessor import STEPS
 
 log = logging.getLogger("trireme.train")
 
@@ -75,8 +76,10 @@ class CallbackCalls:
 
     def _after_step(self, scored: Scored, tally: Tally) -> None:
         self._fit.see_step(scored, tally)
-        for callback in self._of_steps:
-            callback.step(self._fit)
+        script = self._cluster.client.script
+        with script.section(STEPS), script.section(str(self._fit.step)):
+            for callback in self._of_steps:
+                callback.step(self._fit)
 
     def after_epoch(self, figures: Mapping[str, float], valid: Mapping[str, float]) -> None:
         """Every worker calls it; callbacks get the figures of worker 0, of which some may not be
