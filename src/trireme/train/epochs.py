@@ -18,12 +18,7 @@ from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.savers import Saver
 from trireme.train.dealt_streams import DealtStreams, check_streams, own_starts
 from trireme.train.leased_streams import LeasedPass, StreamBatches
-from trireme.train.loop.worker_batches import (
-    EPOCH_START,
-    EpochPosition,
-    cut_of,
-    worker_batches,
-)
+from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, cut_of, worker_batches
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import (
     PredecessorProgress,

@@ -20,14 +20,7 @@ from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.pass_data import PassData
 from trireme.worker.gradients import KeysByClass
-from trireme.worker.whole_rows import (
-    Marks,
-    Reading,
-    ReadRows,
-    have_changed,
-    never,
-    read_wide_rows,
-)
+from trireme.worker.whole_rows import Marks, Reading, ReadRows, have_changed, never, read_wide_rows
 
 
 class Moment(NamedTuple):
