@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trireme.data.batch import Bags, Batch, Ragged
 from trireme.data.user_columns import column_of, columns_of
@@ -88,23 +87,16 @@ def _joined(parts: Sequence[Bags]) -> Bags:
             "batch: expected KeyedJaggedTensors of the same examples and of different features, "
             f"found {', '.join(map(str, sorted(sizes)))} examples of {', '.join(names)}"
         )
+    own = [Ragged(p.values, p.offsets, p.weights).cut(0, len(p.offsets) - 1) for p in parts]
     offsets = [torch.zeros(1, dtype=torch.int64)]
-    for part in parts:
-        offsets.append(part.offsets[1:] - part.offsets[0] + offsets[-1][-1])
+    for part in own:
+        offsets.append(part.offsets[1:] + offsets[-1][-1])
     weights = None
     if any(part.weights is not None for part in parts):
-        weights = torch.cat([_weights(part) for part in parts])
-    return Bags(names, torch.cat([_values(part) for part in parts]), torch.cat(offsets), weights)
-
-
-def _values(part: Bags) -> Tensor:
-    return part.values[int(part.offsets[0]) : int(part.offsets[-1])]
-
-
-def _weights(part: Bags) -> Tensor:
-    if part.weights is None:
-        return torch.ones(len(_values(part)))
-    return part.weights[int(part.offsets[0]) : int(part.offsets[-1])]
+        weights = torch.cat(
+            [torch.ones(len(one.values)) if one.weights is None else one.weights for one in own]
+        )
+    return Bags(names, torch.cat([one.values for one in own]), torch.cat(offsets), weights)
 
 
 def _hint(source: Any) -> str:

@@ -24,15 +24,7 @@ from numpy.typing import NDArray
 from trireme import _core
 from trireme.errors import BadRequest, DeadlineExceeded, SchemaMismatch
 from trireme.job.cluster import Cluster
-from trireme.rpc import (
-    Call,
-    ClientKeys,
-    Reply,
-    Request,
-    RpcClient,
-    Server,
-    ServerKeys,
-)
+from trireme.rpc import Call, ClientKeys, Reply, Request, RpcClient, Server, ServerKeys
 
 SLICE_BYTES_MAX = 64 << 20
 # As long as a slice has this many, there are SLICES of them.

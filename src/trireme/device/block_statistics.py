@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trireme.device.block_layout import RowTensors
-from trireme.device.step_values import powers
+from trireme.device.step_values import StepValues, powers
 from trireme.errors import BadRequest
 from trireme.policy import ScorePolicy
 from trireme.rows.row_statistics import DAY_S
@@ -33,6 +33,13 @@ class UpdateFacts:
     version: int = 0
     show_click: Tensor | None = None
     features: Tensor | None = None
+
+
+class RowStep(NamedTuple):
+    """What changes rows in a step beside gradients: values of the rule, and facts."""
+
+    values: StepValues
+    facts: UpdateFacts
 
 
 def count(rows: RowTensors, slots: Tensor, facts: UpdateFacts, policy: Mapping[str, Any]) -> None:

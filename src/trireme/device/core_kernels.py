@@ -8,8 +8,7 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.device.block_layout import BlockLayout, RowTensors
-from trireme.device.block_statistics import UpdateFacts, check_shows
-from trireme.device.step_values import StepValues
+from trireme.device.block_statistics import RowStep, check_shows
 from trireme.device.torch_kernels import TorchKernels
 
 
@@ -30,21 +29,14 @@ class CoreKernels(TorchKernels):
         layout.core.block_weights(arrays, slots.numpy(), out, self._threads, layout.row_class)
         return torch.from_numpy(out)
 
-    def update(
-        self,
-        rows: RowTensors,
-        slots: Tensor,
-        grads: Tensor,
-        values: StepValues,
-        facts: UpdateFacts,
-    ) -> None:
-        layout = self._layout
+    def update(self, rows: RowTensors, slots: Tensor, grads: Tensor, step: RowStep) -> None:
+        layout, facts = self._layout, step.facts
         check_shows(facts, layout.policy)
         layout.core.update_block(
             rows.arrays(),
             slots.numpy(),
             grads.contiguous().numpy(),
-            values.exact,
+            step.values.exact,
             self._threads,
             layout.row_class,
             time=facts.time,

@@ -13,9 +13,8 @@ from torch import Tensor
 from trireme import _core
 from trireme.accelerator import HOST, runs_triton
 from trireme.device.block_layout import BlockLayout, RowTensors
-from trireme.device.block_statistics import UpdateFacts
+from trireme.device.block_statistics import RowStep
 from trireme.device.slot_bags import SlotBags
-from trireme.device.step_values import StepValues
 from trireme.errors import BadRequest
 
 log = logging.getLogger("trireme.device")
@@ -46,27 +45,13 @@ class Kernels(Protocol):
         """(K, D): the weights of (K,) int32 slots."""
         ...
 
-    def update(
-        self,
-        rows: RowTensors,
-        slots: Tensor,
-        grads: Tensor,
-        values: StepValues,
-        facts: UpdateFacts,
-    ) -> None:
+    def update(self, rows: RowTensors, slots: Tensor, grads: Tensor, step: RowStep) -> None:
         """Apply the rule to rows, (K,) int32 distinct slots, (K, D) gradients; and note it in their
         statistics. Raises as `check_shows`, before anything changes.
         """
         ...
 
-    def sum_and_update(
-        self,
-        rows: RowTensors,
-        bags: SlotBags,
-        grad: Tensor,
-        values: StepValues,
-        facts: UpdateFacts,
-    ) -> None:
+    def sum_and_update(self, rows: RowTensors, bags: SlotBags, grad: Tensor, step: RowStep) -> None:
         """`update` with `sum` of the gradient of the bags."""
         ...
 

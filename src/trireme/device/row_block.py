@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trireme import _core, accelerator
 from trireme.device.block_layout import BlockLayout, RowTensors
-from trireme.device.block_statistics import UpdateFacts
+from trireme.device.block_statistics import RowStep, UpdateFacts
 from trireme.device.kernels import Kernels, choose_kernels
 from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
@@ -97,13 +97,13 @@ class RowBlock:
 
         Raises BadRequest: a value is out of its range, or shows are missing; nothing has changed.
         """
-        checked = StepValues.of(values)
+        step = _row_step(values, facts)
         if len(self._unsummed) == 1 and self.rows.grad is None:
             bags, grad = self._unsummed[0]
-            self._update_bags(bags, grad, checked, facts)
+            self._update_bags(bags, grad, step)
         else:
             slots, grads = self.gradient()
-            self._update(slots, grads, checked, facts)
+            self._update(slots, grads, step)
         self._unsummed, self.rows.grad = [], None
 
     def gradient(self) -> tuple[Tensor, Tensor]:
@@ -139,8 +139,7 @@ class RowBlock:
                 f" {(len(slots), self.layout.dim)}, found {grads.dtype} of shape"
                 f" {tuple(grads.shape)}"
             )
-        checked = StepValues.of(values)
-        self._update_bags(bags, grads[:, None], checked, facts)
+        self._update_bags(bags, grads[:, None], _row_step(values, facts))
 
     def update_distinct(
         self,
@@ -150,7 +149,7 @@ class RowBlock:
         facts: UpdateFacts | None = None,
     ) -> None:
         """As `update`, for (K,) distinct slots in any order, that of `grads` and `facts`."""
-        self._update(slots, grads, StepValues.of(values), facts)
+        self._update(slots, grads, _row_step(values, facts))
 
     def weights(self, slots: Tensor) -> Tensor:
         """(n, D) float32: those of (n,) int32 slots, of which some may be equal."""
@@ -210,16 +209,12 @@ class RowBlock:
         index = slots.long()
         return RowTensors(*(part[index] if len(part) else part for part in self.tensors))
 
-    def _update(
-        self, slots: Tensor, grads: Tensor, values: StepValues, facts: UpdateFacts | None
-    ) -> None:
-        self.kernels.update(self.tensors, slots, grads, values, facts or UpdateFacts())
+    def _update(self, slots: Tensor, grads: Tensor, step: RowStep) -> None:
+        self.kernels.update(self.tensors, slots, grads, step)
         self.is_changed.index_fill_(0, slots.long(), True)
 
-    def _update_bags(
-        self, bags: SlotBags, grad: Tensor, values: StepValues, facts: UpdateFacts | None
-    ) -> None:
-        self.kernels.sum_and_update(self.tensors, bags, grad, values, facts or UpdateFacts())
+    def _update_bags(self, bags: SlotBags, grad: Tensor, step: RowStep) -> None:
+        self.kernels.sum_and_update(self.tensors, bags, grad, step)
         self.is_changed.index_fill_(0, bags.occurrences.slots.long(), True)
 
     def _keep_gradient(self, bags: SlotBags, grad: Tensor) -> Tensor | None:
@@ -243,6 +238,10 @@ class RowBlock:
             raise BadRequest(
                 f"RowBlock: expected slots on {self.rows.device}, found them on {bags.slots.device}"
             )
+
+
+def _row_step(values: Mapping[str, Any], facts: UpdateFacts | None) -> RowStep:
+    return RowStep(StepValues.of(values), facts or UpdateFacts())
 
 
 def threads_of_torch() -> _core.Pool:

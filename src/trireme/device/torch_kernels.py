@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from trireme.device.block_layout import BlockLayout, RowTensors
-from trireme.device.block_statistics import UpdateFacts, count
+from trireme.device.block_statistics import RowStep, count
 from trireme.device.slot_bags import SlotBags, chunks_of
-from trireme.device.step_values import StepValues
 from trireme.device.tensor_rules import tensor_rule
 
 
@@ -31,29 +30,15 @@ class TorchKernels:
     def weights(self, rows: RowTensors, slots: Tensor) -> Tensor:
         return torch.index_select(rows.weights, 0, slots)
 
-    def update(
-        self,
-        rows: RowTensors,
-        slots: Tensor,
-        grads: Tensor,
-        values: StepValues,
-        facts: UpdateFacts,
-    ) -> None:
+    def update(self, rows: RowTensors, slots: Tensor, grads: Tensor, step: RowStep) -> None:
         index = slots.long()
-        count(rows, index, facts, self._policy)
-        weights, state = self._rule(rows.weights[index], rows.state[index], grads, values)
+        count(rows, index, step.facts, self._policy)
+        weights, state = self._rule(rows.weights[index], rows.state[index], grads, step.values)
         rows.weights[index] = weights
         rows.state[index] = state
 
-    def sum_and_update(
-        self,
-        rows: RowTensors,
-        bags: SlotBags,
-        grad: Tensor,
-        values: StepValues,
-        facts: UpdateFacts,
-    ) -> None:
-        self.update(rows, bags.occurrences.slots, self.sum(grad, bags), values, facts)
+    def sum_and_update(self, rows: RowTensors, bags: SlotBags, grad: Tensor, step: RowStep) -> None:
+        self.update(rows, bags.occurrences.slots, self.sum(grad, bags), step)
 
 
 def pool(weights: Tensor, bags: SlotBags) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from trireme import accelerator
 from trireme.device import slot_bags, triton_rules
 from trireme.device.block_layout import BlockLayout, RowTensors
-from trireme.device.block_statistics import UpdateFacts, count
+from trireme.device.block_statistics import RowStep, count
 from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
 
@@ -243,29 +243,15 @@ class TritonKernels:
     def weights(self, rows: RowTensors, slots: Tensor) -> Tensor:
         return torch.index_select(rows.weights, 0, slots)
 
-    def update(
-        self,
-        rows: RowTensors,
-        slots: Tensor,
-        grads: Tensor,
-        values: StepValues,
-        facts: UpdateFacts,
-    ) -> None:
-        count(rows, slots.long(), facts, self._policy)
+    def update(self, rows: RowTensors, slots: Tensor, grads: Tensor, step: RowStep) -> None:
+        count(rows, slots.long(), step.facts, self._policy)
         source = _summed(grads.contiguous(), slots)
-        self._update(rows, slots, source, values, IS_SUMMED.value)
+        self._update(rows, slots, source, step.values, IS_SUMMED.value)
 
-    def sum_and_update(
-        self,
-        rows: RowTensors,
-        bags: SlotBags,
-        grad: Tensor,
-        values: StepValues,
-        facts: UpdateFacts,
-    ) -> None:
-        count(rows, bags.occurrences.slots.long(), facts, self._policy)
+    def sum_and_update(self, rows: RowTensors, bags: SlotBags, grad: Tensor, step: RowStep) -> None:
+        count(rows, bags.occurrences.slots.long(), step.facts, self._policy)
         source = _unsummed(grad, bags)
-        self._update(rows, bags.occurrences.slots, source, values, _kind(bags))
+        self._update(rows, bags.occurrences.slots, source, step.values, _kind(bags))
 
     def _update(
         self, rows: RowTensors, slots: Tensor, source: _Source, values: StepValues, kind: int

@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from trireme.fleet.fleet_optimizer import FleetOptimizer
     from trireme.fleet.grad_clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
     from trireme.fleet.members import (
-        all_reduce,
         is_coordinator,
         local_rank,
         node_num,
@@ -103,6 +102,7 @@ if TYPE_CHECKING:
     )
     from trireme.fleet.strategy_factory import StrategyFactory
     from trireme.fleet.transpiler import DistributeTranspilerConfig, HashName, RoundRobin
+    from trireme.fleet.util import all_reduce
 
 __all__ = [
     "AdamD2Sum",
@@ -213,86 +213,34 @@ _ALIASES = {
 }
 # Module -> the names that it has; the others are in trireme.fleet.calls.
 _HOMES = {
-    "data_generator": (
-        "MultiSlotDataGenerator",
-        "MultiSlotStringDataGenerator",
-    ),
-    "dataset": (
-        "DatasetFactory",
-        "InMemoryDataset",
-        "QueueDataset",
-    ),
-    "distribute_transpiler": (
-        "DistributeTranspiler",
-        "memory_optimize",
-        "release_memory",
-    ),
+    "data_generator": ("MultiSlotDataGenerator", "MultiSlotStringDataGenerator"),
+    "dataset": ("DatasetFactory", "InMemoryDataset", "QueueDataset"),
+    "distribute_transpiler": ("DistributeTranspiler", "memory_optimize", "release_memory"),
     "distributed_strategy": ("DistributedStrategy",),
-    "embedding_layers": (
-        "CountFilterEntry",
-        "ParamAttr",
-        "ProbabilityEntry",
-        "ShowClickEntry",
-    ),
-    "executor": (
-        "CPUPlace",
-        "CUDAPlace",
-        "Executor",
-    ),
+    "embedding_layers": ("CountFilterEntry", "ParamAttr", "ProbabilityEntry", "ShowClickEntry"),
+    "executor": ("CPUPlace", "CUDAPlace", "Executor"),
     "fleet_optimizer": ("FleetOptimizer",),
-    "grad_clip": (
-        "ClipGradByGlobalNorm",
-        "ClipGradByNorm",
-        "ClipGradByValue",
-    ),
+    "grad_clip": ("ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue"),
     "members": (
-        "all_reduce",
-        "is_coordinator",
-        "local_rank",
-        "node_num",
-        "server_endpoints",
-        "server_index",
+        *("is_coordinator", "local_rank", "node_num", "server_endpoints", "server_index"),
         "worker_endpoints",
     ),
     "metrics": ("ctr_metric_bundle",),
     "optimizer_calls": (
-        "clear_grad",
-        "get_lr",
-        "minimize",
-        "set_lr",
-        "set_state_dict",
-        "state_dict",
+        *("clear_grad", "get_lr", "minimize", "set_lr", "set_state_dict", "state_dict"),
         "step",
     ),
-    "parts": (
-        "load_one_table",
-        "save_dense_params",
-        "save_one_table",
-        "set_date",
-    ),
-    "program": (
-        "Loss",
-        "Program",
-    ),
+    "parts": ("load_one_table", "save_dense_params", "save_one_table", "set_date"),
+    "program": ("Loss", "Program"),
     "ps_gpu": ("PSGPU",),
-    "role_makers": (
-        "PaddleCloudRoleMaker",
-        "Role",
-        "UserDefinedRoleMaker",
-    ),
+    "role_makers": ("PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker"),
     "saving": (
-        "load_inference_model",
-        "load_model",
-        "save",
-        "save_inference_model",
+        *("load_inference_model", "load_model", "save", "save_inference_model"),
         "save_persistables",
     ),
     "strategy_factory": ("StrategyFactory",),
-    "transpiler": (
-        "DistributeTranspilerConfig",
-        "HashName",
-        "RoundRobin",
-    ),
+    "transpiler": ("DistributeTranspilerConfig", "HashName", "RoundRobin"),
+    "util": ("all_reduce",),
 }
 
 

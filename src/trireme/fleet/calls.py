@@ -208,15 +208,14 @@ class FleetJob:
         expected = "fleet.ClipGradByGlobalNorm(10.0) or fleet.ClipGradByValue(1.0)"
         check_kind("fleet.distributed_optimizer", "grad_clip", grad_clip, clips, expected)
         strategy = strategy or self._strategy or DistributedStrategy()
-        if model is not None:
-            if self.is_server():
-                return optimizer
-            self._optimizer = self._bind(model, optimizer, strategy, grad_clip)
-            return self._optimizer
 
         def bind(model: nn.Module) -> DistributedOptimizer:
-            self._optimizer = self._bind(model, optimizer, strategy, grad_clip)
+            options = self._training_options(optimizer, strategy, grad_clip)
+            self._optimizer = DistributedOptimizer(options.pop("optimizer"), model, **options)
             return self._optimizer
+
+        if model is not None:
+            return optimizer if self.is_server() else bind(model)
 
         def begin(loss: Loss) -> None:
             programs.main = Program(
@@ -232,16 +231,6 @@ class FleetJob:
     def _program_optimizer(self) -> DistributedOptimizer | None:
         has_trainer = programs.main is not None and programs.main.has_trainer
         return self._optimizer if has_trainer else None
-
-    def _bind(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        strategy: DistributedStrategy | DistributeTranspilerConfig,
-        grad_clip: ClipGradByGlobalNorm | ClipGradByValue | None,
-    ) -> DistributedOptimizer:
-        options = self._training_options(optimizer, strategy, grad_clip)
-        return DistributedOptimizer(options.pop("optimizer"), model, **options)
 
     def _trainer(
         self,

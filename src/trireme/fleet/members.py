@@ -4,7 +4,6 @@ from typing import Any
 
 from trireme.errors import BadRequest
 from trireme.fleet.calls import job
-from trireme.fleet.util import all_reduce as _all_reduce
 
 
 def server_endpoints(to_string: bool = False) -> Any:
@@ -59,11 +58,6 @@ def local_rank() -> int:
 def is_coordinator() -> bool:
     """False: server 0 coordinates a job, beside serving."""
     return False
-
-
-def all_reduce(value: Any, mode: str = "sum") -> Any:
-    """As fleet.util.all_reduce."""
-    return _all_reduce(value, mode)
 
 
 def _as_asked(endpoints: list[str], to_string: bool) -> Any:

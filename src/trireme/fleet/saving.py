@@ -72,7 +72,10 @@ def saved(method: str, executor: Any, program: Any) -> DistributedOptimizer:
         )
     if isinstance(program, Program):
         return program.trainer.optimizer
-    _check_none(method, main_program=program)
+    if program is not None:
+        raise BadRequest(
+            f"fleet.{method}: expected main_program=None, found {type(program).__name__}"
+        )
     return job.trained()
 
 
@@ -171,12 +174,6 @@ def load_model(path: str, mode: int = 0, **options: Any) -> None:
                 f" found {saved} in {path}"
             )
         load_checkpoint(job.trained(), Location(path))
-
-
-def _check_none(method: str, **values: Any) -> None:
-    for name, value in values.items():
-        if value is not None:
-            raise BadRequest(f"fleet.{method}: expected {name}=None, found {type(value).__name__}")
 
 
 def _check_full(mode: int) -> None:

@@ -9,11 +9,7 @@ from trireme.interchange.export_values import FeatureRows, write_rows
 from trireme.interchange.formats.file_lists import parquet_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.dense_blocks import TIMEOUT_S
-from trireme.interchange.worker_side.import_requests import (
-    importing,
-    read_files,
-    send_rows,
-)
+from trireme.interchange.worker_side.import_requests import importing, read_files, send_rows
 from trireme.nn.ids import keys_of_values
 from trireme.protocol.wire import Array
 from trireme.storage.atomic_folder import new_folder

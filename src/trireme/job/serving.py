@@ -8,7 +8,7 @@ that have not are silent for too long.
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -69,7 +69,6 @@ def serve(
     store_hosts: frozenset[str] = frozenset(),
     name: str = "server",
     metrics: str | None = None,
-    on_ready: Callable[[str], None] | None = None,
 ) -> str:
     """Serve tables and blocks until the job is over; returns why it ended.
 
@@ -88,7 +87,6 @@ def serve(
         store_hosts: hosts of stores that peers may name, see trireme.server.store_hosts.
         name: its name in workers' messages, besides its address.
         metrics: "[host:]port" that answers /metrics and /healthz; port 0 chooses a free one.
-        on_ready: called with the real "host:port" once it listens.
 
     Raises:
         BadRequest: an address that may not be used, or a root that is no folder. Unavailable: the
@@ -136,8 +134,6 @@ def serve(
             requests.watch(server)
             health.opened()
             log.info("listening on %s", server.endpoint)
-            if on_ready is not None:
-                on_ready(server.endpoint)
             reason = attendance.wait(max(2 * timeout_s, 10.0))
             health.hinder("end", f"the job is over: {reason}")
         if attendance.is_over:

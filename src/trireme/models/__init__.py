@@ -122,71 +122,29 @@ __all__ = [
     "XDeepFM",
 ]
 
-# The modules of the names, in this package.
-_HOMES = {
-    "AITM": "aitm",
-    "AutoFIS": "autofis",
-    "AutoInt": "autoint",
-    "BERT4Rec": "bert4rec",
-    "BST": "bst",
+# A model is in the module of its name in small letters, but for these.
+_OTHER_HOMES = {
     "CRITEO_FEATURES": "inputs",
     "CtrDnn": "ctr_dnn",
-    "DCN": "dcn",
     "DCNv2": "dcn_v2",
-    "DeepFEFM": "deepfefm",
-    "DeepFM": "deepfm",
-    "DeepRec": "deeprec",
-    "DIEN": "dien",
-    "DIFM": "difm",
-    "DIN": "din",
-    "DLRM": "dlrm",
-    "DMR": "dmr",
-    "DPIN": "dpin",
     "DSelectK": "dselect_k",
-    "DSIN": "dsin",
-    "DSSM": "dssm",
-    "ENSFM": "ensfm",
-    "ESCM2": "escm2",
-    "ESMM": "esmm",
-    "Fastformer": "fastformer",
     "FATDeepFFM": "fat_deepffm",
-    "FFM": "ffm",
-    "FGCNN": "fgcnn",
-    "FLEN": "flen",
-    "FM": "fm",
-    "GateNet": "gatenet",
-    "IPRec": "iprec",
-    "KIM": "kim",
-    "LR": "lr",
-    "MAML": "maml",
     "MatchPyramid": "match_pyramid",
-    "MetaHeac": "metaheac",
-    "MHCN": "mhcn",
-    "MIND": "mind",
-    "MMoE": "mmoe",
     "MultiviewSimnet": "multiview_simnet",
-    "NAML": "naml",
-    "NCF": "ncf",
-    "PLE": "ple",
     "ShareBottom": "share_bottom",
-    "SIGN": "sign",
     "SkipGram": "word2vec",
     "SlotDnn": "slot_dnn",
-    "TagSpace": "tagspace",
-    "TDM": "tdm",
-    "TextCNN": "textcnn",
-    "TiSAS": "tisas",
     "Tower": "two_tower",
     "TwoTower": "two_tower",
     "WideDeep": "wide_deep",
-    "XDeepFM": "xdeepfm",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'trireme.models' has no attribute {name!r}")
-    module = importlib.import_module(f"trireme.models.{_HOMES[name]}")
+    home = _OTHER_HOMES.get(name, name.lower())
+    module = importlib.import_module(f"trireme.models.{home}")
     globals()[name] = value = getattr(module, name)
     return value
 

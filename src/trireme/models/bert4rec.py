@@ -37,13 +37,8 @@ from trireme.nn import Embedding
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
 
-IDS, PLACES, IS_THERE, MASKED, ANSWERS = (
-    "src_ids",
-    "pos_ids",
-    "input_mask",
-    "mask_pos",
-    "mask_label",
-)
+IDS, PLACES, IS_THERE = "src_ids", "pos_ids", "input_mask"
+MASKED, ANSWERS = "mask_pos", "mask_label"
 CANDIDATES = "candidates"
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 

@@ -72,6 +72,20 @@ class HyperParameters:
             raise BadRequest(f"{self._section}.{key}: expected {expected}, found {value!r}")
         return value
 
+    def _list(
+        self,
+        key: str,
+        default: Sequence[_Option],
+        expected: str,
+        is_valid: Callable[[Any], bool],
+        least: int = 0,
+    ) -> tuple[_Option, ...]:
+        def is_list(value: Any) -> bool:
+            has_size = isinstance(value, (list, tuple)) and len(value) >= least
+            return has_size and all(map(is_valid, value))
+
+        return tuple(self._checked(key, default, expected, is_list))
+
     def whole(self, key: str, default: int, *, least: int = 1) -> int:
         """An integer >= `least`. It and the methods below raise BadRequest for anything else."""
         expected = f"an integer >= {least}"
@@ -91,21 +105,11 @@ class HyperParameters:
 
     def share(self, key: str, default: float) -> float:
         """A number from 0 to below 1, as of a dropout."""
-
-        def is_share(value: Any) -> bool:
-            return type(value) in (int, float) and 0 <= value < 1
-
-        return float(self._checked(key, default, "a number >= 0 and < 1", is_share))
+        return float(self._checked(key, default, "a number >= 0 and < 1", _is_share))
 
     def shares(self, key: str, default: Sequence[float]) -> tuple[float, ...]:
         """A list of numbers from 0 to below 1."""
-
-        def are_shares(value: Any) -> bool:
-            is_list = isinstance(value, (list, tuple))
-            return is_list and all(type(x) in (int, float) and 0 <= x < 1 for x in value)
-
-        expected = "a list of numbers >= 0 and < 1"
-        return tuple(self._checked(key, default, expected, are_shares))
+        return self._list(key, default, "a list of numbers >= 0 and < 1", _is_share)
 
     def numbers(self, key: str, default: Sequence[float]) -> tuple[float, ...]:
         """As many numbers as the default has."""
@@ -126,22 +130,13 @@ class HyperParameters:
 
     def sizes(self, key: str, default: Sequence[int], *, least: int = 0) -> tuple[int, ...]:
         """Widths of layers: a list of at least `least` positive integers."""
-
-        def are_sizes(value: Any) -> bool:
-            is_list = isinstance(value, (list, tuple)) and len(value) >= least
-            return is_list and all(type(size) is int and 0 < size <= INTEGER_MAX for size in value)
-
         expected = "a list of positive integers" + (f", at least {least}" if least else "")
-        return tuple(self._checked(key, default, expected, are_sizes))
+        return self._list(key, default, expected, _is_size, least)
 
     def counts(self, key: str, default: Sequence[int]) -> tuple[int, ...]:
         """A list of integers >= 0."""
-
-        def are_counts(value: Any) -> bool:
-            is_list = isinstance(value, (list, tuple))
-            return is_list and all(type(count) is int and count >= 0 for count in value)
-
-        return tuple(self._checked(key, default, "a list of integers >= 0", are_counts))
+        expected = "a list of integers >= 0"
+        return self._list(key, default, expected, lambda n: type(n) is int and n >= 0)
 
     def pair(self, key: str, default: tuple[int, int]) -> tuple[int, int]:
         """Two sizes."""
@@ -172,12 +167,7 @@ class HyperParameters:
 
     def names(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
         """Names of features: a list of at least one string."""
-
-        def are_names(value: Any) -> bool:
-            is_list = isinstance(value, (list, tuple)) and len(value) > 0
-            return is_list and all(isinstance(name, str) for name in value)
-
-        return tuple(self._checked(key, default, "a list of names", are_names))
+        return self._list(key, default, "a list of names", lambda n: isinstance(n, str), least=1)
 
     @property
     def learning_rate(self) -> float:
@@ -286,6 +276,14 @@ class HyperParameters:
                 f"hyper_parameters.optimizer.class: expected Adam, Adagrad or SGD, found {name!r}"
             )
         return _OPTIMIZERS[name.lower()]
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 < value <= INTEGER_MAX
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1
 
 
 def file_of(config: Config, key: str) -> Path:

@@ -90,10 +90,9 @@ class EventRows(nn.Module):
 
 def kept(column: Ragged, is_kept: Callable[[Tensor], Tensor]) -> Ragged:
     """The bags of a column without the ids of which this is false."""
-    begin, end = int(column.offsets[0]), int(column.offsets[-1])
-    ids_N = column.values[begin:end]
+    ids_N, offsets, _ = column.cut(0, len(column.offsets) - 1)
     mask_N = is_kept(ids_N)
-    ends = nn.functional.pad(mask_N.cumsum(0), (1, 0))[column.offsets - begin]
+    ends = nn.functional.pad(mask_N.cumsum(0), (1, 0))[offsets]
     return Ragged(ids_N[mask_N], ends)
 
 

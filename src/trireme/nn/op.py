@@ -9,7 +9,6 @@ others through torch operations.
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from trireme import _core
 from trireme.accelerator import HOST
 from trireme.device import SlotBags
+from trireme.device.row_block import threads_of_torch
 from trireme.device.torch_kernels import pool as device_pool
 from trireme.device.torch_kernels import segment_sums
 from trireme.nn.lookup import Lookup, as_numpy, gather, numpy_or_none
@@ -134,7 +134,7 @@ def _kernels(device: torch.device) -> tuple[_Gather, _Scatter]:
 def _gather_core(
     lookup: Lookup, num_examples: int, num_features: int, pool: _core.Pool | None = None
 ) -> Tensor:
-    return gather(lookup, num_examples, num_features, pool or _pool(torch.get_num_threads()))
+    return gather(lookup, num_examples, num_features, pool or threads_of_torch())
 
 
 def _scatter_core(
@@ -154,7 +154,7 @@ def _scatter_core(
         numpy_or_none(bags),
         numpy_or_none(weights),
         out_KD.numpy(),
-        pool or _pool(torch.get_num_threads()),
+        pool or threads_of_torch(),
     )
     return out_KD
 
@@ -182,11 +182,6 @@ def _scatter_torch(
     if weights.numel() > 0:
         values_MD = weights[order][:, None] * values_MD
     return segment_sums(values_MD, starts.long())
-
-
-@cache
-def _pool(num_threads: int) -> _core.Pool:
-    return _core.Pool(num_threads)
 
 
 def _readable(grad: Tensor) -> Tensor:

@@ -56,7 +56,6 @@ class GroupSearch:
         self.loads, self.prices = loads, prices
         self.names = [kind.name for kind in chain.types]
         self.limits = [kind.limit for kind in chain.types]
-        self.has_limits = any(limit is not None for limit in self.limits)
         self.rate, self._exceeds = rate, exceeds
         self.num_stages, self._num_first = len(chain.stages), chain.num_first
         self.readers = [i for i, kind in enumerate(chain.types) if kind.reads]

@@ -9,7 +9,7 @@
 The table's schema says which of them its pushes carry (`TableSchema.columns`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,11 @@ FORMS: dict[str, tuple[type, tuple[int, ...]]] = {
     "feature": (np.uint32, ()),
     "count": (np.uint32, ()),
 }
+
+
+def no_columns(names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
+    """The columns of these names of no keys."""
+    return {name: np.empty((0, *FORMS[name][1]), FORMS[name][0]) for name in names}
 
 
 def merge(

@@ -29,10 +29,10 @@ class BucketMap:
     blocks: Mapping[str, int] = field(default_factory=dict)  # owner by block id
 
     @staticmethod
-    def even(servers: tuple[str, ...], version: int = 1) -> BucketMap:
+    def even(servers: tuple[str, ...]) -> BucketMap:
         """Contiguous ranges of equal length, in the order of the servers."""
         owners = np.arange(NUM_BUCKETS, dtype=np.int64) * len(servers) // NUM_BUCKETS
-        return BucketMap(version, servers, owners.astype(np.uint16))
+        return BucketMap(1, servers, owners.astype(np.uint16))
 
     def with_blocks(
         self, block_ids: Sequence[str], owners: Sequence[int] | None = None

@@ -35,11 +35,11 @@ class PassLeases:
     has_left: see HasLeft.
     """
 
-    def __init__(self, record: Record, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, record: Record) -> None:
         self.newest: PassLease | None = None
         self.is_held = False
         self.has_left: HasLeft = _stays
-        self._record, self._clock, self._since = record, clock, 0.0
+        self._record, self._since = record, 0.0
 
     # ---- what is recorded ----
 
@@ -74,7 +74,7 @@ class PassLeases:
     # ---- what is not: an import that ends a pass is recorded as that ----
 
     def begin(self, lease: PassLease) -> None:
-        self.newest, self.is_held, self._since = lease, True, self._clock()
+        self.newest, self.is_held, self._since = lease, True, time.monotonic()
 
     def end(self) -> None:
         self.is_held = False

@@ -9,7 +9,7 @@ from trireme import _core
 from trireme.dense.optimizers import GroupValues
 from trireme.optim import rule_values
 from trireme.protocol.clipping import square_sum
-from trireme.protocol.columns import FORMS, KeyColumns, fleet_scale, merge
+from trireme.protocol.columns import KeyColumns, fleet_scale, merge, no_columns
 from trireme.protocol.routing import Floats, Keys
 from trireme.protocol.wire import GRADIENT, Push, TablePush
 from trireme.table import TableSchema
@@ -132,8 +132,7 @@ class StepGradient:
 
 def _empty_push(dim: int, names: Sequence[str]) -> tuple[Keys, Floats, KeyColumns]:
     """A push of no keys, with columns of these names."""
-    columns: KeyColumns = {name: np.empty((0, *FORMS[name][1]), FORMS[name][0]) for name in names}
-    return np.empty(0, np.uint64), np.empty((0, dim), np.float32), columns
+    return np.empty(0, np.uint64), np.empty((0, dim), np.float32), no_columns(names)
 
 
 def _join_classes(

@@ -1,7 +1,7 @@
 """The state of a job as tables in the terminal."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rich.cells import cell_len
@@ -18,6 +18,7 @@ from trireme.top.job_status import (
     ServerStatus,
     StalenessStatus,
     TableStatus,
+    TierStatus,
     WorkerStatus,
 )
 
@@ -31,15 +32,15 @@ class _Sheet:
     column again. There long names in the first column lack their middle, or take several lines
     where they would be equal.
 
-    rows_max: further rows are counted alone; None: all are shown.
+    rows: each with the cells of the first columns. rows_max: further rows are counted alone; None:
+    all are shown.
     """
 
-    def __init__(self, columns: Sequence[str], rows_max: int | None) -> None:
+    def __init__(
+        self, columns: Sequence[str], rows: Iterable[Sequence[str]], rows_max: int | None
+    ) -> None:
         self._columns, self._rows_max = columns, rows_max
-        self._rows: list[Sequence[str]] = []
-
-    def add_row(self, *cells: str) -> None:
-        self._rows.append([*cells, *([""] * (len(self._columns) - len(cells)))])
+        self._rows = [[*cells, *([""] * (len(columns) - len(cells)))] for cells in rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = self._rows[: self._rows_max]
@@ -121,10 +122,7 @@ def _servers(job: JobStatus, rows_max: int | None) -> _Sheet:
         "in/s", "out/s", "queued", "running", "deferred", "full/s", "saved ago", "log", "log age",
         "staleness",
     )  # fmt: skip
-    table = _Sheet(columns, rows_max)
-    for server in job.servers:
-        table.add_row(*(_server(server) if not server.error else (server.endpoint, "no answer")))
-    return table
+    return _Sheet(columns, map(_server, job.servers), rows_max)
 
 
 def _waits(job: JobStatus) -> list[Text]:
@@ -133,6 +131,8 @@ def _waits(job: JobStatus) -> list[Text]:
 
 
 def _server(server: ServerStatus) -> tuple[str, ...]:
+    if server.error:
+        return server.endpoint, "no answer"
     return (
         server.endpoint,
         _seconds(server.up_s),
@@ -158,17 +158,18 @@ def _server(server: ServerStatus) -> tuple[str, ...]:
 
 def _tables(job: JobStatus, rows_max: int | None) -> _Sheet:
     columns = ("table", "rows", "bytes", "pulled keys/s", "missing", "pushed keys/s")
-    table = _Sheet(columns, rows_max)
-    for state in job.tables:
-        table.add_row(
-            state.name,
-            _count(state.num_rows),
-            drawing.size(state.num_bytes),
-            _count(state.pulled_per_s),
-            _percent(state.missing_share),
-            _count(state.pushed_per_s),
-        )
-    return table
+    return _Sheet(columns, map(_table, job.tables), rows_max)
+
+
+def _table(table: TableStatus) -> tuple[str, ...]:
+    return (
+        table.name,
+        _count(table.num_rows),
+        drawing.size(table.num_bytes),
+        _count(table.pulled_per_s),
+        _percent(table.missing_share),
+        _count(table.pushed_per_s),
+    )
 
 
 def _tiers(job: JobStatus, rows_max: int | None) -> _Sheet:
@@ -177,19 +178,14 @@ def _tiers(job: JobStatus, rows_max: int | None) -> _Sheet:
         "on SSD", "in memory", "on SSD", "budget", "files", "in use", "hits", "reads/s",
         "reads/pull", "fetched/s", "evicted/s", "written",
     )  # fmt: skip
-    table = _Sheet(columns, rows_max)
-    for state in job.tables:
-        if state.tier is not None:
-            table.add_row(*_tier(state))
-    return table
+    tiers = ((table.name, table.tier) for table in job.tables if table.tier is not None)
+    return _Sheet(columns, (_tier(*named) for named in tiers), rows_max)
 
 
-def _tier(table: TableStatus) -> tuple[str, ...]:
-    tier = table.tier
-    assert tier is not None
+def _tier(name: str, tier: TierStatus) -> tuple[str, ...]:
     in_use = tier.num_on_ssd / tier.num_kept if tier.num_kept else None
     return (
-        table.name,
+        name,
         _count(tier.num_in_memory),
         _count(tier.num_on_ssd),
         drawing.size(tier.memory_bytes),
@@ -209,10 +205,7 @@ def _workers(job: JobStatus, rows_max: int | None) -> _Sheet:
         "worker", "heard ago", "steps", "examples", "examples/s", "retries",
         "planned", "pulled", "pushes",
     )  # fmt: skip
-    table = _Sheet(columns, rows_max)
-    for worker in job.workers:
-        table.add_row(*_worker(worker))
-    return table
+    return _Sheet(columns, map(_worker, job.workers), rows_max)
 
 
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:
@@ -235,10 +228,7 @@ def _labels(job: JobStatus, rows_max: int | None) -> _Sheet:
         "label", "compute", "credits", "in flight", "batches/s", "ms", "busy", "failovers",
         "waiting",
     )  # fmt: skip
-    table = _Sheet(columns, rows_max)
-    for label in job.labels:
-        table.add_row(*_label(label))
-    return table
+    return _Sheet(columns, map(_label, job.labels), rows_max)
 
 
 def _label(label: LabelStatus) -> tuple[str, ...]:

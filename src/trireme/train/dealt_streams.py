@@ -14,7 +14,7 @@ from typing import Any
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.train.leased_streams import StreamBatches
-from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker_batches
+from trireme.train.loop.worker_batches import EpochPosition, worker_batches
 from trireme.worker.client import StreamPosition
 
 Start = EpochPosition | None
@@ -78,16 +78,6 @@ class DealtStreams:
             None if s is None else EpochPosition(s[0], tuple(s[1:])) for s in values["starts"]
         )
         return cls(tuple(starts), tuple(values["sequences"]))
-
-
-def own_starts(pushed: Sequence[StreamPosition], epoch: int) -> list[Start]:
-    """Where the streams go on in an epoch in which each worker trained on its own."""
-    starts: list[Start] = []
-    for push in pushed:
-        is_here = bool(push.position) and push.position[0] == epoch
-        at = push.position[1:] if is_here else ()
-        starts.append(EpochPosition(at[0], at[1:]) if at else EPOCH_START)
-    return starts
 
 
 def check_streams(dataset: Iterable[Any]) -> None:

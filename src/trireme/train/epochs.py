@@ -17,14 +17,9 @@ from trireme.train.checkpointing.fit_progress import FitProgress
 from trireme.train.checkpointing.load import Dense, LoadedCheckpoint, load, load_newest, load_part
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.savers import Saver
-from trireme.train.dealt_streams import DealtStreams, check_streams, own_starts
+from trireme.train.dealt_streams import DealtStreams, Start, check_streams
 from trireme.train.leased_streams import LeasedPass, StreamBatches
-from trireme.train.loop.worker_batches import (
-    EPOCH_START,
-    EpochPosition,
-    cut_of,
-    worker_batches,
-)
+from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, cut_of, worker_batches
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.predecessor import (
     PredecessorProgress,
@@ -148,7 +143,8 @@ class Epochs:
         pushed = self._cluster.client.stream_positions(range(num_streams))
         before = pushed[: loaded.num_streams]
         if progress.dealt is None:
-            starts = own_starts(before, progress.num_epochs)
+            epoch = progress.num_epochs  # in which each worker trained on its own
+            starts: list[Start] = [EpochPosition.after(push.position, epoch) for push in before]
         else:
             starts = progress.dealt.now(before)
         log.info(
@@ -258,10 +254,7 @@ class Epochs:
 
     def _position(self) -> EpochPosition:
         """The position of this worker's stream in this epoch."""
-        at = self._optimizer.mode.last_push.position
-        if at and at[0] == self.num_epochs:
-            return EpochPosition(at[1], at[2:])
-        return EPOCH_START  # this worker had made no step in the epoch
+        return EpochPosition.after(self._optimizer.mode.last_push.position, self.num_epochs)
 
     def _after_predecessor(
         self, dataset: Iterable[Any], done: PredecessorProgress

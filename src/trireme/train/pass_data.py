@@ -16,11 +16,10 @@ from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.nn import Planner
-from trireme.protocol.routing import Keys
+from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.table import RowClassId
 from trireme.train.loop.worker_batches import worker_batches
 
-NO_KEYS = np.empty(0, np.uint64)
 _PENDING_KEYS = 1 << 22
 BATCHES_MAX = 1024
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, groupby
 
 import numpy as np
 import torch
@@ -19,21 +18,13 @@ from trireme.protocol.routing import BucketMap, Floats
 _PLACES_MAX = 1024  # kept: one per server
 
 
-class _Piece(NamedTuple):
-    """Adjacent blocks of one parameter: `size` elements of it from `start`."""
-
-    param: str
-    start: int
-    size: int
-
-
 @dataclass(frozen=True)
 class _Place:
     """Where the blocks of a server lie: no step should pay for each of them again."""
 
     block_ids: Sequence[str]
-    pieces: list[_Piece]
-    runs: list[tuple[int, int]]  # (begin, end) among the elements of all parameters
+    pieces: list[tuple[str, int, int]]  # (parameter, start, size) of adjacent blocks in it
+    runs: list[tuple[int, int]]  # (start, size) among the elements of all parameters
     params: list[str]  # that they belong to
     size: int
 
@@ -128,7 +119,7 @@ class DenseParameters:
         """Those of these blocks, of one number per element of all parameters; a view if they are
         adjacent.
         """
-        pieces = [flat[begin:end] for begin, end in self._place_of(block_ids).runs]
+        pieces = [flat[start : start + size] for start, size in self._place_of(block_ids).runs]
         if len(pieces) == 1:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.float32)
@@ -150,21 +141,19 @@ class DenseParameters:
         return place
 
     def _placed(self, block_ids: Sequence[str]) -> _Place:
-        pieces: list[_Piece] = []
-        runs: list[tuple[int, int]] = []
-        for spec in self.specs_of(block_ids):
-            begin = self._begin_of[spec.param] + spec.start
-            if runs and runs[-1][1] == begin:
-                runs[-1] = (runs[-1][0], begin + spec.size)
-            else:
-                runs.append((begin, begin + spec.size))
-            last = pieces[-1] if pieces else None
-            if last and last.param == spec.param and last.start + last.size == spec.start:
-                pieces[-1] = last._replace(size=last.size + spec.size)
-            else:
-                pieces.append(_Piece(spec.param, spec.start, spec.size))
-        params = list(dict.fromkeys(piece.param for piece in pieces))
-        return _Place(block_ids, pieces, runs, params, sum(piece.size for piece in pieces))
+        specs = self.specs_of(block_ids)
+        by_param = groupby(specs, lambda spec: spec.param)
+        return _Place(
+            block_ids,
+            pieces=[
+                (param, *part)
+                for param, own in by_param
+                for part in _joined((spec.start, spec.size) for spec in own)
+            ],
+            runs=_joined((self._begin_of[spec.param] + spec.start, spec.size) for spec in specs),
+            params=list(dict.fromkeys(spec.param for spec in specs)),
+            size=sum(spec.size for spec in specs),
+        )
 
     def install(self, block_ids: Sequence[str], values: Floats) -> None:
         """Write flat weights back into the parameters."""
@@ -194,3 +183,14 @@ class DenseParameters:
         array = parameter.data.view(-1).numpy()
         self._arrays[name] = parameter.data_ptr(), array
         return array
+
+
+def _joined(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Parts, (start, size), with neighbours that are adjacent as one."""
+    joined: list[tuple[int, int]] = []
+    for start, size in parts:
+        if joined and sum(joined[-1]) == start:
+            before = joined.pop()
+            start, size = before[0], before[1] + size
+        joined.append((start, size))
+    return joined

@@ -11,13 +11,7 @@ import pyarrow as pa
 
 from trireme import _core
 from trireme.checkpoint.format.arrow_arrays import to_arrow
-from trireme.checkpoint.format.row_files import (
-    BUCKET_LINES,
-    MARKS,
-    PLACES,
-    REMOVED,
-    RowColumns,
-)
+from trireme.checkpoint.format.row_files import BUCKET_LINES, MARKS, PLACES, REMOVED, RowColumns
 from trireme.protocol.wire import Array
 from trireme.storage.checked_file import written
 from trireme.storage.storage import Storage

@@ -14,11 +14,7 @@ from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
 from trireme.train.checkpointing.save import parameter_shapes
-from trireme.train.checkpointing.worker_state import (
-    check_buffers,
-    install_buffers,
-    random_state_of,
-)
+from trireme.train.checkpointing.worker_state import check_buffers, install_buffers, random_state_of
 from trireme.train.earlier_models import DENSE
 from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer

@@ -1,5 +1,7 @@
 """Which batches of a dataset a worker trains on."""
 
+from __future__ import annotations
+
 import inspect
 import itertools
 import logging
@@ -29,6 +31,12 @@ class EpochPosition:
 
     batches: int = 0  # their number
     position: tuple[int, ...] = ()  # of the last one, where the dataset has positions
+
+    @classmethod
+    def after(cls, pushed: tuple[int, ...], epoch: int) -> EpochPosition:
+        """Where a stream goes on in an epoch after its last push, which has this position."""
+        is_here = len(pushed) > 1 and pushed[0] == epoch
+        return cls(pushed[1], pushed[2:]) if is_here else EPOCH_START
 
 
 EPOCH_START = EpochPosition()

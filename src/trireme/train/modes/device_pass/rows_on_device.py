@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -14,20 +15,12 @@ from trireme.interchange.worker_side.import_requests import importing, new_id, s
 from trireme.protocol.block_messages import BlockTensors
 from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import NO_KEYS, Keys
-from trireme.rows.wide_rows import WideRows
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.pass_data import PassData
 from trireme.worker.gradients import KeysByClass
-from trireme.worker.whole_rows import (
-    Marks,
-    Reading,
-    ReadRows,
-    have_changed,
-    never,
-    read_wide_rows,
-)
+from trireme.worker.whole_rows import Marks, Reading, ReadRows, have_changed, never, read_wide_rows
 
 
 class Moment(NamedTuple):
@@ -132,24 +125,29 @@ class RowsOnDevice:
         """Bring the changed rows and these tensors to the servers, as the import `id`. decide: see
         `importing`.
         """
-        tables = list(dict.fromkeys(class_id.table for class_id in self.blocks))
-        with importing(
+        with self.ending(id, blocks, decide):
+            self.send(id)
+
+    def ending(
+        self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
+    ) -> AbstractContextManager[None]:
+        """The import that ends the pass, to which the block sends rows."""
+        return importing(
             self._client,
-            tables,
+            list(self._schemas),
             replace=False,
             blocks=blocks,
             id=id,
             decide=decide,
             is_read=False,
             lease=self._lease,
-        ):
-            for class_id, keys, rows in self._changed():
-                send_wide_rows(self._client, class_id, keys, rows, self._pool, id)
+        )
 
-    def _changed(self) -> Iterator[tuple[RowClassId, Keys, WideRows]]:
+    def send(self, id: str) -> None:
+        """Send the rows that have changed to the servers, for the import `id`."""
         for class_id, block in self.blocks.items():
             for keys, rows in block.changed():
-                yield class_id, keys, rows
+                send_wide_rows(self._client, class_id, keys, rows, self._pool, id)
 
     def note_end(self) -> None:
         """The servers have the rows now."""

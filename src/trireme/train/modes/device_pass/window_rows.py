@@ -194,16 +194,11 @@ class RowsInWindow(RowsOnDevice):
     def import_id(self) -> str:
         return self._id
 
-    def give(self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]) -> None:
-        with self.ending(id, blocks, decide):
-            for class_id, keys, rows in self._changed():
-                self._give_back(class_id, keys, rows)
-
     @contextmanager
     def ending(
         self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
     ) -> Iterator[None]:
-        """The end of the import, before which the block may send more rows."""
+        """As there, of the import that has begun with the window."""
         self._is_open, self._decide = False, decide
         self._blocks_at_end.update(blocks)
         with self._import:

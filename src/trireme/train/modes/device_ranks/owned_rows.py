@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from trireme.errors import TriremeError
-from trireme.interchange.worker_side.import_requests import importing, send_wide_rows
-from trireme.protocol.block_messages import BlockTensors
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.pass_rows import PassRows
@@ -50,26 +47,6 @@ class OwnedRows(PassRows):
 
     def note_ahead(self, worker: int, asked: KeysByClass, ahead: Ahead) -> None:
         """What a worker has announced to this owner, with the question for `asked`."""
-
-    def ending(
-        self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
-    ) -> AbstractContextManager[None]:
-        """The import that ends the pass, to which the block sends rows."""
-        return importing(
-            self._client,
-            list(self._schemas),
-            replace=False,
-            blocks=blocks,
-            id=id,
-            decide=decide,
-            is_read=False,
-            lease=self._lease,
-        )
-
-    def send(self, id: str) -> None:
-        """Send the rows that have changed to the servers, for the import `id`."""
-        for class_id, keys, rows in self._changed():
-            send_wide_rows(self._client, class_id, keys, rows, self._pool, id)
 
 
 @dataclass(frozen=True, eq=False)

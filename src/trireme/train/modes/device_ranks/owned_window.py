@@ -85,9 +85,3 @@ class OwnedWindow(RowsInWindow):
             class_id: distinct([one.get(class_id, NO_KEYS) for one in parts], self._pool)
             for class_id in self._classes
         }
-
-    def send(self, id: str) -> None:
-        """Send the rows that have changed to the servers, for the import `id`."""
-        del id  # as all that have left
-        for class_id, keys, rows in self._changed():
-            self._give_back(class_id, keys, rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trireme.errors import BadRequest, NotFinite, TriremeError
 from trireme.protocol.clipping import norm_of, square_sum
-from trireme.protocol.columns import FORMS, KeyColumns, merge_columns
+from trireme.protocol.columns import KeyColumns, merge_columns, no_columns
 from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.table import RowClassId, TableSchema
 from trireme.train.modes.device_pass.dense_steps import DenseSteps
@@ -235,7 +235,7 @@ class _Pushes:
             has_keys = None if message.kind == IDLE else message.body["has_keys"][number]
             if has_keys is None:
                 is_as_asked = not len(own_asked)
-                parts.append(_Part(NO_KEYS, grads, _no_columns(schema), is_as_asked))
+                parts.append(_Part(NO_KEYS, grads, no_columns(schema.columns), is_as_asked))
                 continue
             keys = next(self._arrays[rank]) if has_keys else own_asked
             columns = {name: next(self._arrays[rank]) for name in schema.columns}
@@ -256,10 +256,6 @@ class _Pushes:
 def _weight(examples: int, total: int) -> float:
     """Exact in float32."""
     return float(np.float32(examples / total if total else 1.0))
-
-
-def _no_columns(schema: TableSchema) -> KeyColumns:
-    return {name: np.empty((0, *FORMS[name][1]), FORMS[name][0]) for name in schema.columns}
 
 
 def _sum(parts: Sequence[_Part], asked: Asked, weights: Sequence[float]) -> Tensor:

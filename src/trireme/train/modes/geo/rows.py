@@ -11,7 +11,7 @@ from trireme import _core
 from trireme.errors import BadRequest
 from trireme.optim import rule_values
 from trireme.policy import Policy
-from trireme.protocol.columns import FORMS, KeyColumns, fleet_scale
+from trireme.protocol.columns import KeyColumns, fleet_scale, no_columns
 from trireme.protocol.routing import Floats, Keys
 from trireme.rows.core_table import make_core_table
 from trireme.table import Table, TableSchema
@@ -176,9 +176,7 @@ class _WindowRows:
         self._keys = np.empty(0, np.uint64)
         self._base = np.empty((0, dim), np.float32)
         self._is_updated = np.empty(0, np.bool_)
-        self._columns: dict[str, npt.NDArray[Any]] = {
-            name: np.empty((0, *FORMS[name][1]), FORMS[name][0]) for name in columns
-        }
+        self._columns = no_columns(columns)
 
     def add(self, keys_K: Keys, base_KD: Floats) -> Slots:
         """Add keys; returns their slots."""
