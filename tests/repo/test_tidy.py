@@ -31,7 +31,7 @@ LONGER: dict[str, str] = {}
 # taken while workers trained; and the models of the zoo; and arguments and values of
 # wrong kinds, which are refused by name. A feature raises it by what
 # it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 82_500
+PACKAGE_LINES_MAX = 82_850
 
 CODE = (".py", ".h", ".cc")
 
