@@ -77,7 +77,8 @@ void restore(Table& table, Array1<const std::uint16_t> buckets,
              Array1<const std::int64_t> removed_offsets, Array1<const std::uint64_t> removed,
              Array1<const std::int64_t> pending_offsets, Array1<const std::uint8_t> pending,
              std::uint32_t removed_at, std::uint32_t removed_since, bool apply,
-             Array1<const std::int64_t> place_offsets, Array1<const std::uint8_t> places) {
+             Array1<const std::int64_t> place_offsets, Array1<const std::uint8_t> places,
+             const std::vector<Tier::Claim*>& claims) {
   std::vector<std::span<const std::uint8_t>> cells;
   for (const auto& column : columns) cells.push_back(as_span(column));
   nb::gil_scoped_release release;
@@ -100,7 +101,7 @@ void restore(Table& table, Array1<const std::uint16_t> buckets,
                    .places = as_span(places),
                    .removed_at = removed_at,
                    .removed_since = removed_since},
-                  apply);
+                  apply, claims);
 }
 
 // A property that returns an array, which owns its memory.
@@ -155,7 +156,7 @@ Raises BadRequest, ResourceExhausted.)");
         "streams"_a.noconvert(), "sequences"_a.noconvert(), "removed_offsets"_a.noconvert(),
         "removed"_a.noconvert(), "pending_offsets"_a.noconvert(), "pending"_a.noconvert(),
         "removed_at"_a, "removed_since"_a, "apply"_a, "place_offsets"_a.noconvert(),
-        "places"_a.noconvert(),
+        "places"_a.noconvert(), "claims"_a = nb::make_tuple(),
         R"(Call Table.restore, or Table.apply if `apply`, for each wanted bucket.
 
 buckets: (m,) uint16. num_rows: (m,) uint32. wanted: (m,) bool.
@@ -163,6 +164,7 @@ The other arrays are those of BucketColumns; mark_offsets may be empty: no marks
 removed: if `apply`, the keys to remove. Otherwise the keys removed with a version in
 (removed_since, removed_at], which later snapshots list.
 place_offsets, places: of BucketColumns, where other rows are on SSD; empty: there are none.
+claims: of all keys, if `apply`, see Table.claim; else of Table.claim_buckets.
 Raises what Table.restore raises. Corruption: not such places. The buckets before the refused one are already replaced.)");
 }
 

@@ -67,6 +67,13 @@ std::unique_ptr<Tier::Claim> claim(Table& table, Keys keys, Pool& pool) {
   return table.claim(as_span(keys), pool);
 }
 
+std::unique_ptr<Tier::Claim> claim_buckets(Table& table, Array1<const std::uint32_t> num_rows) {
+  expect("claim_buckets", "a number of rows per bucket:", num_rows.size(), kNumBuckets);
+  nb::gil_scoped_release release;
+  return table.claim_buckets(
+      std::span<const std::uint32_t, kNumBuckets>(num_rows.data(), kNumBuckets));
+}
+
 void fetch(Table& table, Keys keys, Pool& pool) {
   nb::gil_scoped_release release;
   table.fetch(as_span(keys), pool);
@@ -127,6 +134,14 @@ void register_tier(nb::module_& m, nb::class_<Table>& table) {
           "fetch", &fetch, "keys"_a.noconvert(), "pool"_a,
           "Bring the rows of keys from SSD into memory, as far as there is room, for a later call. "
           "keys: (N,) uint64.")
+      .def("claim_buckets", &claim_buckets, "num_rows"_a.noconvert(), nb::keep_alive<0, 1>(),
+           nb::sig("def claim_buckets(self, num_rows: Annotated[NDArray[numpy.uint32], "
+                   "dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Claim | "
+                   "None"),
+           "Take room for so many rows of each bucket: restoring them with the claim then neither "
+           "fails nor waits for a device. None if there is no such room, or claims would take too "
+           "much of it. num_rows: (4096,) uint32. Raises BadRequest: all rows are in memory "
+           "anyway. Unavailable, DeadlineExceeded: a device.")
       .def("claim", &claim, "keys"_a.noconvert(), "pool"_a, nb::keep_alive<0, 1>(),
            nb::sig("def claim(self, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), "
                    "order='C', device='cpu', writable=False)], pool: Pool) -> Claim | None"),

@@ -124,7 +124,7 @@ BucketColumns snapshot_columns(const Table& table, std::uint32_t first, std::uin
   return found;
 }
 
-void restore_columns(Table& table, const ColumnsView& view, bool apply) {
+void restore_columns(Table& table, const ColumnsView& view, bool apply, Tier::Claims claims) {
   const std::size_t n = view.keys.size();
   const std::size_t row_bytes = table.row_bytes();
   expect("widths that add up to",
@@ -175,7 +175,7 @@ void restore_columns(Table& table, const ColumnsView& view, bool apply) {
                               .marks = marks,
                               .pending = part_of(view.pending, view.pending_offsets, m)};
     if (apply) {
-      table.apply(view.buckets[m], content, removed);
+      table.apply(view.buckets[m], content, removed, claims);
     } else {
       content.removed = removed;
       content.removed_at = view.removed_at;
@@ -183,7 +183,7 @@ void restore_columns(Table& table, const ColumnsView& view, bool apply) {
       if (!view.place_offsets.empty()) {
         content.places = part_of(view.places, view.place_offsets, m);
       }
-      table.restore(view.buckets[m], content);
+      table.restore(view.buckets[m], content, claims);
     }
   }
 }

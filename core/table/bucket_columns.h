@@ -61,8 +61,8 @@ struct ColumnsView {
   std::uint32_t removed_since;
 };
 
-// Table::restore for each wanted bucket; or, if `apply`, Table::apply.
+// Table::restore for each wanted bucket; or, if `apply`, Table::apply. Both use the claims.
 // Errors: those of Table::restore; buckets before the one that is refused have been replaced.
-void restore_columns(Table& table, const ColumnsView& view, bool apply);
+void restore_columns(Table& table, const ColumnsView& view, bool apply, Tier::Claims claims = {});
 
 }  // namespace trireme

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "table/scan.h"
 #include "table/table.h"
 
@@ -200,11 +201,11 @@ void Table::fill(BucketContent& content, std::uint32_t bucket, std::uint32_t sin
   content.pending = admission_.save(bucket);
 }
 
-void Table::restore(std::uint32_t bucket, const BucketView& content) {
+void Table::restore(std::uint32_t bucket, const BucketView& content, Tier::Claims claims) {
   check_bucket(bucket);
   check_content("restore", bucket, content);
   raise_version_to(content);
-  replace(bucket, content);
+  replace(bucket, content, claims);
 }
 
 std::uint32_t Table::removed_known_since() const {
@@ -254,7 +255,7 @@ void Table::check_content(const char* who, std::uint32_t bucket, const BucketVie
 
 // Replaces a bucket's rows and marks by those of `content`, which was checked. Nothing changes on
 // an error.
-void Table::replace(std::uint32_t bucket, const BucketView& content) {
+void Table::replace(std::uint32_t bucket, const BucketView& content, Tier::Claims claims) {
   for (const auto& [stream, sequence] : content.marks) marks_.of(stream);
   Admission::Pending pending;
   if (content.pending) pending = admission_.parse(bucket, *content.pending);
@@ -267,8 +268,9 @@ void Table::replace(std::uint32_t bucket, const BucketView& content) {
   }
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
   const Tier::Lock lock =
-      tier_ == nullptr ? Tier::Lock(nullptr, stripe, std::unique_lock(stripes_[stripe]))
-                       : tier_->lock_stripe(stripe, content.keys.size(), content.places.size());
+      tier_ == nullptr
+          ? Tier::Lock(nullptr, stripe, std::unique_lock(stripes_[stripe]))
+          : tier_->lock_stripe(stripe, content.keys.size(), content.places.size(), claims);
   ++num_changes_;
   std::vector<Arena::Ref> old;
   index_.refs_of(bucket, old);
@@ -325,7 +327,7 @@ void Table::insert_row(Arena::Ref ref, const BucketView& content, std::size_t i)
 }
 
 void Table::apply(std::uint32_t bucket, const BucketView& content,
-                  std::span<const std::uint64_t> removed) {
+                  std::span<const std::uint64_t> removed, Tier::Claims claims) {
   check_bucket(bucket);
   check_content("apply", bucket, content);
   check_keys("apply", bucket, removed);
@@ -334,7 +336,8 @@ void Table::apply(std::uint32_t bucket, const BucketView& content,
   raise_version_to(content);
   std::vector<std::uint64_t> keys(content.keys.begin(), content.keys.end());
   keys.insert(keys.end(), removed.begin(), removed.end());
-  const Tier::Lock lock = lock_rows(bucket / kBucketsPerStripe, keys, keys.size());
+  if (!claims.empty()) std::ranges::sort(keys, {}, mix64);  // as claims have them
+  const Tier::Lock lock = lock_rows(bucket / kBucketsPerStripe, keys, keys.size(), claims);
   const std::size_t num_rows = content.keys.size();
   Arenas::Reservation reservation(arenas_, count_by_class(content));
   std::vector<Index::Entry> scratch;

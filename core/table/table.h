@@ -177,12 +177,13 @@ class Table {
     // Of restore: where the bucket's other rows are on SSD; empty: there are none.
     std::span<const std::uint8_t> places = {};
   };
-  void restore(std::uint32_t bucket, const BucketView& content);
+  void restore(std::uint32_t bucket, const BucketView& content, Tier::Claims claims = {});
   // Removes keys, then inserts or replaces rows. Other rows and all marks stay, as does the pending
   // state if the content has none. The removals are not recorded here: the table that the content
-  // comes from has recorded them. Errors as for restore.
+  // comes from has recorded them. Claims of all these keys, if there are some, have the room that
+  // it needs. Errors as for restore.
   void apply(std::uint32_t bucket, const BucketView& content,
-             std::span<const std::uint64_t> removed);
+             std::span<const std::uint64_t> removed, Tier::Claims claims = {});
   // Announces that about this many more rows will be restored, so that their memory is taken in the
   // best way for that. Fewer or more may be.
   void expect(std::size_t num_rows) noexcept { arenas_.expect(num_rows); }
@@ -210,6 +211,10 @@ class Table {
   // Tier::make_room; a page that cannot be read.
   std::unique_ptr<Tier::Claim> claim(std::span<const std::uint64_t> keys, Pool& pool) {
     return need_tier("claim").claim(keys, pool);
+  }
+  // The same before buckets are restored with so many rows each, see Tier::claim_buckets.
+  std::unique_ptr<Tier::Claim> claim_buckets(std::span<const std::uint32_t, kNumBuckets> num_rows) {
+    return need_tier("claim_buckets").claim_buckets(num_rows);
   }
   // Sets the budget of a table with an SSD tier. Errors: kBadRequest without one; those of
   // Tier::make_room, nothing changed.
@@ -344,7 +349,7 @@ class Table {
               Arenas::Reservation& reservation) noexcept;
   void check_content(const char* who, std::uint32_t bucket, const BucketView& content) const;
   void raise_version_to(const BucketView& content) noexcept;
-  void replace(std::uint32_t bucket, const BucketView& content);
+  void replace(std::uint32_t bucket, const BucketView& content, Tier::Claims claims);
   std::vector<std::pair<StreamMarks*, std::uint64_t>> changed_marks(std::uint32_t bucket,
                                                                     const BucketView& content);
   void fill(BucketContent& content, std::uint32_t bucket, std::uint32_t since,

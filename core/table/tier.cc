@@ -90,6 +90,14 @@ Tier::Room& Tier::Room::operator=(Room&& other) noexcept {
   return *this;
 }
 
+Tier::Room Tier::Room::split(std::size_t num_rows) noexcept {
+  Room part;
+  part.tier_ = tier_;
+  part.need_ = {.stripe = need_.stripe, .rows = num_rows};
+  need_.rows -= num_rows;
+  return part;
+}
+
 Tier::Room::~Room() {
   if (tier_ == nullptr) return;
   tier_->promised_rows_ -= need_.rows;

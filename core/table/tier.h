@@ -79,6 +79,8 @@ class Tier {
     Room& operator=(Room&& other) noexcept;
     ~Room();
     std::size_t num_rows() const noexcept { return need_.rows; }
+    // Takes so many rows out of it. Requires: it has them.
+    Room split(std::size_t num_rows) noexcept;
 
    private:
     Tier* tier_ = nullptr;
@@ -131,6 +133,9 @@ class Tier {
   // one bucket, where others have taken that.
   // Errors: those of make_room, for which it waits; a page that cannot be read.
   std::unique_ptr<Claim> claim(std::span<const std::uint64_t> keys, Pool& pool);
+  // Room for as many rows as buckets will be restored with; null if there is none, or all claims
+  // together would take too much.   num_rows: of each bucket.
+  std::unique_ptr<Claim> claim_buckets(std::span<const std::uint32_t, kNumBuckets> num_rows);
 
   // Locks a stripe when all rows of these keys are in memory, with room for `num_new` more. What
   // the claims have for the stripe is used, once; with enough of it nothing is read, and nothing
@@ -144,8 +149,10 @@ class Tier {
   void check_buckets(std::span<const std::uint32_t> buckets);
   // Forgets a row on SSD that was found under the lock.
   void take(const Place& place) noexcept { cold_.take(place); }
-  // Locks a stripe, with room for new rows, and for more to find rows on SSD.
-  Lock lock_stripe(std::uint32_t stripe, std::size_t num_new, std::size_t num_bytes);
+  // Locks a stripe, with room for new rows, and for more to find rows on SSD. With enough of what
+  // claims have for the rows nothing waits for a device.
+  Lock lock_stripe(std::uint32_t stripe, std::size_t num_new, std::size_t num_bytes,
+                   Claims claims = {});
 
   // Brings the rows of keys into memory, and counts their use. Rows that find no room stay on SSD.
   enum class For {
@@ -239,6 +246,7 @@ class Tier {
   std::size_t relocate(std::span<const Arena::Ref> refs);
   void leave_out_claimed(std::uint32_t bucket, std::vector<Arena::Ref>& refs) const;
   std::size_t claimed_bytes() const noexcept;
+  bool are_claims_few() const noexcept;
   void hold(Claim& claim, Pool& pool);
   Need largest_need(const Claim& claim) const;
   void fetch_rest(std::uint32_t stripe, std::span<const std::uint64_t> keys);
@@ -247,6 +255,7 @@ class Tier {
   bool are_claimed(std::span<const std::uint64_t> keys, std::uint32_t stripe, Claims claims) const;
   bool use_claims(Lock& lock, std::span<const std::uint64_t> keys, std::size_t num_new,
                   Claims claims);
+  bool use_rooms(Lock& lock, Claims claims);
   Lock lock_unclaimed(std::uint32_t stripe, std::span<const std::uint64_t> keys,
                       std::size_t num_new, Wait wait = Wait::kYes);
   void keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) const;
@@ -307,6 +316,7 @@ class Tier {
 class Tier::Claim {
  public:
   Claim(Tier& tier, std::span<const std::uint64_t> keys);
+  Claim(Tier& tier, std::size_t num_rows);
   ~Claim();
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
@@ -324,6 +334,7 @@ class Tier::Claim {
 
   Tier& tier_;
   std::vector<std::uint64_t> keys_;      // by hash
+  std::size_t num_;                      // of them, or of rows without keys
   Room own_;                             // of the keys
   std::array<Room, kNumStripes> rooms_;  // of new rows; guarded by the stripe's lock
 };

@@ -4,6 +4,7 @@
 // needs of a tier, rows in memory and room for new ones, is taken before the record, and nothing
 // that other callers do takes it away.
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/hash.h"
@@ -21,9 +22,13 @@ constexpr std::size_t kColdBytes = 16;    // that a row may need in memory when 
 }  // namespace
 
 Tier::Claim::Claim(Tier& tier, std::span<const std::uint64_t> keys)
-    : tier_(tier), keys_(keys.begin(), keys.end()) {
+    : tier_(tier), keys_(keys.begin(), keys.end()), num_(keys.size()) {
   std::ranges::sort(keys_, {}, mix64);
-  tier_.num_claimed_ += keys_.size();
+  tier_.num_claimed_ += num_;
+}
+
+Tier::Claim::Claim(Tier& tier, std::size_t num_rows) : tier_(tier), num_(num_rows) {
+  tier_.num_claimed_ += num_;
 }
 
 // What is in memory, or comes there, does not leave it from here on.
@@ -36,7 +41,7 @@ void Tier::Claim::begin() {
 }
 
 Tier::Claim::~Claim() {
-  tier_.num_claimed_ -= keys_.size();
+  tier_.num_claimed_ -= num_;
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
     if (keys_of_stripe(stripe).empty()) continue;
     const std::unique_lock lock(tier_.mutex_of_stripe(stripe));
@@ -54,8 +59,7 @@ Tier::Claim::Keys Tier::Claim::keys_of(std::uint32_t first_bucket,
 
 std::unique_ptr<Tier::Claim> Tier::claim(std::span<const std::uint64_t> keys, Pool& pool) {
   auto claim = std::make_unique<Claim>(*this, keys);
-  const std::size_t own = bytes_beside_rows(), memory = memory_bytes_;
-  if (num_claimed_ * claimed_bytes() <= (memory - std::min(own, memory)) / kClaimedShare) {
+  if (are_claims_few()) {
     try {
       hold(*claim, pool);
       return claim;
@@ -68,6 +72,31 @@ std::unique_ptr<Tier::Claim> Tier::claim(std::span<const std::uint64_t> keys, Po
   fetch(keys, pool, For::kUpdate);
   make_room(need);
   return nullptr;
+}
+
+std::unique_ptr<Tier::Claim> Tier::claim_buckets(
+    std::span<const std::uint32_t, kNumBuckets> num_rows) {
+  auto claim = std::make_unique<Claim>(
+      *this, std::accumulate(num_rows.begin(), num_rows.end(), std::size_t{0}));
+  if (!are_claims_few()) return nullptr;
+  std::vector<Need> needs(kNumStripes);
+  for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
+    Need& need = needs[bucket / kBucketsPerStripe];
+    need.stripe = bucket / kBucketsPerStripe;
+    need.rows += num_rows[bucket];
+  }
+  try {
+    std::ranges::move(make_room(needs, Wait::kNo), claim->rooms_.begin());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kResourceExhausted) throw;
+    return nullptr;
+  }
+  return claim;
+}
+
+bool Tier::are_claims_few() const noexcept {
+  const std::size_t own = bytes_beside_rows(), memory = memory_bytes_;
+  return num_claimed_ * claimed_bytes() <= (memory - std::min(own, memory)) / kClaimedShare;
 }
 
 // What a key of a claim holds at most: its row, or room for one; both, if there are several
@@ -172,20 +201,29 @@ bool Tier::are_claimed(std::span<const std::uint64_t> keys, std::uint32_t stripe
   return true;
 }
 
-// Gives the lock what the claims have for its stripe. Returns false, and takes nothing, if that is
-// not enough.
+// Gives the lock what it needs of what the claims have for its stripe. Returns false, and takes
+// nothing, if that is not enough.
 bool Tier::use_claims(Lock& lock, std::span<const std::uint64_t> keys, std::size_t num_new,
                       Claims claims) {
   if (!are_claimed(keys, lock.stripe_, claims)) return false;
   lock.num_new_ = std::min(num_new, num_new_max(keys));
+  return use_rooms(lock, claims);
+}
+
+// The same, for its new rows.
+bool Tier::use_rooms(Lock& lock, Claims claims) {
   std::size_t num_promised = 0;
   for (const Claim* claim : claims) {
     if (&claim->tier_ == this) num_promised += claim->rooms_[lock.stripe_].num_rows();
   }
   if (num_promised < lock.num_new_) return false;
+  std::size_t num_left = lock.num_new_;
   for (Claim* claim : claims) {
-    if (lock.num_new_ == 0 || &claim->tier_ != this) continue;
-    lock.rooms_.push_back(std::exchange(claim->rooms_[lock.stripe_], Room()));
+    if (num_left == 0 || &claim->tier_ != this) continue;
+    Room& room = claim->rooms_[lock.stripe_];
+    const std::size_t num_taken = std::min(num_left, room.num_rows());
+    lock.rooms_.push_back(room.split(num_taken));
+    num_left -= num_taken;
   }
   return true;
 }

@@ -169,7 +169,13 @@ std::size_t Tier::move_in(std::uint32_t stripe, const Places& places, std::optio
   return num_rows;
 }
 
-Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new, std::size_t num_bytes) {
+Tier::Lock Tier::lock_stripe(std::uint32_t stripe, std::size_t num_new, std::size_t num_bytes,
+                             Claims claims) {
+  if (!claims.empty() && num_bytes == 0) {
+    Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
+    result.num_new_ = num_new;
+    if (use_rooms(result, claims)) return result;
+  }
   Room room = make_room({.stripe = stripe, .rows = num_new, .bytes = num_bytes});
   Lock result(this, stripe, std::unique_lock(mutex_of_stripe(stripe)));
   result.rooms_.push_back(std::move(room));

@@ -32,5 +32,5 @@ def saved_rows(checkpoint: Path) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
 def _values(column: Any) -> np.ndarray[Any, Any]:
     if pa.types.is_fixed_size_list(column.type):
         values = column.flatten().to_numpy()
-        return np.asarray(values).reshape(len(column), -1)
+        return np.asarray(values).reshape(len(column), column.type.list_size)
     return np.asarray(column.to_numpy(zero_copy_only=False))

@@ -4,8 +4,9 @@ not decided yet, or this server does not know how.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from trireme.rows.wide_rows import WideRows
 
 PREPARE, ROWS, BLOCK = "log.import", "log.import_rows", "log.import_block"
 PREPARED, FINISH = "log.import_prepared", "log.import_end"
+_MERGED_BUCKETS = 64
 
 
 class RowPart(NamedTuple):
@@ -77,6 +79,17 @@ class PreparedImport:
         """Take back a record of rows."""
         keys, classes, rows = arrays
         self.rows[body["table"]].write_wide(keys, classes, rows, pool, body.get("version"))
+
+
+def merges(
+    into: _core.Table, rows: _core.Table, pool: _core.Pool
+) -> Iterator[Callable[[], object]]:
+    """What puts the rows of an import into a table: some buckets at a time, for a call that finds
+    no room is repeated.
+    """
+    if rows.rows > 0:
+        for first in range(0, NUM_BUCKETS, _MERGED_BUCKETS):
+            yield partial(into.merge, rows, first, _MERGED_BUCKETS, pool)
 
 
 def filled_buckets(rows: _core.Table) -> Iterator[tuple[int, _core.Snapshot]]:

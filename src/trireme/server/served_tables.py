@@ -108,10 +108,13 @@ class ServedTables(dict[str, ServedTable]):
         rows.forget_removed(table.rows.version)
         table.replace(rows)
 
-    def adopt_rows(self, name: str, rows: _core.Table) -> None:
-        """Replace the rows of a table without rows by loaded ones, which have their own marks."""
+    def adopt_rows(self, schema: TableSchema, rows: _core.Table) -> None:
+        """Replace the rows of a table, if it exists, by loaded ones, which have their own marks."""
         rows.raise_version(self.version)
-        self[name].replace(rows)
+        if schema.name in self:
+            self[schema.name].replace(rows)
+        else:
+            self[schema.name] = ServedTable(schema, rows)
 
     def drop(self, names: Sequence[str]) -> None:
         """Remove tables with all their rows; those that do not exist are none to remove."""

@@ -27,7 +27,7 @@ from trireme.errors import BadRequest, NotReady, TriremeError, UnknownTable
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.membership import PassMembers
 from trireme.protocol.pass_lease import PassLease
-from trireme.protocol.routing import NUM_BUCKETS, BucketMap, Floats, Keys
+from trireme.protocol.routing import BucketMap, Floats, Keys
 from trireme.protocol.wire import DIFFERENCE, Push, need, need_list, need_time
 from trireme.rows.core_table import make_core_table
 from trireme.rpc import HeldBytes, Request
@@ -38,8 +38,8 @@ from trireme.server.counts import Counts
 from trireme.server.journal import Journal
 from trireme.server.pacing import Pacing
 from trireme.server.pass_leases import PassLeases
-from trireme.server.prepared_import import PreparedImport
-from trireme.server.prepared_load import PreparedLoad
+from trireme.server.prepared_import import PreparedImport, merges
+from trireme.server.prepared_load import CheckedLoad, PreparedLoad
 from trireme.server.row_claims import NO_CLAIMS, Claims, RowClaims
 from trireme.server.row_tier import RowTier
 from trireme.server.served_tables import ServedTable, ServedTables
@@ -53,7 +53,6 @@ from trireme.table import TableSchema
 log = logging.getLogger("trireme.server")
 
 _T = TypeVar("_T")
-_MERGED_BUCKETS = 64  # at a time: a call that finds no room is repeated
 _SETTLED_KEYS = 256  # at a time: their rows must all find room
 
 
@@ -93,6 +92,7 @@ class ServerState:
         self.counts = Counts()
         self.leases = PassLeases(lambda *record: self.journal.record(*record))
         self.prepared: PreparedImport | PreparedLoad | None = None
+        self.checked_load = CheckedLoad(self.held)
         self.creating = Lock()
         self.lock = RLock()
         self.blocks_lock = Lock()
@@ -278,15 +278,10 @@ class ServerState:
             if prepared.replace:
                 self._replace_rows(name, rows)
             else:
-                self._merge_rows(self.table(name).rows, rows)
+                for merge in merges(self.table(name).rows, rows, self.pool):
+                    self.with_room(merge)
             for part in prepared.parts.get(name, ()):
                 self.with_room(partial(part.write_to, self.table(name).rows, self.pool))
-
-    def _merge_rows(self, into: _core.Table, rows: _core.Table) -> None:
-        if rows.rows == 0:
-            return
-        for first in range(0, NUM_BUCKETS, _MERGED_BUCKETS):
-            self.with_room(partial(into.merge, rows, first, _MERGED_BUCKETS, self.pool))
 
     def _replace_rows(self, name: str, rows: _core.Table) -> None:
         with self.lock:
@@ -294,10 +289,11 @@ class ServerState:
             self.streams.note_contents(are_loaded=False)
 
     def adopt_rows(self, schema: TableSchema, rows: _core.Table) -> None:
-        """Replace the rows of a table without rows by loaded ones, which have their own marks."""
-        self.create_table(schema)
-        with self.lock:
-            self.tables.adopt_rows(schema.name, rows)
+        """Replace the rows of a table, if it exists, by loaded ones, which have their own marks."""
+        with self.creating, self.journal.changing(), self.lock:
+            if schema.name not in self.tables:
+                self.journal.record("ps.create_table", {"schema": schema.declaration()})
+            self.tables.adopt_rows(schema, rows)
 
     def create_blocks(
         self,
@@ -324,6 +320,7 @@ class ServerState:
             with self.lock:
                 self.leases.check_push(push, self.streams)
             self.check_settled()
+            self.checked_load.give_up()  # training goes on: its worker has gone
             claims = self._check_push(push)
             with self.lock:
                 stream = self.streams[push.stream]

@@ -4,9 +4,9 @@ file with a line per bucket. docs/format/checkpoint.md specifies both; row_write
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,7 @@ class RowColumns:
         removed_since: int,
         apply: bool,
         places: Places | None = None,
+        claims: Sequence[_core.Claim] = (),
     ) -> None:
         """Put the wanted buckets of a file into a table, see `_core.restore_columns`. places: of
         these buckets' rows on SSD.
@@ -113,6 +114,31 @@ class RowColumns:
             apply=apply,
             place_offsets=place_offsets,
             places=place_bytes,
+            claims=claims,
+        )
+
+    def copy(self, source: _core.Table, target: _core.Table, first: int, count: int) -> None:
+        """Put buckets first to first + count - 1 of a table into another one of its schema."""
+        content = _core.snapshot_columns(source, first, count, 0, 1, self.widths)
+        lines = BucketLines(
+            np.arange(first, first + count, dtype=np.uint16),
+            *(content.num_rows, content.mark_offsets, content.streams, content.sequences),
+            *(content.pending_offsets, content.pending, content.removed_offsets, content.removed),
+        ).without(content.keys)
+        place_offsets, places = _NO_PLACES
+        _core.restore_columns(
+            target,
+            **vars(lines),
+            keys=content.keys,
+            classes=content.classes,
+            columns=content.columns,
+            widths=list(self.widths),
+            wanted=np.ones(count, bool),
+            removed_at=source.version,
+            removed_since=content.removed_since,
+            apply=False,
+            place_offsets=place_offsets,
+            places=places,
         )
 
     def statistics_of(self, snapshot: _core.BucketColumns) -> Array:
@@ -139,6 +165,18 @@ class BucketLines:
     pending: npt.NDArray[np.uint8]
     removed_offsets: npt.NDArray[np.int64]
     removed: npt.NDArray[np.uint64]
+
+    def without(self, keys: Array) -> BucketLines:
+        """The lines without removed keys that have come back. All are restored with one version of
+        removal, so a later delta may list more keys than necessary; a key with an unchanged row
+        must not be among them, or the delta would lose the row.
+        """
+        stays = ~np.isin(self.removed, keys)
+        if stays.all():
+            return self
+        ends = np.concatenate([[0], np.cumsum(stays, dtype=np.int64)])
+        offsets, removed = ends[self.removed_offsets], self.removed[stays]
+        return replace(self, removed_offsets=offsets, removed=removed)
 
 
 def read_rows(

@@ -46,8 +46,6 @@ class CheckpointHandlers:
     def __init__(self, server: ServerState, root: Path) -> None:
         self._server, self._root = server, root
         self._operations = Operations()
-        # The load that was checked last, by its operation's name: its rows may be staged already.
-        self._checked: tuple[str, CheckpointLoad] | None = None
         self._loading = threading.Lock()
         self._lock = threading.Lock()  # of what follows
         self._waiting: list[Deferred] = []  # for the load that has begun
@@ -87,9 +85,7 @@ class CheckpointHandlers:
     def _on_stop(self, request: Request) -> Reply:
         job = need(request.body, "job", str)
         self._operations.get(job).progress.stop()
-        checked = self._checked
-        if checked is not None and checked[0] == job:
-            self._keep(None)
+        self._server.checked_load.give_up(job)
         return Reply()
 
     def _on_finish(self, request: Request) -> Reply | Deferred:
@@ -97,6 +93,8 @@ class CheckpointHandlers:
         server, id = self._server, need(request.body, "id", str)
         commit = need(request.body, "commit", bool)
         if server.prepared is None or server.prepared.id != id:
+            if not commit and server.prepared is None:
+                server.checked_load.give_up()  # it was refused elsewhere
             return server.journal.answered(Reply())
         if not commit:
             return server.journal.change_once(partial(self._drop, id))
@@ -110,7 +108,7 @@ class CheckpointHandlers:
         return deferred
 
     def _drop(self, id: str) -> Reply:
-        self._keep(None)
+        self._server.checked_load.end()
         self._server.finish(id, commit=False)
         return Reply()
 
@@ -153,25 +151,29 @@ class CheckpointHandlers:
         self._read(storage, body, progress)
         return {}
 
-    def _read(self, storage: Storage, body: Body, progress: OperationProgress) -> CheckpointLoad:
-        """Read and check this server's share of a checkpoint, and keep it for its installation."""
-        self._keep(None)  # first: frees its staged rows
+    def _read(
+        self,
+        storage: Storage,
+        body: Body,
+        progress: OperationProgress,
+        *,
+        is_decided: bool = False,
+    ) -> CheckpointLoad:
+        """Read and check this server's share of a checkpoint, and keep it until it is prepared."""
+        self._server.checked_load.give_up()  # first: frees its rows
         with self._manifest(storage, body) as (manifest, num_bytes):
             if manifest.id != need(body, "id", str):
                 raise Corruption(
                     f"checkpoint {storage.name}: expected {body['id']}, found {manifest.id}:"
                     " another checkpoint is there now, or not all processes see the same storage"
                 )
-            load = CheckpointLoad(self._server, storage, manifest, _load_plan(body))
+            plan = _load_plan(body)
+            load = CheckpointLoad(self._server, storage, manifest, plan, is_decided=is_decided)
             load.check(progress)
             progress.add(0)  # raises if stopped: no load would follow
-            self._keep((body["job"], load), num_bytes)
+            if not is_decided:
+                self._server.checked_load.keep(body["job"], load, num_bytes)
         return load
-
-    def _keep(self, checked: tuple[str, CheckpointLoad] | None, num_bytes: int = 0) -> None:
-        """Keep a load that was checked until it is installed. num_bytes: of its manifest."""
-        self._checked = checked
-        self._server.held.note("a load that was checked", num_bytes)
 
     @contextmanager
     def _manifest(self, storage: Storage, body: Body) -> Iterator[tuple[CheckpointManifest, int]]:
@@ -183,23 +185,31 @@ class CheckpointHandlers:
             yield read_manifest(storage), num_bytes
 
     def _prepare(self, storage: Storage, body: Body, _: OperationProgress) -> Result:
+        """Keep what was checked, which nothing takes away from here on."""
         server, id = self._server, need_name(body, "load", JOB_CHARS_MAX)
-        if self._checked_load(body) is None:
-            self._keep(None)
+        server.check_settled()
+        if (load := self._checked_load(body)) is None or not server.checked_load.prepare(load):
+            server.checked_load.give_up()
             raise BadRequest(
                 f"checkpoint.prepare: expected a load that was checked before, found"
-                f" {storage.name}: another load has begun since, or the server was restarted"
+                f" {storage.name}: since then another load has begun, somebody has pushed, or the"
+                " server was restarted; nothing was loaded, load again"
             )
-        server.prepare(PreparedLoad(id, {field: body.get(field) for field in CHECKPOINT_FIELDS}))
+        try:
+            fields = {field: body.get(field) for field in CHECKPOINT_FIELDS}
+            server.prepare(PreparedLoad(id, fields))
+        except BaseException:
+            server.checked_load.end()
+            raise
         server.journal.wait_kept()
         return {}
 
     def _checked_load(self, body: Body) -> CheckpointLoad | None:
         """What was checked for these fields, if nothing else has been checked since."""
-        checked = self._checked
-        load = None if checked is None else checked[1]
-        expected = (need(body, "id", str), _load_plan(body))
-        return load if load and (load.manifest.id, load.plan) == expected else None
+        load, expected = self._server.checked_load.load, (need(body, "id", str), _load_plan(body))
+        if not isinstance(load, CheckpointLoad) or (load.manifest.id, load.plan) != expected:
+            return None
+        return load
 
     def _load(self, id: str, progress: OperationProgress) -> Result:
         """Load what is prepared, unless an earlier call has."""
@@ -209,9 +219,9 @@ class CheckpointHandlers:
                 return {}
             body = {**prepared.checkpoint, "job": id}
             load = self._checked_load(body)
+            self._server.checked_load.end()
             if load is None:  # the server was restarted, or this failed before
-                load = self._read(self._storage(body), body, progress)
-            self._keep(None)
+                load = self._read(self._storage(body), body, progress, is_decided=True)
             with self._server.journal.replacing():
                 load.install(progress)
             with self._server.journal.changing_once():

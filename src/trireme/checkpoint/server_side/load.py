@@ -1,18 +1,26 @@
 """A server's share of a load: first all that it will read is checked, then rows and blocks change.
 
 Rows of a table that is empty so far are read into a staged table while they are checked, which
-replaces the empty one in the end: so files are read once. Rows of any other table are read again,
-bucket by bucket, because two such tables might not fit in memory.
+replaces the empty one in the end: so files are read once. Rows of any other table in memory are
+read again, bucket by bucket, because two such tables might not fit in memory.
+
+Rows on SSD have a budget of memory, and a load that is decided must find room in it. So the room is
+taken before, and held until the rows change. Few rows have a claim, as those of a push. Many are
+in a staged table, beside those that it replaces; of a delta, with a copy of the rows that it does
+not change. A server that is killed in between begins again when the load is decided, and changes
+rows where they are, which takes less than two tables.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 
 from trireme import _core
+from trireme.checkpoint.format.arrow_arrays import to_numpy
 from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.manifest import BlockFile, CheckpointManifest, RowFiles
 from trireme.checkpoint.format.row_files import (
@@ -24,9 +32,9 @@ from trireme.checkpoint.format.row_files import (
 from trireme.checkpoint.server_side.block_assembly import BlockAssembly
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.settle import gains_of, settle_rows, settles
-from trireme.errors import BadRequest, Corruption, SchemaMismatch
+from trireme.errors import BadRequest, Corruption, ResourceExhausted, SchemaMismatch
 from trireme.protocol.block_spec import BlockSpec
-from trireme.protocol.routing import NUM_BUCKETS
+from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array
 from trireme.rows.core_table import make_core_table
 from trireme.server.served_tables import ServedTable
@@ -35,6 +43,8 @@ from trireme.storage.checked_file import check_file
 from trireme.storage.storage import Storage
 
 NO_OFFSETS = np.empty(0, np.int32)
+COPIED_BYTES = 2 << 20  # at a time, about
+COPIED_BUCKETS_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -49,18 +59,53 @@ class LoadPlan:
     resumes: bool
 
 
+@dataclass
+class _ToClaim:
+    """What a claim is for: keys of a delta, and the numbers of rows that buckets get. Threads: each
+    adds other buckets.
+    """
+
+    some_keys: list[Keys] = field(default_factory=list)
+    num_rows: Array = field(default_factory=lambda: np.zeros(NUM_BUCKETS, np.uint32))
+
+    def add(self, lines: BucketLines, keys: Keys, owned: Array, *, of_delta: bool) -> None:
+        """owned: (4096,) bool."""
+        is_owned, num_removed = owned[lines.buckets], np.diff(lines.removed_offsets)
+        self.num_rows[lines.buckets] = np.where(is_owned, lines.num_rows, 0)
+        if of_delta:
+            self.some_keys += [
+                keys[np.repeat(is_owned, lines.num_rows)],
+                lines.removed[np.repeat(is_owned, num_removed)],
+            ]
+
+    @property
+    def keys(self) -> Keys:
+        return np.concatenate([np.zeros(0, np.uint64), *self.some_keys])
+
+
 class CheckpointLoad:
     """One server's load of one checkpoint: `check`, then `install`, once. Raises Corruption and
-    SchemaMismatch.
+    SchemaMismatch; ResourceExhausted: there is no room for rows on SSD.
+
+    is_decided: it takes place, and the server has lost what had been checked before.
     """
 
     def __init__(
-        self, server: ServerState, storage: Storage, manifest: CheckpointManifest, plan: LoadPlan
+        self,
+        server: ServerState,
+        storage: Storage,
+        manifest: CheckpointManifest,
+        plan: LoadPlan,
+        *,
+        is_decided: bool = False,
     ) -> None:
-        self._server, self._storage = server, storage
+        self._server, self._storage, self._is_decided = server, storage, is_decided
         self._where = f"checkpoint {storage.name}"
         self.manifest, self.plan = manifest, plan
         self._staged: dict[str, _core.Table] = {}
+        self._claims: dict[str, list[_core.Claim]] = {}
+        self._to_claim: dict[str, _ToClaim] = {}
+        self._marks: dict[str, dict[int, Array]] = {}  # of deltas
         self._owned = np.zeros(NUM_BUCKETS, bool)
         self._owned[server.assignment.owned_buckets()] = True
 
@@ -77,9 +122,11 @@ class CheckpointLoad:
         self._assembly()
         tasks: list[Callable[[], None]] = []
         for name in self._tables():
-            if self._is_new(name):
-                self._staged[name] = self._server.make_rows(self.manifest.tables[name].schema)
-                self._staged[name].expect(self._num_rows(name))
+            self._marks[name] = {}
+            if self._is_staged(name):
+                self._stage(name, self._num_rows(name))
+            elif self._may_claim(name):
+                self._to_claim[name] = _ToClaim()
             for files in self._row_files(name):
                 progress.expect(files.rows.num_bytes + files.buckets.num_bytes)
                 tasks.append(partial(self._check_rows, name, files, progress))
@@ -87,6 +134,11 @@ class CheckpointLoad:
             progress.expect(blocks.file.num_bytes)
             tasks.append(partial(self._check_blocks, blocks, progress))
         in_parallel(tasks, progress)
+        for name in self._tables() if not self._is_decided else ():
+            if name not in self._staged:
+                self._take_room(name, progress)
+        for name, rows in self._staged.items():
+            self._check_room(name, rows)
 
     def _check_tables(self) -> None:
         saved, served = self.manifest.tables, self._server.tables
@@ -95,8 +147,11 @@ class CheckpointLoad:
             raise SchemaMismatch(
                 f"{self._where}: expected tables {sorted(missing)}, found {sorted(saved)}"
             )
+        new = [name for name in self._tables() if name not in served]
         for name in self._tables():
             self._server.tables.check_schema(saved[name].schema)
+        for number, name in enumerate(new, len(served)):
+            self._server.limits.check_new_table(number, saved[name].schema.admission)
         if self.manifest.mode != "delta":
             return
         if absent := set(self._tables()) - served.keys():
@@ -116,8 +171,12 @@ class CheckpointLoad:
         for buckets, batch in read_checked_rows(self._storage, files, self._columns[name].schema):
             # What a table would refuse is found before the load is decided.
             rows = self._staged.get(name) or make_core_table(self.manifest.tables[name].schema)
-            self._restore(rows, name, files, buckets, batch)
+            with self._needing_room(name):
+                self._restore(rows, name, files, buckets, batch)
             self._server.check_rows(staged=list(self._staged.values()))
+            if name in self._to_claim:
+                keys, of_delta = to_numpy(batch["key"]), self.manifest.mode == "delta"
+                self._to_claim[name].add(buckets, keys, self._owned, of_delta=of_delta)
 
     def _check_blocks(self, blocks: BlockFile, progress: OperationProgress) -> None:
         check_file(self._storage, *blocks.file, progress.add)
@@ -126,38 +185,126 @@ class CheckpointLoad:
             for _ in read_blocks(self._storage, blocks, self._sources):
                 pass
 
+    # ---- room ----
+
+    def _stage(self, name: str, num_rows: int) -> _core.Table:
+        with self._needing_room(name):
+            rows = self._server.make_rows(self.manifest.tables[name].schema)
+        self._staged[name] = rows
+        rows.expect(num_rows)
+        return rows
+
+    def _may_claim(self, name: str) -> bool:
+        """Whether the rows that change in a table are so few that a claim may find room."""
+        if self._is_decided or (use := self._server.tables[name].rows.tier) is None:
+            return False
+        num = sum(files.num_rows + files.num_removed for files in self._row_files(name))
+        return bool(num * self._server.tables[name].rows.row_bytes <= use["memory_bytes"] // 2)
+
+    def _take_room(self, name: str, progress: OperationProgress) -> None:
+        """Take what a table with rows on SSD needs: by a claim, or in a staged table."""
+        table = self._server.tables[name]
+        if table.rows.tier is None:
+            return
+        if (wanted := self._to_claim.pop(name, None)) is not None:
+            with suppress(ResourceExhausted):  # then a staged table may find room
+                self._claims[name] = self._server.with_room(partial(self._claim, table, wanted))
+                return
+        rows = self._stage(name, self._num_rows(name))
+        if self.manifest.mode == "delta":
+            self._copy(table.rows, rows, name, progress)
+        files = self._row_files(name)
+        progress.expect(sum(one.num_rows for one in files))
+        load = partial(self._load_rows, name, rows=rows, progress=progress)
+        in_parallel([partial(load, one) for one in files], progress)
+
+    def _claim(self, table: ServedTable, wanted: _ToClaim) -> list[_core.Claim]:
+        """Raises ResourceExhausted: there is no room for all together."""
+        if self.manifest.mode == "delta":
+            claim = table.rows.claim(wanted.keys, self._server.pool)
+        else:
+            claim = table.rows.claim_buckets(wanted.num_rows)
+        if claim is None:
+            raise ResourceExhausted(f"load: no room to claim rows of table {table.schema.name!r}")
+        return [claim]
+
+    def _copy(
+        self, rows: _core.Table, copied: _core.Table, name: str, progress: OperationProgress
+    ) -> None:
+        """Copy all that belongs to the rows of a table."""
+        copied.expect(rows.rows)
+        copied.raise_version(rows.version)
+        count = max(COPIED_BYTES * NUM_BUCKETS // (rows.rows * rows.row_bytes + 1), 1)
+        count = min(count, COPIED_BUCKETS_MAX)
+
+        def copy(first: int) -> None:
+            some = first, min(count, NUM_BUCKETS - first)
+            with self._needing_room(name):
+                self._server.with_room(partial(self._columns[name].copy, rows, copied, *some))
+            progress.add(some[1])
+
+        progress.expect(NUM_BUCKETS)
+        in_parallel([partial(copy, first) for first in range(0, NUM_BUCKETS, count)], progress)
+
+    def _check_room(self, name: str, rows: _core.Table) -> None:
+        """Raises ResourceExhausted: what came with the rows of a staged table, such as removed
+        keys, does not fit into its memory.
+        """
+        with self._needing_room(name):
+            self._server.with_room(partial(_keep_budget, rows))
+
+    @contextmanager
+    def _needing_room(self, name: str) -> Iterator[None]:
+        """Tell why rows that lie on SSD need room in here, and what to do if there is none."""
+        try:
+            yield
+        except ResourceExhausted as error:
+            if self._is_decided or self._server.tier is None:
+                raise
+            raise ResourceExhausted(
+                f"load of {self._where}: table {name!r} finds no room on server"
+                f" {self._server.assignment.index}: {error}. Nothing was loaded. Until all servers"
+                " have what they load, it lies beside the rows that it replaces: give the servers"
+                " more memory or space on SSD, or load it into servers that were started without"
+                " a state"
+            ) from error
+
     # ---- changing ----
 
     def install(self, progress: OperationProgress) -> None:
         """Replace the rows and blocks that this server owns. Requires: `check`, once."""
         manifest, resumes = self.manifest, self.plan.resumes
+        self._is_decided = True
+        with self._server.lock:
+            self._server.row_claims.drop(self._server.staging.staged())  # they find no use
         for name, rows in self._staged.items():
             self._server.adopt_rows(manifest.tables[name].schema, rows)
         if not resumes:
             for table in self._server.tables.values():
                 self._set_marks(table, {})
         tasks: list[Callable[[], None]] = []
-        marks: dict[str, dict[int, Array]] = {name: {} for name in self._tables()}
-        for name in marks:
+        for name in self._tables():
             for files in self._row_files(name) if name not in self._staged else ():
                 progress.expect(files.num_rows)
-                tasks.append(partial(self._load_rows, name, files, marks[name], progress))
+                rows = self._server.tables[name].rows
+                tasks.append(partial(self._load_rows, name, files, rows, progress))
         in_parallel(tasks, progress)
+        self._claims.clear()
         if manifest.mode == "delta" and resumes:
-            for name, of_table in marks.items():
-                self._set_marks(self._server.tables[name], of_table)
+            for name, marks in self._marks.items():
+                self._set_marks(self._server.tables[name], marks)
         self._load_blocks()
         streams = dict(manifest.streams) if resumes else {}
         self._server.finish_load(manifest.version + 1, streams)
 
     def _load_rows(
-        self, name: str, files: RowFiles, marks: dict[int, Array], progress: OperationProgress
+        self, name: str, files: RowFiles, rows: _core.Table, progress: OperationProgress
     ) -> None:
-        rows = self._server.tables[name].rows
         for buckets, batch in read_rows(self._storage, files, self._columns[name].schema):
-            self._restore(rows, name, files, buckets, batch)
+            with self._needing_room(name):
+                self._restore(rows, name, files, buckets, batch)
             if self.manifest.mode == "delta":
-                _note_marks(marks, buckets)
+                _note_marks(self._marks[name], buckets)
             progress.add(batch.num_rows)
 
     def _restore(
@@ -170,6 +317,7 @@ class CheckpointLoad:
     ) -> None:
         """Put these buckets into a table. Raises Corruption for invalid keys and rows."""
         manifest = self.manifest
+        claims = self._claims.get(name, ())
         if not self.plan.resumes:
             lines = replace(lines, mark_offsets=NO_OFFSETS)
         try:
@@ -182,12 +330,15 @@ class CheckpointLoad:
                 removed_at=manifest.version,
                 removed_since=min(manifest.chain.values(), default=manifest.version),
                 apply=manifest.mode == "delta",
+                claims=claims,
             )
             self._server.with_room(restore)
         except BadRequest as error:
             raise Corruption(f"{self._storage.name}/{files.rows.path}: {error}") from error
         if settles(manifest, manifest.tables[name].schema):
-            settle_rows(rows, *gains_of(batch))
+            owned = np.repeat(self._owned[lines.buckets], lines.num_rows)
+            keys, gained = gains_of(batch)
+            settle_rows(rows, keys[owned], gained[owned], claims)
 
     def _set_marks(self, table: ServedTable, marks: Mapping[int, Array]) -> None:
         """Set the marks of this server's buckets: (4096,) per stream; 0 for other streams."""
@@ -214,10 +365,14 @@ class CheckpointLoad:
         wanted = self.plan.tables
         return [name for name in self.manifest.tables if wanted is None or name in wanted]
 
-    def _is_new(self, name: str) -> bool:
-        """Whether the load replaces no rows of the table."""
-        served = self._server.tables.get(name)
-        return self.manifest.mode != "delta" and (served is None or served.rows.rows == 0)
+    def _is_staged(self, name: str) -> bool:
+        """Whether the rows of a table are read into another one, while they are checked."""
+        if self.manifest.mode == "delta":
+            return False
+        if (served := self._server.tables.get(name)) is None or served.rows.rows == 0:
+            return True
+        has_tier = served.rows.tier is not None
+        return has_tier and not self._is_decided and not self._may_claim(name)
 
     @cached_property
     def _columns(self) -> dict[str, RowColumns]:
@@ -251,6 +406,12 @@ class CheckpointLoad:
     def _block_files(self) -> list[BlockFile]:
         files = self.manifest.blocks
         return [f for f in files if any(block.spec.id in self._sources for block in f.blocks)]
+
+
+def _keep_budget(rows: _core.Table) -> None:
+    """Raises ResourceExhausted: a table takes more memory than it has."""
+    if (use := rows.tier) is not None:
+        rows.set_memory(use["memory_bytes"])
 
 
 def _note_marks(marks: dict[int, Array], buckets: BucketLines) -> None:

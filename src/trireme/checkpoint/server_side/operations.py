@@ -47,6 +47,17 @@ class OperationProgress:
         self._stopped.set()
 
 
+def _forget_frames(error: BaseException) -> None:
+    """Without where it was raised, which would keep the rows of a load that was refused."""
+    seen: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and one not in seen:
+            seen.append(one.with_traceback(None))
+            left += [one.__cause__, one.__context__]
+
+
 Work = Callable[[OperationProgress], dict[str, Any]]
 AtEnd = Callable[[TriremeError | None], None]
 
@@ -88,6 +99,8 @@ class Operation:
         except Exception as error:
             log.exception("checkpoint: unexpected")
             self._error = Internal(f"checkpoint: {type(error).__name__}: {error}")
+        if self._error is not None:
+            _forget_frames(self._error)
         self._at_end(self._error)
 
     @property

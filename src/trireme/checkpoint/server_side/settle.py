@@ -1,5 +1,6 @@
 """Settling: after a base or delta is published, what its rows had gained counts as exported."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -47,11 +48,13 @@ def gains_of(batch: pa.RecordBatch) -> tuple[Array, Array]:
     return to_numpy(batch["key"]), to_numpy(batch["delta_score"])
 
 
-def settle_rows(rows: _core.Table, keys: Array, gained: Array) -> None:
+def settle_rows(
+    rows: _core.Table, keys: Array, gained: Array, claims: Sequence[_core.Claim]
+) -> None:
     """Subtract what these rows had gained. Raises the error of a row: those before it are done."""
     done = 0
     while done < len(keys):
-        done += rows.settle(keys[done:], gained[done:])
+        done += rows.settle(keys[done:], gained[done:], claims)
 
 
 def _settle_files(

@@ -158,7 +158,9 @@ def _replay_control(
         keys, gained = arrays
         table = server.table(body["table"])
         server.settle_some(table, body["id"], body["part"], body["first"], keys, gained)
-    elif method in ("ps.map", "ps.create_table", "ps.create_blocks", "ps.lease", "ps.release"):
+    elif method == "ps.create_table":
+        server.create_table(TableSchema.from_wire(body["schema"]))
+    elif method in ("ps.map", "ps.create_blocks", "ps.lease", "ps.release"):
         request = Request(0, method, body, list(arrays), "log", "log", "", math.inf)
         RequestHandlers(server).handlers()[method](request)
     else:

@@ -9,7 +9,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.json_object import JsonObject
 from trireme.checkpoint.format.manifest import BlockFile, FileEntry, RowFiles
 from trireme.checkpoint.format.row_files import (
-    BucketLines,
     Places,
     RowColumns,
     read_places,
@@ -32,7 +31,6 @@ from trireme.checkpoint.server_side.operations import OperationProgress, in_para
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave
 from trireme.checkpoint.server_side.save import SavePlan, write_shard
 from trireme.errors import Corruption, writing
-from trireme.protocol.wire import Array
 from trireme.server.log.kept_segments import adopt_segments, keep_segments, sweep_segments
 from trireme.server.log.state_folder import StateFolder
 from trireme.server.served_tables import ServedTable
@@ -177,7 +175,7 @@ def _read_piece(server: ServerState, storage: LocalStorage, version: int, piece:
         restore = partial(
             columns.restore,
             rows,
-            _without(lines, to_numpy(batch["key"])),
+            lines.without(to_numpy(batch["key"])),
             batch,
             wanted=np.ones(len(lines.buckets), bool),
             removed_at=version,
@@ -186,16 +184,3 @@ def _read_piece(server: ServerState, storage: LocalStorage, version: int, piece:
             places=places,
         )
         server.with_room(restore)
-
-
-def _without(lines: BucketLines, keys: Array) -> BucketLines:
-    """The lines without removed keys that have come back. All are restored with one version of
-    removal, so a later delta may list more keys than necessary; a key with an unchanged row must
-    not be among them, or the delta would lose the row.
-    """
-    stays = ~np.isin(lines.removed, keys)
-    if stays.all():
-        return lines
-    ends = np.concatenate([[0], np.cumsum(stays, dtype=np.int64)])
-    offsets, removed = ends[lines.removed_offsets], lines.removed[stays]
-    return replace(lines, removed_offsets=offsets, removed=removed)
