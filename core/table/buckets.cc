@@ -170,7 +170,9 @@ BucketContent Table::snapshot_in_memory(std::uint32_t bucket, std::uint32_t remo
   BucketContent content;
   std::shared_lock lock(mutex_of(bucket));
   fill(content, bucket, 0, removed_since, 0);
-  tier.save_places(bucket, content.places);
+  ByteWriter places(content.places);
+  tier.save_places(bucket, places);
+  removed_.save(bucket, content.removed_since, places);
   return content;
 }
 
@@ -259,12 +261,27 @@ void Table::replace(std::uint32_t bucket, const BucketView& content, Tier::Claim
   for (const auto& [stream, sequence] : content.marks) marks_.of(stream);
   Admission::Pending pending;
   if (content.pending) pending = admission_.parse(bucket, *content.pending);
-  std::vector<std::uint64_t> removed(content.removed.begin(), content.removed.end());
-  std::vector<std::uint32_t> removed_at(removed.size(), content.removed_at);
+  RemovedKeys::Removals removed{
+      .keys = {content.removed.begin(), content.removed.end()},
+      .versions = std::vector<std::uint32_t>(content.removed.size(), content.removed_at)};
+  std::uint32_t removed_since = content.removed_since;
   Tier::SavedPlaces places;
   if (!content.places.empty()) {
-    places = need_tier("restore").parse_places(bucket, content.places);
+    ByteReader reader(content.places);
+    places = need_tier("restore").parse_places(bucket, reader);
     raise_version(places.rows.version());
+    // Keys that have rows again must not count as removed now, and those on SSD are not known here:
+    // the versions are of use. Places that were saved without them stand for no known removals.
+    if (reader.is_at_end()) {
+      removed = {};
+      removed_since = std::max(removed_since, content.removed_at);
+    } else {
+      removed = RemovedKeys::parse(bucket, reader);
+    }
+    if (!reader.is_at_end()) {
+      throw Error(ErrorCode::kCorruption, "Table.restore: bucket " + std::to_string(bucket) +
+                                              ": expected no bytes behind removed keys");
+    }
   }
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
   const Tier::Lock lock =
@@ -287,7 +304,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content, Tier::Claim
   arenas_.free(old);
   if (tier_ != nullptr) tier_->restore_places(bucket, std::move(places));
   if (num_rows == 0) index_.release(bucket);
-  removed_.restore(bucket, std::move(removed), std::move(removed_at), content.removed_since);
+  removed_.restore(bucket, std::move(removed), removed_since);
   admission_.replace(bucket, std::move(pending));
   std::array<std::size_t, Arenas::kClassesMax> next = take_by_class(reservation, counts, refs);
   for (std::size_t i = 0; i < num_rows; ++i) {

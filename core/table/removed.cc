@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -69,9 +70,36 @@ void RemovedKeys::drop(Bucket& b, std::uint32_t version) noexcept {
   b.forgotten = std::max(b.forgotten, version);
 }
 
-void RemovedKeys::restore(std::uint32_t bucket, std::vector<std::uint64_t>&& keys,
-                          std::vector<std::uint32_t>&& versions, std::uint32_t since) noexcept {
-  buckets_[bucket] = {.keys = std::move(keys), .versions = std::move(versions), .forgotten = since};
+void RemovedKeys::save(std::uint32_t bucket, std::uint32_t since, ByteWriter& bytes) const {
+  const Bucket& b = buckets_[bucket];
+  const auto first = std::upper_bound(b.versions.begin(), b.versions.end(), since);
+  const auto at = static_cast<std::size_t>(first - b.versions.begin());
+  bytes.value(static_cast<std::uint64_t>(b.keys.size() - at));
+  bytes.array(std::span(b.keys).subspan(at));
+  bytes.array(std::span(b.versions).subspan(at));
+}
+
+RemovedKeys::Removals RemovedKeys::parse(std::uint32_t bucket, ByteReader& bytes) {
+  Removals found;
+  const auto num_keys = bytes.value<std::uint64_t>();
+  bytes.expect<std::uint64_t>(num_keys);
+  found.keys.resize(num_keys);
+  bytes.array(std::span(found.keys));
+  bytes.expect<std::uint32_t>(num_keys);
+  found.versions.resize(num_keys);
+  bytes.array(std::span(found.versions));
+  const bool are_own = std::ranges::all_of(
+      found.keys, [&](std::uint64_t key) { return bucket_of_hash(mix64(key)) == bucket; });
+  if (!are_own || !std::ranges::is_sorted(found.versions)) {
+    throw Error(ErrorCode::kCorruption, "RemovedKeys: expected removals from bucket " +
+                                            std::to_string(bucket) +
+                                            " in their order, found others");
+  }
+  return found;
+}
+
+void RemovedKeys::restore(std::uint32_t bucket, Removals&& removals, std::uint32_t since) noexcept {
+  buckets_[bucket] = {std::move(removals), since};
 }
 
 std::size_t RemovedKeys::bytes(std::uint32_t bucket) const noexcept {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/array.h"
+#include "base/bytes.h"
 #include "base/hash.h"
 
 namespace trireme {
@@ -34,10 +35,16 @@ class RemovedKeys {
 
   // Forgets the keys that were removed with a version <= `version`, and gives back their room.
   void forget(std::uint32_t bucket, std::uint32_t version) noexcept;
-  // Replaces the content by these keys and the versions, ascending, that they were removed with.
-  // Keys removed with a version <= since are forgotten.
-  void restore(std::uint32_t bucket, std::vector<std::uint64_t>&& keys,
-               std::vector<std::uint32_t>&& versions, std::uint32_t since) noexcept;
+  struct Removals {
+    std::vector<std::uint64_t> keys;
+    std::vector<std::uint32_t> versions;  // ascending
+  };
+  // Those with a version > since, for parse().
+  void save(std::uint32_t bucket, std::uint32_t since, ByteWriter& bytes) const;
+  // Errors: kCorruption: it is not what save() has written.
+  static Removals parse(std::uint32_t bucket, ByteReader& bytes);
+  // Replaces the content. Keys removed with a version <= since are forgotten.
+  void restore(std::uint32_t bucket, Removals&& removals, std::uint32_t since) noexcept;
   // The lowest version that since() answers for.
   std::uint32_t known_since(std::uint32_t bucket) const noexcept {
     return buckets_[bucket].forgotten;
@@ -46,9 +53,7 @@ class RemovedKeys {
   std::size_t bytes(std::uint32_t bucket) const noexcept;
 
  private:
-  struct Bucket {
-    std::vector<std::uint64_t> keys;
-    std::vector<std::uint32_t> versions;  // ascending
+  struct Bucket : Removals {
     std::uint32_t forgotten = 0;  // keys removed with a version up to this one are forgotten
   };
 

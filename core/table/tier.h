@@ -192,13 +192,13 @@ class Tier {
   // For a snapshot that leaves rows on SSD where they are.
   ssd::PageLog& log() const noexcept { return log_; }
   // Where the rows of a bucket on SSD are. Requires: the stripe's lock.
-  void save_places(std::uint32_t bucket, std::vector<std::uint8_t>& bytes) const;
+  void save_places(std::uint32_t bucket, ByteWriter& bytes) const;
   struct SavedPlaces {
     std::uint64_t time = 0;  // of the clock of uses
     ssd::ColdRows::Saved rows;
   };
   // Errors: kCorruption: not such places, or of segments that the log has not adopted.
-  SavedPlaces parse_places(std::uint32_t bucket, std::span<const std::uint8_t> bytes) const;
+  SavedPlaces parse_places(std::uint32_t bucket, ByteReader& bytes) const;
   // Goes on with them, in the place of the bucket's rows on SSD. Requires: the stripe's lock.
   void restore_places(std::uint32_t bucket, SavedPlaces&& places) noexcept;
 

@@ -372,17 +372,14 @@ void Tier::fetch(std::span<const std::uint64_t> keys, Pool& pool, For what, Wait
   });
 }
 
-void Tier::save_places(std::uint32_t bucket, std::vector<std::uint8_t>& bytes) const {
-  ByteWriter writer(bytes);
-  writer.value(uses_.time());
-  cold_.save(bucket, writer);
+void Tier::save_places(std::uint32_t bucket, ByteWriter& bytes) const {
+  bytes.value(uses_.time());
+  cold_.save(bucket, bytes);
 }
 
-Tier::SavedPlaces Tier::parse_places(std::uint32_t bucket,
-                                     std::span<const std::uint8_t> bytes) const {
-  ByteReader reader(bytes);
-  const auto time = reader.value<std::uint64_t>();
-  return {.time = time, .rows = cold_.parse(bucket, reader)};
+Tier::SavedPlaces Tier::parse_places(std::uint32_t bucket, ByteReader& bytes) const {
+  const auto time = bytes.value<std::uint64_t>();
+  return {.time = time, .rows = cold_.parse(bucket, bytes)};
 }
 
 void Tier::restore_places(std::uint32_t bucket, SavedPlaces&& places) noexcept {

@@ -294,7 +294,7 @@ ColdRows::Saved ColdRows::parse(std::uint32_t bucket, ByteReader& bytes) const {
   }
   loaded.index = ColdIndex::load(bytes, num_pages);
   loaded.recent = ColdIndex::load(bytes, num_pages);
-  check(loaded.num_rows() == num_rows && bytes.is_at_end());
+  check(loaded.num_rows() == num_rows);
   return result;
 }
 
