@@ -178,7 +178,7 @@ SERVER_SCRIPT = "import trireme as tr\ntr.init(role='server')\n"
 
 
 @pytest.mark.parametrize(
-    ("env", "found"),
+    ("env", "message"),
     [
         ({"TRIREME_INSECURE": "yes"}, "expected TRIREME_INSECURE to be 0 or 1, found 'yes'"),
         ({"TRIREME_LOG_BYTES": "5GiB"}, "expected TRIREME_LOG_BYTES to be an integer >= 1"),
@@ -187,13 +187,13 @@ SERVER_SCRIPT = "import trireme as tr\ntr.init(role='server')\n"
     ],
 )
 def test_a_server_whose_environment_is_wrong_ends_with_the_code_that_is_not_repeated(
-    programs: Template, tmp_path: Path, env: dict[str, str], found: str
+    programs: Template, tmp_path: Path, env: dict[str, str], message: str
 ) -> None:
     (tmp_path / "train.py").write_text(SERVER_SCRIPT)
     listen = {"TRIREME_LISTEN": "127.0.0.1:0"} if env else {}
     output = programs.run(tmp_path, ["train.py"], {**env, **listen}, code=2)
     assert output.startswith("trireme server: error: init: "), output
-    assert found in output
+    assert message in output
     assert "Traceback" not in output
 
 
