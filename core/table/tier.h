@@ -83,8 +83,13 @@ class Tier {
     Room split(std::size_t num_rows) noexcept;
 
    private:
+    friend class Tier;
+    void grant() noexcept;
+    void revoke() noexcept;
+
     Tier* tier_ = nullptr;
     Need need_;
+    bool is_granted_ = false;
   };
   // Moves rows to SSD as far as that is needed, and waits for what other calls give up as long as
   // for a device. What only reads, and no more than is kept for reads, needs no row to leave: then
@@ -217,6 +222,9 @@ class Tier {
   std::size_t bytes() const;  // of memory
 
  private:
+  // Of reads that clean, which nobody promises: one thread cleans.
+  static constexpr std::size_t kCleaningReads = 1;
+
   // Keys whose rows are not in memory.
   struct Search {
     Places here;                        // rows in pages that were read
@@ -228,20 +236,30 @@ class Tier {
   StripeMutex& mutex_of_stripe(std::uint32_t stripe) const noexcept;
   void note(std::uint32_t stripe) noexcept;
   std::size_t bytes_beside_rows() const noexcept;
-  std::size_t index_growth() const noexcept;
-  std::size_t read_bytes_beyond_spare() const noexcept;
+  // Those of rooms.
+  struct Promises {
+    std::atomic<std::size_t> rows{0}, bytes{0}, read_bytes{0};
+    std::array<std::atomic<std::size_t>, kNumStripes> in_stripe{};  // rows
+    void add(const Need& need) noexcept;
+    void remove(const Need& need) noexcept;
+  };
+  std::size_t index_growth(const Promises& promises) const noexcept;
+  std::size_t read_bytes_beyond_spare(const Promises& promises) const noexcept;
   std::size_t new_row_bytes() const noexcept;
   // What is in memory, in bytes; and what the promised rows lack.
   struct Memory {
     std::size_t taken = 0;
     std::size_t lacking = 0;
   };
-  Memory memory() const;
-  bool fits() const;
+  Memory memory(const Promises& promises) const noexcept;
+  bool fits(const Memory& memory) const noexcept;
   bool find_room();
+  bool grant(std::span<Room> rooms) noexcept;
   [[noreturn]] void fail(const Need& need, const Need& others) const;
   bool step();
-  void begin_shrink();
+  void begin_shrink(const Memory& memory);
+  std::size_t leaving_bytes() const noexcept;
+  bool may_grow(std::size_t num_bytes) const noexcept;
   std::size_t move_out(std::uint32_t bucket);
   std::size_t relocate(std::span<const Arena::Ref> refs);
   void leave_out_claimed(std::uint32_t bucket, std::vector<Arena::Ref>& refs) const;
@@ -259,8 +277,8 @@ class Tier {
   Lock lock_unclaimed(std::uint32_t stripe, std::span<const std::uint64_t> keys,
                       std::size_t num_new, Wait wait = Wait::kYes);
   void keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) const;
-  void write_out(std::uint32_t bucket, std::span<const Arena::Ref> refs, const Places& moved,
-                 ssd::PageLog::Room& room);
+  bool write_out(Lock& lock, std::uint32_t bucket, std::span<const Arena::Ref> refs,
+                 const Places& moved, ssd::PageLog::Room& room);
   void clean();
   void clean_bucket(std::span<const ssd::Position> positions, const ssd::PagesRead& read);
   Search search(std::span<const std::uint64_t> keys, std::span<const ssd::PagesRead> reads,
@@ -282,8 +300,8 @@ class Tier {
   ssd::ColdRows cold_;
   mutable Uses uses_;
 
-  std::atomic<std::size_t> promised_rows_{0}, promised_bytes_{0}, promised_read_bytes_{0};
-  std::array<std::atomic<std::size_t>, kNumStripes> promised_in_stripe_{};  // rows
+  Promises promised_;  // whether they are kept is decided after that
+  Promises granted_;   // of them
   std::array<std::vector<Claim*>, kNumStripes> claims_;  // guarded by the stripe's lock
   std::atomic<std::size_t> num_claimed_{0};              // keys
   struct NotedSize {

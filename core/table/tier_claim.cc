@@ -17,7 +17,7 @@ namespace trireme {
 namespace {
 
 constexpr std::size_t kClaimedShare = 2;  // claims take at most such a part of the memory of rows
-constexpr std::size_t kColdBytes = 16;    // that a row may need in memory when it has left it
+constexpr std::size_t kColdBytes = 32;    // that a row may need in memory when it has left it alone
 
 }  // namespace
 
@@ -107,8 +107,9 @@ std::size_t Tier::claimed_bytes() const noexcept {
 }
 
 // What the stripe with most keys needs if all their rows have left memory again, and are replaced;
-// and what finds the rows of the other stripes on SSD then. Of its pages no more than is kept for
-// reads at any time: there is room for the others if few rows leave at the same time.
+// and of the other stripes what finds their rows on SSD then, and by how much the index in memory
+// may stay larger. Of its pages no more than is kept for reads at any time: there is room for the
+// others if few rows leave at the same time.
 Tier::Need Tier::largest_need(const Claim& claim) const {
   Need need{.bytes = claim.keys_.size() * kColdBytes};
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {

@@ -302,7 +302,7 @@ class Tier::Fetcher {
   // Whether what is kept for reads has room for one more. Beyond that a thread reads no further
   // ahead.
   bool is_spare(std::size_t num_bytes) const noexcept {
-    return tier_.promised_read_bytes_ + num_bytes <= tier_.spare_bytes();
+    return tier_.promised_.read_bytes + num_bytes <= tier_.spare_bytes();
   }
 
   // None: the rows stay where they are, and can be read there. Whoever wants to change them waits.

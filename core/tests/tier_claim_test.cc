@@ -143,9 +143,9 @@ void test_what_was_claimed_is_applied_at_any_budget(std::uint64_t seed) {
         may_end = true;  // of this budget
       }
       for (std::size_t j = begin; j < begin + n; ++j) ++counts[j];
-      // With less than that, rows that leave memory may take more beside it than is left.
-      if (more >= 100000 && !may_end && counted.table->bytes() > budget) {
-        CHECK_EQUAL(counted.table->bytes(), budget);
+      if (!may_end) {
+        const std::size_t taken = counted.table->bytes();
+        if (taken > budget) CHECK_EQUAL(taken, budget);
       }
     }
     may_end = true;
@@ -157,7 +157,34 @@ void test_what_was_claimed_is_applied_at_any_budget(std::uint64_t seed) {
   }
   std::cout << num_granted << " claims were granted, " << num_passed << " passed, " << num_refused
             << " refused" << std::endl;
-  CHECK(num_granted > 50);
+  CHECK(num_granted > 10 && num_passed > 10);  // how many depends on the other thread
+}
+
+// Rows come until even what finds them on SSD has no room. Whatever was tried for a push that is
+// refused, the budget holds, and what was pushed is there.
+void test_a_table_that_outgrows_its_budget_keeps_it(std::uint64_t seed) {
+  Counted counted(seed, 60000, std::size_t{1} << 18);
+  counted.config.tier.timeout = std::chrono::milliseconds(50);
+  counted.table.emplace(counted.config);
+  const std::size_t budget = counted.config.tier.memory_bytes;
+  std::vector<float> counts(counted.keys.size());
+  std::size_t num_refused = 0;
+  for (std::size_t begin = 0; num_refused < 20; begin = (begin + 500) % counted.keys.size()) {
+    const auto some = std::span(counted.keys).subspan(begin, 500);
+    std::array<Claimed, 1> claim;
+    try {
+      claim[0] = counted.table->claim(some, counted.pool);
+    } catch (const Error& error) {
+      CHECK(is_refusal(error));
+      ++num_refused;
+      CHECK(counted.table->bytes() <= budget);
+      continue;
+    }
+    push_claimed(counted, some, claim);
+    for (std::size_t i = begin; i < begin + 500; ++i) ++counts[i];
+    CHECK(counted.table->bytes() <= budget);
+  }
+  CHECK(counted.counts_of(counted.keys) == counts);
 }
 
 }  // namespace
@@ -166,5 +193,6 @@ int main(int argc, char** argv) {
   const std::uint64_t seed = test::seed_of(argc, argv);
   test_claimed_keys_need_no_device(seed);
   test_rows_that_nobody_claims_any_more_leave(seed);
+  test_a_table_that_outgrows_its_budget_keeps_it(seed);
   test_what_was_claimed_is_applied_at_any_budget(seed);
 }

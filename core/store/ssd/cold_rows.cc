@@ -144,9 +144,9 @@ void ColdRows::clear(std::uint32_t bucket) noexcept {
   own = Bucket{};
 }
 
-ColdRows::Pages ColdRows::prepare(std::uint32_t bucket, const Rows& added) {
+ColdRows::Pages ColdRows::prepare(std::uint32_t bucket, const Rows& added) const {
   const auto& [rows, classes, uses, time, moved] = added;
-  Bucket& own = buckets_[bucket];
+  const Bucket& own = buckets_[bucket];
   Pages pages;
   for (std::size_t i = 0; i < rows.size();) {
     const std::size_t end = i + rows_per_page(classes[i]);
@@ -167,8 +167,8 @@ ColdRows::Pages ColdRows::prepare(std::uint32_t bucket, const Rows& added) {
                                                    ", found " + std::to_string(num_pages));
   }
   if (num_pages > own.pages.capacity()) {  // by little: memory that is not used costs rows
-    own.pages.reserve(num_pages + num_pages / 16);
-    own.left.reserve(own.pages.capacity() * words_per_page_);
+    pages.pages_.reserve(num_pages + num_pages / 16);
+    pages.left_.reserve(pages.pages_.capacity() * words_per_page_);
   }
   for (std::size_t i = 0; i < num_new; ++i) {
     pages.numbers_.push_back(static_cast<PageNumber>(own.pages.size() + i));
@@ -187,6 +187,11 @@ ColdRows::Pages ColdRows::prepare(std::uint32_t bucket, const Rows& added) {
   } else {
     pages.index_ = own.recent.with(num_pages, entries);
   }
+  const std::size_t then =
+      pages.index_.bytes() + (pages.has_all_ ? 0 : own.index.bytes()) +
+      std::max(own.pages.capacity(), pages.pages_.capacity()) * sizeof(Page) +
+      std::max(own.left.capacity(), pages.left_.capacity()) * sizeof own.left[0];
+  pages.growth_ = then - std::min(then, bytes(bucket));
   return pages;
 }
 
@@ -194,6 +199,12 @@ void ColdRows::put(std::uint32_t bucket, const Rows& added, Pages&& pages, PageL
                    std::span<std::byte> scratch) noexcept {
   const auto& [rows, classes, uses, time, moved] = added;
   Bucket& own = buckets_[bucket];
+  if (pages.pages_.capacity() > own.pages.capacity()) {
+    pages.pages_.assign(own.pages.begin(), own.pages.end());
+    pages.left_.assign(own.left.begin(), own.left.end());
+    own.pages = std::move(pages.pages_);
+    own.left = std::move(pages.left_);
+  }
   for (std::size_t p = 0, i = 0; p < pages.size(); ++p) {
     const std::size_t begin = i;
     const RowLayout& layout = layouts_[classes[begin]];

@@ -83,10 +83,19 @@ class ColdRows {
   // Forgets all rows of a bucket.
   void clear(std::uint32_t bucket) noexcept;
 
+ private:
+  struct Page {
+    Position position = 0;
+    std::uint32_t version = 0;  // the newest of its rows
+  };
+
+ public:
   // Rows of a bucket that become pages, each of one class.
   class Pages {
    public:
     std::size_t size() const noexcept { return ends_.size(); }
+    // By how much the bucket takes more memory with them.
+    std::size_t growth() const noexcept { return growth_; }
 
    private:
     friend class ColdRows;
@@ -94,6 +103,9 @@ class ColdRows {
     ColdIndex index_;                // with them: of the recent entries, or of all
     bool has_all_ = false;
     std::vector<PageNumber> numbers_;
+    std::vector<Page> pages_;          // with room for all pages, if the bucket has not enough
+    std::vector<std::uint32_t> left_;  // the same
+    std::size_t growth_ = 0;
   };
   struct Rows {
     // By class, and those of a class in the order of the hashes of their keys.
@@ -103,9 +115,9 @@ class ColdRows {
     std::uint64_t time;
     std::span<const Place> moved;  // where some of the rows have been so far
   };
-  // Prepares so that put() cannot fail.
+  // Prepares so that put() cannot fail, and changes nothing.
   // Errors: std::bad_alloc; kResourceExhausted: the bucket has 2^16 pages.
-  Pages prepare(std::uint32_t bucket, const Rows& rows);
+  Pages prepare(std::uint32_t bucket, const Rows& rows) const;
   // Writes the rows to pages. Requires: prepare() under the same lock; room for pages.size();
   // scratch: a page.
   void put(std::uint32_t bucket, const Rows& rows, Pages&& pages, PageLog::Room& room,
@@ -144,10 +156,6 @@ class ColdRows {
   std::size_t bytes(std::uint32_t bucket) const noexcept;  // of memory, beside kOwnBytes
 
  private:
-  struct Page {
-    Position position = 0;
-    std::uint32_t version = 0;  // the newest of its rows
-  };
   struct Bucket {
     ColdIndex index;
     ColdIndex recent;  // what was added since the index was written anew
