@@ -101,6 +101,8 @@ class Tier {
   // Whether all that is in memory is within the budget, if need be when rows have left it.
   // Requires: no lock of the table is held.
   bool has_room();
+  // Errors: as for make_room: more is in memory.
+  void check_room() { make_room(Need{}, Wait::kNo); }
   // Sets the budget, and keeps it when it returns. Errors: as above; the budget stays.
   void set_memory(std::size_t num_bytes);
 
