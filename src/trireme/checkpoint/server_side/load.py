@@ -212,7 +212,12 @@ class CheckpointLoad:
                 return
         rows = self._stage(name, self._num_rows(name))
         if self.manifest.mode == "delta":
-            self._copy(table.rows, rows, name, progress)
+            rows.expect(table.rows.rows)
+            progress.expect(NUM_BUCKETS)
+            for copy in by_buckets(rows.copy, table.rows, self._server.pool):
+                with self._needing_room(name):
+                    self._server.with_room(copy)
+                progress.add(CHANGED_BUCKETS)
         files = self._row_files(name)
         progress.expect(sum(one.num_rows for one in files))
         load = partial(self._load_rows, name, rows=rows, progress=progress)
@@ -227,17 +232,6 @@ class CheckpointLoad:
         if claim is None:
             raise ResourceExhausted(f"load: no room to claim rows of table {table.schema.name!r}")
         return [claim]
-
-    def _copy(
-        self, rows: _core.Table, copied: _core.Table, name: str, progress: OperationProgress
-    ) -> None:
-        """Copy all that belongs to the rows of a table."""
-        copied.expect(rows.rows)
-        progress.expect(NUM_BUCKETS)
-        for copy in by_buckets(copied.copy, rows, self._server.pool):
-            with self._needing_room(name):
-                self._server.with_room(copy)
-            progress.add(CHANGED_BUCKETS)
 
     @contextmanager
     def _needing_room(self, name: str) -> Iterator[None]:
