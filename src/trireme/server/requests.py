@@ -13,6 +13,7 @@ from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
+from trireme.server.prepared_load import PreparedLoad
 from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.served_tables import ServedTable
 from trireme.server.server_stats import stats_of
@@ -78,8 +79,9 @@ class RequestHandlers:
 
     def _on_create_table(self, request: Request) -> Reply | Deferred:
         schema = TableSchema.from_wire(need(request.body, "schema", dict))
-        if schema.name not in self._state.tables:
-            self._state.check_settled()  # a load or import that is decided needs the room
+        needs_room = self._state.tier is not None or isinstance(self._state.prepared, PreparedLoad)
+        if needs_room and schema.name not in self._state.tables:
+            self._state.check_settled()  # a load or import that is decided has it
         self._state.create_table(schema)
         has_tier = self._state.table(schema.name).rows.tier is not None
         return self._state.journal.answered(Reply({"tier": has_tier}))
