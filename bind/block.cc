@@ -3,10 +3,12 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "base/error.h"
 #include "table.h"
@@ -27,6 +29,12 @@ void write_wide(Table& table, Keys keys, Array1<const std::uint8_t> row_classes,
   expect("write_wide", "rows of bytes", rows.shape(1), table.row_bytes());
   nb::gil_scoped_release release;
   table.write_wide(as_span(keys), as_span(row_classes), rows.data(), pool, version);
+}
+
+void merge(Table& table, const Table& other, std::uint32_t first_bucket, std::uint32_t num_buckets,
+           Pool& pool, const std::vector<Tier::Claim*>& claims) {
+  nb::gil_scoped_release release;
+  table.merge(other, first_bucket, num_buckets, pool, claims);
 }
 
 void check_wide(const Table& table, Keys keys, Array1<const std::uint8_t> row_classes,
@@ -178,11 +186,19 @@ void register_block(nb::module_& m, nb::class_<Table>& table) {
       .def("check_wide", &check_wide, "keys"_a.noconvert(), "row_classes"_a.noconvert(),
            "rows"_a.noconvert(), "pool"_a,
            "Raise the BadRequest that write_wide would raise for these rows, if any.")
-      .def("merge", &Table::merge, "other"_a, "first_bucket"_a, "num_buckets"_a, "pool"_a,
-           nb::call_guard<nb::gil_scoped_release>(),
+      .def("merge", &merge, "other"_a, "first_bucket"_a, "num_buckets"_a, "pool"_a,
+           "claims"_a = nb::make_tuple(),
            R"(Insert or replace all rows that some buckets of another table have, as write_wide.
 
+claims: that together have all keys; see `update`.
 Raises BadRequest: the table itself, or one with rows of another form.)")
+      .def(
+          "copy", &Table::copy, "other"_a, "first_bucket"_a, "num_buckets"_a, "pool"_a,
+          nb::call_guard<nb::gil_scoped_release>(),
+          R"(Replace some buckets, with their marks, removals and pending counts, by those of another table.
+
+Raises BadRequest: the table itself, or one with rows of another form. ResourceExhausted: a
+repetition finishes the call.)")
       .def(
           "write_wide", &write_wide, "keys"_a.noconvert(), "row_classes"_a.noconvert(),
           "rows"_a.noconvert(), "pool"_a, "version"_a = nb::none(),

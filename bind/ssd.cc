@@ -67,6 +67,11 @@ std::unique_ptr<Tier::Claim> claim(Table& table, Keys keys, Pool& pool) {
   return table.claim(as_span(keys), pool);
 }
 
+std::unique_ptr<Tier::Claim> claim_rows(Table& table, const Table& other, Pool& pool) {
+  nb::gil_scoped_release release;
+  return table.claim_rows(other, pool);
+}
+
 std::unique_ptr<Tier::Claim> claim_buckets(Table& table, Array1<const std::uint32_t> num_rows) {
   expect("claim_buckets", "a number of rows per bucket:", num_rows.size(), kNumBuckets);
   nb::gil_scoped_release release;
@@ -142,6 +147,9 @@ void register_tier(nb::module_& m, nb::class_<Table>& table) {
            "fails nor waits for a device. None if there is no such room, or claims would take too "
            "much of it. num_rows: (4096,) uint32. Raises BadRequest: all rows are in memory "
            "anyway. Unavailable, DeadlineExceeded: a device.")
+      .def("claim_rows", &claim_rows, "other"_a, "pool"_a, nb::keep_alive<0, 1>(),
+           nb::sig("def claim_rows(self, other: Table, pool: Pool) -> Claim | None"),
+           "Claim the keys of all rows of another table, for `merge`, as `claim` does.")
       .def("claim", &claim, "keys"_a.noconvert(), "pool"_a, nb::keep_alive<0, 1>(),
            nb::sig("def claim(self, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), "
                    "order='C', device='cpu', writable=False)], pool: Pool) -> Claim | None"),
@@ -153,6 +161,8 @@ void register_tier(nb::module_& m, nb::class_<Table>& table) {
            "Raises BadRequest: all rows are in memory "
            "anyway. ResourceExhausted: the budget is too small, or the devices are full. "
            "Unavailable, DeadlineExceeded, Corruption: a device, a page.")
+      .def("check_room", &Table::check_room, nb::call_guard<nb::gil_scoped_release>(),
+           "Raise ResourceExhausted if a table takes more memory than its budget, if it has one.")
       .def("set_memory", &Table::set_memory, "num_bytes"_a,
            nb::call_guard<nb::gil_scoped_release>(),
            "Set the budget of a table with an SSD tier; rows leave memory at once if it is less. "

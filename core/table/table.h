@@ -219,6 +219,10 @@ class Table {
   // Sets the budget of a table with an SSD tier. Errors: kBadRequest without one; those of
   // Tier::make_room, nothing changed.
   void set_memory(std::size_t num_bytes);
+  // Errors: kResourceExhausted: an SSD tier has more in memory than its budget.
+  void check_room() {
+    if (tier_ != nullptr) tier_->check_room();
+  }
   // Null without an SSD tier.
   const Tier* tier() const noexcept { return tier_.get(); }
   // Errors: kBadRequest without one.
@@ -258,9 +262,17 @@ class Table {
   // Errors: those kBadRequest of write_wide.
   void check_wide(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> row_classes,
                   const std::uint8_t* rows, Pool& pool) const;
-  // write_wide with all rows that some buckets of another table have.   Errors: kBadRequest for the
-  // table itself, or one with other rows, nothing changed; else as write_wide.
-  void merge(const Table& from, std::uint32_t first_bucket, std::uint32_t num_buckets, Pool& pool);
+  // write_wide with all rows that some buckets of another table have.   claims: of all these keys,
+  // as for update.   Errors: kBadRequest for the table itself, or one with other rows, nothing
+  // changed; else as write_wide.
+  void merge(const Table& from, std::uint32_t first_bucket, std::uint32_t num_buckets, Pool& pool,
+             Tier::Claims claims = {});
+  // A claim of the keys of all rows of another table, for a merge; null too if they take more than
+  // half of the memory. Errors as for claim.
+  std::unique_ptr<Tier::Claim> claim_rows(const Table& from, Pool& pool);
+  // Replaces some buckets, with their marks, removals and pending state, by those of another table.
+  // Errors as for merge; a repetition finishes it.
+  void copy(const Table& from, std::uint32_t first_bucket, std::uint32_t num_buckets, Pool& pool);
 
   // What updates rows of a class outside of this table. Errors: kBadRequest for a value.
   std::unique_ptr<RuleStep> make_step(const RuleValues& values, int row_class) const;
@@ -307,6 +319,8 @@ class Table {
   std::size_t lookup_any(std::span<const std::uint64_t> keys, float* out, Pool& pool,
                          int dim) const;
 
+  void check_source(const char* who, const Table& from, std::uint32_t first_bucket,
+                    std::uint32_t num_buckets) const;
   struct WideRows;
   struct Reserved;
   std::uint32_t newest_of(const WideRows& wide, Pool& pool) const;

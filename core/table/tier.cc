@@ -48,6 +48,7 @@ ssd::PageLogConfig log_config(const TierConfig& config, std::size_t row_bytes,
 Tier::Tier(Table& table, const TierConfig& config)
     : table_(table),
       memory_bytes_(config.memory_bytes),
+      limit_bytes_(config.memory_bytes),
       log_(config.devices, log_config(config, table.arenas_.row_bytes(), kCleaningReads)),
       cold_(log_, table.classes_.layouts(), config.number),
       uses_(table.arenas_.num_classes() == 1 ? table.arenas_.of(0).num_rows_max()
@@ -120,7 +121,6 @@ void Tier::keep_coldest(std::vector<Arena::Ref>& refs, std::size_t num_rows) con
 // Moves rows of a bucket that were used least to SSD, whole pages of them if it has enough.
 // Returns how many rows were moved.
 std::size_t Tier::move_out(std::uint32_t bucket) {
-  if (!may_grow(0)) return 0;
   const std::uint32_t stripe = bucket / kBucketsPerStripe;
   const int num_classes = table_.arenas_.num_classes();
   ssd::PageLog::Room room = log_.reserve(kPagesOut + static_cast<std::size_t>(num_classes));

@@ -106,6 +106,8 @@ class Tier {
   // Whether all that is in memory is within the budget, if need be when rows have left it.
   // Requires: no lock of the table is held.
   bool has_room();
+  // Errors: as for make_room: more is in memory.
+  void check_room() { make_room(Need{}, Wait::kNo); }
   // Sets the budget, and keeps it when it returns. Errors: as above; the budget stays.
   void set_memory(std::size_t num_bytes);
 
@@ -225,6 +227,8 @@ class Tier {
   // Of reads that clean, which nobody promises: one thread cleans.
   static constexpr std::size_t kCleaningReads = 1;
 
+  static constexpr std::size_t kColdBytes = 32;  // that a row may need when it has left alone
+
   // Keys whose rows are not in memory.
   struct Search {
     Places here;                        // rows in pages that were read
@@ -258,7 +262,6 @@ class Tier {
   [[noreturn]] void fail(const Need& need, const Need& others) const;
   bool step();
   void begin_shrink(const Memory& memory);
-  std::size_t leaving_bytes() const noexcept;
   bool may_grow(std::size_t num_bytes) const noexcept;
   std::size_t move_out(std::uint32_t bucket);
   std::size_t relocate(std::span<const Arena::Ref> refs);
@@ -295,7 +298,9 @@ class Tier {
   std::size_t move_in(std::uint32_t stripe, const Places& places, std::optional<For> what);
 
   Table& table_;
-  std::atomic<std::size_t> memory_bytes_;
+  std::atomic<std::size_t> memory_bytes_;  // the budget
+  // What rows that leave may not make the table exceed: the budget before, while it becomes less.
+  std::atomic<std::size_t> limit_bytes_;
   mutable ssd::PageLog log_;
   ssd::ColdRows cold_;
   mutable Uses uses_;

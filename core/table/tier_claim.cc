@@ -17,7 +17,6 @@ namespace trireme {
 namespace {
 
 constexpr std::size_t kClaimedShare = 2;  // claims take at most such a part of the memory of rows
-constexpr std::size_t kColdBytes = 32;    // that a row may need in memory when it has left it alone
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 // Tier: the budget of memory, and room in it.
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <string>
 #include <thread>
 #include <utility>
@@ -140,18 +141,6 @@ bool Tier::fits(const Memory& memory) const noexcept {
   return memory.taken + memory.lacking <= budget - budget / (memory.lacking > 0 ? 32 : 128);
 }
 
-// What the rows have that are to leave their memory.
-std::size_t Tier::leaving_bytes() const noexcept {
-  std::size_t n = 0;
-  for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
-    const Arena& arena = table_.arenas_.of(i);
-    if (!arena.is_shrinking()) continue;
-    const Arena::Use use = arena.use();
-    n += (use.num_rows - use.num_kept) * arena.row_bytes();
-  }
-  return n;
-}
-
 std::vector<Tier::Room> Tier::make_room(Needs needs, Wait wait) {
   Need need;  // all of them
   for (const Need& one : needs) {
@@ -248,20 +237,24 @@ bool Tier::has_room() {
 
 void Tier::set_memory(std::size_t num_bytes) {
   const std::size_t before = memory_bytes_.exchange(num_bytes);
+  if (num_bytes > before) limit_bytes_ = num_bytes;
   try {
-    make_room(Need{}, Wait::kNo);
+    do {  // what other calls moved until the limit was there may exceed it
+      make_room(Need{}, Wait::kNo);
+      limit_bytes_ = num_bytes;
+    } while (memory(granted_).taken > num_bytes);
   } catch (...) {
-    memory_bytes_ = before;
+    memory_bytes_ = limit_bytes_ = before;
     throw;
   }
 }
 
-// Whether what was promised last, for what finds rows on SSD, is within the budget. If more was
-// taken before that, whether rows give back as much. What is asked for, and may be refused, takes
-// nothing yet.
+// Whether what was promised last, for what finds rows on SSD, is within the limit, or that is
+// exceeded without it, and rows have to leave. What is asked for, and may be refused, takes nothing
+// yet.
 bool Tier::may_grow(std::size_t num_bytes) const noexcept {
-  const std::size_t taken = memory(granted_).taken, budget = memory_bytes_;
-  return taken <= budget || (taken - num_bytes > budget && num_bytes < leaving_bytes());
+  const std::size_t taken = memory(granted_).taken, limit = limit_bytes_;
+  return taken <= limit || taken - num_bytes > limit;
 }
 
 // The indexes grow as rows go to SSD, and one row class may need what another has: then rows have
@@ -276,9 +269,15 @@ void Tier::begin_shrink(const Memory& found) {
     std::size_t num_bytes;  // that it can give most easily
     int number;
     Arena::Use use;
-    std::size_t num_leaving_max;  // row 0 stays, and as many as were promised
+    std::size_t num_leaving_max;
   };
   const std::size_t promised = promised_.rows;
+  // Row 0, as many as were promised, and those that are claimed.
+  const std::size_t num_staying = promised + num_claimed_ + 1;
+  // As many as leave within the limit, for what finds them on SSD.
+  const std::size_t granted = memory(granted_).taken, limit = limit_bytes_;
+  const std::size_t num_at_once = granted > limit ? std::numeric_limits<std::size_t>::max()
+                                                  : (limit - granted) / (2 * kColdBytes) + 1;
   std::vector<Class> order;
   std::size_t num_bytes_max = 0;
   for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
@@ -287,7 +286,7 @@ void Tier::begin_shrink(const Memory& found) {
     const std::size_t num_free = use.num_free - std::min(use.num_free, promised);
     // One that lacks rows gives none to others.
     if (!takes_too_much && num_free == 0 && !arena.is_shrinking()) continue;
-    const std::size_t num_leaving_max = use.num_rows - std::min(use.num_rows, promised + 1);
+    const std::size_t num_leaving_max = use.num_rows - std::min(use.num_rows, num_staying);
     num_bytes_max += num_leaving_max * arena.row_bytes();
     order.push_back(
         {(takes_too_much ? use.num_rows : num_free) * arena.row_bytes(), i, use, num_leaving_max});
@@ -303,7 +302,8 @@ void Tier::begin_shrink(const Memory& found) {
       // Of free rows as many as can be spared at once: it takes the hand a round.
       const std::size_t spared =
           takes_too_much ? 0 : std::min<std::size_t>(num_bytes, memory_bytes_ / 64);
-      num_leaving = std::min(std::max(excess, spared) / arena.row_bytes() + 1, num_leaving_max);
+      num_leaving = std::min(
+          {std::max(excess, spared) / arena.row_bytes() + 1, num_leaving_max, num_at_once});
       if (num_leaving > 0) table_.arenas_.shrink(row_class, use.num_rows - num_leaving);
     }
     // What little is missing then is not worth a few rows of one class after the other.

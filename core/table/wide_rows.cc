@@ -1,12 +1,17 @@
-// Table: write_wide, the inverse of read_wide.
+// Table: write_wide, the inverse of read_wide; and what comes from another table.
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <iterator>
+#include <numeric>
 #include <string>
+#include <unordered_set>
+#include <vector>
 
 #include "base/array.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "store/find.h"
 #include "table/table.h"
 
@@ -33,6 +38,7 @@ struct Table::WideRows {
   const std::uint8_t* rows;
   std::size_t row_bytes;
   std::optional<std::uint32_t> version;  // instead of their own
+  Tier::Claims claims = {};              // of their keys
 
   const std::uint8_t* at(std::size_t position) const noexcept {
     return rows + position * row_bytes;
@@ -50,23 +56,72 @@ void Table::write_wide(std::span<const std::uint64_t> keys,
   pool.run(kNumStripes, [&](std::size_t stripe) { write_in_stripe(groups[stripe], wide); });
 }
 
-void Table::merge(const Table& from, std::uint32_t first_bucket, std::uint32_t num_buckets,
-                  Pool& pool) {
-  if (num_buckets == 0) return;
-  check_bucket(first_bucket);
+void Table::check_source(const char* who, const Table& from, std::uint32_t first_bucket,
+                         std::uint32_t num_buckets) const {
+  if (num_buckets > 0) check_bucket(first_bucket);
   if (num_buckets > kNumBuckets - first_bucket) check_bucket(kNumBuckets);
   if (&from == this || !std::ranges::equal(from.classes_.layouts(), classes_.layouts())) {
-    throw Error(ErrorCode::kBadRequest,
-                "Table.merge: expected another table with rows of the same form");
+    throw Error(ErrorCode::kBadRequest, std::string("Table.") + who +
+                                            ": expected another table with rows of the same form");
   }
+}
+
+void Table::merge(const Table& from, std::uint32_t first_bucket, std::uint32_t num_buckets,
+                  Pool& pool, Tier::Claims claims) {
+  check_source("merge", from, first_bucket, num_buckets);
   raise_version(from.version());
   pool.run(num_buckets, [&](std::size_t i) {
     const BucketContent content = from.snapshot(first_bucket + static_cast<std::uint32_t>(i));
     const WideRows wide{.classes = content.classes.span(),
                         .rows = content.rows.data(),
                         .row_bytes = row_bytes(),
-                        .version = std::nullopt};
-    write_in_stripe({.keys = content.keys.span(), .positions = nullptr, .first = 0}, wide);
+                        .version = std::nullopt,
+                        .claims = claims};
+    if (claims.empty()) {
+      write_in_stripe({.keys = content.keys.span(), .positions = nullptr, .first = 0}, wide);
+      return;
+    }
+    std::vector<std::uint32_t> order(content.keys.size());  // as claims have them
+    std::iota(order.begin(), order.end(), 0U);
+    std::ranges::sort(order, {}, [&](std::uint32_t j) { return mix64(content.keys[j]); });
+    std::vector<std::uint64_t> keys(order.size());
+    std::ranges::transform(order, keys.begin(), [&](std::uint32_t j) { return content.keys[j]; });
+    write_in_stripe({.keys = keys, .positions = order.data(), .first = 0}, wide);
+  });
+}
+
+std::unique_ptr<Tier::Claim> Table::claim_rows(const Table& from, Pool& pool) {
+  const Tier& tier = need_tier("claim_rows");
+  if (from.num_rows() * arenas_.row_bytes() > tier.use().memory_bytes / 2) return nullptr;
+  std::vector<std::uint64_t> keys;
+  for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
+    const BucketContent content = from.snapshot(bucket);
+    keys.insert(keys.end(), content.keys.data(), content.keys.data() + content.keys.size());
+  }
+  return claim(keys, pool);
+}
+
+void Table::copy(const Table& from, std::uint32_t first_bucket, std::uint32_t num_buckets,
+                 Pool& pool) {
+  check_source("copy", from, first_bucket, num_buckets);
+  raise_version(from.version());
+  pool.run(num_buckets, [&](std::size_t i) {
+    const auto bucket = first_bucket + static_cast<std::uint32_t>(i);
+    const BucketContent content = from.snapshot(bucket, 0, 1);
+    // All removals get one version: with it a key that has come back would leave a later delta.
+    const std::span<const std::uint64_t> keys = content.keys.span();
+    const std::unordered_set<std::uint64_t> present(keys.begin(), keys.end());
+    std::vector<std::uint64_t> removed;
+    std::ranges::copy_if(content.removed.span(), std::back_inserter(removed),
+                         [&](std::uint64_t key) { return !present.contains(key); });
+    restore(bucket, {.keys = keys,
+                     .classes = content.classes.span(),
+                     .rows = content.rows.span(),
+                     .marks = content.marks,
+                     .pending = content.pending.span(),
+                     .removed = removed,
+                     .removed_at = from.version(),
+                     .removed_since = content.removed_since});
   });
 }
 
@@ -125,7 +180,7 @@ struct Table::Reserved {
 void Table::write_group(const Group& group, const WideRows& wide) {
   const std::size_t n = group.keys.size();
   const std::uint32_t stripe = stripe_of_hash(mix64(group.keys[0]));
-  const Tier::Lock lock = lock_rows(stripe, group.keys, group.keys.size());
+  const Tier::Lock lock = lock_rows(stripe, group.keys, group.keys.size(), wide.claims);
   std::array<std::size_t, Arenas::kClassesMax> counts{};
   for (std::size_t i = 0; i < n; ++i) ++counts[wide.classes[group.position(i)]];
   Arenas::Reservation reservation(arenas_, counts);

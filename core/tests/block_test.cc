@@ -167,7 +167,58 @@ void rows_that_do_not_fit_are_refused(test::Random& random) {
   const Table other(config_of({5, 4}, false));
   check_refused([&] { table.merge(other, 0, kNumBuckets, pool); });
   check_refused([&] { table.merge(table, 0, kNumBuckets, pool); });
+  check_refused([&] { table.copy(other, 0, kNumBuckets, pool); });
+  check_refused([&] { table.copy(Table(config_of({5, 3}, false)), 1, kNumBuckets, pool); });
   check_refused([&] { table.merge(Table(config_of({5, 3}, false)), 1, kNumBuckets, pool); });
+}
+
+// What belongs to the rows comes with them, and what was there before goes.
+void a_copy_has_all_of_a_table(test::Random& random) {
+  Pool pool(2);
+  Table table(config_of({4}, false)), copy(config_of({4}, false));
+  const Rows rows = random_rows(random, table, distinct_keys(random, 20'000));
+  const Rows others = random_rows(random, table, distinct_keys(random, 5'000));
+  table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool);
+  copy.write_wide(others.keys, others.classes, others.wide.data(), pool);
+  table.advance(std::array{PushId{.stream = 3, .sequence = 7}});
+  const std::span<const std::uint64_t> removed = std::span(rows.keys).first(4'000);
+  table.erase(removed, pool);
+  table.raise_version(table.version() + 1);
+  const Rows back = random_rows(random, table, Keys(removed.begin(), removed.begin() + 1'000));
+  table.write_wide(back.keys, back.classes, back.wide.data(), pool, table.version());
+  for (int round = 0; round < 2; ++round) {  // a repetition changes nothing
+    copy.copy(table, 0, 1000, pool);
+    copy.copy(table, 1000, kNumBuckets - 1000, pool);
+  }
+  CHECK_EQUAL(copy.num_rows(), 17'000U);
+  CHECK_EQUAL(copy.version(), table.version());
+  std::size_t num_removed = 0;
+  for (std::uint32_t bucket = 0; bucket < kNumBuckets; ++bucket) {
+    const BucketContent of_table = table.snapshot(bucket, 0, 1),
+                        of_copy = copy.snapshot(bucket, 0, 1);
+    CHECK(of_copy.marks == of_table.marks);
+    CHECK_EQUAL(of_copy.removed_since, of_table.removed_since);
+    num_removed += of_copy.removed.size();
+  }
+  CHECK_EQUAL(num_removed, 3'000U);
+  Model model;
+  const auto put_some = [&](const Rows& all, std::size_t begin) {
+    for (std::size_t i = begin; i < all.keys.size(); ++i) {
+      Rows one{.keys = {all.keys[i]}, .classes = {all.classes[i]}, .wide = {}};
+      const auto first = all.wide.begin() + static_cast<std::ptrdiff_t>(i * table.row_bytes());
+      one.wide.assign(first, first + static_cast<std::ptrdiff_t>(table.row_bytes()));
+      put(model, one, table.row_bytes());
+    }
+  };
+  put_some(rows, 4'000);
+  Rows stamped = back;
+  for (std::size_t i = 0; i < stamped.keys.size(); ++i) {
+    const std::uint32_t version = table.version();
+    std::memcpy(&stamped.wide[i * table.row_bytes() + table.classes().wide().wide_stamp_offset()],
+                &version, sizeof version);
+  }
+  put_some(stamped, 0);
+  check_equal_model(copy, model, pool);
 }
 
 // ---- blocks ----
@@ -407,6 +458,7 @@ int main(int argc, char** argv) {
                                   test::own_bytes(tiered) + (std::size_t{1} << 20));
   written_rows_are_read(random, tiered, 3'000);
   rows_that_do_not_fit_are_refused(random);
+  a_copy_has_all_of_a_table(random);
   rows_of_a_block_come_back(random, 0);
   rows_of_a_block_come_back(random, 1);
   updates_equal_those_of_a_table(random);

@@ -79,6 +79,35 @@ void test_claimed_keys_need_no_device(std::uint64_t seed) {
   for (const float n : counted.counts_of(all.subspan(40000, 500))) CHECK_EQUAL(n, 1);
 }
 
+// Rows of another table: some keys have rows, some have none.
+void test_a_claimed_merge_needs_no_device(std::uint64_t seed) {
+  Counted counted(seed, 40000, std::size_t{1} << 20);
+  fill(counted, 39000);
+  TableConfig config = counted.config;
+  config.tier = {};
+  Table staged(config);
+  const std::span<const std::uint64_t> some = std::span(counted.keys).subspan(38600, 800);
+  const std::vector<float> grads(some.size() * 8, -5.0F);
+  staged.update(some, grads.data(), std::array{PushId{0, 1}}, RuleValues{.lr = 1.0}, counted.pool);
+  Table many(config);
+  const std::vector<float> of_many(counted.keys.size() * 8, -5.0F);
+  many.update(counted.keys, of_many.data(), std::array{PushId{0, 1}}, RuleValues{.lr = 1.0},
+              counted.pool);
+  CHECK(counted.table->claim_rows(many, counted.pool) == nullptr);
+  const Claimed claim = counted.table->claim_rows(staged, counted.pool);
+  CHECK(claim != nullptr);
+  use_others(counted, 0, 38000);
+  counted.device->set_faults({.read_error = 1, .write_error = 1, .stuck = 1});
+  const auto before = counted.device->counts();
+  counted.table->merge(staged, 0, kNumBuckets, counted.pool, std::array{claim.get()});
+  CHECK_EQUAL(counted.device->counts().reads, before.reads);
+  CHECK_EQUAL(counted.device->counts().writes, before.writes);
+  CHECK(counted.table->bytes() <= counted.config.tier.memory_bytes);
+  counted.device->set_faults({});
+  for (const float n : counted.counts_of(some)) CHECK_EQUAL(n, 5);
+  for (const float n : counted.counts_of(std::span(counted.keys).first(1000))) CHECK_EQUAL(n, 1);
+}
+
 void test_rows_that_nobody_claims_any_more_leave(std::uint64_t seed) {
   Counted counted(seed, 40000, std::size_t{1} << 20);
   fill(counted, 40000);
@@ -192,6 +221,7 @@ void test_a_table_that_outgrows_its_budget_keeps_it(std::uint64_t seed) {
 int main(int argc, char** argv) {
   const std::uint64_t seed = test::seed_of(argc, argv);
   test_claimed_keys_need_no_device(seed);
+  test_a_claimed_merge_needs_no_device(seed);
   test_rows_that_nobody_claims_any_more_leave(seed);
   test_a_table_that_outgrows_its_budget_keeps_it(seed);
   test_what_was_claimed_is_applied_at_any_budget(seed);

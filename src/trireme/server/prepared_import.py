@@ -18,10 +18,12 @@ from trireme import _core
 from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array
 from trireme.rows.wide_rows import WideRows
+from trireme.server.served_tables import ServedTable
 
 PREPARE, ROWS, BLOCK = "log.import", "log.import_rows", "log.import_block"
 PREPARED, FINISH = "log.import_prepared", "log.import_end"
-_MERGED_BUCKETS = 64
+CHANGED_BUCKETS = 64
+"""At a time."""
 
 
 class RowPart(NamedTuple):
@@ -43,6 +45,9 @@ class PreparedImport:
     blocks: tensors that replace those of the same name.
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     is_whole: all rows are recorded; a crash may have kept the rest from the log.
+    claims, copies: the room that its rows need of tables on SSD. A copy has them and, while the
+    table has this mark, those of the table. After a crash there is neither: where copies had room,
+    a change of the tables has it.
     """
 
     what: ClassVar = "import"
@@ -54,6 +59,26 @@ class PreparedImport:
     blocks: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     parts: dict[str, list[RowPart]] = field(default_factory=dict)
     is_whole: bool = True
+    claims: dict[str, list[_core.Claim]] = field(default_factory=dict)
+    copies: dict[str, tuple[str, _core.Table]] = field(default_factory=dict)
+
+    def replacement(self, table: ServedTable) -> _core.Table | None:
+        """What replaces the rows of a table; None: they are changed where they are."""
+        mark, copy = self.copies.pop(name := table.schema.name, ("", None))
+        if copy is not None and mark == table.mark:
+            self.rows[name] = copy
+            return copy
+        return self.rows[name] if self.replace else None
+
+    def changes(self, table: ServedTable, pool: _core.Pool) -> Iterator[Callable[[], object]]:
+        """What puts the rows into a table that do not replace its own, some at a time: a call that
+        finds no room is repeated.
+        """
+        rows, claims = self.rows[name := table.schema.name], self.claims.get(name, ())
+        if rows is not table.rows:
+            yield from by_buckets(table.rows.merge, rows, pool, claims)
+        for part in self.parts.get(name, ()):
+            yield partial(part.write_to, table.rows, pool)
 
     def records(self) -> Iterator[tuple[str, dict[str, Any], Sequence[Array]]]:
         """What a log keeps of it; the first record discards an earlier import."""
@@ -81,15 +106,12 @@ class PreparedImport:
         self.rows[body["table"]].write_wide(keys, classes, rows, pool, body.get("version"))
 
 
-def merges(
-    into: _core.Table, rows: _core.Table, pool: _core.Pool
+def by_buckets(
+    change: Callable[..., object], rows: _core.Table, pool: _core.Pool, *claims: Any
 ) -> Iterator[Callable[[], object]]:
-    """What puts the rows of an import into a table: some buckets at a time, for a call that finds
-    no room is repeated.
-    """
-    if rows.rows > 0:
-        for first in range(0, NUM_BUCKETS, _MERGED_BUCKETS):
-            yield partial(into.merge, rows, first, _MERGED_BUCKETS, pool)
+    """`Table.merge` or `Table.copy` of another table with these rows, some buckets at a time."""
+    for first in range(0, NUM_BUCKETS, CHANGED_BUCKETS):
+        yield partial(change, rows, first, CHANGED_BUCKETS, pool, *claims)
 
 
 def filled_buckets(rows: _core.Table) -> Iterator[tuple[int, _core.Snapshot]]:

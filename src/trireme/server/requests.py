@@ -79,9 +79,9 @@ class RequestHandlers:
 
     def _on_create_table(self, request: Request) -> Reply | Deferred:
         schema = TableSchema.from_wire(need(request.body, "schema", dict))
-        prepared = self._state.prepared
-        if isinstance(prepared, PreparedLoad) and schema.name not in self._state.tables:
-            self._state.check_settled()  # a load that is decided needs the room
+        needs_room = self._state.tier is not None or isinstance(self._state.prepared, PreparedLoad)
+        if needs_room and schema.name not in self._state.tables:
+            self._state.check_settled()  # a load or import that is decided has it
         self._state.create_table(schema)
         has_tier = self._state.table(schema.name).rows.tier is not None
         return self._state.journal.answered(Reply({"tier": has_tier}))

@@ -101,12 +101,9 @@ class ServedTables(dict[str, ServedTable]):
 
     def replace_rows(self, name: str, rows: _core.Table, applied: Ids) -> None:
         """Replace the rows of a table by imported ones, which have seen all pushes so far."""
-        table = self[name]
         _mark(rows, applied)
-        rows.raise_version(table.rows.version)
-        # Which keys went with the old rows is not known: a delta since then would lack them.
-        rows.forget_removed(table.rows.version)
-        table.replace(rows)
+        rows.raise_version(self[name].rows.version)
+        self[name].replace(rows)
 
     def adopt_rows(self, schema: TableSchema, rows: _core.Table) -> None:
         """Replace the rows of a table, if it exists, by loaded ones, which have their own marks."""

@@ -38,7 +38,7 @@ from trireme.server.counts import Counts
 from trireme.server.journal import Journal
 from trireme.server.pacing import Pacing
 from trireme.server.pass_leases import PassLeases
-from trireme.server.prepared_import import PreparedImport, merges
+from trireme.server.prepared_import import PreparedImport
 from trireme.server.prepared_load import CheckedLoad, PreparedLoad
 from trireme.server.row_claims import NO_CLAIMS, Claims, RowClaims
 from trireme.server.row_tier import RowTier
@@ -228,14 +228,17 @@ class ServerState:
         already. Whoever is refused asks the coordinator, and brings the decision. In a recovery,
         one that was recorded in part, on a full disk, was never prepared.
         """
-        if (prepared := self.prepared) is not None and prepared.is_whole:
-            error = NotReady(
-                f"server {self.assignment.index}: expected the decision about {prepared.what}"
-                f" {prepared.id}, which is prepared"
-            )
-            if not self.leases.is_live:  # else its worker lives, and brings it
-                error.details = {prepared.what: prepared.id}
-            raise error
+        if (prepared := self.prepared) is None or not prepared.is_whole:
+            return
+        what, id = prepared.what, prepared.id
+        del prepared  # its rows would live as long as the error and its frames
+        error = NotReady(
+            f"server {self.assignment.index}: expected the decision about {what} {id}, which is"
+            " prepared"
+        )
+        if not self.leases.is_live:  # else its worker lives, and brings it
+            error.details = {what: id}
+        raise error
 
     def prepare(
         self, prepared: PreparedImport | PreparedLoad, lease: PassLease | None = None
@@ -274,19 +277,17 @@ class ServerState:
 
     def _install(self, prepared: PreparedImport) -> None:
         self.replace_blocks(prepared.blocks)
-        for name, rows in prepared.rows.items():
-            if prepared.replace:
-                self._replace_rows(name, rows)
-            else:
-                for merge in merges(self.table(name).rows, rows, self.pool):
-                    self.with_room(merge)
-            for part in prepared.parts.get(name, ()):
-                self.with_room(partial(part.write_to, self.table(name).rows, self.pool))
-
-    def _replace_rows(self, name: str, rows: _core.Table) -> None:
-        with self.lock:
-            self.tables.replace_rows(name, rows, self.streams.applied_ids())
-            self.streams.note_contents(are_loaded=False)
+        for name in prepared.rows:
+            table = self.table(name)
+            if (rows := prepared.replacement(table)) is not None:
+                with self.lock:
+                    self.tables.replace_rows(name, rows, self.streams.applied_ids())
+                    if prepared.replace:
+                        # Which keys went is not known: a delta since then would lack them.
+                        rows.forget_removed(rows.version)
+                        self.streams.note_contents(are_loaded=False)
+            for change in prepared.changes(table, self.pool):
+                self.with_room(change)
 
     def adopt_rows(self, schema: TableSchema, rows: _core.Table) -> None:
         """Replace the rows of a table, if it exists, by loaded ones, which have their own marks."""

@@ -97,7 +97,7 @@ class RowColumns:
         """Put the wanted buckets of a file into a table, see `_core.restore_columns`. places: of
         these buckets' rows on SSD.
         """
-        place_offsets, place_bytes = _NO_PLACES if places is None else places
+        place_offsets, place_bytes = places or _NO_PLACES
         columns = [
             c.flatten() if pa.types.is_fixed_size_list(c.type) else c for c in batch.columns[2:]
         ]
@@ -115,30 +115,6 @@ class RowColumns:
             place_offsets=place_offsets,
             places=place_bytes,
             claims=claims,
-        )
-
-    def copy(self, source: _core.Table, target: _core.Table, first: int, count: int) -> None:
-        """Put buckets first to first + count - 1 of a table into another one of its schema."""
-        content = _core.snapshot_columns(source, first, count, 0, 1, self.widths)
-        lines = BucketLines(
-            np.arange(first, first + count, dtype=np.uint16),
-            *(content.num_rows, content.mark_offsets, content.streams, content.sequences),
-            *(content.pending_offsets, content.pending, content.removed_offsets, content.removed),
-        ).without(content.keys)
-        place_offsets, places = _NO_PLACES
-        _core.restore_columns(
-            target,
-            **vars(lines),
-            keys=content.keys,
-            classes=content.classes,
-            columns=content.columns,
-            widths=list(self.widths),
-            wanted=np.ones(count, bool),
-            removed_at=source.version,
-            removed_since=content.removed_since,
-            apply=False,
-            place_offsets=place_offsets,
-            places=places,
         )
 
     def statistics_of(self, snapshot: _core.BucketColumns) -> Array:

@@ -37,14 +37,13 @@ from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array
 from trireme.rows.core_table import make_core_table
+from trireme.server.prepared_import import CHANGED_BUCKETS, by_buckets
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.storage.checked_file import check_file
 from trireme.storage.storage import Storage
 
 NO_OFFSETS = np.empty(0, np.int32)
-COPIED_BYTES = 2 << 20  # at a time, about
-COPIED_BUCKETS_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,8 @@ class CheckpointLoad:
             if name not in self._staged:
                 self._take_room(name, progress)
         for name, rows in self._staged.items():
-            self._check_room(name, rows)
+            with self._needing_room(name):  # of what came with rows, such as removed keys
+                self._server.with_room(rows.check_room)
 
     def _check_tables(self) -> None:
         saved, served = self.manifest.tables, self._server.tables
@@ -212,7 +212,12 @@ class CheckpointLoad:
                 return
         rows = self._stage(name, self._num_rows(name))
         if self.manifest.mode == "delta":
-            self._copy(table.rows, rows, name, progress)
+            rows.expect(table.rows.rows)
+            progress.expect(NUM_BUCKETS)
+            for copy in by_buckets(rows.copy, table.rows, self._server.pool):
+                with self._needing_room(name):
+                    self._server.with_room(copy)
+                progress.add(CHANGED_BUCKETS)
         files = self._row_files(name)
         progress.expect(sum(one.num_rows for one in files))
         load = partial(self._load_rows, name, rows=rows, progress=progress)
@@ -227,31 +232,6 @@ class CheckpointLoad:
         if claim is None:
             raise ResourceExhausted(f"load: no room to claim rows of table {table.schema.name!r}")
         return [claim]
-
-    def _copy(
-        self, rows: _core.Table, copied: _core.Table, name: str, progress: OperationProgress
-    ) -> None:
-        """Copy all that belongs to the rows of a table."""
-        copied.expect(rows.rows)
-        copied.raise_version(rows.version)
-        count = max(COPIED_BYTES * NUM_BUCKETS // (rows.rows * rows.row_bytes + 1), 1)
-        count = min(count, COPIED_BUCKETS_MAX)
-
-        def copy(first: int) -> None:
-            some = first, min(count, NUM_BUCKETS - first)
-            with self._needing_room(name):
-                self._server.with_room(partial(self._columns[name].copy, rows, copied, *some))
-            progress.add(some[1])
-
-        progress.expect(NUM_BUCKETS)
-        in_parallel([partial(copy, first) for first in range(0, NUM_BUCKETS, count)], progress)
-
-    def _check_room(self, name: str, rows: _core.Table) -> None:
-        """Raises ResourceExhausted: what came with the rows of a staged table, such as removed
-        keys, does not fit into its memory.
-        """
-        with self._needing_room(name):
-            self._server.with_room(partial(_keep_budget, rows))
 
     @contextmanager
     def _needing_room(self, name: str) -> Iterator[None]:
@@ -406,12 +386,6 @@ class CheckpointLoad:
     def _block_files(self) -> list[BlockFile]:
         files = self.manifest.blocks
         return [f for f in files if any(block.spec.id in self._sources for block in f.blocks)]
-
-
-def _keep_budget(rows: _core.Table) -> None:
-    """Raises ResourceExhausted: a table takes more memory than it has."""
-    if (use := rows.tier) is not None:
-        rows.set_memory(use["memory_bytes"])
 
 
 def _note_marks(marks: dict[int, Array], buckets: BucketLines) -> None:

@@ -7,8 +7,9 @@
                    replace others that it has taken
     import.read    the rows of keys, taken ones before those of the table
     import.discard forget the rows of a table
-    import.prepare record the rows of all tables of the import; from now on the server needs the
-                   coordinator's decision, and is not ready for other calls before it
+    import.prepare record the rows of all tables of the import, and take the room that they need;
+                   from now on the server needs the coordinator's decision, and is not ready for
+                   other calls before it
     import.finish  put the rows into the tables, replacing all rows or those of the same keys; or
                    forget them
     import.settled not ready while an import is prepared
@@ -21,12 +22,14 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from trireme import _core
-from trireme.errors import BadRequest, DataError, NotReady
+from trireme.errors import BadRequest, DataError, NotReady, ResourceExhausted
 from trireme.interchange.formats.fleet_rows import FleetText, RowError, Stamp, need_betas
 from trireme.interchange.formats.lines import line_chunks
 from trireme.interchange.formats.named_columns import DTYPES, RANK2, rows_of
@@ -40,8 +43,9 @@ from trireme.protocol.wire import Array, Arrays, need, need_list
 from trireme.rows.feature_keys import FeatureKeys
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
-from trireme.server.prepared_import import PreparedImport, RowPart
+from trireme.server.prepared_import import PreparedImport, RowPart, by_buckets
 from trireme.server.row_scan import check_reply, read_rows
+from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
@@ -55,6 +59,7 @@ class ImportHandlers:
     def __init__(self, server: ServerState, root: Path) -> None:
         self._server, self._root = server, root
         self._staged: dict[str, StagedRows] = {}
+        self._taking = threading.Lock()  # room for what is prepared
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -303,6 +308,9 @@ class ImportHandlers:
             server.prepare(PreparedImport(id, replace, rows, blocks, parts), lease)
             for name in names:
                 self._staged.pop(name, None)
+        with self._taking:
+            if isinstance(prepared := server.prepared, PreparedImport) and prepared.id == id:
+                _take_room(server, prepared)  # also again: a restarted server has none
         return server.journal.answered(Reply())
 
     def _on_finish(self, request: Request) -> Reply | Deferred:
@@ -314,6 +322,40 @@ class ImportHandlers:
             return Reply()
 
         return server.journal.change_once(finish)
+
+
+def _take_room(server: ServerState, prepared: PreparedImport) -> None:
+    """Take the room that rows need of tables on SSD before their import is decided, by having it.
+    Raises ResourceExhausted.
+    """
+    for name, rows in prepared.rows.items():
+        table = server.table(name)
+        if prepared.replace or table.rows.tier is None or name in prepared.claims | prepared.copies:
+            continue
+        with suppress(ResourceExhausted):  # then a copy may find room
+            claim = server.with_room(partial(table.rows.claim_rows, rows, server.pool))
+            if claim is not None:
+                prepared.claims[name] = [claim]
+                continue
+        try:
+            prepared.copies[name] = table.mark, _copy(server, table, rows)
+        except ResourceExhausted as error:
+            raise ResourceExhausted(
+                f"import: table {name!r} finds no room on server {server.assignment.index}:"
+                f" {error}. Nothing was imported: give the servers more memory or space on SSD, or"
+                " import fewer rows at a time"
+            ) from error
+
+
+def _copy(server: ServerState, table: ServedTable, rows: _core.Table) -> _core.Table:
+    """What a table will be with the rows of an import."""
+    if table.rows.num_changes == 0:
+        return rows
+    copy = server.make_rows(table.schema)
+    for change, source in ((copy.copy, table.rows), (copy.merge, rows)):
+        for change_some in by_buckets(change, source, server.pool):
+            server.with_room(change_some)
+    return copy
 
 
 def _check_salted(schema: TableSchema, keys: Keys, where: str) -> None:

@@ -5,7 +5,6 @@ served table when all of them are valid.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,8 +28,6 @@ PENDING_BYTES = 32 << 20
 class StagedRows:
     """Imported rows of one table on one server. Threads: any may put.
 
-    with_room: of the server.
-    pool: of the server.
     id: of the import, where its worker has named it.
     is_read: whether rows are read, or come twice, before the end of the import.
     is_of_pass: the import ends a pass on a device, so that others may not add to it.
@@ -39,11 +36,10 @@ class StagedRows:
     num_put: rows put so far; a key that comes twice counts twice. files: where they are from.
     """
 
+    server: ServerState
     schema: TableSchema
     rows: _core.Table
-    with_room: Callable[[Callable[[], object]], object]
     wanted: npt.NDArray[np.uint8]
-    pool: _core.Pool
     id: str = ""
     is_read: bool = True
     is_of_pass: bool = False
@@ -59,7 +55,7 @@ class StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
         wanted[server.assignment.owned_buckets()] = 1
         rows = server.make_rows(table.schema)
-        return cls(table.schema, rows, server.with_room, wanted, server.pool, id, is_read)
+        return cls(server, table.schema, rows, wanted, id, is_read)
 
     def is_named(self, id: object) -> bool:
         """Whether a request with this id, None where it has none, is of this import."""
@@ -84,9 +80,9 @@ class StagedRows:
         came, unless they belong on SSD.
         """
         if self.is_read or self.rows.tier is not None:
-            self.with_room(partial(part.write_to, self.rows, self.pool))
+            self.server.with_room(partial(part.write_to, self.rows, self.server.pool))
             return
-        self.rows.check_wide(part.keys, part.classes, part.rows, self.pool)
+        self.rows.check_wide(part.keys, part.classes, part.rows, self.server.pool)
         with self._lock:
             self.parts.append(part)
 
@@ -104,5 +100,5 @@ class StagedRows:
             ready, self._pending, self._pending_bytes = self._pending, [], 0
         if ready:
             keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
-            write = partial(self.rows.write_wide, keys, classes, rows, self.pool)
-            self.with_room(write)
+            write = partial(self.rows.write_wide, keys, classes, rows, self.server.pool)
+            self.server.with_room(write)
