@@ -44,7 +44,7 @@ class ByteStream(Protocol):
 
 def open_bytes(file: DataFile, offset: int = 0) -> ByteStream:
     """The bytes of a file from `offset` on; of a compressed file its text, from the beginning.
-    Raises DataError: it cannot be read, or its size has changed; names it.
+    Raises DataError: it cannot be read, or has changed; names it.
     """
     if file.codec is None:
         return _PlainStream(file, offset)
@@ -55,13 +55,14 @@ def open_bytes(file: DataFile, offset: int = 0) -> ByteStream:
 
 def open_stored(file: DataFile) -> pa.NativeFile:
     """The stored bytes of a file, for Arrow, which reads local files without the GIL. Raises
-    DataError: it cannot be read, or its size has changed; names it.
+    DataError: it cannot be read, or has changed; names it.
     """
     try:
         stored = pa.OSFile(file.path) if file.is_local else pa.PythonFile(_open(file), "r")
         size = stored.size()
     except Exception as error:
         raise cannot_read(file, error) from error
+    file.check_unchanged(stored)
     if size != file.num_bytes:
         stored.close()
         raise DataError(
@@ -94,6 +95,7 @@ class _PlainStream:
             self._raw.seek(offset)
         except Exception as error:
             raise cannot_read(file, error) from error
+        file.check_unchanged(self._raw)
 
     def readinto(self, buffer: NDArray[np.uint8]) -> int:
         wanted = min(len(buffer), self._file.num_bytes - self.num_bytes_in)

@@ -34,11 +34,7 @@ class FileInput:
         """Do nothing: the command has its own descriptor."""
 
     def check(self) -> None:
-        if self.num_bytes > self._file.num_bytes:
-            raise DataError(
-                f"QueueDataset: expected {self._file.num_bytes} bytes in {self._file.path}, "
-                f"found {self.num_bytes}: it has grown while it was read"
-            )
+        self._file.check_unchanged()
 
     def stop(self) -> None:
         """Do nothing: the command is killed."""
@@ -106,7 +102,6 @@ def open_input(file: DataFile) -> FileInput | FedInput:
             raw = FileIO(file.path)
         except OSError as error:
             raise DataError(f"QueueDataset: cannot read {file.path}: {error.strerror}") from error
-        if os.fstat(raw.fileno()).st_size == file.num_bytes:
-            return FileInput(file, raw)
-        raw.close()  # the file has changed: open_bytes reports it
+        file.check_unchanged(raw)
+        return FileInput(file, raw)
     return FedInput(open_bytes(file))

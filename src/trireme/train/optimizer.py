@@ -196,8 +196,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Raises BadRequest: other threads train, on weights and a pass that the call changes."""
         if self.num_threads > 1:
             raise BadRequest(
-                f"{called}: expected threads=1 in a callback's step, found {self.num_threads}, which"
-                " train meanwhile: call it in `epoch`, or give Trainer(threads=1)"
+                f"{called}: expected threads=1 in a callback's step, found {self.num_threads},"
+                " which train meanwhile: call it in `epoch`, or give Trainer(threads=1)"
             )
 
     def check_has_rows(self) -> None:
