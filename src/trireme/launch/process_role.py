@@ -180,8 +180,8 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
         )
     if to_flag(facts.get("join")) and not (name == "worker" and "servers" in facts):
         raise BadRequest(
-            f"init: expected only a worker that knows the servers to join a job"
-            f" ({facts['join'].name}), found a {name}; TRIREME_SERVERS names them"
+            "init: expected only workers that know the servers to join a job"
+            f" ({facts['join'].name}), found a {name}; TRIREME_SERVERS names the servers"
         )
     if "heter" in facts:
         base = replace(base, heter=to_compute_workers(facts["heter"]))
