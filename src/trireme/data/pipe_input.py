@@ -7,9 +7,9 @@ from io import FileIO
 import numpy as np
 from numpy.typing import NDArray
 
-from trireme.data.byte_streams import BLOCK_BYTES, ByteStream, open_bytes
+from trireme.data.byte_streams import BLOCK_BYTES, ByteStream, open_bytes, open_raw
 from trireme.data.sources import DataFile
-from trireme.errors import DataError, Internal
+from trireme.errors import Internal
 
 _JOIN_S = 30.0
 
@@ -98,10 +98,5 @@ class FedInput:
 
 def open_input(file: DataFile) -> FileInput | FedInput:
     if file.is_local and file.codec is None:
-        try:
-            raw = FileIO(file.path)
-        except OSError as error:
-            raise DataError(f"QueueDataset: cannot read {file.path}: {error.strerror}") from error
-        file.check_unchanged(raw)
-        return FileInput(file, raw)
+        return FileInput(file, open_raw(file))
     return FedInput(open_bytes(file))

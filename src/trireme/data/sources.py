@@ -60,11 +60,9 @@ class DataFile:
         return self.storage_options is None
 
     def check_unchanged(self, opened: Any = None) -> None:
-        """Raises DataError: a local file is another one than when the dataset was made, so that
-        streams that divide it would lose or repeat lines.
-
-        opened: the file, which is closed then. None: it was read to its end; one that has taken its
-        place meanwhile does not matter.
+        """Raises DataError: a local file has changed since the dataset was made, so that streams
+        that divide it would lose or repeat lines. opened: the file, which is closed then. None: it
+        was read to its end; one that has taken its place meanwhile does not matter.
         """
         if not self.is_local:
             return
