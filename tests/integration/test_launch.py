@@ -416,6 +416,7 @@ def test_the_number_of_streams_is_set_for_all_and_not_by_joining_workers(
     assert launcher.finish()[0] == 0
     for options, message in (
         (["--join", "a:1", "--streams", "8"], "because the job has the rest, found --streams"),
+        (["--join", "a:1", "--root", "."], "because the job has the rest, found --root"),
         (["--server_num", "1", "--worker_num", "1", "--streams", "0"], "--streams of 1 to 4096"),
     ):
         run = subprocess.run(

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.processes import clean_environment
 from trireme.data.pipe import Pipe
 from trireme.data.pipe_process import plain_words
-from trireme.data.sources import DataFile
+from trireme.data.sources import find_files
 from trireme.errors import BadRequest
 from trireme.fleet.reader_command import UTILS_PATH, reader_command
 
@@ -55,7 +55,7 @@ def examples(num: int) -> tuple[str, str]:
 def through(command: str, folder: Path, text: str) -> str:
     path = folder / "part-0"
     path.write_text(text)
-    file = DataFile(str(path), path.stat().st_size)
+    [file] = find_files(path)
     out, buffer = b"", np.empty(1 << 16, np.uint8)
     with Pipe(command) as pipe, pipe.open(file) as stream:
         while num_bytes := stream.readinto(buffer):

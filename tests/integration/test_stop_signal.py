@@ -156,6 +156,65 @@ def test_passes_without_a_place_to_save_say_that_nothing_was_saved(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("when", ["is_ready", "open", "the loop's body"])
+def test_a_signal_beside_the_steps_of_passes_ends_the_script(
+    when: str, number: signal.Signals, code: int
+) -> None:
+    def told(place: str) -> None:
+        if place == when:
+            os.kill(os.getpid(), number)
+
+    def is_ready() -> bool:
+        told("is_ready")
+        return when != "is_ready"
+
+    def read() -> list[dict[str, torch.Tensor]]:
+        told("open")
+        return batches(TOLD_AT - 1)
+
+    one = tr.Pass(day="20190720", number=1, open=read, is_ready=is_ready)
+    with trainer() as training:
+        reports = tr.train_passes(training, [one], evaluate=False)
+        with pytest.raises(Stopped) as stopped:
+            [told("the loop's body") for _ in reports]
+        assert training.optimizer.num_steps == (TOLD_AT - 1 if when == "the loop's body" else 0)
+    assert stopped.value.code == code
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("when", ["evaluation", "callback", "end_fit"])
+def test_a_signal_after_the_last_step_ends_the_script_with_a_checkpoint(
+    when: str, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    class Told(tr.Callback):
+        def epoch(self, _: tr.FitState) -> None:
+            if when == "callback":
+                os.kill(os.getpid(), number)
+
+        def end_fit(self, _: tr.FitState, error: BaseException | None) -> None:
+            errors.append(error)
+            if when == "end_fit":
+                os.kill(os.getpid(), number)
+
+    def evaluated(*_: Any) -> None:
+        if when == "evaluation" and not fitting.model.training:
+            os.kill(os.getpid(), number)
+
+    errors: list[BaseException | None] = []
+    saves = tr.Checkpoints(tmp_path, every_s=600)
+    with trainer() as fitting:
+        fitting.callbacks = (Told(),)
+        fitting.model.register_forward_hook(evaluated)
+        with pytest.raises(Stopped) as stopped:
+            fitting.fit(batches(TOLD_AT - 1), valid=batches(1), checkpoints=saves)
+        assert (stopped.value.code, fitting.num_epochs) == (code, 1)
+    assert errors == [None if when == "end_fit" else stopped.value]
+    with trainer() as again:
+        assert again.resume(tmp_path) is not None
+        assert again.num_epochs == 1
+
+
 def test_a_stopped_pass_of_data_without_streams_is_read_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

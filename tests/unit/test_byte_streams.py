@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from trireme.data.byte_streams import AheadStream, StreamsAhead, open_bytes, read_full
-from trireme.data.sources import DataFile
+from trireme.data.sources import DataFile, find_files
 from trireme.errors import DataError, Internal
 
 DATA = Random(5).randbytes(3_000_000) + b"0" * 2_000_000
@@ -60,7 +60,12 @@ def file(request, tmp_path: Path) -> DataFile:
     }
     path = tmp_path / f"part-1{request.param}"
     path.write_bytes(stored[request.param])
-    return DataFile(str(path), path.stat().st_size)
+    return file_at(path)
+
+
+def file_at(path: Path) -> DataFile:
+    [file] = find_files(path)
+    return file
 
 
 def read(stream, size: int = 100_000) -> bytes:
@@ -85,7 +90,7 @@ def test_the_text_comes_once_and_progress_ends_at_the_size(file):
 def test_a_compressed_file_without_text_is_an_error(tmp_path):
     (tmp_path / "part.gz").write_bytes(gzip.compress(b""))
     with pytest.raises(DataError, match=r"expected data, found none in .*part\.gz"):
-        read(open_bytes(DataFile(str(tmp_path / "part.gz"), 20)))
+        read(open_bytes(file_at(tmp_path / "part.gz")))
 
 
 def test_streams_are_read_in_order_with_so_many_open_at_once():
@@ -128,9 +133,8 @@ def test_a_full_read_fills_the_buffer(file):
 
 def test_a_file_that_ends_too_early_or_has_changed_is_named(file):
     Path(file.path).write_bytes(Path(file.path).read_bytes()[:-10])
-    message = {"": "become shorter", ".gz": "has changed", ".zst": "has changed"}
-    with pytest.raises(DataError, match=f"part-1.*{message[Path(file.path).suffix]}"):
-        read(open_bytes(file))
+    with pytest.raises(DataError, match=r"part-1.*has changed"):
+        open_bytes(file)
     Path(file.path).unlink()
     with pytest.raises(DataError, match=r"cannot read .*part-1.*No such file"):
         open_bytes(file)
@@ -142,7 +146,7 @@ def test_damaged_compressed_files_are_named(tmp_path):
             path = tmp_path / f"part{suffix}"
             path.write_bytes(stored)
             for opener in (open_bytes, lambda file: AheadStream(lambda: open_bytes(file))):
-                stream = opener(DataFile(str(path), len(stored)))
+                stream = opener(file_at(path))
                 with pytest.raises(
                     DataError, match=rf"cannot decompress .*part{suffix} behind \d+"
                 ):

@@ -109,7 +109,7 @@ def test_labels_of_trireme_heter_go_with_fleets_devices() -> None:
             ["TRIREME_LABEL", "compute worker 1", "npu", "found gpu"],
         ),
         ({**OWN, "TRIREME_INDEX": "2"}, ["TRIREME_INDEX", "compute workers in TRIREME_HETER = 2"]),
-        ({**OWN, "TRIREME_JOIN": "1"}, ["TRIREME_JOIN", "a compute worker"]),
+        ({**OWN, "TRIREME_JOIN": "1"}, ["TRIREME_JOIN", "found a heter"]),
         (
             {**without(OWN, "TRIREME_INDEX"), "TRIREME_LISTEN": "a:1"},
             ["TRIREME_LISTEN", "TRIREME_HETER", "10.0.0.4:7000", "found a:1"],

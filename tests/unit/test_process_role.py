@@ -364,6 +364,11 @@ def test_a_worker_that_joins_needs_the_servers_alone() -> None:
     for name in ("TRIREME_INDEX", "TRIREME_NUM_WORKERS", "TRIREME_STREAMS"):
         with pytest.raises(BadRequest, match=rf"joins a job \(TRIREME_JOIN\).* found {name}"):
             read_role({**joining, name: "1"})
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    server = {"TRIREME_ROLE": "server", "TRIREME_LISTEN": "127.0.0.1:6000"}
+    for kind, place in (("worker", ranks), ("server", server)):  # not a job of their own
+        with pytest.raises(BadRequest, match=f"join a job .TRIREME_JOIN., found a {kind}; TRIREME"):
+            read_role({**place, "TRIREME_JOIN": "1"})
 
 
 def test_streams_that_workers_share_out_reach_workers_and_embedded_tables() -> None:

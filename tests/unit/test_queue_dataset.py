@@ -212,12 +212,46 @@ def test_a_file_that_changes_under_the_reader_is_an_error(folder):
         list(dataset)
 
 
-def test_lines_appended_later_are_not_read(folder):
-    dataset = make(folder)
-    expected = plain(folder)
-    with (folder / "part-12").open("ab") as file:
+def append(path):
+    with path.open("ab") as file:
         file.write(b"\nbroken")
-    assert flat(dataset) == expected
+
+
+def overwrite(path):
+    with path.open("r+b") as file:
+        file.write(b"x" * 9)
+
+
+def replace(path):
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())  # the same size
+    other.replace(path)
+
+
+@pytest.mark.parametrize("change", [append, overwrite, replace, lambda path: os.truncate(path, 9)])
+def test_a_file_that_changes_before_it_is_read_is_an_error(folder, change):
+    """Streams that divide it would not have the same bytes before them."""
+    os.utime(folder / "part-12", (1, 1))
+    dataset = make(folder)
+    list(dataset.stream(0, 2))
+    change(folder / "part-12")
+    with pytest.raises(DataError, match=r"bytes in .*part-12, found .*has changed"):
+        list(dataset.stream(1, 2))
+
+
+@pytest.mark.parametrize("change", [append, overwrite, replace, Path.unlink])
+def test_a_file_that_changes_while_it_is_read_is_an_error_or_read_as_it_was(tmp_path, change):
+    path = tmp_path / "part-0"
+    path.write_bytes(b"".join(random_line(Random(i)) + b"\n" for i in range(20_000)))
+    expected = plain(tmp_path)
+    with QueueDataset(path, schema=criteo(), batch_size=10, batches_ahead=1).stream(0, 1) as stream:
+        batches = [next(stream)]
+        change(path)
+        if change in (replace, Path.unlink):  # it is open: the old one is still there
+            assert flat([*batches, *stream]) == expected
+            return
+        with pytest.raises(DataError, match=r"bytes in .*part-0, found .*has changed"):
+            list(stream)
 
 
 def test_binary_junk_ends_with_an_error_or_a_count(tmp_path):

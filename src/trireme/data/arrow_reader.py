@@ -139,6 +139,7 @@ class ArrowReader:
                 row += batch.num_rows
                 self._fraction = row / table.num_rows
                 yield from self._batches_of_rows(rows, row)
+            file.check_unchanged()
 
     def _batches_of_rows(self, rows: ConvertedRows, end: int) -> Iterator[tuple[Batch, int]]:
         """Full batches; the rest is kept for the next one. `end`: of the rows in the file."""

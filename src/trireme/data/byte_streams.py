@@ -44,7 +44,7 @@ class ByteStream(Protocol):
 
 def open_bytes(file: DataFile, offset: int = 0) -> ByteStream:
     """The bytes of a file from `offset` on; of a compressed file its text, from the beginning.
-    Raises DataError: it cannot be read, or its size has changed; names it.
+    Raises DataError: it cannot be read, or has changed; names it.
     """
     if file.codec is None:
         return _PlainStream(file, offset)
@@ -55,13 +55,15 @@ def open_bytes(file: DataFile, offset: int = 0) -> ByteStream:
 
 def open_stored(file: DataFile) -> pa.NativeFile:
     """The stored bytes of a file, for Arrow, which reads local files without the GIL. Raises
-    DataError: it cannot be read, or its size has changed; names it.
+    DataError: it cannot be read, or has changed; names it.
     """
+    remote = None if file.is_local else open_raw(file)
     try:
-        stored = pa.OSFile(file.path) if file.is_local else pa.PythonFile(_open(file), "r")
+        stored = pa.PythonFile(remote, "r") if remote is not None else pa.OSFile(file.path)
         size = stored.size()
     except Exception as error:
         raise cannot_read(file, error) from error
+    file.check_unchanged(stored)
     if size != file.num_bytes:
         stored.close()
         raise DataError(
@@ -87,13 +89,8 @@ class _PlainStream:
 
     def __init__(self, file: DataFile, offset: int) -> None:
         self.num_bytes_in = offset
-        self._file = file
-        self._raw: Any
-        try:
-            self._raw = _open(file)
-            self._raw.seek(offset)
-        except Exception as error:
-            raise cannot_read(file, error) from error
+        self._file, self._raw = file, open_raw(file)
+        self._raw.seek(offset)
 
     def readinto(self, buffer: NDArray[np.uint8]) -> int:
         wanted = min(len(buffer), self._file.num_bytes - self.num_bytes_in)
@@ -265,11 +262,20 @@ class _BlockSource:
             self._stream.stop()
 
 
-def _open(file: DataFile) -> Any:
-    if file.storage_options is None:
-        return FileIO(file.path)
-    filesystem_of, path = filesystem(file.path, file.storage_options)
-    return filesystem_of.open(path, "rb", block_size=_REMOTE_BLOCK_BYTES)
+def open_raw(file: DataFile) -> Any:
+    """The stored bytes of a file as a file object. Raises DataError: it cannot be read, or has
+    changed; names it.
+    """
+    try:
+        if file.storage_options is None:
+            raw: Any = FileIO(file.path)
+        else:
+            files, path = filesystem(file.path, file.storage_options)
+            raw = files.open(path, "rb", block_size=_REMOTE_BLOCK_BYTES)
+    except Exception as error:
+        raise cannot_read(file, error) from error
+    file.check_unchanged(raw)
+    return raw
 
 
 def cannot_read(file: DataFile, error: Exception) -> DataError:

@@ -7,9 +7,9 @@ from io import FileIO
 import numpy as np
 from numpy.typing import NDArray
 
-from trireme.data.byte_streams import BLOCK_BYTES, ByteStream, open_bytes
+from trireme.data.byte_streams import BLOCK_BYTES, ByteStream, open_bytes, open_raw
 from trireme.data.sources import DataFile
-from trireme.errors import DataError, Internal
+from trireme.errors import Internal
 
 _JOIN_S = 30.0
 
@@ -34,11 +34,7 @@ class FileInput:
         """Do nothing: the command has its own descriptor."""
 
     def check(self) -> None:
-        if self.num_bytes > self._file.num_bytes:
-            raise DataError(
-                f"QueueDataset: expected {self._file.num_bytes} bytes in {self._file.path}, "
-                f"found {self.num_bytes}: it has grown while it was read"
-            )
+        self._file.check_unchanged()
 
     def stop(self) -> None:
         """Do nothing: the command is killed."""
@@ -102,11 +98,5 @@ class FedInput:
 
 def open_input(file: DataFile) -> FileInput | FedInput:
     if file.is_local and file.codec is None:
-        try:
-            raw = FileIO(file.path)
-        except OSError as error:
-            raise DataError(f"QueueDataset: cannot read {file.path}: {error.strerror}") from error
-        if os.fstat(raw.fileno()).st_size == file.num_bytes:
-            return FileInput(file, raw)
-        raw.close()  # the file has changed: open_bytes reports it
+        return FileInput(file, open_raw(file))
     return FedInput(open_bytes(file))

@@ -36,16 +36,19 @@ _CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file as it was when the dataset was made; bytes appended later are not read.
+    """A file as it was when the dataset was made.
 
     path: a local path or a location of fsspec.
     num_bytes: as stored, compressed or not.
     storage_options: of fsspec; None: a local path. Not shown, because it may hold a password.
+    inode, written_ns: of a local file, by which a change of it is seen.
     """
 
     path: str
     num_bytes: int
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    inode: int = 0
+    written_ns: int = 0
 
     @property
     def codec(self) -> str | None:
@@ -55,6 +58,30 @@ class DataFile:
     @property
     def is_local(self) -> bool:
         return self.storage_options is None
+
+    def check_unchanged(self, opened: Any = None) -> None:
+        """Raises DataError: a local file has changed since the dataset was made, so that streams
+        that divide it would lose or repeat lines. opened: the file, which is closed then. None: it
+        was read to its end; one that has taken its place meanwhile does not matter.
+        """
+        if not self.is_local:
+            return
+        try:
+            status = os.stat(self.path)
+            is_same = (status.st_size, status.st_mtime_ns) == (self.num_bytes, self.written_ns)
+            if is_same or (opened is None and status.st_ino != self.inode):
+                return
+            what = f"found {status.st_size}, written since the dataset was made: it has changed"
+        except OSError as error:
+            if opened is None:
+                return
+            what = f"found none: {error.strerror}"
+        if opened is not None:
+            opened.close()
+        raise DataError(
+            f"QueueDataset: expected {self.num_bytes} bytes in {self.path}, {what}; write a file"
+            " under another name, rename it when it is whole, and make the dataset then"
+        )
 
 
 def find_files(
@@ -229,7 +256,7 @@ def _local_file(path: str) -> DataFile:
         raise _is_directory(path)
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"QueueDataset: expected a regular file, found another kind at {path!r}")
-    return _not_empty(DataFile(path, status.st_size))
+    return _not_empty(DataFile(path, status.st_size, None, status.st_ino, status.st_mtime_ns))
 
 
 def _is_directory(path: str) -> DataError:

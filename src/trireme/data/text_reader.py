@@ -159,6 +159,7 @@ class TextReader:
                 done = yield from self._batches_of_buffer(file, filled, limit, is_end)
                 filled -= done
                 self._buffer[:filled] = self._buffer[done : done + filled]
+            file.check_unchanged()
 
     def _batches_of_buffer(
         self, file: DataFile, size: int, limit: int, is_end: bool

@@ -270,25 +270,10 @@ def _plan_without_servers(config: LaunchConfig) -> Placement:
 
 def _plan_to_join(config: LaunchConfig) -> Placement:
     """Workers here that join a running job."""
-    others = {
-        "--server_num": config.server_num,
-        "--servers": config.servers,
-        "--workers": config.workers,
-        "--streams": config.streams,
-        "--heter_worker_num": config.heter_worker_num,
-        "--heter_devices": config.heter_devices,
-        "--heter_workers": config.heter_workers,
-        "--console": config.console,
-        "--durability": config.durability,
-        "--state_dir": config.state_dir,
-        "--log_bytes": config.log_bytes,
-        "--skip_records": config.skip_records,
-        "--limits": config.limits,
-        "--memory": config.memory,
-        "--ssd_dir": config.ssd_dir,
-        "--store_hosts": config.store_hosts,
-    }
-    if options := [option for option, value in others.items() if value not in (None, ())]:
+    others = ["server_num", "servers", "workers", "streams", "heter_worker_num", "heter_devices"]
+    others += ["heter_workers", "console", "durability", "state_dir", "log_bytes", "skip_records"]
+    others += ["limits", "memory", "ssd_dir", "store_hosts", "root"]
+    if options := [f"--{name}" for name in others if getattr(config, name) not in (None, ())]:
         raise BadRequest(
             "launch: expected only --worker_num with --join, because the job has the rest, found"
             f" {', '.join(options)}"

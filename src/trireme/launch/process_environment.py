@@ -72,19 +72,11 @@ def process_environment(
         own |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(placement.num_workers)}
     if placement.heter.workers:
         own["TRIREME_HETER"] = str(placement.heter)
-    options = {
-        "TRIREME_STREAMS": config.streams,
-        "TRIREME_INSECURE": 1 if config.insecure else None,
-        "TRIREME_KEYS": config.keys,
-        "TRIREME_ROOT": config.root,
-        "TRIREME_LIMITS": config.limits,
-        "TRIREME_MEMORY": config.memory,
-        "TRIREME_SSD_DIR": config.ssd_dir,
-        "TRIREME_STORE_HOSTS": config.store_hosts,
-        "TRIREME_TIMEOUT_S": config.timeout_s,
-        "TRIREME_INTERFACE": config.interface,
-    }
-    own |= {name: str(value) for name, value in options.items() if value is not None}
+    names = ["streams", "keys", "root", "limits", "memory", "ssd_dir", "store_hosts"]
+    names += ["timeout_s", "interface"]
+    options = {name: getattr(config, name) for name in names}
+    options["insecure"] = 1 if config.insecure else None
+    own |= {f"TRIREME_{name.upper()}": str(v) for name, v in options.items() if v is not None}
     if metrics := config.metrics or os.environ.get(_METRICS, "").strip():
         first = 0 if role == "server" or placement.workers_host else len(placement.servers)
         first += placement.num_workers if role == "heter" else 0

@@ -178,6 +178,11 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
             f"init: expected no label of a {name}, found {facts['label'].name}="
             f"{facts['label'].value}, which is of a compute worker (TRIREME_ROLE=heter)"
         )
+    if to_flag(facts.get("join")) and not (name == "worker" and "servers" in facts):
+        raise BadRequest(
+            "init: expected only workers that know the servers to join a job"
+            f" ({facts['join'].name}), found a {name}; TRIREME_SERVERS names the servers"
+        )
     if "heter" in facts:
         base = replace(base, heter=to_compute_workers(facts["heter"]))
     if name == "server" and "servers" not in facts and _knows_only_its_address(facts):
@@ -348,11 +353,6 @@ def _compute_worker(facts: Facts, servers: tuple[str, ...], base: ProcessRole) -
     listen = to_address(facts["listen"]) if "listen" in facts else None
     index = _own_index(facts, "heter", [address for _, address in base.heter], listen)
     label, address = base.heter[index]
-    if to_flag(facts.get("join")):
-        raise BadRequest(
-            f"init: expected only workers to join a job ({facts['join'].name}), found a compute"
-            " worker"
-        )
     if "label" in facts and facts["label"].value != label:
         raise BadRequest(
             f"init: expected {facts['label'].name} to be the label of compute worker {index} in"

@@ -10,7 +10,6 @@ from typing import Any
 
 from trireme.errors import BadRequest, Stopped
 from trireme.job.cluster import Cluster
-from trireme.nn.session import session_of
 from trireme.train.checkpointing.checkpoint_location import Location, NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.fit_progress import FitProgress
@@ -67,14 +66,6 @@ class Epochs:
             yield
         finally:
             self._is_fitting = False
-
-    def check_alone(self, called: str, threads: int) -> None:
-        """Raises BadRequest: a fit is within an epoch, and other threads train on the model."""
-        if threads > 1 and self._is_fitting and session_of(self._cluster).is_prefetching:
-            raise BadRequest(
-                f"Trainer.{called}: expected threads=1 in a callback's step, found {threads},"
-                f" which train meanwhile: {called} in `epoch`, or give Trainer(threads=1)"
-            )
 
     def _expect_no_fit(self, method: str) -> None:
         if self._is_fitting:

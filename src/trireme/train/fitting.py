@@ -96,6 +96,8 @@ def fit(
             progress.num_epochs, progress.is_under_way = state.num_epochs, False
             progress.dealt = state.dealt = None
             progress.callbacks = calls.states()
+        if request.valid is not None or trainer.callbacks:  # which take time after the last step
+            stop_if_asked(cluster, saver)
     return progress.figures
 
 

@@ -141,6 +141,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.replica = Replica(model, dense, self._session.pending)
         for group in self._table_groups:
             group["params"] = PendingRows(group["table"], lambda: self.replica.pending)
+        self.num_threads = 1  # that train now, each on a replica
         self.timing = Timing()
         self.data_time = DataTime()
         setup = TrainingSetup(
@@ -191,6 +192,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.cluster.is_embedded and not any(others.get(n) is p for n, p in own.items()):
             self._is_retired = bool(own)
 
+    def check_alone(self, called: str) -> None:
+        """Raises BadRequest: other threads train, on weights and a pass that the call changes."""
+        if self.num_threads > 1:
+            raise BadRequest(
+                f"{called}: expected threads=1 in a callback's step, found {self.num_threads},"
+                " which train meanwhile: call it in `epoch`, or give Trainer(threads=1)"
+            )
+
     def check_has_rows(self) -> None:
         """Raises Superseded: another model of this process has dropped the rows of this one."""
         if why := why_lost(self.model.modules()):
@@ -236,6 +245,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def end_pass(self) -> None:
         """Leave the pass: this worker has no more batches. Then the parameters are current."""
+        self.check_alone("DistributedOptimizer.end_pass")
         self.mode.end_pass()
 
     def agree_to_stop(self, wants: bool) -> bool:
@@ -411,7 +421,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.mode.flush()
 
     def refresh(self) -> None:
-        """Flush, and bring the dense parameters to the servers' weights (hybrid has them)."""
+        """Flush, and bring the dense parameters to the servers' weights (hybrid has them).
+        Raises BadRequest: other threads train on them.
+        """
+        self.check_alone("DistributedOptimizer.refresh")
         self.check_has_rows()
         self.check_loaded()
         if not self._is_retired:  # else they are another model's

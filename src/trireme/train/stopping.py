@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from trireme.errors import Stopped
 from trireme.job.cluster import Cluster
 
 log = logging.getLogger("trireme.train")
@@ -57,6 +58,9 @@ def stopping_on_signals(cluster: Cluster) -> Iterator[None]:
         signal.signal(number, ask)
     try:
         yield
+        if before and cluster.is_only_worker and request.reason:  # after the last look at it
+            log.warning("%s: the script ends", request.reason)
+            raise Stopped(request.reason, request.code)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -337,7 +337,7 @@ class Trainer:
     ) -> dict[str, float]:
         title = "evaluate" if scores else "infer" if outputs is None else "predict"
         check_flags("Trainer.evaluate, predict", check_nan=check_nan)
-        check_evaluation("evaluate" if outputs is None else "predict", self._epochs, self.threads)
+        check_evaluation("evaluate" if outputs is None else "predict", self.optimizer)
         dataset = as_dataset(dataset)
         other = model if isinstance(model, Evaluation) else None
         part = other.model if other is not None else model
@@ -538,7 +538,7 @@ class Trainer:
             BadRequest: the folder exists, or servers may not write there; a delta without an
                 earlier checkpoint. ResourceExhausted: the disk is full; nothing is left behind.
         """
-        self._epochs.check_alone("save", self.threads)
+        self.optimizer.check_alone("Trainer.save")
         location = Location(path, storage_options, self.shows_progress)
         progress = FitProgress(num_epochs=self.num_epochs).to_json()
         random, options = self._epochs.random, SaveOptions(mode, hot, keep)

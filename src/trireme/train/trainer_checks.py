@@ -14,7 +14,6 @@ from trireme.errors import BadRequest, check_kind
 from trireme.strategy import Strategy
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.compute.trainer_remote import Remote
-from trireme.train.epochs import Epochs
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer, check_parts
 
@@ -73,10 +72,10 @@ def check_not_in_autocast(what: str) -> None:
         )
 
 
-def check_evaluation(called: str, epochs: Epochs, threads: int) -> None:
+def check_evaluation(called: str, optimizer: DistributedOptimizer) -> None:
     """Raises BadRequest: a place where a model cannot be evaluated."""
     check_not_in_autocast(called)
-    epochs.check_alone(called, threads)
+    optimizer.check_alone(f"Trainer.{called}")
 
 
 def check_checkpoints(checkpoints: Any) -> None:

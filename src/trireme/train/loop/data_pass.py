@@ -209,7 +209,11 @@ class DataPass:
             order.fail(replica)
             pipeline.stop()
 
-        train_replicas(replicas, work, fail)
+        optimizer.num_threads = self.threads
+        try:
+            train_replicas(replicas, work, fail)
+        finally:
+            optimizer.num_threads = 1
 
     def _compute_on(self) -> Callable[[Replica], Compute]:
         """Forward and backward of a batch with a replica of the model: here or elsewhere."""

@@ -100,7 +100,7 @@ class PassLoader:
         """Wait for the data, then open and load it. Raises Stopped: a worker was asked to stop."""
         self._wait(this)
         if reason := first_reason(self._meet(this, {"stops": self._cluster.stop_request.reason})):
-            raise Stopped(reason)
+            raise Stopped(reason, self._cluster.stop_request.code)
         return opened(this)
 
     def begin(self, this: Pass) -> Callable[[], Iterable[Any] | None] | None:

@@ -234,7 +234,7 @@ class _PassLoop:
         arrivals = self._cluster.client.coordinator.gather(body, [], purpose=purpose, patient=True)
         replies = [reply for reply, _ in arrivals]
         if reason := first_reason(replies):
-            raise Stopped(reason)
+            raise Stopped(reason, self._cluster.stop_request.code)
         if publisher is not None:
             publisher.can_export = bool(replies[0]["has_sample"])  # worker 0 exports
         if not any(reply["has_data"] for reply in replies):
