@@ -50,8 +50,8 @@ from trireme.train.predecessor import kept_figures
 from trireme.train.recipe import Evaluation, Recipe
 from trireme.train.trainer_checks import (
     check_autocast,
-    check_evaluation,
     check_made,
+    check_not_in_autocast,
     check_pass,
     check_pass_data,
     check_settings,
@@ -337,7 +337,8 @@ class Trainer:
     ) -> dict[str, float]:
         title = "evaluate" if scores else "infer" if outputs is None else "predict"
         check_flags("Trainer.evaluate, predict", check_nan=check_nan)
-        check_evaluation("evaluate" if outputs is None else "predict", self.optimizer)
+        check_not_in_autocast(called := "evaluate" if outputs is None else "predict")
+        self.optimizer.check_alone(f"Trainer.{called}")
         dataset = as_dataset(dataset)
         other = model if isinstance(model, Evaluation) else None
         part = other.model if other is not None else model
@@ -540,9 +541,8 @@ class Trainer:
         """
         self.optimizer.check_alone("Trainer.save")
         location = Location(path, storage_options, self.shows_progress)
-        progress = FitProgress(num_epochs=self.num_epochs).to_json()
-        random, options = self._epochs.random, SaveOptions(mode, hot, keep)
-        save(self.optimizer, location, progress, options, random=random)
+        progress, random = FitProgress(num_epochs=self.num_epochs).to_json(), self._epochs.random
+        save(self.optimizer, location, progress, SaveOptions(mode, hot, keep), random=random)
 
     def load(
         self,

@@ -72,12 +72,6 @@ def check_not_in_autocast(what: str) -> None:
         )
 
 
-def check_evaluation(called: str, optimizer: DistributedOptimizer) -> None:
-    """Raises BadRequest: a place where a model cannot be evaluated."""
-    check_not_in_autocast(called)
-    optimizer.check_alone(f"Trainer.{called}")
-
-
 def check_checkpoints(checkpoints: Any) -> None:
     """Raises BadRequest: a path in place of Checkpoints."""
     if checkpoints is not None and not isinstance(checkpoints, (Checkpoints, CheckpointAtStop)):
