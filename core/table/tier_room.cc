@@ -269,15 +269,15 @@ void Tier::begin_shrink(const Memory& found) {
     std::size_t num_bytes;  // that it can give most easily
     int number;
     Arena::Use use;
-    std::size_t num_leaving_max;
+    std::size_t num_leaving_max, num_at_once;
   };
   const std::size_t promised = promised_.rows;
   // Row 0, as many as were promised, and those that are claimed.
   const std::size_t num_staying = promised + num_claimed_ + 1;
-  // As many as leave within the limit, for what finds them on SSD.
+  // What finds rows on SSD needs room first: so many go there at once.
   const std::size_t granted = memory(granted_).taken, limit = limit_bytes_;
-  const std::size_t num_at_once = granted > limit ? std::numeric_limits<std::size_t>::max()
-                                                  : (limit - granted) / (2 * kColdBytes) + 1;
+  const std::size_t num_out = granted > limit ? std::numeric_limits<std::uint32_t>::max()
+                                              : (limit - granted) / (2 * kColdBytes) + 1;
   std::vector<Class> order;
   std::size_t num_bytes_max = 0;
   for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
@@ -288,14 +288,14 @@ void Tier::begin_shrink(const Memory& found) {
     if (!takes_too_much && num_free == 0 && !arena.is_shrinking()) continue;
     const std::size_t num_leaving_max = use.num_rows - std::min(use.num_rows, num_staying);
     num_bytes_max += num_leaving_max * arena.row_bytes();
-    order.push_back(
-        {(takes_too_much ? use.num_rows : num_free) * arena.row_bytes(), i, use, num_leaving_max});
+    order.push_back({(takes_too_much ? use.num_rows : num_free) * arena.row_bytes(), i, use,
+                     num_leaving_max, num_free + num_out});
   }
   std::ranges::sort(order, std::ranges::greater(), &Class::num_bytes);
   std::size_t excess = wanted - goal;
   // Rows that would all leave, and in vain: more memory is needed, and there may be some elsewhere.
   if (num_bytes_max < excess) return;
-  for (const auto& [num_bytes, row_class, use, num_leaving_max] : order) {
+  for (const auto& [num_bytes, row_class, use, num_leaving_max, num_at_once] : order) {
     const Arena& arena = table_.arenas_.of(row_class);
     std::size_t num_leaving = use.num_rows - use.num_kept;
     if (!arena.is_shrinking()) {
