@@ -148,7 +148,7 @@ void test_what_was_claimed_is_applied_at_any_budget(std::uint64_t seed) {
         counted.table->fetch(some, pool);
       }
     });
-    for (int i = 0; i < 60 && !may_end; ++i) {
+    for (int i = 0; i < 90 && !may_end; ++i) {
       const std::size_t n = 1 + random.below(random.below(4) == 0 ? 3000 : 300);
       const std::size_t begin = random.below(counted.keys.size() - n);
       const auto some = std::span(counted.keys).subspan(begin, n);
@@ -186,7 +186,7 @@ void test_what_was_claimed_is_applied_at_any_budget(std::uint64_t seed) {
   }
   std::cout << num_granted << " claims were granted, " << num_passed << " passed, " << num_refused
             << " refused" << std::endl;
-  CHECK(num_granted > 10 && num_passed > 10);  // how many depends on the other thread
+  CHECK(num_granted > 50 && num_passed > 10);
 }
 
 // Rows come until even what finds them on SSD has no room. Whatever was tried for a push that is
