@@ -136,6 +136,28 @@ def test_bytes_of_version_1_are_read(name: str) -> None:
         np.testing.assert_array_equal(array, expected, strict=True)
 
 
+def test_an_array_in_shared_memory_has_a_place_and_no_part() -> None:
+    shared = np.zeros(64, np.uint8)
+    arrays = [np.array([7], np.uint64), np.array([1, 2**64 - 1], np.uint64)]
+    shared[16:32] = arrays[1].view(np.uint8)
+    header = {"t": "reply", "id": 258, "b": {}}
+    head = (
+        "85"
+        "a174" "a57265706c79"
+        "a26964" "cd0102"
+        "a162" "80"
+        "a161" "92"
+        "92" "a675696e743634" "91" "01"
+        "92" "a675696e743634" "91" "02"
+        "a173" "92" "c0" "10"  # "s": a part, and byte 16
+    )  # fmt: skip
+    parts = pack(dict(header), arrays, [None, 16])
+    assert [bytes(part).hex() for part in parts] == [head, "0700000000000000"]
+    got, got_arrays = unpack(parts, Limits(), shared)
+    assert got["s"] == [None, 16]
+    assert all(map(np.array_equal, got_arrays, arrays))
+
+
 def test_client_and_server_say_just_this() -> None:
     """A ROUTER plays the server to a real client, then a DEALER the client to a real server."""
     header, arrays, _, _ = VERSION_1["call"]
@@ -149,7 +171,7 @@ def test_client_and_server_say_just_this() -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         port = router.bind_to_random_port("tcp://127.0.0.1")
-        with RpcClient(name="worker 0") as client:
+        with RpcClient(name="worker 0", limits=Limits(shared_bytes_max=0)) as client:
             client._ids = itertools.count(header["id"])
             done = pool.submit(
                 client.call, f"127.0.0.1:{port}", "push", header["b"], arrays, timeout_s=30.0005

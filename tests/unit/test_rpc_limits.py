@@ -149,11 +149,20 @@ def test_message_of_100_mb_arrives(client: RpcClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [name for name in Limits.__dataclass_fields__ if name != "handshake_timeout_s"]
+    "field",
+    sorted(Limits.__dataclass_fields__.keys() - {"handshake_timeout_s", "shared_bytes_max"}),
 )
 def test_limits_must_be_positive(field: str) -> None:
     with pytest.raises(BadRequest, match=f"{field} must be positive, found 0"):
         Limits(**{field: 0})
+
+
+def test_shared_memory_is_none_or_enough_to_be_of_use() -> None:
+    assert Limits(shared_bytes_max=0).shared_bytes_max == 0
+    with pytest.raises(BadRequest, match="shared_bytes_max must be positive, found -1"):
+        Limits(shared_bytes_max=-1)
+    with pytest.raises(BadRequest, match="must be 0 or at least 4194304, found 4000"):
+        Limits(shared_bytes_max=4000)
 
 
 # What may be sent

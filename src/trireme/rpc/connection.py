@@ -7,6 +7,7 @@ request without an answer is sent again, with the same id, on the next one.
 
 import contextlib
 import dataclasses
+import logging
 import math
 import random
 import struct
@@ -37,7 +38,10 @@ from trireme.rpc.errors_on_wire import error_of
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Call, Reply
 from trireme.rpc.pieces import Assembly, announced_bytes, cut
+from trireme.rpc.shared_memory import SharedMemory
 from trireme.rpc.sockets import Context, Socket, dealer, has_input, url
+
+_log = logging.getLogger("trireme.rpc")
 
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.02, 0.5
 # Time for ZeroMQ to release the arrays of a connection that is closed.
@@ -72,15 +76,30 @@ class PendingCall:
     not_before: float = 0.0
     answer: Reply | TriremeError | None = None
     _lent: list[weakref.ref[memoryview]] = field(default_factory=list)
+    _taken: list[int] = field(default_factory=list)  # of the memory shared with the server
 
-    def pack(self, now: float) -> list[Any]:
-        """The message, with the remaining time."""
+    def pack(self, now: float, shared: SharedMemory | None) -> list[Any]:
+        """The message, with the remaining time; large arrays in shared memory, if there is any."""
         remaining_ms = min(max(1, int((self.deadline - now) * 1000)), frames.TIMEOUT_MS_MAX)
         header = {"t": frames.CALL, "id": self.id, "m": self.call.method, "ms": remaining_ms}
         header["b"] = self.call.body
-        parts = frames.pack(header, self.call.arrays)
-        self.num_bytes = sum(map(len, parts))
+        places: list[frames.Place] = []
+        if shared is not None:
+            places, start = shared.put(self.call.arrays)
+            self._taken += [] if start is None else [start]
+            if (room := shared.lend(self.call.method)) is not None:
+                header["room"] = list(room)
+                self._taken.append(room[0])
+        parts = frames.pack(header, self.call.arrays, places)
+        self.num_bytes = sum(map(len, parts)) + frames.shared_bytes(self.call.arrays, places)
         return parts
+
+    def give_back(self, shared: SharedMemory | None) -> None:
+        """Give back the shared memory of a call that is answered, or was not sent."""
+        while self._taken:
+            start = self._taken.pop()
+            if shared is not None:
+                shared.give_back(start)
 
     def lend(self, parts: list[Any]) -> None:
         """Remember the buffers that ZeroMQ reads from."""
@@ -134,6 +153,7 @@ class Connection:
         self._is_sending = False  # also after Ctrl-C in the middle of a call
         self._credit = limits  # the server's, from its welcome
         self._assembly: Assembly | None = None  # a reply of which some pieces have arrived
+        self._shared: SharedMemory | None = None  # with the server, if it is on this machine
 
     def __str__(self) -> str:
         return f"{self.endpoint} ({self.server_name})" if self.server_name else self.endpoint
@@ -176,6 +196,8 @@ class Connection:
         unanswered = [*self._sent.values(), *self._queue]
         if self._sent or self._is_sending:
             self.close()
+        for pending in unanswered:
+            pending.give_back(self._shared)
         self._sent.clear()
         self._queue.clear()
         self._num_bytes_sent = 0
@@ -195,6 +217,15 @@ class Connection:
             self._monitor.close()
             self._socket.close()
             self._assembly, self._is_sending = None, False
+            self._share_nothing()
+
+    def _share_nothing(self) -> None:
+        """Calls on their way may still use the memory, so a later connection has another one."""
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+        for pending in [*self._sent.values(), *self._queue]:
+            pending.give_back(None)
 
     def _connect(self, now: float) -> None:
         self._socket = dealer(self._context, self._limits)
@@ -216,6 +247,12 @@ class Connection:
         hello |= {"version_min": frames.VERSION, "version_max": frames.VERSION}
         hello |= {"name": self._name, "message_bytes_max": self._limits.message_bytes_max}
         hello["call_bytes_max"] = self._limits.total_bytes_max
+        if self._limits.shared_bytes_max:
+            try:
+                self._shared = SharedMemory(self._limits.shared_bytes_max)
+                hello["shared"] = self._shared.offer()
+            except OSError as error:
+                _log.info("%s: no memory to share: %s", self._name, error)
         with contextlib.suppress(zmq.Again):  # it failed already; the monitor will report it
             self._socket.send_multipart(frames.pack(hello, ()), zmq.NOBLOCK)
 
@@ -253,6 +290,7 @@ class Connection:
             try:
                 messages = self._messages(pending, now)
             except TriremeError as error:
+                pending.give_back(self._shared)
                 pending.answer = error
                 self._queue.popleft()
                 continue
@@ -260,6 +298,7 @@ class Connection:
                 len(self._sent) >= self._credit.requests_max
                 or self._num_bytes_sent + pending.num_bytes > self._credit.inflight_bytes_max
             ):
+                pending.give_back(self._shared)
                 break
             self._is_sending = True
             try:
@@ -277,30 +316,33 @@ class Connection:
 
     def _messages(self, pending: PendingCall, now: float) -> list[list[Any]]:
         """The call as one message, or as several if it is larger."""
-        parts, limits = pending.pack(now), self._credit
+        parts, limits = pending.pack(now, self._shared), self._credit
         for name, size, limit in (
             ("total_bytes_max", pending.num_bytes, limits.total_bytes_max),
             ("header_bytes_max", len(parts[0]), limits.header_bytes_max),
-            ("arrays_max", len(parts) - 1, limits.arrays_max),
+            ("arrays_max", len(pending.call.arrays), limits.arrays_max),
         ):
             if size > limit:
                 raise ResourceExhausted(f"the server's {name} is {limit}, found {size}")
-        if pending.num_bytes <= limits.message_bytes_max:
+        if sum(map(len, parts)) <= limits.message_bytes_max:
             return [parts]
         return list(cut(parts, pending.id, limits.message_bytes_max))
 
     def _receive(self) -> None:
         while self.state is not ConnectionState.CLOSED and has_input(self._socket):
             parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            memory = None if self._shared is None else self._shared.bytes
             try:
-                header, arrays = frames.unpack(parts, self._limits)
+                header, arrays = frames.unpack(parts, self._limits, memory)
                 num_bytes = sum(map(len, parts))
                 if header["t"] == frames.PIECE:
                     if (whole := self._assembled(header, arrays)) is None:
                         continue
-                    header, arrays = frames.unpack(whole.parts, self._limits)
+                    header, arrays = frames.unpack(whole.parts, self._limits, memory)
                     num_bytes = whole.num_bytes
-                self._take(header, arrays, num_bytes)
+                places = frames.places_of(header)
+                num_bytes += frames.shared_bytes(arrays, places)
+                self._take(header, frames.own(arrays, places), num_bytes)
             except (BadRequest, ResourceExhausted) as error:
                 self._lose(f"the server sent a malformed message: {error}")
 
@@ -328,6 +370,9 @@ class Connection:
             return
         self._num_bytes_sent -= pending.num_bytes
         pending.num_bytes_received += num_bytes
+        pending.give_back(self._shared)
+        if self._shared is not None:
+            self._shared.note_reply(pending.call.method, arrays)
         if kind == frames.REPLY:
             pending.answer = Reply(frames.map_field(header, "b"), arrays)
         elif header.get("handled", True):
@@ -351,6 +396,9 @@ class Connection:
         credit["total_bytes_max"] = frames.int_field(whole, "call_bytes_max", low=1)
         self._credit = dataclasses.replace(self._limits, **credit)
         self.server_name = frames.str_field(header, "name")
+        if self._shared is not None:
+            num_shared = frames.int_field({"shared": 0} | header, "shared")
+            self._shared.use(num_shared) if num_shared else self._share_nothing()
         # A server of before states were sent has none to compare.
         state = frames.str_field({"state": ""} | header, "state")
         if state and state != (expected := self._states.get(self.endpoint, state)):

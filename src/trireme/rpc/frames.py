@@ -1,4 +1,5 @@
-"""The bytes of a message: a msgpack map, then one part per array (docs/protocol.md).
+"""The bytes of a message: a msgpack map, then one part per array that does not lie in memory which
+both ends share (docs/protocol.md).
 
 Packing never copies an array. Unpacking checks everything before it reads an array's bytes, and
 copies only arrays that are small or misaligned.
@@ -54,10 +55,13 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Array = NDArray[Any]
 Header = dict[str, Any]
+Place = int | None
+"""Where an array lies in shared memory; None: in a part of the message."""
 
 
-def pack(header: Header, arrays: Sequence[Array]) -> list[Any]:
-    """The parts of a message: [header bytes, memoryview of each array].
+def pack(header: Header, arrays: Sequence[Array], places: Sequence[Place] = ()) -> list[Any]:
+    """The parts of a message: [header bytes, memoryview of each array]. places: of all arrays, if
+    some lie in shared memory; they have no part.
 
     Raises:
         BadRequest: an array is not C-contiguous or has a dtype that the protocol lacks; the body
@@ -65,6 +69,9 @@ def pack(header: Header, arrays: Sequence[Array]) -> list[Any]:
     """
     if arrays:
         header["a"] = [_spec(i, array) for i, array in enumerate(arrays)]
+    if places:
+        header["s"] = list(places)
+        arrays = [array for array, place in zip(arrays, places, strict=True) if place is None]
     try:
         head = msgpack.packb(header)
     except (TypeError, ValueError, OverflowError) as error:
@@ -72,24 +79,58 @@ def pack(header: Header, arrays: Sequence[Array]) -> list[Any]:
     return [head, *(_bytes(array) for array in arrays)]
 
 
-def unpack(parts: Sequence[Any], limits: Limits) -> tuple[Header, list[Array]]:
+def unpack(
+    parts: Sequence[Any], limits: Limits, shared: NDArray[np.uint8] | None = None
+) -> tuple[Header, list[Array]]:
     """The header and the arrays of a received message; `parts` are buffers such as zmq.Frame.
+    shared: memory that its sender shares.
 
     Returns:
         The header, a map whose "t" is one of KINDS, and read-only arrays. A large array is a view
-        that keeps its part alive.
+        that keeps its part alive. One in shared memory may change: see `own`.
 
     Raises:
         BadRequest: the message does not follow docs/protocol.md.
     """
     header = _unpack_header(memoryview(parts[0]), limits)
     specs = header.get("a", [])
+    if "s" in header:
+        parts = _with_shared(parts, specs, header["s"], shared)
     if type(specs) is not list or len(specs) != len(parts) - 1:
         declared = len(specs) if type(specs) is list else repr(specs)[:80]
         raise BadRequest(
             f"rpc.unpack: header declares {declared} arrays, found {len(parts) - 1} parts"
         )
     return header, [_array(i, specs[i], parts[i + 1]) for i in range(len(specs))]
+
+
+def places_of(header: Header) -> list[Place]:
+    """The places of the arrays of an unpacked message; empty: none lies in shared memory."""
+    places: list[Place] = header.get("s", [])
+    return places
+
+
+def own(arrays: Sequence[Array], places: Sequence[Place]) -> list[Array]:
+    """Arrays of a message as its receiver may keep and check them: copies of those in shared
+    memory, read-only.
+    """
+    if not places:
+        return list(arrays)
+    return [
+        array if place is None else _read_only(array.copy())
+        for array, place in zip(arrays, places, strict=True)
+    ]
+
+
+def shared_bytes(arrays: Sequence[Array], places: Sequence[Place]) -> int:
+    """The bytes of those arrays of a message that lie in shared memory."""
+    placed = zip(arrays, places, strict=True) if places else ()
+    return sum(array.nbytes for array, place in placed if place is not None)
+
+
+def can_send(array: Array) -> bool:
+    """Whether `pack` takes the array."""
+    return array.dtype in _NAMES and array.flags.c_contiguous and array.ndim <= NDIM_MAX
 
 
 def int_field(header: Header, name: str, low: int = 0, high: int = ID_MAX) -> int:
@@ -181,8 +222,37 @@ def _array(i: int, spec: Any, part: Any) -> Array:
         array = np.frombuffer(buffer, dtype).reshape(shape)
         if num_bytes <= COPY_BYTES_MAX or not array.flags.aligned:
             array = array.copy()
+    return _read_only(array)
+
+
+def _read_only(array: Array) -> Array:
     array.flags.writeable = False
     return array
+
+
+def _with_shared(
+    parts: Sequence[Any], specs: Any, places: Any, shared: NDArray[np.uint8] | None
+) -> list[Any]:
+    """The parts of a message with those in shared memory among them."""
+    if shared is None:
+        raise BadRequest("rpc.unpack: a message has arrays in shared memory, which nobody shares")
+    if type(specs) is not list or type(places) is not list or len(places) != len(specs):
+        raise BadRequest(f"rpc.unpack: 's' needs a place for each array, found {repr(places)[:80]}")
+    rest = iter(parts[1:])
+    whole = [parts[0]]
+    for i, (spec, place) in enumerate(zip(specs, places, strict=True)):
+        if place is None:
+            whole += [part] if (part := next(rest, None)) is not None else []
+            continue
+        dtype, shape = _checked_spec(i, spec)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if type(place) is not int or not 0 <= place <= len(shared) - num_bytes:
+            raise BadRequest(
+                f"rpc.unpack: array {i} of {num_bytes} bytes must lie in {len(shared)} bytes of"
+                f" shared memory, found it at {repr(place)[:80]}"
+            )
+        whole.append(shared[place : place + num_bytes])
+    return [*whole, *rest]
 
 
 def _checked_spec(i: int, spec: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:

@@ -9,6 +9,9 @@ _LEAST = (
     ("connections_max", 5, "a worker that saves has as many"),
 )
 
+SHARED_BYTES_MIN = 1 << 22
+"""With less memory than this it is not worth sharing."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -34,6 +37,10 @@ class Limits:
     total_bytes_max: int = 1 << 32
     """Bytes of requests of all connections; further ones are refused until some are answered. One
     call or reply has at most as many."""
+    shared_bytes_max: int = 1 << 26
+    """Memory that a client on the same machine shares with a server, for the arrays of one
+    connection's calls and replies; 0: they travel with the messages. All clients share at most
+    `total_bytes_max`."""
     total_requests_max: int = 1 << 14
     """Requests of all connections; further ones are refused until some are answered."""
     connections_max: int = 5120
@@ -49,12 +56,18 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if (value := getattr(self, field.name)) <= 0:
+            value, may_be_none = getattr(self, field.name), field.name == "shared_bytes_max"
+            if value <= 0 and not (may_be_none and value == 0):
                 raise BadRequest(f"Limits: {field.name} must be positive, found {value}")
         if self.header_bytes_max > self.message_bytes_max:
             raise BadRequest(
                 f"Limits: header_bytes_max must be at most message_bytes_max, found "
                 f"{self.header_bytes_max} and {self.message_bytes_max}"
+            )
+        if 0 < self.shared_bytes_max < SHARED_BYTES_MIN:
+            raise BadRequest(
+                f"Limits: shared_bytes_max must be 0 or at least {SHARED_BYTES_MIN}, found"
+                f" {self.shared_bytes_max}"
             )
         for name, least, why in _LEAST:
             if (value := getattr(self, name)) < least:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from trireme.errors import BadRequest, TriremeError
-from trireme.rpc.frames import Array
+from trireme.rpc.frames import Array, Place
 
 Body: TypeAlias = dict[str, Any]
 """Values by name: str, int, float, bool, None, bytes, and lists and maps of these."""
@@ -34,11 +34,13 @@ class Reply:
     """The reply of a handler.
 
     Its arrays are sent without a copy after the handler has returned, so they must not change any
-    more. The client receives read-only arrays.
+    more. The client receives read-only arrays. places: set by the server, where arrays lie in
+    memory that it shares with the client.
     """
 
     body: Body = field(default_factory=dict)
     arrays: Sequence[Array] = ()
+    places: Sequence[Place] = ()
 
 
 @dataclass(slots=True, eq=False)

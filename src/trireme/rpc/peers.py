@@ -37,6 +37,7 @@ from trireme.rpc.address_filter import AddressFilter
 from trireme.rpc.limits import Limits
 from trireme.rpc.pieces import Assembly
 from trireme.rpc.rate_limited_log import RateLimitedLog
+from trireme.rpc.shared_memory import Bytes
 from trireme.rpc.sockets import Socket, has_input
 
 _log = logging.getLogger("trireme.rpc")
@@ -55,6 +56,9 @@ TICK_S = 0.05
 _READ_PER_TICK, _GROWN_BYTES = 128, 1 << 24
 PIECE_TIMEOUT_S = 60.0
 """Time from one piece of a call to the next, after which the connection is closed."""
+
+# Clients that share memory: each takes a file descriptor more.
+_SHARING_MAX = 256
 
 _TCP_INFO_BYTES = 136
 _BYTES_ACKED_OFFSET = 120  # struct tcp_info: two u64, tcpi_bytes_acked and tcpi_bytes_received
@@ -83,12 +87,18 @@ class Peer:
     call_bytes_max: int = 0  # of a reply, in pieces if it is larger than a message
     refused_id: int = 0  # of a call whose first piece was refused: the others are of no use
     key: str = ""
+    shared: Bytes | None = None  # memory of the client, for arrays
     _read: int = 0
     _num_bytes_in_before: int = -1
     _taken: int = 0
 
     def __str__(self) -> str:
         return f"{self.name or 'unknown'} ({self.address})"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it seems to be on this machine, where both ends have one address."""
+        return bool(self.socket.getsockname()[0] == self.host)
 
     def read(self) -> None:
         """Read the counters: bytes acknowledged by the peer, and bytes that ZeroMQ read from it."""
@@ -152,6 +162,7 @@ class Peers:
         self._unfinished: dict[Peer, int] = {}  # bytes of admitted ones at the last check, if any
         self._unsent_most = 0  # bytes of all replies that wait to be received, at most
         self.assembling: dict[Peer, Assembly] = {}  # their calls of which some pieces have arrived
+        self._sharing: list[Peer] = []  # memory, and some that are gone
         self._next = 0  # of the connections to read in turn
         self._resident_bytes = 0  # when all were read
         self.monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
@@ -188,6 +199,19 @@ class Peers:
         peer.routing_id = routing_id
         self._by_routing_id[routing_id] = peer
         return peer
+
+    def room_to_share(self) -> int:
+        """How much memory the next client may share."""
+        self._sharing = [peer for peer in self._sharing if not peer.is_dropped]
+        shared = [peer.shared for peer in self._sharing if peer.shared is not None]
+        if len(shared) >= _SHARING_MAX:
+            return 0
+        room = self._limits.total_bytes_max - sum(map(len, shared))
+        return min(room, self._limits.shared_bytes_max)
+
+    def share(self, peer: Peer, memory: Bytes) -> None:
+        peer.shared = memory
+        self._sharing.append(peer)
 
     def welcome(self, peer: Peer) -> None:
         """Its hello was accepted."""
@@ -294,7 +318,7 @@ class Peers:
                 self._address_filter.failed(peer.host)
 
     def _end(self, peer: Peer) -> None:
-        peer.is_dropped = True
+        peer.is_dropped, peer.shared = True, None
         self._num_open -= 1
         self._strangers.pop(peer, None)
         self._unfinished.pop(peer, None)

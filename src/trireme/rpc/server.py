@@ -31,9 +31,10 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
+from typing import TypeVar
 
 import zmq
 
@@ -46,13 +47,16 @@ from trireme.errors import (
     Unavailable,
 )
 from trireme.rpc.auth import ServerKeys, numeric_address
+from trireme.rpc.frames import Place, own
 from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Answer, Deferred, Handler, Reply, Request, RequestObserver, Usage
 from trireme.rpc.peers import TICK_S, Peer
 from trireme.rpc.server_socket import ReceivedRequest, ServerSocket
+from trireme.rpc.shared_memory import copy_into
 from trireme.rpc.sockets import OTHER_FILES, allow_descriptors, edges
 
 _log = logging.getLogger("trireme.rpc")
+_T = TypeVar("_T")
 
 # Messages received at a time, before answers are sent.
 _BATCH = 64
@@ -86,12 +90,25 @@ class _PendingRequest:
     give_up_at: float
     arrived: float
     request: Request | None  # until it is handled: a deferred request keeps no arrays
+    places: list[Place]  # of its arrays
+    room: tuple[int, int] | None  # in shared memory, for its reply
     is_answered: bool = False
+    # Empty when somebody gives its answer: another one would write into room that the client has
+    # given to other calls since.
+    turn: list[None] = field(default_factory=lambda: [None])
 
     def take_request(self) -> Request:
         request, self.request = self.request, None
         assert request is not None
         return request
+
+    def take_turn(self) -> bool:
+        """Whether the caller is the one who answers. Threads: any."""
+        try:
+            self.turn.pop()
+        except IndexError:
+            return False
+        return True
 
 
 class Server:
@@ -270,7 +287,7 @@ class Server:
                 pending = self._take()
             while pending is not None:
                 start = time.monotonic()
-                answer = self._handle(pending.take_request(), start)
+                answer = _placed(pending, self._handle(pending, start))
                 with self._lock:
                     self._done_running(pending, answer, start)
                     if not self._ready or time.monotonic() - self._unsent_since > _TOGETHER_S:
@@ -286,7 +303,8 @@ class Server:
                 os.eventfd_write(self._work, 1)  # wake the next one
                 return
 
-    def _handle(self, request: Request, now: float) -> Reply | Deferred | TriremeError:
+    def _handle(self, pending: _PendingRequest, now: float) -> Reply | Deferred | TriremeError:
+        request = pending.take_request()
         handler = self._handlers.get(request.method)
         if handler is None:
             return BadRequest(
@@ -295,6 +313,7 @@ class Server:
         if request.deadline < now:
             return DeadlineExceeded("the deadline passed before its turn came")
         try:
+            request.arrays = own(request.arrays, pending.places)
             answer: object = handler(request)
         except TriremeError as error:
             return error
@@ -351,6 +370,9 @@ class Server:
             self._send_unsent()
 
     def _answer_later(self, pending: _PendingRequest, answer: Answer) -> None:
+        if not pending.take_turn():
+            return
+        answer = _placed(pending, answer)
         if threading.get_ident() in self._serving_ids and len(self._unsent) < _BATCH:
             # Without the lock: a handler may answer a thousand deferred requests.
             self._unsent.append((pending, answer))
@@ -398,6 +420,8 @@ class Server:
             request.deadline - early_s,
             now,
             request,
+            received.places,
+            received.room,
         )
         self._count(pending, 1)
         if full := self._full():
@@ -517,6 +541,15 @@ class Server:
         self._keeping.close()
         os.close(self._work)
         os.close(self._news)
+
+
+def _placed(pending: _PendingRequest, answer: _T) -> _T | Reply:
+    """The answer, a reply with its large arrays in the room that the client lends for them."""
+    shared = pending.peer.shared
+    if not isinstance(answer, Reply) or pending.room is None or shared is None:
+        return answer
+    places = copy_into(shared, *pending.room, answer.arrays)
+    return Reply(answer.body, answer.arrays, places)  # others may get the same answer
 
 
 def _late(deferred: Deferred) -> TriremeError:

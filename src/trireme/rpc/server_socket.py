@@ -23,12 +23,13 @@ from trireme.rpc import frames
 from trireme.rpc.address_filter import AddressFilter
 from trireme.rpc.auth import ServerKeys, answer_zap, secure_server
 from trireme.rpc.errors_on_wire import pack_error
-from trireme.rpc.limits import Limits
+from trireme.rpc.limits import SHARED_BYTES_MIN, Limits
 from trireme.rpc.messages import Answer, Reply, Request
 from trireme.rpc.peers import PIECE_TIMEOUT_S, Peer, Peers
 from trireme.rpc.pieces import Assembly, announced_bytes, cut
 from trireme.rpc.port_user import advice_on_port
 from trireme.rpc.rate_limited_log import RateLimitedLog
+from trireme.rpc.shared_memory import opened
 from trireme.rpc.sockets import (
     COPY_BYTES_MAX,
     Socket,
@@ -46,11 +47,15 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ReceivedRequest(NamedTuple):
-    """A request, the peer that sent it, and the bytes that it counts for."""
+    """A request, the peer that sent it, the bytes that it counts for, the places of its arrays in
+    shared memory, and (start, size) of the room there for its reply.
+    """
 
     peer: Peer
     request: Request
     num_bytes: int
+    places: list[frames.Place]
+    room: tuple[int, int] | None
 
 
 class ServerSocket:
@@ -132,7 +137,7 @@ class ServerSocket:
         request_id = 0
         try:
             self._check_size(num_parts, num_bytes)
-            header, arrays = frames.unpack(parts, self._limits)
+            header, arrays = frames.unpack(parts, self._limits, peer.shared)
             if not peer.is_welcome:
                 self._welcome(peer, header)
                 return None
@@ -140,14 +145,19 @@ class ServerSocket:
                 request_id = frames.int_field(header, "id", low=1)
                 if (whole := self._assembled(peer, request_id, header, arrays)) is None:
                     return None
-                header, arrays = frames.unpack(whole.parts, self._limits)
+                header, arrays = frames.unpack(whole.parts, self._limits, peer.shared)
                 num_bytes = whole.num_bytes
             if header["t"] != frames.CALL:
                 raise BadRequest(f"after its hello a client may only call, found {header['t']!r}")
             request_id = frames.int_field(header, "id", low=1)
             reply_bytes_max = min(peer.call_bytes_max, self._limits.total_bytes_max)
             request = _request(request_id, header, arrays, peer, reply_bytes_max)
-            return ReceivedRequest(peer, request, num_bytes)
+            places = frames.places_of(header)
+            if places:
+                num_shared = frames.shared_bytes(arrays, places)
+                self.num_bytes_in += num_shared
+                num_bytes += num_shared
+            return ReceivedRequest(peer, request, num_bytes, places, _room(header, peer))
         except TriremeError as error:
             self.fault(peer, request_id, error)
         except Exception as error:  # noqa: BLE001 no message may end the receiving thread
@@ -287,21 +297,37 @@ class ServerSocket:
         welcome["call_bytes_max"] = self._limits.total_bytes_max
         if self._state:
             welcome["state"] = self._state
+        if "shared" in header and (num_bytes := self._share(peer, header["shared"])):
+            welcome["shared"] = num_bytes
         self._send(peer, frames.pack(welcome, ()))
+
+    def _share(self, peer: Peer, offer: Any) -> int:
+        """Open the memory that a client offers; returns how many bytes of it. Raises BadRequest."""
+        if not peer.is_here or (num_bytes_max := self.peers.room_to_share()) < SHARED_BYTES_MIN:
+            return 0
+        try:
+            memory = opened(offer, num_bytes_max)
+        except OSError as error:
+            _log.info("%s: the memory of %s cannot be shared: %s", self._name, peer, error)
+            return 0
+        self.peers.share(peer, memory)
+        return len(memory)
 
     def _send_reply(self, peer: Peer, request_id: int, reply: Reply) -> TriremeError | None:
         """Send a reply; returns an error if it cannot be sent."""
         try:
-            parts = frames.pack(
-                {"t": frames.REPLY, "id": request_id, "b": reply.body}, reply.arrays
-            )
+            header = {"t": frames.REPLY, "id": request_id, "b": reply.body}
+            parts = frames.pack(header, reply.arrays, reply.places)
         except BadRequest as error:  # the fault is the handler's, not the request's
             return Internal(f"the handler's reply: {error}")
         num_bytes = sum([len(part) for part in parts])
-        if num_bytes > peer.call_bytes_max:
+        num_shared = frames.shared_bytes(reply.arrays, reply.places)
+        if num_bytes + num_shared > peer.call_bytes_max:
             return ResourceExhausted(
-                f"the client takes replies of {peer.call_bytes_max} bytes, found one of {num_bytes}"
+                f"the client takes replies of {peer.call_bytes_max} bytes, found one of"
+                f" {num_bytes + num_shared}"
             )
+        self.num_bytes_out += num_shared
         if num_bytes <= peer.message_bytes_max:
             self._send(peer, parts)
             return None
@@ -348,3 +374,18 @@ def _request(
         deadline=time.monotonic() + timeout_ms / 1000,
         reply_bytes_max=reply_bytes_max,
     )
+
+
+def _room(header: frames.Header, peer: Peer) -> tuple[int, int] | None:
+    """(start, size) of the shared memory that a call lends for its reply. Raises BadRequest."""
+    if (room := header.get("room")) is None:
+        return None
+    num_bytes = 0 if peer.shared is None else len(peer.shared)
+    if type(room) is not list or [*map(type, room)] != [int, int]:
+        raise BadRequest(f"rpc: expected room as [start, size], found {repr(room)[:80]}")
+    start, size = room
+    if min(start, size) < 0 or start + size > num_bytes:
+        raise BadRequest(
+            f"rpc: expected room in {num_bytes} bytes of shared memory, found {room}"[:200]
+        )
+    return start, size

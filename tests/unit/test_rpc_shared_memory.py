@@ -1,0 +1,500 @@
+"""Large arrays lie in memory that a client shares with a server on its machine."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+
+from tests.conditions import wait_until
+from tests.proxy import Faults, Proxy
+from tests.seeds import SEED, named_in_failure
+from trireme.errors import BadRequest, DeadlineExceeded
+from trireme.rpc import Call, Deferred, Limits, Reply, Request, RpcClient, Server, frames
+from trireme.rpc.shared_memory import ARRAY_BYTES_MIN, SharedMemory, opened
+
+MIB = 1 << 20
+
+
+def echo(request: Request) -> Reply:
+    return Reply(request.body, request.arrays)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
+        yield server
+
+
+def memory_of(client: RpcClient) -> SharedMemory:
+    [connection] = client._connections.values()
+    assert connection._shared is not None
+    return connection._shared
+
+
+def num_shared(server: Server) -> int:
+    return sum(peer.shared is not None for peer in server._socket.peers)
+
+
+def large(value: int, num_bytes: int = 4 * ARRAY_BYTES_MIN) -> np.ndarray:
+    return np.full(num_bytes, value, np.uint8)
+
+
+def mapped() -> set[str]:
+    """The names of the memory that this process can see."""
+    return set(re.findall(r"/memfd:(trireme-\w+)", Path("/proc/self/maps").read_text()))
+
+
+def is_all_free(memory: SharedMemory) -> bool:
+    return not memory._taken and memory._free == [(0, len(memory.bytes))]
+
+
+# ---- the same calls, with and without ----
+
+
+@pytest.mark.parametrize(
+    ("at_client", "at_server", "shares"),
+    [(1 << 26, 1 << 26, True), (1 << 22, 1 << 26, True), (1 << 26, 1 << 22, True),
+     (0, 1 << 26, False), (1 << 26, 0, False)],
+)  # fmt: skip
+def test_random_calls_arrive_as_they_are(at_client: int, at_server: int, shares: bool) -> None:
+    rng = random.Random(SEED)
+    dtypes = list(frames.DTYPES.values())
+
+    def some() -> np.ndarray:
+        num = rng.choice((0, 1, 100, 9_000, 70_000, 300_000))
+        array = np.frombuffer(rng.randbytes(num * 8), rng.choice(dtypes[1:]))
+        return array.reshape(-1, 2) if array.size % 2 == 0 else array
+
+    server = Server(
+        "127.0.0.1:0", {"echo": echo}, name="s", limits=Limits(shared_bytes_max=at_server)
+    )
+    limits = Limits(shared_bytes_max=at_client)
+    with named_in_failure(), server, RpcClient(name="w", limits=limits) as client:
+        for _ in range(30):
+            calls = [
+                Call(server.endpoint, "echo", {"i": i}, [some() for _ in range(rng.randrange(5))])
+                for i in range(rng.randrange(1, 6))
+            ]
+            replies = client.call_all(calls, timeout_s=60)
+            for call, reply in zip(calls, replies, strict=True):
+                assert reply.body == call.body
+                for sent, got in zip(call.arrays, reply.arrays, strict=True):
+                    assert (sent.dtype, sent.shape) == (got.dtype, got.shape)
+                    assert sent.tobytes() == got.tobytes()
+                    assert not got.flags.writeable
+        usage = server.usage()
+        assert (num_shared(server) == 1) is shares
+        assert (usage.num_bytes, usage.num_faults) == (0, 0)
+        if shares:
+            memory = memory_of(client)
+            assert memory._taken == {}
+            assert memory._free == [(0, min(at_client, at_server))]
+            assert memory._num_committed > 0
+
+
+def test_traffic_and_credit_count_shared_bytes(server: Server) -> None:
+    with RpcClient(name="w") as client:
+        for i in range(3):
+            client.call(server.endpoint, "echo", arrays=[large(i)], timeout_s=60)
+        usage = server.usage()
+    assert usage.num_bytes_in > 3 * 4 * ARRAY_BYTES_MIN
+    assert usage.num_bytes_out > 3 * 4 * ARRAY_BYTES_MIN
+    held: list[int] = []
+
+    def note(_: Request) -> None:
+        held.append(small.usage().num_bytes)
+
+    small = Server("127.0.0.1:0", {"note": note}, name="s", limits=Limits(inflight_bytes_max=MIB))
+    with small, RpcClient(name="w") as client:
+        calls = [Call(small.endpoint, "note", {}, [large(i, MIB * 2 // 5)]) for i in range(9)]
+        client.call_all(calls, timeout_s=60)
+    assert MIB * 2 // 5 < max(held) <= MIB
+
+
+# ---- who owns what, and when ----
+
+
+def test_a_handler_may_keep_its_arrays_and_the_client_cannot_change_them() -> None:
+    kept: list[np.ndarray] = []
+
+    def keep(request: Request) -> None:
+        kept.extend(request.arrays)
+
+    with (
+        Server("127.0.0.1:0", {"keep": keep}, name="s") as server,
+        RpcClient(name="w") as client,
+    ):
+        for i in range(5):
+            client.call(server.endpoint, "keep", arrays=[large(i)], timeout_s=60)
+        memory_of(client).bytes[:] = 77
+        assert num_shared(server) == 1
+    for i, array in enumerate(kept):
+        np.testing.assert_array_equal(array, large(i))
+
+
+def test_a_reply_stays_as_it_is(server: Server) -> None:
+    with RpcClient(name="w") as client:
+        got = [
+            client.call(server.endpoint, "echo", arrays=[large(i)], timeout_s=60).arrays[0]
+            for i in range(6)
+        ]
+        assert memory_of(client)._reply_bytes["echo"] >= 4 * ARRAY_BYTES_MIN
+        memory_of(client).bytes[:] = 77
+    for i, array in enumerate(got):
+        np.testing.assert_array_equal(array, large(i))
+
+
+def test_one_reply_may_answer_several_calls() -> None:
+    reply = Reply({}, [large(5)])
+    with Server("127.0.0.1:0", {"get": lambda _: reply}, name="s") as server:
+        for _ in range(2):
+            with RpcClient(name="w") as client:
+                for _ in range(3):
+                    [got] = client.call(server.endpoint, "get", timeout_s=60).arrays
+                    np.testing.assert_array_equal(got, large(5))
+    assert not reply.places
+
+
+def test_a_reply_after_its_deadline_touches_nothing() -> None:
+    """The client has given the room to other calls by then."""
+    late: list[Deferred] = []
+
+    def wait(request: Request) -> Reply | Deferred:
+        if request.body["at_once"]:
+            return Reply({}, [large(1)])
+        late.append(Deferred())
+        return late[-1]
+
+    with (
+        Server("127.0.0.1:0", {"wait": wait}, name="s") as server,
+        RpcClient(name="w") as client,
+    ):
+        client.call(server.endpoint, "wait", {"at_once": True}, timeout_s=60)
+        memory = memory_of(client)
+        with pytest.raises(DeadlineExceeded, match="no answer was ready"):
+            client.call(server.endpoint, "wait", {"at_once": False}, timeout_s=2)
+        assert memory_of(client) is memory
+        assert is_all_free(memory)
+        memory.bytes[:] = 7
+        late[0].reply(Reply({}, [large(2)]))
+        np.testing.assert_array_equal(memory.bytes, large(7, len(memory.bytes)))
+
+
+def test_a_lost_connection_takes_its_memory_with_it(server: Server) -> None:
+    """Calls are sent again with other memory, and nothing of the old is given back to it."""
+    rng = random.Random(SEED)
+    with named_in_failure(), RpcClient(name="w") as client:
+        seen = set()
+        for i in range(30):
+            arrays = [large(i, rng.randrange(1, 9) * ARRAY_BYTES_MIN) for _ in range(3)]
+            reply = client.call(server.endpoint, "echo", arrays=arrays, timeout_s=60)
+            assert all(map(np.array_equal, reply.arrays, arrays))
+            seen.add(memory_of(client)._name)
+            assert memory_of(client)._taken == {}
+            if i % 3 == 2:
+                [connection] = client._connections.values()
+                connection._lose("the test has cut it")
+        assert len(seen) == 10
+    wait_until(lambda: not seen & mapped())
+
+
+def test_peers_of_other_machines_share_nothing(server: Server) -> None:
+    with (
+        Proxy(server.endpoint, Faults(seed=SEED)) as proxy,
+        RpcClient(name="w") as client,
+    ):
+        [got] = client.call(proxy.endpoint, "echo", arrays=[large(3)], timeout_s=60).arrays
+        np.testing.assert_array_equal(got, large(3))
+        assert num_shared(server) == 0
+
+
+def test_a_killed_client_leaves_nothing(server: Server) -> None:
+    program = (
+        "import sys, time, numpy as np\n"
+        "from trireme.rpc import RpcClient\n"
+        "client = RpcClient(name='w')\n"
+        "array = np.ones(1 << 20)\n"
+        "client.call(sys.argv[1], 'echo', {}, [array], timeout_s=60)\n"
+        "print('called', flush=True)\n"
+        "while True: client.call(sys.argv[1], 'echo', {}, [array], timeout_s=60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, server.endpoint], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"called\n"
+        assert num_shared(server) == 1
+        before = mapped()
+        process.kill()
+    wait_until(lambda: num_shared(server) == 0 and mapped() < before)
+    assert server.usage().num_bytes == 0
+
+
+def test_a_child_of_a_fork_does_not_have_it(server: Server) -> None:
+    with RpcClient(name="w") as client:
+        client.call(server.endpoint, "echo", arrays=[large(3)], timeout_s=60)
+        assert memory_of(client)._name in mapped()
+        if (child := os.fork()) == 0:
+            os._exit(bool(mapped()))
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_server_of_another_user_shares_nothing() -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root may start a process of another user")
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
+            os.write(writer, server.endpoint.encode())
+            signal.pause()
+        os._exit(0)
+    try:
+        endpoint = os.read(reader, 100).decode()
+        with RpcClient(name="w") as client:
+            [got] = client.call(endpoint, "echo", arrays=[large(3)], timeout_s=60).arrays
+            [connection] = client._connections.values()
+            assert connection._shared is None
+        np.testing.assert_array_equal(got, large(3))
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+# ---- limits ----
+
+
+def test_what_finds_no_room_travels_with_the_message() -> None:
+    limits = Limits(shared_bytes_max=4 * MIB)
+    arrays = [large(i, 3 * MIB // 2) for i in range(4)]
+    with (
+        Server("127.0.0.1:0", {"echo": echo}, name="s") as server,
+        RpcClient(name="w", limits=limits) as client,
+    ):
+        for _ in range(3):
+            calls = [Call(server.endpoint, "echo", {}, [array]) for array in arrays]
+            calls.append(Call(server.endpoint, "echo", {}, arrays))
+            for call, reply in zip(calls, client.call_all(calls, timeout_s=60), strict=True):
+                assert all(map(np.array_equal, reply.arrays, call.arrays))
+        assert is_all_free(memory_of(client))
+
+
+def test_a_system_without_memory_is_named_and_calls_go_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RpcClient(name="w") as client:
+        client.call(server.endpoint, "echo", arrays=[large(1)], timeout_s=60)
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        array = large(2, 3 * MIB)
+        for _ in range(3):
+            [got] = client.call(server.endpoint, "echo", arrays=[array], timeout_s=60).arrays
+            np.testing.assert_array_equal(got, array)
+        assert memory_of(client)._taken == {}
+        client.call(server.endpoint, "echo", arrays=[large(1)], timeout_s=60)
+    assert caplog.text.count("No space left on device") == 1
+
+
+def test_all_clients_share_what_a_server_holds_for_all() -> None:
+    limits = Limits(total_bytes_max=200 * MIB)
+    clients = [RpcClient(name=f"w{i}") for i in range(5)]
+    with Server("127.0.0.1:0", {"echo": echo}, name="s", limits=limits) as server:
+        for i, client in enumerate(clients):
+            [got] = client.call(server.endpoint, "echo", arrays=[large(i)], timeout_s=60).arrays
+            np.testing.assert_array_equal(got, large(i))
+        sizes = [len(p.shared) for p in server._socket.peers if p.shared is not None]
+        assert sorted(sizes) == [8 * MIB, *[64 * MIB] * 3]
+        clients[0].close()
+        wait_until(lambda: num_shared(server) == 3)
+        with RpcClient(name="next") as client:
+            client.call(server.endpoint, "echo", arrays=[large(1)], timeout_s=60)
+            assert num_shared(server) == 4
+        for client in clients:
+            client.close()
+
+
+# ---- peers that break the rules ----
+
+
+class Raw:
+    """A connection that sends whatever headers a test makes."""
+
+    def __init__(self, server: Server, offer: Any) -> None:
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, 20_000)
+        self.socket.connect(f"tcp://{server.endpoint}")
+        hello = {"t": "hello", "magic": "trireme", "version_min": 1, "version_max": 1}
+        hello |= {"name": "raw", "message_bytes_max": 1 << 30, "shared": offer}
+        self.answer = self.send(hello)
+
+    def send(self, header: dict[str, Any]) -> dict[str, Any]:
+        self.socket.send_multipart(frames.pack(header, ()))
+        answer: dict[str, Any] = msgpack.unpackb(self.socket.recv_multipart()[0])
+        return answer
+
+    def call(self, **fields: Any) -> dict[str, Any]:
+        return self.send({"t": "call", "id": 5, "m": "echo", "ms": 9000, "b": {}, **fields})
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedMemory]:
+    memory = SharedMemory(4 * MIB)
+    yield memory
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        7, None, [], {}, {"pid": -1}, {"fd": -1}, {"pid": True}, {"fd": "3"}, {"name": "x"},
+        {"name": "trireme-../../etc/passwd"}, {"name": "trireme-" + "g" * 32}, {"bytes": 0},
+        {"bytes": (1 << 63) + 1},
+    ],
+)  # fmt: skip
+def test_an_offer_of_another_form_is_a_fault(
+    server: Server, memory: SharedMemory, wrong: Any
+) -> None:
+    offer = {**memory.offer(), **wrong} if wrong and type(wrong) is dict else wrong
+    with pytest.raises(BadRequest):
+        opened(offer, 1 << 40)
+    with Raw(server, offer) as raw:
+        assert (raw.answer["t"], raw.answer["name"]) == ("error", "BAD_REQUEST")
+
+
+def test_only_memory_of_that_name_that_cannot_shrink_is_opened(
+    server: Server, memory: SharedMemory, tmp_path: Path
+) -> None:
+    name = "trireme-" + "0" * 32
+    unsealed = os.memfd_create(name, os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 8 * MIB)
+    other = os.memfd_create("another program's", os.MFD_ALLOW_SEALING)
+    os.ftruncate(other, 8 * MIB)
+    fcntl.fcntl(other, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    (tmp_path / f"memfd:{name}").write_bytes(bytes(8 * MIB))
+    file = os.open(tmp_path / f"memfd:{name}", os.O_RDWR)
+    good = memory.offer()
+    offers = [
+        {**good, "fd": unsealed, "name": name},
+        {**good, "fd": other, "name": name},
+        {**good, "fd": file, "name": name},
+        {**good, "name": name},
+        {**good, "fd": 1 << 30},
+        {**good, "pid": 1 << 30},
+        {**good, "bytes": 5 * MIB},
+    ]
+    for offer in offers:
+        with Raw(server, offer) as raw:
+            assert raw.answer["t"] == "welcome"
+            assert "shared" not in raw.answer
+    with Raw(server, good) as raw:
+        assert raw.answer["shared"] == 4 * MIB
+    for descriptor in (unsealed, other, file):
+        os.close(descriptor)
+
+
+BYTES = ["uint8", [1 << 16]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"a": [BYTES], "s": [-1]},
+        {"a": [BYTES], "s": [4 * MIB - (1 << 16) + 1]},
+        {"a": [BYTES], "s": [(1 << 63) - 1]},
+        {"a": [BYTES], "s": [True]},
+        {"a": [BYTES], "s": [0.0]},
+        {"a": [BYTES], "s": ["0"]},
+        {"a": [BYTES], "s": 0},
+        {"a": [BYTES], "s": [0, 0]},
+        {"a": [BYTES], "s": []},
+        {"a": [BYTES], "s": [None]},
+        {"a": [BYTES, BYTES], "s": [0, None]},
+        {"a": [["uint8", [1 << 48]]], "s": [0]},
+        {"a": [["object", [1]]], "s": [0]},
+        {"a": 5, "s": [0]},
+        {"s": [0]},
+        {"room": 0},
+        {"room": [0]},
+        {"room": [0, 4 * MIB + 1]},
+        {"room": [4 * MIB, 1]},
+        {"room": [-1, 5]},
+        {"room": [0, -1]},
+        {"room": [True, 1]},
+        {"room": [(1 << 63) - 1, (1 << 63) - 1]},
+        {"room": {"start": 0}},
+    ],
+)
+def test_places_outside_the_memory_are_faults(
+    server: Server, memory: SharedMemory, fields: dict[str, Any]
+) -> None:
+    with Raw(server, memory.offer()) as raw:
+        answer = raw.call(**fields)
+        assert (answer["t"], answer["name"], answer["handled"]) == ("error", "BAD_REQUEST", True)
+        assert raw.call(a=[BYTES], s=[4 * MIB - (1 << 16)])["t"] == "reply"
+        assert raw.call(room=[0, 4 * MIB])["t"] == "reply"
+    assert server.usage().num_faults == 1
+
+
+def test_places_without_shared_memory_are_faults(server: Server) -> None:
+    with RpcClient(name="w", limits=Limits(shared_bytes_max=0)) as client:
+        client.call(server.endpoint, "echo", timeout_s=60)
+    hello = {"t": "hello", "magic": "trireme", "version_min": 1, "version_max": 1}
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVTIMEO, 20_000)
+    socket.connect(f"tcp://{server.endpoint}")
+    for header in (
+        {**hello, "name": "raw", "message_bytes_max": 1 << 20},
+        {"t": "call", "id": 5, "m": "echo", "ms": 9000, "b": {}, "a": [BYTES], "s": [0]},
+        {"t": "call", "id": 6, "m": "echo", "ms": 9000, "b": {}, "room": [0, 1]},
+    ):
+        socket.send_multipart(frames.pack(header, ()))
+        answer, _ = frames.unpack(socket.recv_multipart(), Limits())
+        assert answer["t"] == "welcome" or answer["name"] == "BAD_REQUEST"
+    socket.close()
+    assert server.usage().num_faults == 2
+
+
+def test_a_client_that_changes_its_arrays_meanwhile_changes_no_others(
+    server: Server, memory: SharedMemory
+) -> None:
+    """Rooms and arrays may overlap as a client likes: it harms nobody but itself."""
+    with Raw(server, memory.offer()) as raw, RpcClient(name="w") as client:
+        for start in range(0, 1 << 16, 1 << 12):
+            header = raw.call(a=[BYTES], s=[start], room=[start + 5, 1 << 17])
+            assert header["s"] == [start + 5]
+            [got] = client.call(server.endpoint, "echo", arrays=[large(9)], timeout_s=60).arrays
+            np.testing.assert_array_equal(got, large(9))
+
+
+def test_the_memory_is_the_clients_own(memory: SharedMemory) -> None:
+    shared = opened(memory.offer(), 1 << 40)
+    memory.bytes[5] = 9
+    assert shared[5] == 9
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(memory._descriptor, mmap.PAGESIZE)
