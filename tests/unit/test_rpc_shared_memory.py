@@ -313,6 +313,15 @@ def test_a_system_without_memory_is_named_and_calls_go_on(
     assert caplog.text.count("No space left on device") == 1
 
 
+def test_a_python_without_such_memory_sends_all(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with RpcClient(name="w") as client:
+        [got] = client.call(server.endpoint, "echo", arrays=[large(3)], timeout_s=60).arrays
+    np.testing.assert_array_equal(got, large(3))
+
+
 def test_all_clients_share_what_a_server_holds_for_all() -> None:
     limits = Limits(total_bytes_max=200 * MIB)
     clients = [RpcClient(name=f"w{i}") for i in range(5)]

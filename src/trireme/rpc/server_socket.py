@@ -303,9 +303,10 @@ class ServerSocket:
 
     def _share(self, peer: Peer, offer: Any) -> int:
         """Open the memory that a client offers; returns how many bytes of it. Raises BadRequest."""
-        if not peer.is_here or (num_bytes_max := self.peers.room_to_share()) < SHARED_BYTES_MIN:
-            return 0
         try:
+            num_bytes_max = self.peers.room_to_share() if peer.is_here else 0
+            if num_bytes_max < SHARED_BYTES_MIN:
+                return 0
             memory = opened(offer, num_bytes_max)
         except OSError as error:
             _log.info("%s: the memory of %s cannot be shared: %s", self._name, peer, error)

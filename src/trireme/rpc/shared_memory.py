@@ -33,7 +33,9 @@ ARRAY_BYTES_MIN = 1 << 16
 
 _ALIGNMENT = 64  # a cache line
 _NAME = re.compile(r"trireme-[0-9a-f]{32}")
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+# Of Linux 3.17, see fcntl(2): Pythons that are built for older systems, as conda's, lack the names.
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 _ROOM_MARGIN = 1.25  # a reply's size changes from batch to batch
 
 
@@ -42,11 +44,14 @@ class SharedMemory:
 
     def __init__(self, num_bytes: int) -> None:
         self._name = f"trireme-{secrets.token_hex(16)}"
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this Python has no os.memfd_create")
         # Sealed, so that a server's access cannot fail later. No child of this process gets it.
         self._descriptor = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._descriptor, num_bytes)
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            seals = _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL
+            fcntl.fcntl(self._descriptor, _ADD_SEALS, seals)
             self.bytes = _mapped(self._descriptor, num_bytes)
         except BaseException:
             os.close(self._descriptor)
@@ -110,7 +115,9 @@ class SharedMemory:
     def _take(self, size: int) -> int | None:
         """The lowest start of `size` free bytes: what was used before is in the caches."""
         for i, (start, length) in enumerate(self._free):
-            if length >= size and self._commit(start + size):
+            if length >= size:
+                if not self._commit(start + size):
+                    return None
                 self._free[i] = (start + size, length - size)
                 self._taken[start] = size
                 return start
@@ -158,7 +165,7 @@ def opened(offer: Any, num_bytes_max: int) -> Bytes:
         raise FileNotFoundError(f"{path} is something else")
     own = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        is_sealed = fcntl.fcntl(own, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        is_sealed = fcntl.fcntl(own, _GET_SEALS) & _SEAL_SHRINK
         is_same = os.readlink(f"/proc/self/fd/{own}") == target  # the client may be quick
         if not is_same or not is_sealed or os.fstat(own).st_size < size:
             raise PermissionError(f"{path} can shrink, or is smaller than {size} bytes")
