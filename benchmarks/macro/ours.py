@@ -38,6 +38,7 @@ def run_job(
     shows: bool = False,
     durability: str = "none",
     keys: str | None = None,
+    limits: str = "",
     ends: tuple[End, End] | None = None,
     in_memory: bool = False,
     in_pass: bool = False,
@@ -49,8 +50,8 @@ def run_job(
 
     ends: network ends of the server and of the worker, if they are apart. num_ranks: workers of a
     job without servers, instead of one server and one worker. num_compute: compute workers, on the
-    CPU. under: a command that runs the job's. strategy, rule, in_memory, in_pass, bf16, is_blind:
-    see job.py.
+    CPU. limits: of the server. under: a command that runs the job's. strategy, rule, in_memory,
+    in_pass, bf16, is_blind: see job.py.
     """
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
@@ -79,6 +80,7 @@ def run_job(
             launch = ["-m", "trireme", "launch"]
             launch += [] if num_ranks else ["--durability", durability]
             launch += [] if keys is None else ["--keys", keys]
+            launch += ["--limits", limits] if limits else []
             if ends is not None:
                 _run_apart(launch, wrapped, Path(folder), ends)
                 return _result(out)

@@ -3,6 +3,7 @@
 pull_push       a training step of 50,000 rows of 16 floats: pull (0.4 MB of keys, answered by 3.2
                 MB of rows), then push (3.6 MB of keys and gradients, and an empty answer)
 echo            one call with 3.6 MB in each direction
+..._shared      the same, the arrays in memory that both processes share
 round_trip      one empty call after another, from one client
 small_requests  empty calls from two client processes, 32 in flight at a time, to one server
 
@@ -24,7 +25,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from benchmarks.harness import Claim, Contest, Run, Settings
-from trireme.rpc import Call, Reply, Request, RpcClient, Server
+from trireme.rpc import Call, Limits, Reply, Request, RpcClient, Server
 
 DIM = 16
 _CLIENTS = 2
@@ -37,6 +38,8 @@ def contests(settings: Settings) -> list[Contest]:
     return [
         _moves("pull_push", _RpcSteps, _TcpSteps, num_rows, seconds, settings),
         _moves("echo", _RpcEcho, _TcpEcho, num_rows, seconds, settings),
+        _moves("pull_push_shared", _RpcSteps, _TcpSteps, num_rows, seconds, settings),
+        _moves("echo_shared", _RpcEcho, _TcpEcho, num_rows, seconds, settings),
         _calls("round_trip", _round_trip, seconds, settings),
         _calls("small_requests", _small_requests, seconds, settings),
     ]
@@ -51,9 +54,10 @@ def _moves(
     settings: Settings,
 ) -> Contest:
     """Bytes per second of rpc beside those of TCP."""
+    limits = Limits() if metric.endswith("_shared") else Limits(shared_bytes_max=0)
     return Contest(
         {
-            metric: lambda _: _rpc_rate(rpc_step, num_rows, seconds),
+            metric: lambda _: _rpc_rate(rpc_step, num_rows, seconds, limits),
             "tcp": lambda _: _tcp_rate(tcp_step, num_rows, seconds),
         },
         [Claim(metric, metric, ("tcp",), unit="GB/s")],
@@ -72,8 +76,8 @@ def _calls(
     )
 
 
-def _rpc_rate(step_type: type[_RpcSteps], num_rows: int, seconds: float) -> Run:
-    with _process("rpc", num_rows) as at, RpcClient(name="bench") as client:
+def _rpc_rate(step_type: type[_RpcSteps], num_rows: int, seconds: float, limits: Limits) -> Run:
+    with _process("rpc", num_rows) as at, RpcClient(name="bench", limits=limits) as client:
         return _move(step_type(client, at, num_rows), num_rows, seconds)
 
 
