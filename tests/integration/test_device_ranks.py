@@ -82,9 +82,10 @@ def contents(states: list[ServerState]) -> dict[str, np.ndarray]:
         for name, table in state.tables.items():
             for key, row in zip(*rows_of(table.rows), strict=True):
                 actual[f"{name}:{key}"] = np.array(row)
-        for spec in state.blocks.specs():
-            for tensor, values in state.blocks.state_with(spec.id, {}).items():
-                actual[f"{spec.id}:{tensor}"] = np.copy(values.numpy())
+        with state.blocks_lock:  # each of several workers looks
+            for spec in state.blocks.specs():
+                for tensor, values in state.blocks.state_with(spec.id, {}).items():
+                    actual[f"{spec.id}:{tensor}"] = np.copy(values.numpy())
     return actual
 
 
