@@ -19,8 +19,6 @@ from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
-KeyedRows = tuple[Keys, npt.NDArray[np.uint8], WideRows]  # keys, row classes, wide rows
-
 PENDING_BYTES = 32 << 20
 
 
@@ -46,7 +44,7 @@ class StagedRows:
     parts: list[RowPart] = field(default_factory=list)
     num_put: int = 0
     files: list[str] = field(default_factory=list)
-    _pending: list[KeyedRows] = field(default_factory=list)
+    _pending: list[RowPart] = field(default_factory=list)
     _pending_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -55,6 +53,7 @@ class StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
         wanted[server.assignment.owned_buckets()] = 1
         rows = server.make_rows(table.schema)
+        rows.raise_version(table.rows.version)  # of all that comes
         return cls(server, table.schema, rows, wanted, id, is_read)
 
     def is_named(self, id: object) -> bool:
@@ -68,7 +67,7 @@ class StagedRows:
     def put(self, keys: Keys, classes: npt.NDArray[np.uint8], rows: WideRows) -> None:
         """Add rows of keys that this server owns."""
         with self._lock:
-            self._pending.append((keys, classes, rows))
+            self._pending.append(RowPart(keys, classes, rows))
             self._pending_bytes += rows.nbytes
             self.num_put += len(keys)
             is_full = self._pending_bytes >= PENDING_BYTES
@@ -99,6 +98,5 @@ class StagedRows:
         with self._lock:
             ready, self._pending, self._pending_bytes = self._pending, [], 0
         if ready:
-            keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
-            write = partial(self.rows.write_wide, keys, classes, rows, self.server.pool)
-            self.server.with_room(write)
+            part = RowPart(*(np.concatenate(arrays) for arrays in zip(*ready, strict=True)))
+            self.server.with_room(partial(part.write_to, self.rows, self.server.pool))
