@@ -188,7 +188,7 @@ void register_block(nb::module_& m, nb::class_<Table>& table) {
            "Raise the BadRequest that write_wide would raise for these rows, if any.")
       .def("merge", &merge, "other"_a, "first_bucket"_a, "num_buckets"_a, "pool"_a,
            "claims"_a = nb::make_tuple(),
-           R"(Insert or replace all rows that some buckets of another table have, as write_wide, stamped.
+           R"(Insert or replace all rows of some buckets of another table, as write_wide, stamped.
 
 claims: that together have all keys; see `update`.
 Raises BadRequest: the table itself, or one with rows of another form.)")
