@@ -69,8 +69,7 @@ class PreparedImport:
         server's lock, until they are replaced.
         """
         mark, copy = self.copies.pop(name := table.schema.name, ("", None))
-        is_same = copy is not None and (mark, copy.version) == (table.mark, table.rows.version)
-        if copy is not None and is_same:
+        if copy is not None and (mark, copy.version) == (table.mark, table.rows.version):
             self.rows[name] = copy
             return copy
         return self.rows[name] if self.replace else None

@@ -92,10 +92,15 @@ class ImportHandlers:
         staged.is_of_pass = lease is not None
         self._staged[name] = staged
 
+    def _current(self) -> dict[str, StagedRows]:
+        """The rows whose tables were not dropped since."""
+        tables = self._server.tables
+        return {name: one for name, one in self._staged.items() if tables.get(name) is one.table}
+
     def _staged_rows(self, request: Request) -> StagedRows:
         """Raises NotReady: of another import, or none: this server was restarted, say."""
         name, id = need(request.body, "table", str), request.body.get("id")
-        staged = self._staged.get(name)
+        staged = self._current().get(name)
         if staged is None or not staged.is_named(id):
             raise NotReady(f"import: expected import.begin of table {name!r} first")
         return staged
@@ -110,7 +115,7 @@ class ImportHandlers:
         staged, time = self._staged_rows(request), need_time(request.body)
         options = need(request.body, "storage_options", dict)
         accessor = need(request.body, "accessor", str)
-        text = FleetText.of(staged.schema, staged.rows, accessor, need_betas(request.body))
+        text = FleetText.of(staged.table.schema, staged.rows, accessor, need_betas(request.body))
 
         def stage(path: str) -> Iterator[int]:
             num_lines = 0
@@ -192,7 +197,7 @@ class ImportHandlers:
         if staged.num_put != staged.rows.rows:
             raise DataError(
                 first_duplicate(staged, keys_of, places_of)
-                or f"import of table {staged.schema.name!r}: expected distinct keys, found"
+                or f"import of table {staged.table.schema.name!r}: expected distinct keys, found"
                 f" {staged.rows.rows} of {staged.num_put}"
             )
         return Reply({"lines": num_lines, "rows": staged.num_put, "keys": staged.rows.rows})
@@ -218,7 +223,7 @@ class ImportHandlers:
         """Take wide rows of one row class."""
         staged, arrays = self._staged_rows(request), Arrays(request.arrays)
         row_class = need(request.body, "row_class", int)
-        staged.schema.dim_of(row_class)
+        staged.table.schema.dim_of(row_class)
         keys = arrays.take("keys", np.uint64, (None,))
         rows = arrays.take("rows", np.uint8, (None, staged.layout.row_bytes))
         arrays.end()
@@ -240,10 +245,7 @@ class ImportHandlers:
         keys = arrays.take("keys", np.uint64, (None,))
         arrays.end()
         check_reply("import.read", request, len(keys), staged.rows)
-        table, num_buckets = (
-            server.table(staged.schema.name),
-            len(server.assignment.owned_buckets()),
-        )
+        table, num_buckets = staged.table, len(server.assignment.owned_buckets())
         mark, version = table.mark, table.rows.version
         is_present, rows = read_rows(table.rows, keys, num_buckets, server.pool)
         is_staged, taken = read_rows(staged.rows, keys, num_buckets, server.pool)
@@ -264,12 +266,13 @@ class ImportHandlers:
         where: the file. before: rows of the file before these; None: errors name the key instead.
         """
         self._check_room()
-        _check_salted(staged.schema, columns["key"], where)
+        schema = staged.table.schema
+        _check_salted(schema, columns["key"], where)
         owned = np.flatnonzero(staged.wanted[buckets_of(columns["key"])])
         if len(owned) < len(columns["key"]):
             columns = {name: values[owned] for name, values in columns.items()}
         try:
-            classes, rows = rows_of(staged.schema, staged.layout, staged.rows.dims, columns, time)
+            classes, rows = rows_of(schema, staged.layout, staged.rows.dims, columns, time)
         except RowError as error:
             key = columns["key"][error.row]
             row = f"row of key {key}" if before is None else f"row {before + owned[error.row]}"
@@ -291,7 +294,7 @@ class ImportHandlers:
         server, id = self._server, need(request.body, "id", str)
         if server.prepared is None or server.prepared.id != id:  # else by an earlier call
             names = list(dict.fromkeys(need_list(request.body, "tables", str)))
-            staged = dict(self._staged)  # another request may discard them meanwhile
+            staged = self._current()  # another request may discard them meanwhile
             if missing := [name for name in names if name not in staged]:
                 raise NotReady(f"import: expected rows of tables {missing}, found none")
             rows = {name: staged[name].rows for name in names}

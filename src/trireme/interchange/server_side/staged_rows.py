@@ -17,7 +17,6 @@ from trireme.rows.wide_rows import RowLayout, WideRows
 from trireme.server.prepared_import import RowPart
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
-from trireme.table import TableSchema
 
 PENDING_BYTES = 32 << 20
 
@@ -26,7 +25,7 @@ PENDING_BYTES = 32 << 20
 class StagedRows:
     """Imported rows of one table on one server. Threads: any may put.
 
-    id: of the import, where its worker has named it.
+    table: where they will come. id: of the import, where its worker has named it.
     is_read: whether rows are read, or come twice, before the end of the import.
     is_of_pass: the import ends a pass on a device, so that others may not add to it.
     parts: rows as they came, with those that are not in `rows`.
@@ -35,7 +34,7 @@ class StagedRows:
     """
 
     server: ServerState
-    schema: TableSchema
+    table: ServedTable
     rows: _core.Table
     wanted: npt.NDArray[np.uint8]
     id: str = ""
@@ -54,7 +53,7 @@ class StagedRows:
         wanted[server.assignment.owned_buckets()] = 1
         rows = server.make_rows(table.schema)
         rows.raise_version(table.rows.version)  # of all that comes
-        return cls(server, table.schema, rows, wanted, id, is_read)
+        return cls(server, table, rows, wanted, id, is_read)
 
     def is_named(self, id: object) -> bool:
         """Whether a request with this id, None where it has none, is of this import."""
@@ -62,7 +61,7 @@ class StagedRows:
 
     @property
     def layout(self) -> RowLayout:
-        return RowLayout.of(self.schema, self.rows)
+        return RowLayout.of(self.table.schema, self.rows)
 
     def put(self, keys: Keys, classes: npt.NDArray[np.uint8], rows: WideRows) -> None:
         """Add rows of keys that this server owns."""
