@@ -23,12 +23,12 @@ using Slots = Array1<const std::int32_t>;
 using Floats2 = Array2<float>;
 
 void write_wide(Table& table, Keys keys, Array1<const std::uint8_t> row_classes,
-                Array2<const std::uint8_t> rows, Pool& pool, std::optional<std::uint32_t> version) {
+                Array2<const std::uint8_t> rows, Pool& pool, bool is_stamped) {
   expect("write_wide", "one class per key:", row_classes.size(), keys.size());
   expect("write_wide", "as many rows as keys:", rows.shape(0), keys.size());
   expect("write_wide", "rows of bytes", rows.shape(1), table.row_bytes());
   nb::gil_scoped_release release;
-  table.write_wide(as_span(keys), as_span(row_classes), rows.data(), pool, version);
+  table.write_wide(as_span(keys), as_span(row_classes), rows.data(), pool, is_stamped);
 }
 
 void merge(Table& table, const Table& other, std::uint32_t first_bucket, std::uint32_t num_buckets,
@@ -188,7 +188,7 @@ void register_block(nb::module_& m, nb::class_<Table>& table) {
            "Raise the BadRequest that write_wide would raise for these rows, if any.")
       .def("merge", &merge, "other"_a, "first_bucket"_a, "num_buckets"_a, "pool"_a,
            "claims"_a = nb::make_tuple(),
-           R"(Insert or replace all rows that some buckets of another table have, as write_wide.
+           R"(Insert or replace all rows of some buckets of another table, as write_wide, stamped.
 
 claims: that together have all keys; see `update`.
 Raises BadRequest: the table itself, or one with rows of another form.)")
@@ -201,12 +201,12 @@ Raises BadRequest: the table itself, or one with rows of another form. ResourceE
 repetition finishes the call.)")
       .def(
           "write_wide", &write_wide, "keys"_a.noconvert(), "row_classes"_a.noconvert(),
-          "rows"_a.noconvert(), "pool"_a, "version"_a = nb::none(),
+          "rows"_a.noconvert(), "pool"_a, "is_stamped"_a = false,
           R"(Insert or replace the wide rows of keys. Of a key that occurs twice the last one stays, if both are
 of one class.
 
-keys: (N,) uint64. row_classes: (N,) uint8. rows: (N, row_bytes) uint8. version: stamps the rows
-instead of their own. Marks, removals and pending counts stay.
+keys: (N,) uint64. row_classes: (N,) uint8. rows: (N, row_bytes) uint8. is_stamped: as changes are,
+with the table's version in place of their own. Marks, removals and pending counts stay.
 Raises BadRequest for a class or row that does not fit, and nothing has changed; or
 ResourceExhausted, and a repetition finishes the call.)")
       .def("split_wide", &split_rows, "rows"_a.noconvert(), "block"_a.noconvert(),

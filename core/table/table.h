@@ -251,20 +251,19 @@ class Table {
                  Pool& pool) const;
   // Inserts or replaces rows; of a key that occurs twice the last one stays if both are of one
   // class, else either. Marks, removals and
-  // pending state stay.   keys, row_classes: (N).  rows: (N, row_bytes).  version: stamps the rows
-  // instead of their own. Errors: kBadRequest for an unknown class, or a row that does not fit it,
-  // nothing changed; kResourceExhausted and those of a tier, some keys have their rows: repeating
-  // the call finishes it.
+  // pending state stay.   keys, row_classes: (N).  rows: (N, row_bytes).  is_stamped: as changes
+  // are, with the table's version in place of their own. Errors: kBadRequest for an unknown class,
+  // or a row that does not fit it, nothing changed; kResourceExhausted and those of a tier, some
+  // keys have their rows: repeating the call finishes it.
   void write_wide(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> row_classes,
-                  const std::uint8_t* rows, Pool& pool,
-                  std::optional<std::uint32_t> version = std::nullopt);
+                  const std::uint8_t* rows, Pool& pool, bool is_stamped = false);
 
   // Errors: those kBadRequest of write_wide.
   void check_wide(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> row_classes,
                   const std::uint8_t* rows, Pool& pool) const;
-  // write_wide with all rows that some buckets of another table have.   claims: of all these keys,
-  // as for update.   Errors: kBadRequest for the table itself, or one with other rows, nothing
-  // changed; else as write_wide.
+  // write_wide, stamped, with all rows that some buckets of another table have.   claims: of all
+  // these keys, as for update.   Errors: kBadRequest for the table itself, or one with other rows,
+  // nothing changed; else as write_wide.
   void merge(const Table& from, std::uint32_t first_bucket, std::uint32_t num_buckets, Pool& pool,
              Tier::Claims claims = {});
   // A claim of the keys of all rows of another table, for a merge; null too if they take more than

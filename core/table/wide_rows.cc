@@ -37,8 +37,8 @@ struct Table::WideRows {
   std::span<const std::uint8_t> classes;
   const std::uint8_t* rows;
   std::size_t row_bytes;
-  std::optional<std::uint32_t> version;  // instead of their own
-  Tier::Claims claims = {};              // of their keys
+  bool is_stamped;           // with the table's version
+  Tier::Claims claims = {};  // of their keys
 
   const std::uint8_t* at(std::size_t position) const noexcept {
     return rows + position * row_bytes;
@@ -47,11 +47,11 @@ struct Table::WideRows {
 
 void Table::write_wide(std::span<const std::uint64_t> keys,
                        std::span<const std::uint8_t> row_classes, const std::uint8_t* rows,
-                       Pool& pool, std::optional<std::uint32_t> version) {
+                       Pool& pool, bool is_stamped) {
   const WideRows wide{
-      .classes = row_classes, .rows = rows, .row_bytes = row_bytes(), .version = version};
+      .classes = row_classes, .rows = rows, .row_bytes = row_bytes(), .is_stamped = is_stamped};
   check_wide(keys, row_classes, rows, pool);
-  raise_version(version ? *version : newest_of(wide, pool));
+  if (!is_stamped) raise_version(newest_of(wide, pool));
   const KeysByStripe groups(keys, pool);
   pool.run(kNumStripes, [&](std::size_t stripe) { write_in_stripe(groups[stripe], wide); });
 }
@@ -75,7 +75,7 @@ void Table::merge(const Table& from, std::uint32_t first_bucket, std::uint32_t n
     const WideRows wide{.classes = content.classes.span(),
                         .rows = content.rows.data(),
                         .row_bytes = row_bytes(),
-                        .version = std::nullopt,
+                        .is_stamped = true,
                         .claims = claims};
     if (claims.empty()) {
       write_in_stripe({.keys = content.keys.span(), .positions = nullptr, .first = 0}, wide);
@@ -195,7 +195,7 @@ void Table::write_group(const Group& group, const WideRows& wide) {
     const std::size_t position = group.position(i);
     const RowLayout& layout = classes_[wide.classes[position]];
     layout.read_wide(row, wide.at(position));
-    if (wide.version) layout.stamp(row).version = *wide.version;
+    if (wide.is_stamped) layout.stamp(row).version = now;
   };
   const auto replace = [&](std::size_t i, const IndexLine* line, std::byte* row) {
     if (arenas_.class_of(row) != wide.classes[group.position(i)]) {

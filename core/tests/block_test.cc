@@ -114,14 +114,14 @@ void written_rows_are_read(test::Random& random, const TableConfig& config, std:
     check_equal_model(table, model, pool);
     CHECK(table.version() < 100);
   }
-  // Other rows stay, and the given version replaces those of the rows.
+  // Other rows stay, and the table's version replaces those of the rows.
+  const auto stamp = [&](std::uint8_t* row, std::uint32_t version) {
+    std::memcpy(row + table.classes().wide().wide_stamp_offset(), &version, sizeof version);
+  };
   Rows rows = random_rows(random, table, distinct_keys(random, num_keys));
-  table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool, 200);
-  for (std::size_t i = 0; i < rows.keys.size(); ++i) {
-    const std::uint32_t version = 200;
-    std::memcpy(&rows.wide[i * table.row_bytes() + table.classes().wide().wide_stamp_offset()],
-                &version, sizeof version);
-  }
+  table.raise_version(200);
+  table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool, true);
+  for (std::size_t i = 0; i < rows.keys.size(); ++i) stamp(&rows.wide[i * table.row_bytes()], 200);
   put(model, rows, table.row_bytes());
   check_equal_model(table, model, pool);
   CHECK_EQUAL(table.version(), 200U);
@@ -137,9 +137,13 @@ void written_rows_are_read(test::Random& random, const TableConfig& config, std:
   merged.write_wide(others.keys, others.classes, others.wide.data(), pool);
   Model of_both;
   put(of_both, others, table.row_bytes());
+  merged.raise_version(201);
   merged.merge(table, 0, kNumBuckets / 2, pool);
   merged.merge(table, kNumBuckets / 2, kNumBuckets / 2, pool);
-  for (const auto& [key, row] : model) of_both[key] = row;
+  for (auto [key, row] : model) {
+    stamp(row.second.data(), 201);
+    of_both[key] = row;
+  }
   check_equal_model(merged, of_both, pool);
 }
 
@@ -185,7 +189,7 @@ void a_copy_has_all_of_a_table(test::Random& random) {
   table.erase(removed, pool);
   table.raise_version(table.version() + 1);
   const Rows back = random_rows(random, table, Keys(removed.begin(), removed.begin() + 1'000));
-  table.write_wide(back.keys, back.classes, back.wide.data(), pool, table.version());
+  table.write_wide(back.keys, back.classes, back.wide.data(), pool, true);
   for (int round = 0; round < 2; ++round) {  // a repetition changes nothing
     copy.copy(table, 0, 1000, pool);
     copy.copy(table, 1000, kNumBuckets - 1000, pool);

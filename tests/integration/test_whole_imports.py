@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.long import sampled
 from tests.programs import Template
 from tests.tables import T_ROWS
 from trireme import _core
-from trireme.errors import BadRequest, ResourceExhausted, Unavailable
+from trireme.errors import BadRequest, NotReady, ResourceExhausted, Unavailable
 from trireme.interchange.worker_side.dense_blocks import read_blocks
 from trireme.interchange.worker_side.import_requests import importing, send_rows
 from trireme.job.cluster import Cluster
@@ -275,3 +276,20 @@ def test_a_table_that_an_import_names_twice_is_imported_once() -> None:
             rows = {"key": KEYS, "weights": np.ones((NUM_KEYS, 4), np.float32)}
             send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool)
         assert values(cluster) == {1.0}
+
+
+def test_rows_for_a_table_that_was_dropped_since_come_into_no_other() -> None:
+    with embedded() as cluster:
+        client = cluster.client
+        client.create_table(TABLE.schema)
+        rows = {"key": KEYS, "weights": np.ones((NUM_KEYS, 4), np.float32)}
+        with ExitStack() as stack:
+            stack.enter_context(pytest.raises(NotReady, match=r"of tables \['t'\], found none"))
+            stack.enter_context(importing(client, ["t"], replace=False))
+            send_rows(client, "t", rows, time=0, pool=cluster.pool)
+            client.begin_anew(["t"], blocks=False)
+            client.forget_tables(["t"])
+            client.create_table(tr.Table("t", dim=8, absent="zeros").schema)
+        assert values(cluster) == {0.0}
+        [stats] = client.stats()
+        assert stats["tables"]["t"]["rows"] == 0

@@ -29,7 +29,7 @@ def test_written_rows_leave_marks_and_removed_keys_alone() -> None:
     table.raise_version(4)
     table.erase(others[:1], POOL)
     classes, rows = wide_rows(table)
-    table.write_wide(KEYS, classes, rows, POOL, 4)
+    table.write_wide(KEYS, classes, rows, POOL, is_stamped=True)
     weights = np.empty((len(KEYS), 4), np.float32)
     table.lookup(KEYS, weights, POOL)
     assert weights[:, 0].tolist() == [1, 2, 3, 4, 5, 6]

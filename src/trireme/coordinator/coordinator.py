@@ -21,6 +21,7 @@ from trireme.coordinator.meetings import Meetings
 from trireme.coordinator.passes import Passes
 from trireme.coordinator.saves import SaveVersions
 from trireme.coordinator.workers import Workers
+from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, HeldBytes, Reply, Request
 
 READ_ONLY = ("coord.map", "coord.chain")
@@ -61,7 +62,7 @@ class Coordinator:
         for_workers = {
             "coord.states": self.facts.on_states,
             "coord.add_blocks": self.facts.on_add_blocks,
-            "coord.begin_anew": self.facts.on_begin_anew,
+            "coord.begin_anew": self._on_begin_anew,
             "coord.agree": self._joining.on_agree,
             "coord.begin_pass": self._passes.on_begin_pass,
             "coord.meet_in_pass": self._joint.on_meet,
@@ -81,6 +82,11 @@ class Coordinator:
             **self._saves.handlers(),
         }
         return {name: self._guarded(handler) for name, handler in handlers.items()}
+
+    def _on_begin_anew(self, worker: int, request: Request) -> Reply:
+        if need({"rows": False, **request.body}, "rows", bool):
+            self._saves.begin_anew()
+        return self.facts.on_begin_anew(worker, request)
 
     def _for_worker(self, handler: Callable[[int, Request], Reply | Deferred]) -> Handler:
         def handle(request: Request) -> Reply | Deferred:

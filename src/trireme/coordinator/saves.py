@@ -113,6 +113,10 @@ class SaveVersions:
                 self.chain, self.has_base = {}, False
             self.chain[id] = version
 
+    def begin_anew(self) -> None:
+        """Rows are gone that no delta removes, so none follows what was saved or loaded."""
+        self.chain, self.has_base, self.loaded, self.inference = {}, False, None, {}
+
     def note_loaded(self, body: Mapping[str, Any]) -> None:
         """A checkpoint is loaded. If whole, the run continues from it; if in part, a new run
         begins, and no delta follows.

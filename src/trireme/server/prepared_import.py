@@ -27,27 +27,29 @@ CHANGED_BUCKETS = 64
 
 
 class RowPart(NamedTuple):
-    """Rows as they came: keys, row classes, wide rows, and the version that stamps them."""
+    """Rows as they came: keys, row classes, wide rows."""
 
     keys: Keys
     classes: npt.NDArray[np.uint8]
     rows: WideRows
-    version: int
 
     def write_to(self, table: _core.Table, pool: _core.Pool) -> None:
-        table.write_wide(self.keys, self.classes, self.rows, pool, self.version)
+        table.write_wide(self.keys, self.classes, self.rows, pool, is_stamped=True)
 
 
 @dataclass
 class PreparedImport:
     """rows: of each table, in a table that nobody reads. parts: of a table, that come after them.
 
+    Rows that come into a table get the version that it has then, and not one that it had when they
+    were read: what is saved in between lacks them, and the next delta has what is newer.
+
     blocks: tensors that replace those of the same name.
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     is_whole: all rows are recorded; a crash may have kept the rest from the log.
     claims, copies: the room that its rows need of tables on SSD. A copy has them and, while the
-    table has this mark, those of the table. After a crash there is neither: where copies had room,
-    a change of the tables has it.
+    table has this mark and the copy's version, those of the table. After a crash there is neither:
+    where copies had room, a change of the tables has it.
     """
 
     what: ClassVar = "import"
@@ -63,9 +65,11 @@ class PreparedImport:
     copies: dict[str, tuple[str, _core.Table]] = field(default_factory=dict)
 
     def replacement(self, table: ServedTable) -> _core.Table | None:
-        """What replaces the rows of a table; None: they are changed where they are."""
+        """What replaces the rows of a table; None: they are changed where they are. Requires: the
+        server's lock, until they are replaced.
+        """
         mark, copy = self.copies.pop(name := table.schema.name, ("", None))
-        if copy is not None and mark == table.mark:
+        if copy is not None and (mark, copy.version) == (table.mark, table.rows.version):
             self.rows[name] = copy
             return copy
         return self.rows[name] if self.replace else None
@@ -87,9 +91,8 @@ class PreparedImport:
             for bucket, content in filled_buckets(rows):
                 body = {"id": self.id, "table": name, "bucket": bucket}
                 yield ROWS, body, [content.keys, content.classes, content.rows]
-            for keys, classes, wide, version in self.parts.get(name, ()):
-                body = {"id": self.id, "table": name, "version": version}
-                yield ROWS, body, [keys, classes, wide]
+            for part in self.parts.get(name, ()):
+                yield ROWS, {"id": self.id, "table": name}, list(part)
         for block_id, tensors in self.blocks.items():
             body = {"id": self.id, "block": block_id, "names": list(tensors)}
             yield BLOCK, body, [tensor.numpy() for tensor in tensors.values()]
@@ -103,7 +106,8 @@ class PreparedImport:
     def add(self, body: Mapping[str, Any], arrays: Sequence[Array], pool: _core.Pool) -> None:
         """Take back a record of rows."""
         keys, classes, rows = arrays
-        self.rows[body["table"]].write_wide(keys, classes, rows, pool, body.get("version"))
+        is_part = "bucket" not in body
+        self.rows[body["table"]].write_wide(keys, classes, rows, pool, is_stamped=is_part)
 
 
 def by_buckets(

@@ -279,13 +279,13 @@ class ServerState:
         self.replace_blocks(prepared.blocks)
         for name in prepared.rows:
             table = self.table(name)
-            if (rows := prepared.replacement(table)) is not None:
-                with self.lock:
+            with self.lock:
+                self.streams.note_contents(are_loaded=False)
+                if (rows := prepared.replacement(table)) is not None:
                     self.tables.replace_rows(name, rows, self.streams.applied_ids())
                     if prepared.replace:
                         # Which keys went is not known: a delta since then would lack them.
                         rows.forget_removed(rows.version)
-                        self.streams.note_contents(are_loaded=False)
             for change in prepared.changes(table, self.pool):
                 self.with_room(change)
 
@@ -595,4 +595,6 @@ class ServerState:
         # Refused before it is recorded: replay would remove rows that are still there.
         self.with_room(partial(self.tables.check_shrink, buckets))
         self.journal.record("policy.shrink", body)
+        with self.lock:
+            self.streams.note_contents(are_loaded=False)
         return self.tables.shrink(buckets, time, day_over=day_over)

@@ -47,7 +47,8 @@ class Streams(defaultdict[int, StreamState]):
     """The streams by number. Needs the server's lock.
 
     num_pushes: pushes and steps applied since the start.
-    pushes_at_load: `num_pushes` at the last load; None: there was none, or rows were imported.
+    pushes_at_load: `num_pushes` at the last load; None: there was none, or rows were imported or
+    expired since.
     staleness: number of pushes by how many others were applied between their pull and themselves.
     """
 
@@ -88,7 +89,7 @@ class Streams(defaultdict[int, StreamState]):
             stream.is_level = False
 
     def note_contents(self, *, are_loaded: bool) -> None:
-        """Rows and blocks are now those of a checkpoint, until the next push; or imported ones."""
+        """Rows and blocks are now those of a checkpoint, until the next push; or others."""
         self.pushes_at_load = self.num_pushes if are_loaded else None
 
     @property

@@ -204,7 +204,8 @@ class WorkerClient:
         worker calls `forget_tables`.
         """
         body = {"tables": list(tables), "blocks": blocks}
-        self.servers.adopt(self.coordinator.call("coord.begin_anew", {"blocks": blocks}))
+        begins = {"blocks": blocks, "rows": bool(tables)}
+        self.servers.adopt(self.coordinator.call("coord.begin_anew", begins))
         self.servers.everywhere_current("ps.begin_anew", body)
 
     def forget_tables(self, tables: Sequence[str]) -> None:

@@ -160,7 +160,7 @@ class CheckpointLoad:
             )
         if not self._server.streams.is_as_loaded:
             raise BadRequest(
-                f"load: expected no training between a checkpoint and the delta"
+                f"load: expected no training, import or expiry between a checkpoint and the delta"
                 f" {self._storage.name} on top of it, found server"
                 f" {self._server.assignment.index} changed"
             )
@@ -298,6 +298,8 @@ class CheckpointLoad:
         """Put these buckets into a table. Raises Corruption for invalid keys and rows."""
         manifest = self.manifest
         claims = self._claims.get(name, ())
+        if manifest.mode != "delta":
+            lines = lines.without(to_numpy(batch["key"]))
         if not self.plan.resumes:
             lines = replace(lines, mark_offsets=NO_OFFSETS)
         try:

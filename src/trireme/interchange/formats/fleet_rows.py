@@ -37,16 +37,6 @@ DOUBLE = (*_BOTH, "slot", "tail_state", "tail")
 WIDE = ("slot", "show", "click")
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """What imported rows get: the table's version, and the data time in seconds from which unseen
-    days count back; 0: there is none.
-    """
-
-    version: int
-    time: int
-
-
 class RowError(Exception):
     """An invalid row: its number, and what was expected and found."""
 
@@ -112,10 +102,11 @@ class FleetText:
         return cls(schema, RowLayout.of(schema, rows), head, tail, at, begin, form, betas)
 
     def read(
-        self, keys: Array, numbers: Array, wide: Array, is_full: Array, stamp: Stamp
+        self, keys: Array, numbers: Array, wide: Array, is_full: Array, time: int
     ) -> tuple[npt.NDArray[np.uint8], WideRows]:
-        """Row classes (n,) and wide rows from what `_core.parse_rows` returns. Raises RowError:
-        invalid statistics; names the row.
+        """Row classes (n,) and wide rows from what `_core.parse_rows` returns. time: data time in
+        seconds from which unseen days count back; 0: there is none. Raises RowError: invalid
+        statistics; names the row.
         """
         rows = np.zeros((len(keys), self.layout.row_bytes), np.uint8)
         weights, state = self.layout.weights(rows), self.layout.state(rows)
@@ -129,7 +120,7 @@ class FleetText:
             self.tail.read(numbers[rows_with_tail, self.at["tail_state"]], tail_state, self.betas)
             state[rows_with_tail] = tail_state
         self._check_state(numbers)
-        self._read_statistics(numbers, wide, self.layout.statistics(rows), stamp)
+        self._read_statistics(numbers, wide, self.layout.statistics(rows), time)
         classes = np.zeros(len(keys), np.uint8)
         if len(full) < len(keys) and self.schema.dim > 1:
             heads = np.flatnonzero(is_full == 0)
@@ -148,9 +139,7 @@ class FleetText:
             for values in numbers[:, self.at[field]][:, part.unsigned :].T:
                 _refuse(values < 0, values, f"sums of squares and powers >= 0 in its {field}")
 
-    def _read_statistics(
-        self, numbers: Array, wide: Array, statistics: Array, stamp: Stamp
-    ) -> None:
+    def _read_statistics(self, numbers: Array, wide: Array, statistics: Array, time: int) -> None:
         slots, shows, clicks = self._wide_columns(wide)
         unseen = numbers[:, self.at["unseen_days"].start]
         deltas = numbers[:, self.at["delta_score"].start]
@@ -161,12 +150,11 @@ class FleetText:
         _refuse(~whole, slots, "a slot as a whole number from -1 to 2**32 - 1")
         _refuse(shows < 0, shows, "shows >= 0")
         _refuse(clicks < 0, clicks, "clicks >= 0")
-        if stamp.time == 0:
+        if time == 0:
             _refuse(unseen > 0, unseen, "0 unseen days where time in seconds (--time) is not given")
-        statistics["version"] = stamp.version
-        if stamp.time:
-            times = stamp.time - unseen.astype(np.int64) * DAY_S
-            _refuse(times < 1, unseen, f"fewer unseen days than time {stamp.time} s has")
+        if time:
+            times = time - unseen.astype(np.int64) * DAY_S
+            _refuse(times < 1, unseen, f"fewer unseen days than time {time} s has")
             statistics["time"] = times
         if self.layout.is_scored:
             # Saved shows have decayed since the last push; those of a row here have not.

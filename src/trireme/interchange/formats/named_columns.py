@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import BadRequest
-from trireme.interchange.formats.fleet_rows import RowError, Stamp
+from trireme.interchange.formats.fleet_rows import RowError
 from trireme.interchange.formats.fleet_state import WITH_POWERS, WITHOUT_POWERS, head_and_tail
 from trireme.protocol.wire import Array
 from trireme.rows.wide_rows import SCORE, RowLayout, WideRows
@@ -60,12 +60,13 @@ def rows_of(
     layout: RowLayout,
     class_dims: Sequence[int],
     columns: Mapping[str, Array],
-    stamp: Stamp,
+    time: int,
 ) -> tuple[npt.NDArray[np.uint8], WideRows]:
     """Row classes and wide rows of `checked` columns.
 
     class_dims: weights of each row class.
     columns: also `num_weights` (n,): how many weights a row has; default all of its column.
+    time: data time in seconds of rows that have none.
 
     Raises BadRequest: columns of a wrong width or length, or columns that the table does not have.
     RowError: an invalid value; names the row.
@@ -99,7 +100,7 @@ def rows_of(
                 row, expected = int(wrong[0]), f"finite {name}" + " >= 0" * (low == 0)
                 raise RowError(row, expected, f"{values[row].tolist()}")
     statistics = layout.statistics(rows)
-    statistics["version"], statistics["time"] = stamp.version, stamp.time
+    statistics["time"] = time
     for name in STATISTICS:
         if name in columns:
             statistics[name] = columns[name]

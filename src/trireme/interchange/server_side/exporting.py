@@ -21,11 +21,11 @@ import pyarrow.parquet as pq
 from trireme.errors import BadRequest, writing
 from trireme.interchange.formats.fleet_rows import FleetText, need_betas
 from trireme.interchange.formats.parquet import arrow_schema, record_batch
-from trireme.interchange.server_side.staged_rows import KeyedRows
 from trireme.protocol.wire import Array, need
 from trireme.rows.wide_rows import RowLayout
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import resolve_local_path, resolve_path, storage_errors
+from trireme.server.prepared_import import RowPart
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 
@@ -159,12 +159,11 @@ def _num_shards(request: Request) -> int:
     return num
 
 
-def _content(table: ServedTable, buckets: Sequence[int]) -> KeyedRows:
+def _content(table: ServedTable, buckets: Sequence[int]) -> RowPart:
     """The rows of some buckets, each bucket as of one moment."""
     snapshots = [table.rows.snapshot(bucket) for bucket in buckets]
     parts = zip(*((s.keys, s.classes, s.rows) for s in snapshots), strict=True)
-    keys, classes, rows = map(np.concatenate, parts)
-    return keys, classes, rows
+    return RowPart(*map(np.concatenate, parts))
 
 
 def _in_order(function: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:

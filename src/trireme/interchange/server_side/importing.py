@@ -30,7 +30,7 @@ import numpy as np
 
 from trireme import _core
 from trireme.errors import BadRequest, DataError, NotReady, ResourceExhausted
-from trireme.interchange.formats.fleet_rows import FleetText, RowError, Stamp, need_betas
+from trireme.interchange.formats.fleet_rows import FleetText, RowError, need_betas
 from trireme.interchange.formats.lines import line_chunks
 from trireme.interchange.formats.named_columns import DTYPES, RANK2, rows_of
 from trireme.interchange.formats.parquet import batches
@@ -39,7 +39,7 @@ from trireme.interchange.server_side.duplicates import KeysOf, PlacesOf, first_d
 from trireme.interchange.server_side.staged_rows import StagedRows
 from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys, buckets_of
-from trireme.protocol.wire import Array, Arrays, need, need_list
+from trireme.protocol.wire import Array, Arrays, need, need_list, need_time
 from trireme.rows.feature_keys import FeatureKeys
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.paths import resolve_path, storage_errors
@@ -92,19 +92,18 @@ class ImportHandlers:
         staged.is_of_pass = lease is not None
         self._staged[name] = staged
 
+    def _current(self) -> dict[str, StagedRows]:
+        """The rows whose tables were not dropped since."""
+        tables = self._server.tables
+        return {name: one for name, one in self._staged.items() if tables.get(name) is one.table}
+
     def _staged_rows(self, request: Request) -> StagedRows:
         """Raises NotReady: of another import, or none: this server was restarted, say."""
         name, id = need(request.body, "table", str), request.body.get("id")
-        staged = self._staged.get(name)
+        staged = self._current().get(name)
         if staged is None or not staged.is_named(id):
             raise NotReady(f"import: expected import.begin of table {name!r} first")
         return staged
-
-    def _stamp(self, request: Request) -> Stamp:
-        name, time = need(request.body, "table", str), need(request.body, "time", int)
-        if not 0 <= time < 2**32:
-            raise BadRequest(f"import: expected time in seconds 0..2**32 - 1, found {time}")
-        return Stamp(self._server.table(name).rows.version, time)
 
     def _files(self, request: Request) -> list[str]:
         options = need(request.body, "storage_options", dict)
@@ -113,16 +112,16 @@ class ImportHandlers:
         return [resolve_path(self._root, path, options, hosts) for path in files]
 
     def _on_fleet(self, request: Request) -> Reply:
-        staged, stamp = self._staged_rows(request), self._stamp(request)
+        staged, time = self._staged_rows(request), need_time(request.body)
         options = need(request.body, "storage_options", dict)
         accessor = need(request.body, "accessor", str)
-        text = FleetText.of(staged.schema, staged.rows, accessor, need_betas(request.body))
+        text = FleetText.of(staged.table.schema, staged.rows, accessor, need_betas(request.body))
 
         def stage(path: str) -> Iterator[int]:
             num_lines = 0
             for chunk in line_chunks(path, options):
                 self._check_room()
-                num_lines += (count := _stage_lines(chunk, text, stamp, staged, path, num_lines))
+                num_lines += (count := _stage_lines(chunk, text, time, staged, path, num_lines))
                 yield count
 
         def keys_of(path: str) -> Iterator[Keys]:
@@ -138,7 +137,7 @@ class ImportHandlers:
         return self._read_files(request, staged, stage, keys_of, places_of)
 
     def _on_parquet(self, request: Request) -> Reply:
-        staged, stamp = self._staged_rows(request), self._stamp(request)
+        staged, time = self._staged_rows(request), need_time(request.body)
         options = need(request.body, "storage_options", dict)
         columns = need(request.body, "columns", dict)
         feature = _feature(request)
@@ -146,7 +145,7 @@ class ImportHandlers:
         def stage(path: str) -> Iterator[int]:
             num_rows = 0
             for batch in batches(path, columns, options, feature):
-                self._stage(staged, batch, stamp, path, num_rows)
+                self._stage(staged, batch, time, path, num_rows)
                 num_rows += len(batch["key"])
                 yield len(batch["key"])
 
@@ -198,7 +197,7 @@ class ImportHandlers:
         if staged.num_put != staged.rows.rows:
             raise DataError(
                 first_duplicate(staged, keys_of, places_of)
-                or f"import of table {staged.schema.name!r}: expected distinct keys, found"
+                or f"import of table {staged.table.schema.name!r}: expected distinct keys, found"
                 f" {staged.rows.rows} of {staged.num_put}"
             )
         return Reply({"lines": num_lines, "rows": staged.num_put, "keys": staged.rows.rows})
@@ -215,16 +214,16 @@ class ImportHandlers:
             for name in names
         }
         arrays.end()
-        self._stage(staged, columns, self._stamp(request), "import", None)
+        self._stage(staged, columns, need_time(request.body), "import", None)
         if need(request.body, "is_last", bool):
             staged.flush()
         return Reply({"keys": staged.rows.rows})
 
     def _on_wide(self, request: Request) -> Reply:
-        """Take wide rows of one row class, stamped with the version that tables have now."""
+        """Take wide rows of one row class."""
         staged, arrays = self._staged_rows(request), Arrays(request.arrays)
         row_class = need(request.body, "row_class", int)
-        staged.schema.dim_of(row_class)
+        staged.table.schema.dim_of(row_class)
         keys = arrays.take("keys", np.uint64, (None,))
         rows = arrays.take("rows", np.uint8, (None, staged.layout.row_bytes))
         arrays.end()
@@ -234,9 +233,8 @@ class ImportHandlers:
                 f" buckets, found {len(rows)} rows"
             )
         self._check_room()
-        version = self._server.table(staged.schema.name).rows.version
         classes = np.full(len(keys), row_class, np.uint8)
-        staged.put_part(RowPart(keys, classes, rows, version))
+        staged.put_part(RowPart(keys, classes, rows))
         return Reply()
 
     def _on_read(self, request: Request) -> Reply:
@@ -247,10 +245,7 @@ class ImportHandlers:
         keys = arrays.take("keys", np.uint64, (None,))
         arrays.end()
         check_reply("import.read", request, len(keys), staged.rows)
-        table, num_buckets = (
-            server.table(staged.schema.name),
-            len(server.assignment.owned_buckets()),
-        )
+        table, num_buckets = staged.table, len(server.assignment.owned_buckets())
         mark, version = table.mark, table.rows.version
         is_present, rows = read_rows(table.rows, keys, num_buckets, server.pool)
         is_staged, taken = read_rows(staged.rows, keys, num_buckets, server.pool)
@@ -262,7 +257,7 @@ class ImportHandlers:
         self,
         staged: StagedRows,
         columns: dict[str, Array],
-        stamp: Stamp,
+        time: int,
         where: str,
         before: int | None,
     ) -> None:
@@ -271,12 +266,13 @@ class ImportHandlers:
         where: the file. before: rows of the file before these; None: errors name the key instead.
         """
         self._check_room()
-        _check_salted(staged.schema, columns["key"], where)
+        schema = staged.table.schema
+        _check_salted(schema, columns["key"], where)
         owned = np.flatnonzero(staged.wanted[buckets_of(columns["key"])])
         if len(owned) < len(columns["key"]):
             columns = {name: values[owned] for name, values in columns.items()}
         try:
-            classes, rows = rows_of(staged.schema, staged.layout, staged.rows.dims, columns, stamp)
+            classes, rows = rows_of(schema, staged.layout, staged.rows.dims, columns, time)
         except RowError as error:
             key = columns["key"][error.row]
             row = f"row of key {key}" if before is None else f"row {before + owned[error.row]}"
@@ -298,7 +294,7 @@ class ImportHandlers:
         server, id = self._server, need(request.body, "id", str)
         if server.prepared is None or server.prepared.id != id:  # else by an earlier call
             names = list(dict.fromkeys(need_list(request.body, "tables", str)))
-            staged = dict(self._staged)  # another request may discard them meanwhile
+            staged = self._current()  # another request may discard them meanwhile
             if missing := [name for name in names if name not in staged]:
                 raise NotReady(f"import: expected rows of tables {missing}, found none")
             rows = {name: staged[name].rows for name in names}
@@ -349,7 +345,7 @@ def _take_room(server: ServerState, prepared: PreparedImport) -> None:
 
 def _copy(server: ServerState, table: ServedTable, rows: _core.Table) -> _core.Table:
     """What a table will be with the rows of an import."""
-    if table.rows.num_changes == 0:
+    if table.rows.num_changes == 0 and table.rows.version == rows.version:
         return rows
     copy = server.make_rows(table.schema)
     for change, source in ((copy.copy, table.rows), (copy.merge, rows)):
@@ -380,7 +376,7 @@ def _feature(request: Request) -> FeatureKeys | None:
 
 
 def _stage_lines(
-    chunk: Array, text: FleetText, stamp: Stamp, staged: StagedRows, path: str, before: int
+    chunk: Array, text: FleetText, time: int, staged: StagedRows, path: str, before: int
 ) -> int:
     """Stage the rows of a chunk; returns its number of lines. before: lines before the chunk."""
     keys, numbers, wide, is_full, num_lines, broken = _core.parse_rows(
@@ -390,7 +386,7 @@ def _stage_lines(
         _, expected, actual = broken
         raise DataError(f"{path}:{before + num_lines}: expected {expected}, found {actual}")
     try:
-        classes, rows = text.read(keys, numbers, wide, is_full, stamp)
+        classes, rows = text.read(keys, numbers, wide, is_full, time)
     except RowError as error:
         line = before + next(iter(_lines_of(chunk, int(keys[error.row]))), 1)
         raise DataError(f"{path}:{line}: {error}") from error

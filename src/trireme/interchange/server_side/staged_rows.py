@@ -17,9 +17,6 @@ from trireme.rows.wide_rows import RowLayout, WideRows
 from trireme.server.prepared_import import RowPart
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
-from trireme.table import TableSchema
-
-KeyedRows = tuple[Keys, npt.NDArray[np.uint8], WideRows]  # keys, row classes, wide rows
 
 PENDING_BYTES = 32 << 20
 
@@ -28,7 +25,7 @@ PENDING_BYTES = 32 << 20
 class StagedRows:
     """Imported rows of one table on one server. Threads: any may put.
 
-    id: of the import, where its worker has named it.
+    table: where they will come. id: of the import, where its worker has named it.
     is_read: whether rows are read, or come twice, before the end of the import.
     is_of_pass: the import ends a pass on a device, so that others may not add to it.
     parts: rows as they came, with those that are not in `rows`.
@@ -37,7 +34,7 @@ class StagedRows:
     """
 
     server: ServerState
-    schema: TableSchema
+    table: ServedTable
     rows: _core.Table
     wanted: npt.NDArray[np.uint8]
     id: str = ""
@@ -46,7 +43,7 @@ class StagedRows:
     parts: list[RowPart] = field(default_factory=list)
     num_put: int = 0
     files: list[str] = field(default_factory=list)
-    _pending: list[KeyedRows] = field(default_factory=list)
+    _pending: list[RowPart] = field(default_factory=list)
     _pending_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -55,7 +52,8 @@ class StagedRows:
         wanted = np.zeros(NUM_BUCKETS, np.uint8)
         wanted[server.assignment.owned_buckets()] = 1
         rows = server.make_rows(table.schema)
-        return cls(server, table.schema, rows, wanted, id, is_read)
+        rows.raise_version(table.rows.version)  # of all that comes
+        return cls(server, table, rows, wanted, id, is_read)
 
     def is_named(self, id: object) -> bool:
         """Whether a request with this id, None where it has none, is of this import."""
@@ -63,12 +61,12 @@ class StagedRows:
 
     @property
     def layout(self) -> RowLayout:
-        return RowLayout.of(self.schema, self.rows)
+        return RowLayout.of(self.table.schema, self.rows)
 
     def put(self, keys: Keys, classes: npt.NDArray[np.uint8], rows: WideRows) -> None:
         """Add rows of keys that this server owns."""
         with self._lock:
-            self._pending.append((keys, classes, rows))
+            self._pending.append(RowPart(keys, classes, rows))
             self._pending_bytes += rows.nbytes
             self.num_put += len(keys)
             is_full = self._pending_bytes >= PENDING_BYTES
@@ -99,6 +97,5 @@ class StagedRows:
         with self._lock:
             ready, self._pending, self._pending_bytes = self._pending, [], 0
         if ready:
-            keys, classes, rows = (np.concatenate(arrays) for arrays in zip(*ready, strict=True))
-            write = partial(self.rows.write_wide, keys, classes, rows, self.server.pool)
-            self.server.with_room(write)
+            part = RowPart(*(np.concatenate(arrays) for arrays in zip(*ready, strict=True)))
+            self.server.with_room(partial(part.write_to, self.rows, self.server.pool))
