@@ -22,6 +22,7 @@ from pathlib import Path
 from trireme.errors import BadRequest
 from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
+from trireme.launch.init import check_settings
 from trireme.launch.job_console import start_console
 from trireme.launch.launched_process import LaunchedProcess
 from trireme.launch.log_files import claimed
@@ -142,7 +143,7 @@ class _LocalJob:
             listens = role != "worker" or self._placement.workers_host
             address = {"TRIREME_LISTEN": self._placement.address(role, index)} if listens else {}
             kept = durability_variables(self._config, index) if role == "server" else {}
-            read_role(self._environment(role, index) | kept | address)
+            check_settings(read_role(self._environment(role, index) | kept | address))
 
     def log_paths(self) -> list[Path]:
         """Of all processes that it will start on this machine."""
