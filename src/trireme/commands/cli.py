@@ -6,6 +6,7 @@ import argparse
 import atexit
 import difflib
 import gc
+import itertools
 import os
 import platform
 import select
@@ -94,6 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     atexit.register(gc.freeze)
     if unknown:
         command.error(_explain_unknown(unknown[0], command))
+    given = list(sys.argv[1:] if argv is None else argv)
+    own = given[: len(given) - len(getattr(arguments, "script_args", ()))]
+    for before, argument in itertools.pairwise(own):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            what = argument or f"an empty one behind {before}"
+            command.error(f"expected a value, found {what}: is a variable of the shell unset?")
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()

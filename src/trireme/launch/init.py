@@ -18,6 +18,7 @@ from trireme.errors import BadRequest, Corruption
 from trireme.launch.environment import name_network_device, names_server, set_too_late
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.process_role import REFUSED, STOPPED, ProcessRole, read_role
+from trireme.launch.serving_options import serving_options
 
 if TYPE_CHECKING:
     from trireme.job.cluster import Cluster
@@ -262,7 +263,7 @@ def _connect_rank(process: ProcessRole, options: dict[str, Any]) -> Cluster:
     host = Host(
         start_pool(process.threads or share),
         listen=listen,
-        **_serving_options(process),
+        **serving_options(process),
     )
     return connect_ranks(host, meet, worker=worker, num_workers=num_workers, **options)
 
@@ -316,46 +317,6 @@ def _serve(process: ProcessRole) -> bool:
         ),
         name=f"server {process.index}" if process.servers else "server",
         metrics=process.metrics,
-        **_serving_options(process),
+        **serving_options(process),
     )
     return reason == OVER
-
-
-def _serving_options(process: ProcessRole) -> dict[str, Any]:
-    """Options of `serve` and `Host` alike. Raises BadRequest."""
-    from trireme.server.row_tier import make_row_tier
-    from trireme.server.server_limits import parse_limits
-    from trireme.server.store_hosts import parse_hosts
-
-    return {
-        "listen_fd": process.listen_fd,
-        "keys": None if process.keys is None else server_keys(Path(process.keys)),
-        "insecure": process.insecure,
-        "root": Path.cwd() if process.root is None else Path(process.root),
-        "limits": parse_limits(process.limits or ""),
-        "store_hosts": parse_hosts(process.store_hosts or ""),
-        "timeout_s": process.timeout_s,
-        "tier": make_row_tier(process.memory, process.ssd_dir, process.timeout_s),
-    }
-
-
-def check_settings(process: ProcessRole) -> None:
-    """Raises BadRequest: a setting of another process on this machine is wrong, which it would find
-    in every start.
-    """
-    from trireme.job.durability import parse_records
-    from trireme.rpc import interface_address
-
-    if process.interface is not None:
-        interface_address(process.interface)
-    if process.keys is not None and process.role != "server":
-        client_keys(Path(process.keys))
-    if process.keys is not None and process.role == "heter":
-        server_keys(Path(process.keys))
-    parse_records(process.skip_records or "")
-    if process.role == "server" or process.hosts:
-        options = _serving_options(process)
-        if (tier := options["tier"]) is not None:
-            tier.close()
-        if not options["root"].is_dir():
-            raise BadRequest(f"launch: expected root to be a folder, found {process.root!r}")

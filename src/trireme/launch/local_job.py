@@ -22,7 +22,6 @@ from pathlib import Path
 from trireme.errors import BadRequest
 from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
-from trireme.launch.init import check_settings
 from trireme.launch.job_console import start_console
 from trireme.launch.launched_process import LaunchedProcess
 from trireme.launch.log_files import claimed
@@ -36,6 +35,7 @@ from trireme.launch.process_environment import (
     process_environment,
 )
 from trireme.launch.process_role import REFUSED, STOPPED, read_role
+from trireme.launch.serving_options import check_settings
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
