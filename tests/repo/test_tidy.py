@@ -33,7 +33,7 @@ LONGER: dict[str, str] = {}
 # are refused or named; and the room of loads, which is taken before they are decided; and files
 # that change while they are read, or are others at another worker, which are refused. A feature
 # raises it by what it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 83_175
+PACKAGE_LINES_MAX = 83_180
 
 CODE = (".py", ".h", ".cc")
 

@@ -89,14 +89,14 @@ example:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Wrong use exits with code 2."""
     parser = build_parser()
+    argv = sys.argv[1:] if argv is None else argv
     arguments, unknown = parser.parse_known_args(argv)
     command: argparse.ArgumentParser = arguments.parser
     # Python searches all objects for cycles as it ends: with torch a quarter of a second.
     atexit.register(gc.freeze)
     if unknown:
         command.error(_explain_unknown(unknown[0], command))
-    given = list(sys.argv[1:] if argv is None else argv)
-    own = given[: len(given) - len(getattr(arguments, "script_args", ()))]
+    own = argv[: len(argv) - len(getattr(arguments, "script_args", ()))]
     for before, argument in itertools.pairwise(own):
         if not argument or (argument.startswith("--") and argument.endswith("=")):
             what = argument or f"an empty one behind {before}"
