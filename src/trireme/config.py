@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,9 @@ class Config:
         if not isinstance(values, Mapping):
             raise BadRequest(f"Config: expected keys and values in {path}, found {values!r}")
         config = cls(values, path=path.resolve(), overrides=overrides)
+        counts = Counter(override.partition("=")[0] for override in overrides)
+        for key in [key for key, num in counts.items() if num > 1]:
+            log.warning("Config: expected each override once, found %r again: the last counts", key)
         for override in overrides:
             key, equals, value = override.partition("=")
             if not equals or not key:

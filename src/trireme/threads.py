@@ -35,14 +35,21 @@ def start_pool(threads: int) -> _core.Pool:
     Steps allocate and free the same large buffers over and over: arrays of keys and rows, and
     activations in torch. Returning them to the system would cost page faults at every step.
 
-    Raises BadRequest: more than _THREADS_MAX, or fewer than none.
+    Raises BadRequest: as checked_threads.
+    """
+    _core.keep_freed_memory(FREED_BYTES_KEPT)  # no effect without glibc
+    return _core.Pool(checked_threads(threads))
+
+
+def checked_threads(threads: int) -> int:
+    """The number of threads, 0: one for each core that this process may use. Raises BadRequest:
+    more than _THREADS_MAX, or fewer than none.
     """
     if not 0 <= threads <= _THREADS_MAX:
         raise BadRequest(
             f"threads: expected 0 to {_THREADS_MAX} (--threads, TRIREME_THREADS), found {threads}"
         )
-    _core.keep_freed_memory(FREED_BYTES_KEPT)  # no effect without glibc
-    return _core.Pool(threads or len(os.sched_getaffinity(0)))
+    return threads or len(os.sched_getaffinity(0))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from tests.integration.launcher import (
     Launcher,
     refused,
 )
+from trireme.launch.key_folder import make_shared_folder
 
 
 def test_launch_runs_servers_and_workers_to_a_good_end(launcher: Launcher) -> None:
@@ -201,7 +202,7 @@ def test_launch_shares_the_cores_unless_the_user_has_chosen(launcher: Launcher) 
 
 
 def test_launch_hands_its_options_to_the_processes(launcher: Launcher) -> None:
-    (launcher.folder / "some/keys").mkdir(parents=True)
+    make_shared_folder(launcher.folder / "some/keys")
     (launcher.folder / "some/root").mkdir()
     options = ("--keys", "some/keys", "--timeout_s", "12.5", "--root", "some/root")
     options += ("--log_dir", "out/l", "--limits", "tables_max=3", "--store_hosts", "minio:9000")

@@ -199,10 +199,21 @@ def test_a_server_whose_environment_is_wrong_ends_with_the_code_that_is_not_repe
 
 @pytest.mark.parametrize("num_servers", [1, 0])
 @pytest.mark.parametrize(
-    ("name", "value"), [("TRIREME_INSECURE", "yes"), ("TRIREME_LOG_BYTES", "5GiB")]
+    ("name", "value", "what"),
+    [
+        ("TRIREME_INSECURE", "yes", "init: expected TRIREME_INSECURE"),
+        ("TRIREME_LOG_BYTES", "5GiB", "init: expected TRIREME_LOG_BYTES"),
+        ("TRIREME_MEMORY", "2GiB", "server: expected --ssd_dir with --memory"),
+        ("TRIREME_SSD_DIR", "none", "--ssd_dir: expected a folder, found 'none'"),
+        ("TRIREME_LIMITS", "tables_max=many", "limits: expected"),
+        ("TRIREME_STORE_HOSTS", ":", "store_hosts: expected HOST or HOST:PORT"),
+        ("TRIREME_ROOT", "none", "launch: expected root to be a folder"),
+        ("TRIREME_KEYS", "none", "keys: none/server."),
+        ("TRIREME_INTERFACE", "none", "interface: expected a network device"),
+    ],
 )
 def test_a_wrong_environment_is_refused_before_anything_starts(
-    tmp_path: Path, num_servers: int, name: str, value: str
+    tmp_path: Path, num_servers: int, name: str, value: str, what: str
 ) -> None:
     place = ["--server_num", str(num_servers), "--worker_num", "2"]
     done = subprocess.run(
@@ -215,5 +226,5 @@ def test_a_wrong_environment_is_refused_before_anything_starts(
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    assert f"trireme launch: error: init: expected {name}" in done.stderr
+    assert f"trireme launch: error: {what}" in done.stderr
     assert "servers 127" not in done.stderr

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import os
 import resource
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -190,43 +189,32 @@ def test_a_damaged_checkpoint_is_reported_and_passed_over(
     assert (tmp_path / "damaged" / "5").is_dir()  # the number of the damaged one is not used again
 
 
-def test_data_that_is_cut_into_other_batches_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def warnings(dataset: Any) -> list[str]:
-        caplog.clear()
-        run(tmp_path, dataset, stop_at=32)
-        return [text for text in caplog.messages if "was saved within an epoch of" in text]
-
-    damaged_run(tmp_path)
-    assert warnings(array_dataset(NUM_BATCHES)) == []
-    shutil.rmtree(tmp_path)
+def test_data_that_is_cut_into_other_batches_is_refused(tmp_path: Path) -> None:
     damaged_run(tmp_path)
     other = array_dataset(NUM_BATCHES)
     other.batch_size -= 1
-    [warning] = warnings(other)
-    assert f"of {array_dataset(NUM_BATCHES).cut}, and goes on with {other.cut}" in warning
+    with pytest.raises(BadRequest, match="expected the data within an epoch") as refused:
+        run(tmp_path, other)
+    assert f"{array_dataset(NUM_BATCHES).cut}, found {other.cut}:" in str(refused.value)
+    run(tmp_path, array_dataset(NUM_BATCHES))
 
 
-def test_files_that_have_grown_within_an_epoch_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_that_have_grown_within_an_epoch_are_refused(tmp_path: Path) -> None:
     """Streams divide their bytes: what one of them has read may be in another's share."""
     path, schema = csv_file(tmp_path)
+    text = path.read_text()
 
-    def warnings(stop_at: int) -> list[str]:
-        caplog.clear()
+    def train(stop_at: int | None) -> dict[str, Any]:
         data = tr.data.QueueDataset(path, schema=schema, batch_size=BATCH)
-        run(tmp_path / "saved", data, stop_at=stop_at)
-        return [text for text in caplog.messages if "was saved within an epoch of" in text]
+        return run(tmp_path / "saved", data, stop_at=stop_at)
 
-    assert warnings(stop_at=16) == []
-    assert warnings(stop_at=2) == []
-    size = path.stat().st_size
-    with path.open("a") as file:
-        file.write("\n1,2,1.0\n")
-    [warning] = warnings(stop_at=2)
-    assert f"of 1 file of {size} bytes, and goes on with 1 file of {size + 9} bytes" in warning
+    train(stop_at=16)
+    path.write_text(text + "\n1,2,1.0\n")
+    was = f"data.csv of {len(text)} bytes, found data.csv of {len(text) + 9} bytes: examples would"
+    with pytest.raises(BadRequest, match=was):
+        train(stop_at=None)
+    path.write_text(text)
+    assert train(stop_at=None)["steps"] == LAST - 13
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: Path) -> None:

@@ -234,6 +234,10 @@ def test_cli_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> N
         (["launch", "--timeout_s", "1e18", "x.py"], "expected at most 1e+08 s, found '1e18'"),
         (["server", "train.py"], "expected options only, found 'train.py'"),
         (["version", "--start_port", "1"], "unknown option --start_port"),
+        (["convert", "a", "b", "--to", "fleet", "--tables", "t=1,t=2"], "each name once, found"),
+        (["keys", ""], "expected a value, found an empty one behind keys: is a variable of the"),
+        (["verify", "ckpt", ""], "found an empty one behind ckpt"),
+        (["launch", "--root=", "x.py", ""], "expected a value, found --root=: is a variable of"),
         ([], "COMMAND"),
     ],
 )

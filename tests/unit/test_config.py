@@ -157,3 +157,13 @@ def test_a_key_in_two_spellings_is_warned_of(
     assert f"expected each key once in {tmp_path / 'c.yaml'}, found 'a.b' in several" in message
     assert message.endswith("the last one counts")
     assert config.get("a.b") == 2
+
+
+def test_an_override_that_is_there_twice_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "c.yaml").write_text("a: 1")
+    config = Config.load(tmp_path / "c.yaml", ["a=2", "b=2", "a=3"])
+    assert (config["a"], config["b"]) == (3, 2)
+    [message] = caplog.messages
+    assert message == "Config: expected each override once, found 'a' again: the last counts"

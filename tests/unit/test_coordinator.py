@@ -439,3 +439,32 @@ def test_answers_that_an_older_coordinator_has_kept_are_read(asker: Asker) -> No
     other.join(1)
     [array] = other.gather(1, "1", incarnation=2).arrays
     assert array.tolist() == [0, 1, 2]
+
+
+# ---- the data of a pass ----
+
+
+def test_all_workers_of_a_pass_and_their_successors_have_the_same_data() -> None:
+    asker = Asker()
+    for worker in (0, 1):
+        asker.join(worker)
+    alone = {"together": False}
+    asker.begin(0, 1, data="a of 3 bytes", **alone)
+    with pytest.raises(BadRequest, match="begun, a of 3 bytes, found a of 4 bytes at worker 1: "):
+        asker.begin(1, 1, data="a of 4 bytes", **alone)
+    asker.begin(1, 1, data="a of 3 bytes", **alone)
+    asker.join(1)
+    with pytest.raises(BadRequest, match="found b of 3 bytes at worker 1: "):
+        asker.begin(1, 1, incarnation=2, data="b of 3 bytes", **alone)
+    asker.begin(1, 1, incarnation=2, **alone)  # one that does not know
+    asker.begin(0, 2, data="b of 3 bytes", **alone)  # the next pass is another one
+
+
+def test_a_worker_with_data_of_its_own_is_compared_with_its_predecessors_alone() -> None:
+    asker = Asker()
+    for worker in (0, 1):
+        asker.join(worker)
+        asker.begin(worker, 1, together=False, is_own=True, data=f"{worker} of 3 bytes")
+    asker.join(1)
+    with pytest.raises(BadRequest, match="begun, 1 of 3 bytes, found 0 of 3 bytes at worker 1: "):
+        asker.begin(1, 1, incarnation=2, together=False, is_own=True, data="0 of 3 bytes")

@@ -347,6 +347,7 @@ def test_what_names_a_row(text: str, wanted: Wanted) -> None:
             ["{}/one", "--key", "x"],
             "argument --key: expected a 64-bit number or FEATURE=VALUE, found 'x'",
         ),
+        (["{}/one", "--key", "=3"], "expected a 64-bit number or FEATURE=VALUE, found '=3'"),
     ],
 )
 def test_errors_say_what_was_expected(

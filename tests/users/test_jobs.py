@@ -12,6 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conditions import WAIT_S
+from tests.integration.saved_rows import saved_rows
 from tests.programs import Template
 from tests.repo import tree
 
@@ -168,3 +169,39 @@ def test_a_loop_whose_iterator_is_kept_ends_with_the_script_or_by_close(
     printed = done.stdout.splitlines()
     assert (done.returncode, printed[-1]) == (code, ends), printed
     assert any("close its iterator, batches.close()" in line for line in printed) == (how == "next")
+
+
+APPENDED = "for i in $(seq 400 449); do echo 1 0 1 $i; done > part-2"
+
+
+@pytest.mark.parametrize(
+    ("worker", "change", "options", "what"),
+    [
+        (0, APPENDED, (), "part-2 of 500 bytes at worker 0: examples would be lost or repeated"),
+        (1, APPENDED, ("--streams", "3"), "part-2 of 500 bytes at worker 1: examples would be"),
+        (0, "rm part-0", (), "found part-1 of 2000 bytes at worker 0: examples would be lost"),
+        (1, "touch part-0", (), ""),
+    ],
+)
+def test_a_restarted_worker_trains_each_example_once_or_names_the_files_that_changed(
+    worker: int,
+    change: str,
+    options: tuple[str, ...],
+    what: str,
+    programs: Template,
+    tmp_path: Path,
+) -> None:
+    for part in range(2):
+        keys = range(200 * part + 100, 200 * part + 300)
+        (tmp_path / f"part-{part}").write_text("".join(f"1 0 1 {key}\n" for key in keys))
+    command = ["-m", "trireme", "launch", "--server_num", "1", "--worker_num", "2", *options]
+    command += ["--max_restart", "1", str(HERE / "killed_when_files_change.py")]
+    output = programs.run(tmp_path, [*command, str(worker), change], code=1 if what else 0)
+    assert (tmp_path / "killed").exists()
+    if what:
+        assert "expected the data with which it was begun, part-0 of 2000 bytes" in output
+        assert what in output
+        return
+    rows = saved_rows(tmp_path / "saved")["ids"]
+    assert rows["key"].tolist() == list(range(100, 500))
+    assert set(rows["weights"].ravel().tolist()) == {1.0}

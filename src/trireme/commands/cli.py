@@ -6,6 +6,7 @@ import argparse
 import atexit
 import difflib
 import gc
+import itertools
 import os
 import platform
 import select
@@ -88,12 +89,18 @@ example:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Wrong use exits with code 2."""
     parser = build_parser()
+    argv = sys.argv[1:] if argv is None else argv
     arguments, unknown = parser.parse_known_args(argv)
     command: argparse.ArgumentParser = arguments.parser
     # Python searches all objects for cycles as it ends: with torch a quarter of a second.
     atexit.register(gc.freeze)
     if unknown:
         command.error(_explain_unknown(unknown[0], command))
+    own = argv[: len(argv) - len(getattr(arguments, "script_args", ()))]
+    for before, argument in itertools.pairwise(own):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            what = argument or f"an empty one behind {before}"
+            command.error(f"expected a value, found {what}: is a variable of the shell unset?")
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()

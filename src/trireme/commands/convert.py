@@ -64,7 +64,8 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 def _table_numbers(text: str) -> dict[str, int]:
-    try:
-        return {name: int(number) for name, number in (p.split("=") for p in text.split(","))}
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected NAME=N,..., found {text!r}") from None
+    parts = [part.partition("=") for part in text.split(",")]
+    numbers = {name: int(number) for name, _, number in parts if number.isdecimal()}
+    if len(numbers) < len(parts):
+        raise argparse.ArgumentTypeError(f"expected NAME=N,..., each name once, found {text!r}")
+    return numbers

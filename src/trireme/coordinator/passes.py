@@ -13,10 +13,12 @@ from trireme.coordinator.workers import Workers
 from trireme.errors import BadRequest
 from trireme.protocol.job_limits import STREAMS_MAX
 from trireme.protocol.membership import Member, members_from_wire, members_to_wire
-from trireme.protocol.wire import need, need_list
+from trireme.protocol.wire import need, need_list, need_name
 from trireme.rpc import Deferred, Reply, Request
 
 NOTE_MAX = 8
+DATA_CHARS_MAX = 8192
+ALL = -1
 
 
 class Passes:
@@ -39,6 +41,7 @@ class Passes:
         self._joint = joint
         self._number = self._version = 0
         self._members: dict[int, Member] = {}
+        self._data: dict[tuple[int, int], str] = {}  # by pass and worker; ALL: all divide it
 
     def on_begin_pass(self, worker: int, request: Request) -> Reply | Deferred:
         """Enter a pass. `together`: answer when all workers have come; their streams are members
@@ -48,6 +51,7 @@ class Passes:
         body = request.body
         number, together = need(body, "pass", int), need(body, "together", bool)
         note = need_list(body, "note", int, NOTE_MAX)
+        self._agree_on_data(worker, number, body)
         record = self._workers.records[worker]
         if self._leases.is_in_use:
             raise BadRequest(
@@ -70,6 +74,23 @@ class Passes:
             lambda meeting: self._open(number, meeting),
         )
 
+    def _agree_on_data(self, worker: int, number: int, body: Mapping[str, Any]) -> None:
+        """Raises BadRequest: other workers, or a predecessor, have begun the pass with other data,
+        of which streams and positions are other examples.
+        """
+        data = need_name({"data": "", **body}, "data", DATA_CHARS_MAX)
+        place = number, worker if need({"is_own": False, **body}, "is_own", bool) else ALL
+        oldest = min(record.passes for record in self._workers.records.values())
+        if not data or not oldest <= number <= self._workers.records[worker].passes + 1:
+            return
+        self._data = {place: text for place, text in self._data.items() if place[0] >= oldest}
+        if (known := self._data.setdefault(place, data)) != data:
+            raise BadRequest(
+                f"pass {number}: expected the data with which it was begun, {known}, found {data}"
+                f" at worker {worker}: examples would be lost or repeated; bring the former data"
+                " back, or start the job again and load the newest checkpoint"
+            )
+
     def _open(self, number: int, meeting: Meeting) -> Reply:
         first = max((m.end for m in self._members.values() if m.end is not None), default=1)
         workers = sorted(self._workers.participants)
@@ -86,6 +107,7 @@ class Passes:
         sequences = need_list(request.body, "sequences", int, STREAMS_MAX)
         if worker not in self._workers.participants:
             self._joining.check_late("coord.enter", worker)  # others may have come since it joined
+        self._agree_on_data(worker, number, request.body)
         entered = self._leases.enter(worker, number, sequences, num_steps)
         self._begin(worker, max(number, self._workers.records[worker].passes), [])
         return Reply(entered)
@@ -137,8 +159,10 @@ class Passes:
             "group_version": self._version,
             "pass": self._number,
             "members": members_to_wire(self._members),
+            "data": [[*place, text] for place, text in self._data.items()],
         }
 
     def install(self, state: Mapping[str, Any]) -> None:
         self._version, self._number = state["group_version"], state["pass"]
         self._members = dict(members_from_wire(state["members"]))
+        self._data = {(number, worker): text for number, worker, text in state.get("data", [])}

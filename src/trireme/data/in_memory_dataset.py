@@ -99,7 +99,7 @@ class InMemoryDataset:
     def cut(self) -> str:
         """What a batch's examples depend on, beside those that are loaded."""
         return (
-            f"examples in memory, seed={self._seed}, batch_size={self.batch_size},"
+            f"{self._files.cut} in memory, seed={self._seed}, batch_size={self.batch_size},"
             f" drop_last={self.drop_last}"
         )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
+
+import xxhash
 
 from trireme.bounded_queue import ReadAhead
 from trireme.data.arrow_reader import ArrowReader, ArrowTable
@@ -116,9 +119,12 @@ class QueueDataset:
 
     @property
     def cut(self) -> str:
-        """What positions depend on: streams divide the bytes of all files."""
-        num = len(self.files)
-        return f"{num} file{'s' if num != 1 else ''} of {self.num_bytes} bytes"
+        """What positions depend on: streams divide the bytes of all files, in their order."""
+        files = [f"{os.path.basename(f.path)} of {f.num_bytes} bytes" for f in self.files]
+        if len(files) <= NAMED_FILES_MAX:
+            return ", ".join(files) or "no files"
+        digest = xxhash.xxh64_hexdigest(", ".join(files).encode())
+        return f"{len(files)} files of {self.num_bytes} bytes, XXH64 {digest} of names and sizes"
 
     def __iter__(self) -> Stream:
         return self.stream(0, 1)
@@ -184,6 +190,7 @@ class QueueDataset:
         )
 
 
+NAMED_FILES_MAX = 16  # by `QueueDataset.cut`
 StreamReader = TextReader | ArrowReader | NoFiles
 
 

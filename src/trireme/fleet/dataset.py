@@ -62,6 +62,7 @@ class _FleetDataset:
     """What both datasets share."""
 
     _kind: type[Any]
+    own_files = True
     uses_ps_gpu = False
 
     def __init__(self) -> None:
@@ -149,6 +150,11 @@ class _FleetDataset:
     ) -> Any:
         """The batches of this worker's files; see data.QueueDataset.stream."""
         return self._dataset().stream(index, num_streams, start=start, epoch=epoch)
+
+    @property
+    def cut(self) -> str:
+        """See data.QueueDataset.cut."""
+        return str(self._dataset().cut)
 
     @property
     def schema(self) -> data.Schema:

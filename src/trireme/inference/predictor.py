@@ -2,7 +2,6 @@
 distinct keys of a batch, W floats per row.
 """
 
-import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from trireme.nn.lookup import LookupSpec
 from trireme.nn.planner import BatchPlan, Planner
 from trireme.policy import ScorePolicy
 from trireme.table import RowClassId, Table
+from trireme.threads import checked_threads
 
 TableKey = tuple[str, int]
 """Name and dim of an ExportedTable."""
@@ -86,7 +86,7 @@ class Predictor:
                 f"Predictor: expected a base, found the delta {folder};"
                 " open its base and apply() it"
             )
-        self._pool = _core.Pool(threads or len(os.sched_getaffinity(0)))
+        self._pool = _core.Pool(checked_threads(threads))
         self._planner = Planner.of_specs(_specs(manifest), pool=self._pool)
         self._verify = verify
         self._applying = threading.Lock()

@@ -19,7 +19,7 @@ def wanted_row(text: str) -> Wanted:
     number is written as. Raises BadRequest: neither.
     """
     feature, is_value, value = text.partition("=")
-    if is_value:
+    if feature and is_value:
         if value[:1] == value[-1:] == "'" and len(value) > 2:
             return feature, value[1:-1]
         number = int(value) if _NUMBER.fullmatch(value) else None

@@ -18,6 +18,7 @@ from trireme.errors import BadRequest, Corruption
 from trireme.launch.environment import name_network_device, names_server, set_too_late
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.process_role import REFUSED, STOPPED, ProcessRole, read_role
+from trireme.launch.serving_options import serving_options
 
 if TYPE_CHECKING:
     from trireme.job.cluster import Cluster
@@ -247,9 +248,6 @@ def _connect_rank(process: ProcessRole, options: dict[str, Any]) -> Cluster:
     from trireme.job.host import Host
     from trireme.job.ranks import AddressMeeting, TorchrunMeeting, connect_ranks
     from trireme.rpc import own_host
-    from trireme.server.row_tier import make_row_tier
-    from trireme.server.server_limits import parse_limits
-    from trireme.server.store_hosts import parse_hosts
     from trireme.threads import start_pool
 
     worker, num_workers, timeout_s = process.index, process.num_workers, process.timeout_s
@@ -265,14 +263,7 @@ def _connect_rank(process: ProcessRole, options: dict[str, Any]) -> Cluster:
     host = Host(
         start_pool(process.threads or share),
         listen=listen,
-        listen_fd=process.listen_fd,
-        keys=None if process.keys is None else server_keys(Path(process.keys)),
-        insecure=process.insecure,
-        root=Path.cwd() if process.root is None else Path(process.root),
-        limits=parse_limits(process.limits or ""),
-        tier=make_row_tier(process.memory, process.ssd_dir, timeout_s),
-        store_hosts=parse_hosts(process.store_hosts or ""),
-        timeout_s=timeout_s,
+        **serving_options(process),
     )
     return connect_ranks(host, meet, worker=worker, num_workers=num_workers, **options)
 
@@ -310,20 +301,13 @@ def _serve(process: ProcessRole) -> bool:
     from trireme.job.durability import Durability, parse_records
     from trireme.job.serving import serve
     from trireme.server.attendance import OVER
-    from trireme.server.row_tier import make_row_tier
-    from trireme.server.server_limits import parse_limits
-    from trireme.server.store_hosts import parse_hosts
 
     assert process.listen is not None
     _use_interface(process)
     torch_compiler.keep_unloaded()
     reason = serve(
         process.listen,
-        listen_fd=process.listen_fd,
         threads=process.threads or 0,
-        keys=None if process.keys is None else server_keys(Path(process.keys)),
-        insecure=process.insecure,
-        root=None if process.root is None else Path(process.root),
         durability=Durability(
             mode=process.durability,
             folder=None if process.state_dir is None else Path(process.state_dir),
@@ -331,11 +315,8 @@ def _serve(process: ProcessRole) -> bool:
             skips=parse_records(process.skip_records or ""),
             index=process.index if process.servers else None,
         ),
-        timeout_s=process.timeout_s,
         name=f"server {process.index}" if process.servers else "server",
         metrics=process.metrics,
-        limits=parse_limits(process.limits or ""),
-        tier=make_row_tier(process.memory, process.ssd_dir, process.timeout_s),
-        store_hosts=parse_hosts(process.store_hosts or ""),
+        **serving_options(process),
     )
     return reason == OVER

@@ -35,6 +35,7 @@ from trireme.launch.process_environment import (
     process_environment,
 )
 from trireme.launch.process_role import REFUSED, STOPPED, read_role
+from trireme.launch.serving_options import check_settings
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
@@ -142,7 +143,7 @@ class _LocalJob:
             listens = role != "worker" or self._placement.workers_host
             address = {"TRIREME_LISTEN": self._placement.address(role, index)} if listens else {}
             kept = durability_variables(self._config, index) if role == "server" else {}
-            read_role(self._environment(role, index) | kept | address)
+            check_settings(read_role(self._environment(role, index) | kept | address))
 
     def log_paths(self) -> list[Path]:
         """Of all processes that it will start on this machine."""

@@ -181,9 +181,9 @@ class Epochs:
             check_streams(dataset)
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
-            self._warn_of_another_cut(dataset, resumed)
+            self._check_cut(dataset, resumed)
             self._optimizer.unfinished.clear(self._optimizer.parts)
-        done = self._optimizer.begin_pass()
+        done = self._optimizer.begin_pass(dataset)
         if done.is_over:
             skip_epoch(dataset, self._cluster, self.num_epochs)
             self._optimizer.end_pass()
@@ -199,15 +199,18 @@ class Epochs:
             batches = worker_batches(dataset, self._cluster, self.num_epochs, position)
         return EpochStart([StreamBatches(batches, position)], resumes, on_first_batch)
 
-    def _warn_of_another_cut(self, dataset: Iterable[Any], resumed: LoadedCheckpoint) -> None:
-        """Positions in the epoch under way are those of other batches or files."""
+    def _check_cut(self, dataset: Iterable[Any], resumed: LoadedCheckpoint) -> None:
+        """Raises BadRequest: positions in the epoch under way are those of other batches or files
+        (where each worker has its own: of worker 0's).
+        """
         progress, cut = FitProgress.from_json(resumed.extra), cut_of(dataset)
-        is_known = bool(progress.is_under_way and progress.cut)
-        if is_known and self._cluster.worker == 0 and progress.cut != cut:
-            log.warning(
-                "resume: %s was saved within an epoch of %s, and goes on with %s: examples are"
-                " lost or repeated if it is other data; Trainer.load() begins it again",
-                *(resumed.path, progress.cut, cut or "other data"),
+        is_known = progress.is_under_way and progress.cut
+        if is_known and progress.cut != cut.text and not (cut.is_own and self._cluster.worker):
+            raise BadRequest(
+                f"resume: expected the data within an epoch of which {resumed.path} was saved,"
+                f" {progress.cut}, found {cut.text or 'other data'}: examples would be lost or"
+                " repeated; bring the former data back, or use Trainer.load(), which begins the"
+                " epoch again"
             )
 
     def _begin_leased(self, dataset: Iterable[Any], saver: Saver | None) -> EpochStart | None:

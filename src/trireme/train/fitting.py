@@ -59,7 +59,7 @@ def fit(
     progress = FitProgress(state.num_epochs, figures={} if before is None else before.figures)
     if request.resume:
         progress = state.resume_fit(request.checkpoints, epochs)
-    progress.cut = cut_of(dataset)
+    progress.cut = cut_of(dataset).text
     end = progress.begun_at + epochs
     states, state.callbacks = state.callbacks, None
     resumes = request.resume or states is not None

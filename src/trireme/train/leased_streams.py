@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trireme.errors import Stopped, TriremeError
 from trireme.job.cluster import Cluster
-from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker_batches
+from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, cut_of, worker_batches
 from trireme.train.stream_checks import check_data
 from trireme.worker import passes
 from trireme.worker.client import StreamPosition
@@ -53,6 +53,7 @@ class LeasedPass:
         self._optimizer, self._dataset, self._epoch = optimizer, dataset, epoch
         self._resumes, self._is_trainers = resumes, is_trainers
         optimizer.unfinished.clear(optimizer.parts)  # streams go on where they stand
+        optimizer.cluster.client.script.data = cut_of(dataset)
         self.is_over = optimizer.mode.begin_pass().is_over
 
     def streams(self) -> Iterator[StreamBatches]:

@@ -30,6 +30,7 @@ from trireme.train.earlier_models import DENSE, TWO_MODELS, Marks, earlier_model
 from trireme.train.finite import check_finite_step, drop_step
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
+from trireme.train.loop.worker_batches import cut_of
 from trireme.train.loss_scaling import PendingRows, unscale
 from trireme.train.modes import mode_class
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
@@ -48,6 +49,7 @@ from trireme.train.stream_checks import check_own_stream
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
+from trireme.worker.script import DataCut
 
 
 def check_parts(subject: str, model: Any, strategy: Any, blocks: Any, cluster: Any) -> None:
@@ -233,15 +235,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- the pass ----
 
-    def begin_pass(self) -> PredecessorProgress:
+    def begin_pass(self, dataset: Iterable[Any] | None = None) -> PredecessorProgress:
         """Enter the next pass, in sync and bounded together with all other workers, unless this
         worker is in a pass that it has not left. Returns what a predecessor, which was killed, has
-        made of it: the caller must leave it out.
+        made of it: the caller must leave it out. dataset: that all workers divide. Raises
+        BadRequest: another worker, or a predecessor, has begun the pass with other data.
         """
         check_own_stream("DistributedOptimizer.begin_pass", self.cluster)
         self.check_newest()
         self._check_unfinished()
-        return self.mode.begin_pass()
+        script = self.cluster.client.script
+        script.data = cut_of(dataset)
+        progress = self.mode.begin_pass()
+        script.data = DataCut()  # within a pass on a device no other begins
+        return progress
 
     def end_pass(self) -> None:
         """Leave the pass: this worker has no more batches. Then the parameters are current."""

@@ -22,6 +22,7 @@ from trireme.protocol.pass_lease import PassLease
 from trireme.rpc.notices import Notices
 from trireme.worker.client import StreamPosition, WorkerClient
 from trireme.worker.coordinator_calls import PATIENCE
+from trireme.worker.script import DataCut
 from trireme.worker.servers import RETRY_S
 
 POLL_S = 2.0
@@ -74,7 +75,7 @@ def begin_pass(
     if client.script.is_next_behind:
         client.script.number = number
         return EnteredPass(note, is_over=True)
-    body = {"pass": number, "together": together, "note": note.to_wire()}
+    body = {"pass": number, "together": together, "note": note.to_wire(), **_data(client)}
     reply = client.coordinator.call("coord.begin_pass", body).body
     client.script.number = number
     entered = EnteredPass(note if reply["note"] is None else PassNote(*reply["note"]))
@@ -84,6 +85,11 @@ def begin_pass(
     client.servers.everywhere_current("ps.group", {**group, "staged": staged})
     [(first, end)] = [member[1:] for member in group["members"] if member[0] == client.stream]
     return replace(entered, first_step=int(first), end=end)
+
+
+def _data(client: WorkerClient) -> dict[str, Any]:
+    data, client.script.data = client.script.data, DataCut()
+    return {"data": data.text, "is_own": data.is_own}
 
 
 def leave(client: WorkerClient, step: int, *, staged: bool = True) -> None:
@@ -145,7 +151,7 @@ def enter(client: WorkerClient, num_steps: int) -> EnteredPass:
         return EnteredPass(is_over=True)
     positions = client.stream_positions(range(client.num_streams))
     sequences = [position.sequence for position in positions]
-    body = {"pass": number, "num_steps": num_steps, "sequences": sequences}
+    body = {"pass": number, "num_steps": num_steps, "sequences": sequences, **_data(client)}
     reply = client.coordinator.call("coord.enter", body).body
     client.script.number = number
     begun_at, members = sum(reply["begun_at"]), max(1, int(reply["members"]))

@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from trireme.protocol.wire import need, need_list
+
+
+@dataclass(frozen=True)
+class DataCut:
+    """What a worker knows of the data of a pass, in words; empty: nothing. is_own: it is the
+    worker's alone; else all workers divide it.
+    """
+
+    text: str = ""
+    is_own: bool = False
 
 
 class Script:
@@ -38,6 +49,7 @@ class Script:
         attended: frozenset[str] = frozenset(),
     ) -> None:
         self.run, self.number = run, begun  # number: of the pass that the worker is in
+        self.data = DataCut()  # of the next pass
         self._entered, self._has_ended, self._attended = entered, has_ended, attended
         self.trained, self.trained_steps = trained
         self.is_successor = is_successor  # another process has run this script up to some place

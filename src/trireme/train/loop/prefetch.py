@@ -116,7 +116,7 @@ def _own_part(
     """The batches of a worker with a stream of its own; none if a predecessor has done all."""
     done, num_batches = PredecessorProgress(), 0
     if optimizer is not None:
-        done = optimizer.begin_pass()
+        done = optimizer.begin_pass(dataset)
         num_batches = optimizer.mode.num_batches(done.num_pushes)
     if done.is_over or done.has_left:
         skip_epoch(dataset, cluster, epoch)
