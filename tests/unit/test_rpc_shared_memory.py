@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -244,13 +245,41 @@ def test_a_killed_client_leaves_nothing(server: Server) -> None:
     assert server.usage().num_bytes == 0
 
 
-def test_a_child_of_a_fork_does_not_have_it(server: Server) -> None:
+def test_a_child_of_a_fork_that_drops_it_loses_nothing_else() -> None:
+    """What the child has mapped since must not lie where it would unmap the memory."""
+    memory = SharedMemory(8 * MIB)
+    address = memory.bytes.ctypes.data
+    if (child := os.fork()) == 0:
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
+        own = libc.mmap(ctypes.c_void_p(address), ctypes.c_size_t(8 * MIB), 3, flags, -1, 0)
+        del memory
+        is_lost = own == address and f"{address:x}-" not in Path("/proc/self/maps").read_text()
+        os._exit(is_lost)
+    memory.close()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_without_memfd_create_calls_go_through_the_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python that was built for an old system has neither it nor its constants."""
+    monkeypatch.delattr(os, "memfd_create")
+    program = (
+        "import fcntl, os, sys\n"
+        "del os.memfd_create, os.MFD_CLOEXEC, os.MFD_ALLOW_SEALING\n"
+        "for name in [n for n in dir(fcntl) if 'SEAL' in n]: delattr(fcntl, name)\n"
+        "import numpy as np\n"
+        "from trireme.rpc import RpcClient\n"
+        "client = RpcClient(name='w')\n"
+        "client.call(sys.argv[1], 'echo', {}, [np.ones(1 << 20)], timeout_s=60)\n"
+    )
     with RpcClient(name="w") as client:
-        client.call(server.endpoint, "echo", arrays=[large(3)], timeout_s=60)
-        assert memory_of(client)._name in mapped()
-        if (child := os.fork()) == 0:
-            os._exit(bool(mapped()))
-        assert os.waitpid(child, 0)[1] == 0
+        [got] = client.call(server.endpoint, "echo", arrays=[large(3)], timeout_s=60).arrays
+    np.testing.assert_array_equal(got, large(3))
+    subprocess.run([sys.executable, "-c", program, server.endpoint], check=True, timeout=60)
+    assert num_shared(server) == 0
 
 
 def test_a_server_of_another_user_shares_nothing() -> None:
@@ -417,6 +446,45 @@ def test_only_memory_of_that_name_that_cannot_shrink_is_opened(
         os.close(descriptor)
 
 
+def test_huge_pages_are_refused_because_they_can_run_out(memory: SharedMemory) -> None:
+    """A client that punches holes would make the server touch pages that nobody has."""
+    try:
+        huge = os.memfd_create(memory._name, os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"this system has none: {error}")
+    os.ftruncate(huge, 4 * MIB)
+    fcntl.fcntl(huge, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(FileNotFoundError, match="something else"):
+        opened({**memory.offer(), "fd": huge}, 1 << 40)
+    os.close(huge)
+
+
+def test_a_terminal_of_that_name_is_not_even_opened(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a mount namespace of its own a client gives any file any name. A server that opened a
+    terminal would have it, and would end with it.
+    """
+    master, terminal = os.openpty()
+    offer = {**memory.offer(), "fd": terminal}
+    target = f"/memfd:{memory._name} (deleted)"
+    flags: list[int] = []
+    real_open = os.open
+
+    def noting(path: str, how: int, **more: Any) -> int:
+        flags.append(how)
+        return real_open(path, how, **more)
+
+    monkeypatch.setattr(os, "readlink", lambda _: target)
+    monkeypatch.setattr(os, "open", noting)
+    with pytest.raises(FileNotFoundError, match="something else"):
+        opened(offer, 1 << 40)
+    assert flags
+    assert all(how & os.O_PATH for how in flags)
+    os.close(master)
+    os.close(terminal)
+
+
 BYTES = ["uint8", [1 << 16]]
 
 
@@ -434,6 +502,9 @@ BYTES = ["uint8", [1 << 16]]
         {"a": [BYTES], "s": []},
         {"a": [BYTES], "s": [None]},
         {"a": [BYTES, BYTES], "s": [0, None]},
+        {"a": [["uint8", [3 * MIB]]] * 2, "s": [0, 0]},
+        {"a": [["uint16", [MIB]]] * 3, "s": [1, 1, 1]},
+        {"t": "piece", "at": 0, "sizes": [10, 1 << 17], "a": [BYTES], "s": [0]},
         {"a": [["uint8", [1 << 48]]], "s": [0]},
         {"a": [["object", [1]]], "s": [0]},
         {"a": 5, "s": [0]},
