@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -25,6 +26,7 @@ from tests.proxy import Faults, Proxy
 from tests.seeds import SEED, named_in_failure
 from trireme.errors import BadRequest, DeadlineExceeded
 from trireme.rpc import Call, Deferred, Limits, Reply, Request, RpcClient, Server, frames
+from trireme.rpc.connection import Connection, PendingCall
 from trireme.rpc.shared_memory import ARRAY_BYTES_MIN, SharedMemory, opened
 
 MIB = 1 << 20
@@ -211,6 +213,70 @@ def test_a_lost_connection_takes_its_memory_with_it(server: Server) -> None:
                 connection._lose("the test has cut it")
         assert len(seen) == 10
     wait_until(lambda: not seen & mapped())
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (SharedMemory, "_take"), (SharedMemory, "_commit"), (SharedMemory, "put"),
+        (SharedMemory, "lend"), (SharedMemory, "give_back"), (SharedMemory, "note_reply"),
+        (SharedMemory, "offer"), (SharedMemory, "use"), (PendingCall, "pack"),
+        (PendingCall, "lend"),
+        (Connection, "put"), (Connection, "_connect"), (Connection, "_welcomed"),
+        (Connection, "_take"), (Connection, "abandon"), (Connection, "close"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_first", [True, False])
+def test_ctrl_c_anywhere_leaves_no_call_and_loses_no_memory(
+    monkeypatch: pytest.MonkeyPatch, where: type, name: str, is_first: bool
+) -> None:
+    seen: list[int] = []
+
+    def note(request: Request) -> Reply:
+        seen.append(request.body["i"])
+        return Reply({}, request.arrays)
+
+    real = getattr(where, name)
+
+    def interrupted(*args: Any, **more: Any) -> Any:
+        real(*args, **more)
+        raise KeyboardInterrupt
+
+    with (
+        Server("127.0.0.1:0", {"note": note}, name="s") as server,
+        RpcClient(name="w") as client,
+    ):
+
+        def call(i: int) -> None:
+            calls = [Call(server.endpoint, "note", {"i": i}, [large(i)]) for _ in range(2)]
+            for reply in client.call_all(calls, timeout_s=20):
+                np.testing.assert_array_equal(reply.arrays[0], large(i))
+
+        if not is_first:
+            call(0)
+        if name in ("_connect", "close"):  # a deadline closes, and the next call connects
+            for connection in client._connections.values():
+                connection._is_sending = True
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, interrupted)
+            with contextlib.suppress(KeyboardInterrupt):
+                call(1)
+        wait_until(lambda: server.usage().connections <= 1)
+        del seen[:]
+        call(2)
+        call(3)
+        assert set(seen) <= ({2, 3} if where is Connection and name == "put" else {1, 2, 3})
+        assert seen[-4:] == [2, 2, 3, 3]
+        assert is_all_free(memory_of(client))
+
+
+def test_memory_that_is_dropped_leaves_no_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for i in range(20):
+        memory = SharedMemory(4 * MIB)
+        memory.bytes[:] = i
+        del memory
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_peers_of_other_machines_share_nothing(server: Server) -> None:

@@ -42,16 +42,14 @@ class SharedMemory:
 
     def __init__(self, num_bytes: int) -> None:
         self._name = f"trireme-{secrets.token_hex(16)}"
-        self._descriptor = _new_memory(self._name)
-        try:
-            os.ftruncate(self._descriptor, num_bytes)
-            # So that a server's access cannot fail later.
-            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
-            self.bytes = _mapped(self._descriptor, num_bytes)
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+        # A file, which is closed even if this is interrupted.
+        self._file = open(_new_memory(self._name), "r+b", buffering=0)  # noqa: SIM115
+        self._descriptor = self._file.fileno()
+        os.ftruncate(self._descriptor, num_bytes)
+        # So that a server's access cannot fail later.
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
+        self.bytes = _mapped(self._descriptor, num_bytes)
         self._free = [(0, 0)]  # (start, size) in order; empty until the server has said how much
         self._taken: dict[int, int] = {}  # start -> size
         self._num_committed = 0
@@ -106,7 +104,7 @@ class SharedMemory:
 
     def close(self) -> None:
         """Give the memory back to the system, when the server has let it go, too."""
-        os.close(self._descriptor)
+        self._file.close()
 
     def _take(self, size: int) -> int | None:
         """The lowest start of `size` free bytes: what was used before is in the caches."""
