@@ -389,6 +389,27 @@ def test_what_finds_no_room_travels_with_the_message() -> None:
         assert is_all_free(memory_of(client))
 
 
+def test_a_header_that_has_no_room_for_places_does_without() -> None:
+    def answer(request: Request) -> Reply:
+        return Reply({"text": "y" * request.body["num"]}, request.arrays)
+
+    arrays = [large(i, ARRAY_BYTES_MIN) for i in range(64)]
+    with (
+        Server("127.0.0.1:0", {"echo": echo, "answer": answer}, name="s") as server,
+        RpcClient(name="w") as client,
+    ):
+        client.call(server.endpoint, "answer", {"num": 1}, arrays, timeout_s=20)
+        memory = memory_of(client)
+        for _ in range(2):  # the second one lends room for the reply, too
+            for num in range(MIB - 1300, MIB - 900, 20):
+                call = Call(server.endpoint, "echo", {"text": "y" * num}, arrays)
+                other = Call(server.endpoint, "answer", {"num": num}, arrays)
+                for reply in client.call_all([call, other], timeout_s=20):
+                    assert len(reply.body["text"]) == num
+                    assert all(map(np.array_equal, reply.arrays, arrays))
+        assert memory_of(client) is memory  # no reply was malformed
+
+
 def test_a_system_without_memory_is_named_and_calls_go_on(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

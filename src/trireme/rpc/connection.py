@@ -317,6 +317,9 @@ class Connection:
     def _messages(self, pending: PendingCall, now: float) -> list[list[Any]]:
         """The call as one message, or as several if it is larger."""
         parts, limits = pending.pack(now, self._shared), self._credit
+        if len(parts[0]) > limits.header_bytes_max:  # perhaps because of places in shared memory
+            pending.give_back(self._shared)
+            parts = pending.pack(now, None)
         for name, size, limit in (
             ("total_bytes_max", pending.num_bytes, limits.total_bytes_max),
             ("header_bytes_max", len(parts[0]), limits.header_bytes_max),
