@@ -9,6 +9,7 @@ import mmap
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -268,6 +269,23 @@ def test_ctrl_c_anywhere_leaves_no_call_and_loses_no_memory(
         assert set(seen) <= ({2, 3} if where is Connection and name == "put" else {1, 2, 3})
         assert seen[-4:] == [2, 2, 3, 3]
         assert is_all_free(memory_of(client))
+
+
+def test_the_last_file_descriptors_are_left_to_connections(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory takes two of them, a connection four."""
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (before, before))
+    with pytest.raises(OSError, match="file descriptors are for connections"):
+        SharedMemory(4 * MIB)
+    assert len(os.listdir("/proc/self/fd")) == before
+    with RpcClient(name="w") as client:
+        [got] = client.call(server.endpoint, "echo", arrays=[large(3)], timeout_s=60).arrays
+        np.testing.assert_array_equal(got, large(3))
+        assert num_shared(server) == 0
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    SharedMemory(4 * MIB).close()
 
 
 def test_memory_that_is_dropped_leaves_no_descriptor() -> None:

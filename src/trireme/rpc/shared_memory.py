@@ -13,7 +13,9 @@ import logging
 import mmap
 import os
 import re
+import resource
 import secrets
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -42,9 +44,12 @@ class SharedMemory:
 
     def __init__(self, num_bytes: int) -> None:
         self._name = f"trireme-{secrets.token_hex(16)}"
-        # A file, which is closed even if this is interrupted.
-        self._file = open(_new_memory(self._name), "r+b", buffering=0)  # noqa: SIM115
-        self._descriptor = self._file.fileno()
+        self._descriptor = _new_memory(self._name)
+        # At the latest when this is dropped, also by what interrupts a call.
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        open_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if open_max != resource.RLIM_INFINITY and self._descriptor > open_max // 2:
+            raise OSError(f"file descriptors are for connections: {open_max} may be open")
         os.ftruncate(self._descriptor, num_bytes)
         # So that a server's access cannot fail later.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -104,7 +109,7 @@ class SharedMemory:
 
     def close(self) -> None:
         """Give the memory back to the system, when the server has let it go, too."""
-        self._file.close()
+        self._close()
 
     def _take(self, size: int) -> int | None:
         """The lowest start of `size` free bytes: what was used before is in the caches."""
