@@ -164,7 +164,7 @@ def opened(offer: Any, num_bytes_max: int) -> Bytes:
         undo.callback(os.close, place)
         undo.callback(os.close, sample := _new_memory("trireme"))
         # Only the kernel makes files there. Huge pages lie elsewhere: they can run out.
-        is_memory = _mount(place) == _mount(sample)
+        is_memory = "" != _mount(place) == _mount(sample)
         place_path = f"/proc/self/fd/{place}"
         if not is_memory or os.readlink(place_path) != f"/memfd:{name} (deleted)":
             raise FileNotFoundError(f"{path} is something else")
