@@ -444,6 +444,25 @@ def test_a_system_without_memory_is_named_and_calls_go_on(
     assert caplog.text.count("No space left on device") == 1
 
 
+def test_memory_is_taken_in_steps_that_a_timer_lets_end(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before Linux 6.9: what takes longer than the time between two signals never ends."""
+    real = os.posix_fallocate
+
+    def interrupted(descriptor: int, start: int, size: int) -> None:
+        assert size <= 2 * MIB, "this would be undone by each signal"
+        real(descriptor, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    with RpcClient(name="w") as client:
+        array = large(2, 7 * MIB)
+        for _ in range(2):
+            [got] = client.call(server.endpoint, "echo", arrays=[array], timeout_s=60).arrays
+            np.testing.assert_array_equal(got, array)
+        assert memory_of(client)._num_committed > 14 * MIB
+
+
 def test_all_clients_share_what_a_server_holds_for_all() -> None:
     limits = Limits(total_bytes_max=200 * MIB)
     clients = [RpcClient(name=f"w{i}") for i in range(5)]

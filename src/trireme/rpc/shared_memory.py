@@ -36,6 +36,9 @@ ARRAY_BYTES_MIN = 1 << 16
 
 _ALIGNMENT = 64  # a cache line
 _NAME = re.compile(r"trireme-[0-9a-f]{32}")
+# Taken from the system at a time. Before Linux 6.9 a signal undoes what is not complete, so a
+# profiler's timer could undo a larger one again and again.
+_COMMIT_BYTES = 1 << 20
 _ROOM_MARGIN = 1.25  # a reply's size changes from batch to batch
 
 
@@ -124,10 +127,11 @@ class SharedMemory:
         """Take memory up to here from the system; otherwise a lack of it would end the process that
         touches it.
         """
-        if end <= self._num_committed:
-            return True
         try:
-            os.posix_fallocate(self._descriptor, self._num_committed, end - self._num_committed)
+            while (left := end - self._num_committed) > 0:
+                step = min(left, _COMMIT_BYTES)
+                os.posix_fallocate(self._descriptor, self._num_committed, step)
+                self._num_committed += step
         except OSError as error:
             _log.warning("shared memory: no more than %d bytes: %s", self._num_committed, error)
             self._free = [
@@ -136,7 +140,6 @@ class SharedMemory:
                 if start < self._num_committed
             ]
             return False
-        self._num_committed = end
         return True
 
 
