@@ -21,6 +21,7 @@ import pytest
 import zmq
 
 from proxy import Faults, Proxy
+from tests.seeds import SEED, named_in_failure
 from trireme.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -551,3 +552,24 @@ def test_a_call_after_one_that_was_interrupted_while_it_was_sent(
         reply = client.call(server.endpoint, "echo", {"n": 1}, [np.zeros(3)], timeout_s=20)
         assert reply.body == {"n": 1}
         assert time.monotonic() - began < 4  # it does not wait for the arrays of the traceback
+
+
+def test_an_interrupted_client_is_not_in_use(client: RpcClient) -> None:
+    """Ctrl-C between taking the client's lock and the block that releases it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    rng = random.Random(SEED)
+    try:
+        with named_in_failure():
+            for _ in range(300):
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, 1e-5 + rng.random() * 1e-4)
+                    while True:
+                        client.call_all([], timeout_s=20)
+                assert not client._busy.locked()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

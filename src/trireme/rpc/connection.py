@@ -150,7 +150,7 @@ class Connection:
         self._queue: deque[PendingCall] = deque()
         self._sent: dict[int, PendingCall] = {}
         self._num_bytes_sent = 0
-        self._is_sending = False  # also after Ctrl-C in the middle of a call
+        self._is_sending = False  # also when the connection was lost in the middle of a call
         self._credit = limits  # the server's, from its welcome
         self._assembly: Assembly | None = None  # a reply of which some pieces have arrived
         self._shared: SharedMemory | None = None  # with the server, if it is on this machine
@@ -189,9 +189,9 @@ class Connection:
             return self._retry_at
         return self._send(now)
 
-    def abandon(self, *, waits: bool) -> None:
+    def abandon(self) -> None:
         """Drop all unanswered calls; close the connection if one has been sent, or a part of one.
-        waits: until ZeroMQ has released their arrays.
+        Waits until ZeroMQ has released their arrays.
         """
         unanswered = [*self._sent.values(), *self._queue]
         if self._sent or self._is_sending:
@@ -202,7 +202,7 @@ class Connection:
         self._queue.clear()
         self._num_bytes_sent = 0
         self._is_old = True
-        for pending in unanswered if waits else ():
+        for pending in unanswered:
             pending.wait_released()
 
     def close(self) -> None:
@@ -317,6 +317,9 @@ class Connection:
     def _messages(self, pending: PendingCall, now: float) -> list[list[Any]]:
         """The call as one message, or as several if it is larger."""
         parts, limits = pending.pack(now, self._shared), self._credit
+        if len(parts[0]) > limits.header_bytes_max:  # perhaps because of places in shared memory
+            pending.give_back(self._shared)
+            parts = pending.pack(now, None)
         for name, size, limit in (
             ("total_bytes_max", pending.num_bytes, limits.total_bytes_max),
             ("header_bytes_max", len(parts[0]), limits.header_bytes_max),

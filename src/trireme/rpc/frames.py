@@ -95,13 +95,14 @@ def unpack(
     header = _unpack_header(memoryview(parts[0]), limits)
     specs = header.get("a", [])
     if "s" in header:
-        parts = _with_shared(parts, specs, header["s"], shared)
+        parts = _with_shared(parts, header, specs, shared)
     if type(specs) is not list or len(specs) != len(parts) - 1:
         declared = len(specs) if type(specs) is list else repr(specs)[:80]
         raise BadRequest(
             f"rpc.unpack: header declares {declared} arrays, found {len(parts) - 1} parts"
         )
-    return header, [_array(i, specs[i], parts[i + 1]) for i in range(len(specs))]
+    places = header.get("s") or [None] * len(specs)
+    return header, [_array(i, specs[i], parts[i + 1], places[i]) for i in range(len(specs))]
 
 
 def places_of(header: Header) -> list[Place]:
@@ -207,7 +208,7 @@ def _unpack_header(head: memoryview, limits: Limits) -> Header:
     return header
 
 
-def _array(i: int, spec: Any, part: Any) -> Array:
+def _array(i: int, spec: Any, part: Any, place: Place) -> Array:
     dtype, shape = _checked_spec(i, spec)
     buffer = memoryview(part)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -220,7 +221,7 @@ def _array(i: int, spec: Any, part: Any) -> Array:
         array = np.empty(shape, dtype)
     else:
         array = np.frombuffer(buffer, dtype).reshape(shape)
-        if num_bytes <= COPY_BYTES_MAX or not array.flags.aligned:
+        if place is None and (num_bytes <= COPY_BYTES_MAX or not array.flags.aligned):
             array = array.copy()
     return _read_only(array)
 
@@ -231,25 +232,28 @@ def _read_only(array: Array) -> Array:
 
 
 def _with_shared(
-    parts: Sequence[Any], specs: Any, places: Any, shared: NDArray[np.uint8] | None
+    parts: Sequence[Any], header: Header, specs: Any, shared: NDArray[np.uint8] | None
 ) -> list[Any]:
     """The parts of a message with those in shared memory among them."""
-    if shared is None:
+    places = header["s"]
+    if shared is None or header["t"] == PIECE:
         raise BadRequest("rpc.unpack: a message has arrays in shared memory, which nobody shares")
     if type(specs) is not list or type(places) is not list or len(places) != len(specs):
         raise BadRequest(f"rpc.unpack: 's' needs a place for each array, found {repr(places)[:80]}")
     rest = iter(parts[1:])
-    whole = [parts[0]]
+    whole, total = [parts[0]], 0
     for i, (spec, place) in enumerate(zip(specs, places, strict=True)):
         if place is None:
             whole += [part] if (part := next(rest, None)) is not None else []
             continue
         dtype, shape = _checked_spec(i, spec)
         num_bytes = math.prod(shape) * dtype.itemsize
-        if type(place) is not int or not 0 <= place <= len(shared) - num_bytes:
+        total += num_bytes  # a few bytes of header could name the same bytes a thousand times
+        is_inside = type(place) is int and 0 <= place <= len(shared) - num_bytes
+        if not is_inside or total > len(shared):
             raise BadRequest(
                 f"rpc.unpack: array {i} of {num_bytes} bytes must lie in {len(shared)} bytes of"
-                f" shared memory, found it at {repr(place)[:80]}"
+                f" shared memory, {total} with those before, found it at {repr(place)[:80]}"
             )
         whole.append(shared[place : place + num_bytes])
     return [*whole, *rest]

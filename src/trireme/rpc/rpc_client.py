@@ -78,6 +78,7 @@ class RpcClient:
         # Ids need to be unique in a connection only; a random start tells clients apart in logs.
         self._ids = itertools.count(secrets.randbits(48) + 1)
         self._busy = threading.Lock()  # held during a call, to notice a second thread
+        self._is_interrupted = False  # also during a call: Ctrl-C may come at any point of it
         self._is_closed = False
 
     def clone(self, name: str | None = None) -> RpcClient:
@@ -136,21 +137,17 @@ class RpcClient:
             As `call`.
         """
         self._check_usable(timeout_s)
-        if not self._busy.acquire(blocking=False):
+        if self._busy.locked():
             raise BadRequest(f"RpcClient.call: client {self.name} is for one thread, found two")
-        try:
+        with self._busy:
             return self._call_all(calls, timeout_s, return_errors)
-        finally:
-            self._busy.release()
 
     def close(self) -> None:
         """Close all connections, at once. Closing twice is allowed."""
         if self._is_closed or os.getpid() != self._process:
             return
         self._is_closed = True
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        self._start_over()
         self._shared.leave()
 
     def __enter__(self) -> RpcClient:
@@ -162,21 +159,25 @@ class RpcClient:
     def _call_all(
         self, calls: Iterable[Call], timeout_s: float, return_errors: bool
     ) -> list[Reply] | list[Reply | TriremeError]:
+        if self._is_interrupted:
+            self._start_over()
         start = time.monotonic()
         deadline = start + timeout_s
         batch = [
             (self._connection(c.endpoint), PendingCall(c, next(self._ids), deadline)) for c in calls
         ]
-        for connection, pending in batch:
-            connection.put(pending)
         connections = list(dict.fromkeys(connection for connection, _ in batch))
-        is_interrupted = True  # then the traceback keeps the arrays that a call was sent with
+        self._is_interrupted = True
         try:
+            for connection, pending in batch:
+                connection.put(pending)
             self._run(batch, connections, start, timeout_s, return_errors)
-            is_interrupted = False
-        finally:
             for connection in connections:
-                connection.abandon(waits=not is_interrupted)
+                connection.abandon()
+            self._is_interrupted = False
+        finally:
+            if self._is_interrupted:
+                self._start_over()
             self._report(batch, time.monotonic() - start)
         answers = [_named(*pair) for pair in batch]
         if not return_errors:
@@ -188,6 +189,14 @@ class RpcClient:
             if errors:  # a deadline tells less than other errors
                 raise min(errors, key=lambda error: isinstance(error, DeadlineExceeded))
         return answers
+
+    def _start_over(self) -> None:
+        """Close all connections, whatever an interrupted call has left of them."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._poller, self._readers = zmq.Poller(), {}
+        self._is_interrupted = False
 
     def _run(
         self,

@@ -321,6 +321,8 @@ class ServerSocket:
             parts = frames.pack(header, reply.arrays, reply.places)
         except BadRequest as error:  # the fault is the handler's, not the request's
             return Internal(f"the handler's reply: {error}")
+        if reply.places and len(parts[0]) > self._limits.header_bytes_max:  # because of them
+            return self._send_reply(peer, request_id, Reply(reply.body, reply.arrays))
         num_bytes = sum([len(part) for part in parts])
         num_shared = frames.shared_bytes(reply.arrays, reply.places)
         if num_bytes + num_shared > peer.call_bytes_max:

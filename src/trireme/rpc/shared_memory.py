@@ -13,8 +13,11 @@ import logging
 import mmap
 import os
 import re
+import resource
 import secrets
+import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -33,9 +36,9 @@ ARRAY_BYTES_MIN = 1 << 16
 
 _ALIGNMENT = 64  # a cache line
 _NAME = re.compile(r"trireme-[0-9a-f]{32}")
-# Of Linux 3.17, see fcntl(2): Pythons that are built for older systems, as conda's, lack the names.
-_ADD_SEALS, _GET_SEALS = 1033, 1034
-_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
+# Taken from the system at a time. Before Linux 6.9 a signal undoes what is not complete, so a
+# profiler's timer could undo a larger one again and again.
+_COMMIT_BYTES = 1 << 20
 _ROOM_MARGIN = 1.25  # a reply's size changes from batch to batch
 
 
@@ -44,18 +47,17 @@ class SharedMemory:
 
     def __init__(self, num_bytes: int) -> None:
         self._name = f"trireme-{secrets.token_hex(16)}"
-        if not hasattr(os, "memfd_create"):
-            raise OSError("this Python has no os.memfd_create")
-        # Sealed, so that a server's access cannot fail later. No child of this process gets it.
-        self._descriptor = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(self._descriptor, num_bytes)
-            seals = _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL
-            fcntl.fcntl(self._descriptor, _ADD_SEALS, seals)
-            self.bytes = _mapped(self._descriptor, num_bytes)
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+        self._descriptor = _new_memory(self._name)
+        # At the latest when this is dropped, also by what interrupts a call.
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        open_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if open_max != resource.RLIM_INFINITY and self._descriptor > open_max // 2:
+            raise OSError(f"file descriptors are for connections: {open_max} may be open")
+        os.ftruncate(self._descriptor, num_bytes)
+        # So that a server's access cannot fail later.
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
+        self.bytes = _mapped(self._descriptor, num_bytes)
         self._free = [(0, 0)]  # (start, size) in order; empty until the server has said how much
         self._taken: dict[int, int] = {}  # start -> size
         self._num_committed = 0
@@ -110,14 +112,12 @@ class SharedMemory:
 
     def close(self) -> None:
         """Give the memory back to the system, when the server has let it go, too."""
-        os.close(self._descriptor)
+        self._close()
 
     def _take(self, size: int) -> int | None:
         """The lowest start of `size` free bytes: what was used before is in the caches."""
         for i, (start, length) in enumerate(self._free):
-            if length >= size:
-                if not self._commit(start + size):
-                    return None
+            if length >= size and self._commit(start + size):
                 self._free[i] = (start + size, length - size)
                 self._taken[start] = size
                 return start
@@ -127,10 +127,11 @@ class SharedMemory:
         """Take memory up to here from the system; otherwise a lack of it would end the process that
         touches it.
         """
-        if end <= self._num_committed:
-            return True
         try:
-            os.posix_fallocate(self._descriptor, self._num_committed, end - self._num_committed)
+            while (left := end - self._num_committed) > 0:
+                step = min(left, _COMMIT_BYTES)
+                os.posix_fallocate(self._descriptor, self._num_committed, step)
+                self._num_committed += step
         except OSError as error:
             _log.warning("shared memory: no more than %d bytes: %s", self._num_committed, error)
             self._free = [
@@ -139,15 +140,15 @@ class SharedMemory:
                 if start < self._num_committed
             ]
             return False
-        self._num_committed = end
         return True
 
 
 def opened(offer: Any, num_bytes_max: int) -> Bytes:
     """The memory that a client of this machine offers, or its first part.
 
-    The server may be allowed to open more than the client: so it opens only what bears the name
-    that the client says, which nobody else can know, and what cannot shrink.
+    The server may be allowed to open more than the client: so it opens only memory that bears the
+    name that the client says, which nobody else can know, and that cannot shrink. What else stands
+    there is not even opened: a terminal, say, would become that of the server.
 
     Raises:
         BadRequest: no valid offer.
@@ -160,18 +161,21 @@ def opened(offer: Any, num_bytes_max: int) -> Bytes:
     name, size = frames.str_field(offer, "name"), frames.int_field(offer, "bytes", low=1)
     if not _NAME.fullmatch(name):
         raise BadRequest(f"rpc: expected the name of shared memory, found {name[:80]!r}")
-    path, target = f"/proc/{pid}/fd/{descriptor}", f"/memfd:{name} (deleted)"
-    if os.readlink(path) != target:
-        raise FileNotFoundError(f"{path} is something else")
-    own = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        is_sealed = fcntl.fcntl(own, _GET_SEALS) & _SEAL_SHRINK
-        is_same = os.readlink(f"/proc/self/fd/{own}") == target  # the client may be quick
-        if not is_same or not is_sealed or os.fstat(own).st_size < size:
+    with ExitStack() as undo:
+        path = f"/proc/{pid}/fd/{descriptor}"
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)  # which does not open the file
+        undo.callback(os.close, place)
+        undo.callback(os.close, sample := _new_memory("trireme"))
+        # Only the kernel makes files there. Huge pages lie elsewhere: they can run out.
+        is_memory = "" != _mount(place) == _mount(sample)
+        place_path = f"/proc/self/fd/{place}"
+        if not is_memory or os.readlink(place_path) != f"/memfd:{name} (deleted)":
+            raise FileNotFoundError(f"{path} is something else")
+        undo.callback(os.close, own := os.open(place_path, os.O_RDWR | os.O_CLOEXEC))
+        is_sealed = fcntl.fcntl(own, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if not is_sealed or os.fstat(own).st_size < size:
             raise PermissionError(f"{path} can shrink, or is smaller than {size} bytes")
         return _mapped(own, min(size, num_bytes_max))
-    finally:
-        os.close(own)
 
 
 def copy_into(memory: Bytes, start: int, num_bytes: int, arrays: Sequence[Array]) -> list[Place]:
@@ -198,7 +202,20 @@ def _padded(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
+def _new_memory(name: str) -> int:
+    """The descriptor of memory that has a name. Raises OSError."""
+    if not hasattr(os, "memfd_create"):  # a Python that was built for an old system
+        raise OSError("this Python has no os.memfd_create")
+    return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _mount(descriptor: int) -> str:
+    """The mount in which a file lies, without asking its file system, which may not answer."""
+    with open(f"/proc/self/fdinfo/{descriptor}") as info:
+        return next((line for line in info if line.startswith("mnt_id:")), "")
+
+
 def _mapped(descriptor: int, num_bytes: int) -> Bytes:
-    memory = mmap.mmap(descriptor, num_bytes)
-    memory.madvise(mmap.MADV_DONTFORK)
-    return np.frombuffer(memory, np.uint8)
+    # Children of a fork get it, too: one that did not would still unmap it at its end, and thereby
+    # whatever it has put there.
+    return np.frombuffer(mmap.mmap(descriptor, num_bytes), np.uint8)
