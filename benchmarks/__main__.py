@@ -44,6 +44,7 @@ BENCHES = {
     "durability": ("benchmarks.macro.durability", "what it costs to keep what servers acknowledge"),
     "network": ("benchmarks.macro.network", "a server behind a slow network: CTR-DNN"),
     "security": ("benchmarks.macro.security", "what encryption costs: CTR-DNN with keys"),
+    "shared": ("benchmarks.macro.shared_memory", "what memory that processes share saves: CTR-DNN"),
     "place": ("benchmarks.macro.placed_jobs", "the best placement by prediction, and by measuring"),
     "scale": ("benchmarks.macro.scale", "a server with 1,000 workers: CPU per request, steps"),
     "ssd": ("benchmarks.macro.ssd", "rows on SSD, beside RocksDB, the device, and memory"),
