@@ -34,6 +34,9 @@ FATAL = ("BadRequest", "DeadlineExceeded", "Unavailable")
 EXHAUSTED = "trireme.errors.ResourceExhausted"
 
 
+_GOODBYE_S = 5.0  # from what compute workers hear of a worker to its last line
+
+
 @dataclass(kw_only=True)
 class Outcome:
     """What became of a round.
@@ -176,6 +179,7 @@ class _Run:
         self._deadline = deadline
         self._tick = threading.Event()
         self._codes: dict[Program, int] = {}
+        self._first_seen: dict[Program, float] = {}  # ended, before the workers were done
 
     def to_its_end(self) -> None:
         while not self._outcome.problem:
@@ -272,10 +276,13 @@ class _Run:
                 self._problem(f"{worker.name} ended with {code}: {line}")
 
     def _look_after_compute_workers(self) -> None:
-        """None ends before the workers."""
+        """None ends before the workers, which say goodbye, which it hears, before they are done."""
         are_done = all(_is_done(worker) for worker in self._job.workers)
         for one in self._job.compute:
-            if _has_ended(one) and not are_done and not self._is_fatal:
+            if not _has_ended(one) or are_done or self._is_fatal:
+                continue
+            since = self._first_seen.setdefault(one.program, time.monotonic())
+            if self._code(one) or time.monotonic() - since > _GOODBYE_S:
                 self._problem(f"{one.name} ended with {self._code(one)}: {_last_line(one)}")
 
     def _look_after_servers(self) -> None:

@@ -120,7 +120,8 @@ def accumulating(begin: Callable[[tr.Trainer], Any]) -> Callable[[Cluster], Any]
         ids = torch.arange(12 * 16).view(16, 6, 2)[: (16, 12)[cluster.worker]] + 90 * cluster.worker
         batches = [{"a": i[:, 0], "b": i[:, 1], "label": (i.sum(1) % 4 < 2).float()} for i in ids]
         with begin(one):
-            for number, batch in enumerate(tr.prefetch(batches, one.model, cluster=cluster)):
+            own = iter(batches)  # a list would have to be the same at all workers
+            for number, batch in enumerate(tr.prefetch(own, one.model, cluster=cluster)):
                 one.loss(one.model(batch), batch["label"]).backward()
                 if number % 2:
                     one.optimizer.step()

@@ -15,7 +15,10 @@ from trireme.rpc import read_keys
 
 
 def keys(*argv: object) -> int:
-    return cli.main(["keys", *map(str, argv)])
+    try:
+        return cli.main(["keys", *map(str, argv)])
+    except SystemExit as end:  # of what the command line refuses
+        return int(end.code or 0)
 
 
 def contents(folder: Path) -> dict[str, str]:

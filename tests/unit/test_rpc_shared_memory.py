@@ -273,7 +273,8 @@ def test_the_last_file_descriptors_are_left_to_connections(
 ) -> None:
     """Memory takes two of them, a connection four."""
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (before, before))
+    os.close(lowest := os.dup(0))  # that is free
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2 * lowest - 1,) * 2)
     with pytest.raises(OSError, match="file descriptors are for connections"):
         SharedMemory(4 * MIB)
     assert len(os.listdir("/proc/self/fd")) == before
