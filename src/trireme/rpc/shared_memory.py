@@ -1,5 +1,5 @@
 """Memory that a client shares with a server on its machine: large arrays lie there, and messages
-say where (docs/protocol.md). It costs less than half of the CPU of sending them.
+say where (docs/protocol.md). It is more than twice as fast as to send them.
 
 The client makes it and alone says what lies where: the arrays of a call, and room that it lends for
 those of the reply. Both are its own again once the call is answered, for the server copies a call's
