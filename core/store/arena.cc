@@ -10,7 +10,8 @@
 namespace trireme {
 namespace {
 
-constexpr std::size_t kSmallPagesBytes = std::size_t{64} << 20;
+constexpr std::size_t kSmallPagesRows = 3'500'000;
+constexpr std::size_t kSmallPagesBytesMax = std::size_t{512} << 20;
 constexpr std::size_t kReservedBytesMin = std::size_t{64} << 20;
 
 constexpr std::size_t kLast = std::numeric_limits<Arena::Ref>::max();
@@ -35,7 +36,9 @@ Pages reserve(std::size_t row_bytes) {
 Arena::Arena(std::size_t row_bytes)
     : row_bytes_(row_bytes),
       pages_(reserve(row_bytes)),
-      num_rows_max_(std::min(pages_.size() / row_bytes, kLast)) {
+      num_rows_max_(std::min(pages_.size() / row_bytes, kLast)),
+      small_pages_bytes_(
+          round_up(std::min(kSmallPagesRows * row_bytes, kSmallPagesBytesMax), kHugePageBytes)) {
   TRIREME_CHECK(row_bytes % 8 == 0 && row_bytes <= kRowBytesMax);
   commit(num_rows_);
 }
@@ -73,7 +76,7 @@ Arena::Ref Arena::take() noexcept {
 
 // Turns ranges of full small pages into huge pages.
 void Arena::collapse() noexcept {
-  const std::size_t full = std::min(num_rows_ * row_bytes_, kSmallPagesBytes);
+  const std::size_t full = std::min(num_rows_ * row_bytes_, small_pages_bytes_);
   for (; collapsed_bytes_ + kHugePageBytes <= full; collapsed_bytes_ += kHugePageBytes) {
     if (is_huge(collapsed_bytes_)) continue;
     advise(pages_.data() + collapsed_bytes_, kHugePageBytes, PageAdvice::kMakeHuge);
@@ -167,7 +170,7 @@ void Arena::expect(std::size_t num_rows) noexcept {
 // Whether the 2 MiB that begin at `offset` are, or will be, taken as a huge page.
 bool Arena::is_huge(std::size_t offset) const noexcept {
   const bool is_expected = expected_from_ <= offset && offset < expected_until_;
-  return is_expected || offset >= kSmallPagesBytes;
+  return is_expected || offset >= small_pages_bytes_;
 }
 
 // Makes the first `num_rows` rows writable, 2 MiB at a time.

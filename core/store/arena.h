@@ -5,10 +5,11 @@
 // multiplication, and a pointer obtained under a stripe's lock stays valid under that lock. Freed
 // rows are reused.
 //
-// The first 64 MiB are taken in small pages, and each 2 MiB becomes a huge page when it is full.
-// So a small table uses no more memory than it needs. Small pages that become a huge one take
-// several times as long as a huge page at once. So memory after that is taken in huge pages, whose
-// unused part is at most 3 % then, and so is memory that a caller expects to fill at once.
+// The first 3.5 M rows, or 512 MiB, are taken in small pages, and each 2 MiB becomes a huge page
+// when it is full. So a table uses no more memory than it needs. Small pages that become a huge one
+// take several times as long as a huge page at once. So memory after that is taken in huge pages,
+// whose unused part is at most 0.6 bytes per row or 0.4 % then, and so is memory that a caller
+// expects to fill at once.
 //
 // Threads: allocate, free and bytes may be called by any thread. row() takes no lock: a reference
 // comes from allocate(), or through a lock that its owner released.
@@ -97,6 +98,7 @@ class Arena {
   const std::size_t row_bytes_;
   const Pages pages_;
   const std::size_t num_rows_max_;
+  const std::size_t small_pages_bytes_;  // memory up to this offset is taken in small pages
 
   mutable std::mutex mutex_;         // guards the members below
   std::size_t committed_bytes_ = 0;  // may be touched

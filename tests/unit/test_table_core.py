@@ -177,6 +177,18 @@ def test_rows_are_found_after_growth() -> None:
     assert table.bytes / table.rows - table.row_bytes <= 16
 
 
+def test_a_growing_table_keeps_its_overhead() -> None:
+    """At most 16 bytes beside what a row says, whatever pages its memory has at that moment."""
+    keys = random_keys(np.random.default_rng(9), 1_100_000)
+    table = make_table(16, "adagrad")
+    overheads = []
+    for sequence, part in enumerate(np.array_split(keys, 64), 1):
+        table.update(part, ones(len(part), 16), [(0, sequence)], RATES, POOL)
+        if table.rows >= 1_000_000:
+            overheads.append(table.bytes / table.rows - table.row_bytes)
+    assert max(overheads) <= 16, overheads
+
+
 def test_one_bucket_holds_as_many_rows_as_all_others() -> None:
     keys = keys_in([7], 3000)
     table = make_table(1, "count", initializer="constant", init_a=0.0, init_b=0.0)
