@@ -1,7 +1,8 @@
 """CTR-DNN on Criteo-shaped text: async with one server and one worker, and embedded.
 
 Per batch size: examples/s against Paddle, plain torch and the MLP alone; then the held-out AUC
-after one pass over everything, against plain torch. Both also with forward passes in bfloat16.
+after one pass over everything, against plain torch. Both also with the matrix products of oneDNN,
+and with forward passes in bfloat16.
 All processes share this machine's cores.
 """
 
@@ -12,7 +13,7 @@ from functools import partial
 from benchmarks import rivals
 from benchmarks.criteo import tsv_files
 from benchmarks.harness import Claim, Contest, Run, Settings
-from benchmarks.macro.ours import run_job
+from benchmarks.macro.ours import OTHER_PRODUCTS, PRODUCTS, run_job
 
 DIM = 9
 _NUM_WARM = 2
@@ -32,12 +33,16 @@ def contests(settings: Settings) -> list[Contest]:
 def _speed(settings: Settings, batch: int) -> Contest:
     spawned, embedded = f"async_1x1_b{batch}", f"embedded_b{batch}"
     paddle = partial(rivals.paddle, settings, net="ctr", batch=batch, dim=DIM, num_files=_NUM_TIMED)
+
+    def rate(is_embedded: bool, products: str, _: int) -> Run:
+        return _rate(settings, batch, is_embedded=is_embedded, products=products)
+
     return Contest(
         {
             spawned: lambda _: _rate(settings, batch, is_embedded=False),
-            f"{spawned}_bf16": lambda _: _rate(settings, batch, is_embedded=False, bf16=True),
+            **{f"{spawned}_{p}": partial(rate, False, p) for p in OTHER_PRODUCTS},
             embedded: lambda _: _rate(settings, batch, is_embedded=True),
-            f"{embedded}_bf16": lambda _: _rate(settings, batch, is_embedded=True, bf16=True),
+            **{f"{embedded}_{p}": partial(rate, True, p) for p in OTHER_PRODUCTS},
             "dense_bound": lambda _: rivals.dense_bound(settings, batch=batch),
             "torch": lambda _: rivals.torch_step(settings, batch=batch),
             "paddle": lambda _: paddle(),
@@ -45,9 +50,9 @@ def _speed(settings: Settings, batch: int) -> Contest:
         },
         [
             Claim(spawned, spawned, ("paddle", "paddle_tuned", "dense_bound")),
-            Claim(f"{spawned}_bf16", f"{spawned}_bf16", ("paddle", "paddle_tuned", spawned)),
+            *_claims(spawned, ("paddle", "paddle_tuned", spawned)),
             Claim(embedded, embedded, ("dense_bound", "torch")),
-            Claim(f"{embedded}_bf16", f"{embedded}_bf16", (embedded, "torch")),
+            *_claims(embedded, (embedded, "torch")),
         ],
         settings.rounds,
     )
@@ -55,22 +60,32 @@ def _speed(settings: Settings, batch: int) -> Contest:
 
 def _quality(settings: Settings, batch: int) -> Contest:
     metric = f"auc_b{batch}"
+
+    def auc(products: str, seed: int) -> Run:
+        return _auc(settings, batch, seed + 1, products=products)
+
     return Contest(
         {
             metric: lambda seed: _auc(settings, batch, seed + 1),
-            f"{metric}_bf16": lambda seed: _auc(settings, batch, seed + 1, bf16=True),
+            **{f"{metric}_{p}": partial(auc, p) for p in OTHER_PRODUCTS},
             "torch": lambda seed: rivals.torch_auc(settings, batch=batch, seed=seed + 1),
         },
         [
             Claim(metric, metric, ("torch",), unit="auc"),
-            Claim(f"{metric}_bf16", f"{metric}_bf16", (metric, "torch"), unit="auc"),
+            *_claims(metric, (metric, "torch"), unit="auc"),
         ],
         settings.pick(smoke=1, real=_NUM_SEEDS),
         statistic="mean",
     )
 
 
-def _rate(settings: Settings, batch: int, *, is_embedded: bool, bf16: bool = False) -> Run:
+def _claims(metric: str, rivals: tuple[str, ...], unit: str = "examples/s") -> list[Claim]:
+    """Of a job with other matrix products than torch's."""
+    names = [f"{metric}_{products}" for products in OTHER_PRODUCTS]
+    return [Claim(name, name, rivals, unit=unit) for name in names]
+
+
+def _rate(settings: Settings, batch: int, *, is_embedded: bool, products: str = PRODUCTS) -> Run:
     train = tsv_files(settings).train
     out = run_job(
         is_embedded=is_embedded,
@@ -81,12 +96,12 @@ def _rate(settings: Settings, batch: int, *, is_embedded: bool, bf16: bool = Fal
         seed=1,
         warm=train[:_NUM_WARM],
         timed=train[_NUM_WARM : _NUM_WARM + _NUM_TIMED],
-        bf16=bf16,
+        products=products,
     )
     return Run(out["examples_per_s"], detail=out)
 
 
-def _auc(settings: Settings, batch: int, seed: int, *, bf16: bool = False) -> Run:
+def _auc(settings: Settings, batch: int, seed: int, *, products: str = PRODUCTS) -> Run:
     """One pass over all files, the first one as the warm-up, with one server and one worker."""
     files = tsv_files(settings)
     out = run_job(
@@ -99,6 +114,6 @@ def _auc(settings: Settings, batch: int, seed: int, *, bf16: bool = False) -> Ru
         warm=files.train[:1],
         timed=files.train[1:],
         test=files.test,
-        bf16=bf16,
+        products=products,
     )
     return Run(out["test_auc"], detail=out)

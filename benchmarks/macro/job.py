@@ -122,7 +122,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shows", action="store_true", help="rows count shows and clicks")
     parser.add_argument("--in_memory", action="store_true", help="load the data before it is timed")
     parser.add_argument("--in_pass", action="store_true", help="time a pass on a device")
-    parser.add_argument("--bf16", action="store_true", help="forward passes in bfloat16")
+    parser.add_argument(
+        "--products",
+        default="float32",
+        choices=["float32", "onednn", "bf16"],
+        help="matrix products: torch's in float32, those of oneDNN, or in bfloat16",
+    )
     parser.add_argument("--blind", action="store_true", help="pull each batch ahead whole")
     parser.add_argument("--strategy", default="async", help="a consistency mode")
     parser.add_argument("--rule", choices=sorted(RULES), default="adam", help="of the rows")
@@ -160,6 +165,8 @@ def make_trainer(args: argparse.Namespace) -> tr.Trainer:
         "slot_dnn": nn.functional.binary_cross_entropy_with_logits,
     }
     model = models[args.net]()
+    if args.products == "onednn":
+        tr.nn.use_onednn(model)
     return tr.Trainer(
         model,
         torch.optim.Adam(model.parameters(), 5e-6 if is_slot else 1e-3),
@@ -168,7 +175,7 @@ def make_trainer(args: argparse.Namespace) -> tr.Trainer:
         metrics=[] if args.net == "sum" else [tr.metrics.AUC()],
         label="click" if is_slot else "label",
         threads=args.threads,
-        autocast=torch.bfloat16 if args.bf16 else None,
+        autocast=torch.bfloat16 if args.products == "bf16" else None,
     )
 
 

@@ -18,6 +18,10 @@ from benchmarks.process import run_process
 _JOB = str(Path(__file__).with_name("job.py"))
 _TIMEOUT_S = 600
 
+# Of matrices: torch's own in float32, and others.
+PRODUCTS = "float32"
+OTHER_PRODUCTS = ("onednn", "bf16")
+
 
 def run_job(
     *,
@@ -42,7 +46,7 @@ def run_job(
     ends: tuple[End, End] | None = None,
     in_memory: bool = False,
     in_pass: bool = False,
-    bf16: bool = False,
+    products: str = PRODUCTS,
     is_blind: bool = False,
     under: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -51,7 +55,7 @@ def run_job(
     ends: network ends of the server and of the worker, if they are apart. num_ranks: workers of a
     job without servers, instead of one server and one worker. num_compute: compute workers, on the
     CPU. limits: of the server. under: a command that runs the job's. strategy, rule, in_memory,
-    in_pass, bf16, is_blind: see job.py.
+    in_pass, products, is_blind: see job.py.
     """
     with tempfile.TemporaryDirectory(prefix="trireme_bench_") as folder:
         out = Path(folder) / "result.json"
@@ -64,6 +68,7 @@ def run_job(
             f"--seed={seed}",
             f"--strategy={strategy}",
             f"--rule={rule}",
+            f"--products={products}",
         ]
         command += [f"--threads={threads}", *(["--shows"] if shows else [])]
         command += [f"--out={out}", "--warm", *warm, "--timed", *timed]
@@ -71,7 +76,6 @@ def run_job(
         flags = {
             "--in_memory": in_memory,
             "--in_pass": in_pass,
-            "--bf16": bf16,
             "--blind": is_blind,
         }
         command += [flag for flag, is_given in flags.items() if is_given]

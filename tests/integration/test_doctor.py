@@ -204,6 +204,17 @@ def test_a_busy_machine_is_a_note(
     assert any(note.startswith("a load of 1000.5 on") for note in notes) == is_busy
 
 
+@pytest.mark.parametrize(("vendor", "is_named"), [("AuthenticAMD", True), ("GenuineIntel", False)])
+def test_a_cpu_whose_avx512_mkl_does_not_use_is_a_note(
+    vendor: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = {"vendor_id": {vendor}, "flags": {"avx2", "avx512f"}}
+    monkeypatch.setattr(machine, "_cpuinfo", lambda *names: lines[names[0]])
+    notes = [one for one in machine.cores() if "AVX2, AVX-512" in one.text]
+    assert [one.status for one in notes] == ["note" if is_named else "ok"]
+    assert ("tr.nn.use_onednn(model)" in notes[0].advice) == is_named
+
+
 def test_a_host_name_without_address_is_a_note() -> None:
     finding = network._host_name("no-such-host.invalid")
     assert (finding.status, "--interface" in finding.advice) == ("note", True)

@@ -47,8 +47,16 @@ def cores() -> Iterator[Finding]:
             "threads of torch that wait for each other keep cores busy while others wait for these:"
             " OMP_WAIT_POLICY=passive, or OMP_NUM_THREADS=1, can be ten times as fast then",
         )
-    flags = _cpu_flags()
-    yield ok(", ".join(name for flag, name in _FEATURES.items() if flag in flags) or "no AVX2")
+    flags = _cpuinfo("flags", "Features")
+    features = ", ".join(name for flag, name in _FEATURES.items() if flag in flags) or "no AVX2"
+    if "avx512f" in flags and "AuthenticAMD" in _cpuinfo("vendor_id"):
+        yield note(
+            f"{features}, by AMD: torch's float32 products (MKL) do not use AVX-512",
+            "if a model's time goes into torch.nn.Linear, tr.nn.use_onednn(model) halves most of it,"
+            " and Trainer(autocast=torch.bfloat16) saves more (docs/optimizers.md)",
+        )
+    else:
+        yield ok(features)
 
 
 def memory() -> Iterator[Finding]:
@@ -69,11 +77,11 @@ def memory() -> Iterator[Finding]:
         yield ok(text)
 
 
-def _cpu_flags() -> set[str]:
-    """Of the first processor; all of a machine have the same."""
+def _cpuinfo(*names: str) -> set[str]:
+    """The words of a line of the first processor; all of a machine have the same."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
+        if name.strip() in names:
             return set(value.split())
     return set()
 

@@ -14,6 +14,7 @@ from trireme.nn.planner import BatchPlan, Planner, TablePlan
 
 if TYPE_CHECKING:
     from trireme.nn.modules import Embedding, EmbeddingBag
+    from trireme.nn.onednn import use_onednn
     from trireme.nn.op import gather_rows
     from trireme.nn.pooling import sequence_pool
     from trireme.nn.stages import Stages
@@ -31,6 +32,7 @@ __all__ = [
     "gather_rows",
     "keys_of",
     "sequence_pool",
+    "use_onednn",
 ]
 
 _HOMES = {
@@ -39,6 +41,7 @@ _HOMES = {
     "Stages": "trireme.nn.stages",
     "gather_rows": "trireme.nn.op",
     "sequence_pool": "trireme.nn.pooling",
+    "use_onednn": "trireme.nn.onednn",
 }
 
 
