@@ -2,7 +2,7 @@
 
 torchrec's CPU tables have no Adam and take dims that are multiples of 4, so both sides use dim 12
 and row-wise Adagrad. Both train on the same examples; ours parses their text, torchrec has them in
-memory.
+memory. Two workers also with the matrix products of oneDNN.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from benchmarks import rivals
 from benchmarks.criteo import tsv_files
 from benchmarks.harness import Claim, Contest, Run, Settings
-from benchmarks.macro.ours import run_job
+from benchmarks.macro.ours import PRODUCTS, run_job
 
 DIM = 12
 _NUM_WARM = 2
@@ -24,11 +24,14 @@ def contests(settings: Settings) -> list[Contest]:
         Contest(
             {
                 two: lambda _: _rate(settings, batch, num_ranks=2, strategy="collective"),
+                f"{two}_onednn": lambda _: _rate(
+                    settings, batch, num_ranks=2, strategy="collective", products="onednn"
+                ),
                 "torchrec": lambda _: rivals.torchrec(
                     settings, batch=batch // 2, dim=DIM, num_warm=_NUM_WARM, num_timed=_NUM_TIMED
                 ),
             },
-            [Claim(two, two, ("torchrec",))],
+            [Claim(name, name, ("torchrec",)) for name in (two, f"{two}_onednn")],
             settings.rounds,
         ),
         Contest(
@@ -42,7 +45,9 @@ def contests(settings: Settings) -> list[Contest]:
     ]
 
 
-def _rate(settings: Settings, batch: int, *, num_ranks: int, strategy: str) -> Run:
+def _rate(
+    settings: Settings, batch: int, *, num_ranks: int, strategy: str, products: str = PRODUCTS
+) -> Run:
     """batch: of all workers together. num_ranks: 0: one process."""
     train = tsv_files(settings).train
     out = run_job(
@@ -57,5 +62,6 @@ def _rate(settings: Settings, batch: int, *, num_ranks: int, strategy: str) -> R
         seed=1,
         warm=train[:_NUM_WARM],
         timed=train[_NUM_WARM : _NUM_WARM + _NUM_TIMED],
+        products=products,
     )
     return Run(out["examples_per_s"], detail=out)

@@ -41,6 +41,7 @@ REAL_CLAIMS = {
     ("ctr", "auc_b4096_onednn"): ("auc_b4096", "torch"),
     ("ctr", "auc_b4096_bf16"): ("auc_b4096", "torch"),
     ("collective", "ranks2_b4096"): ("torchrec",),
+    ("collective", "ranks2_b4096_onednn"): ("torchrec",),
     ("collective", "ranks1_b4096"): ("embedded",),
     ("pass", "ctr_b4096"): ("async",),
     ("pass", "begin_pass_rows_per_s"): ("memcpy",),
