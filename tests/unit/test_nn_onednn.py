@@ -33,7 +33,9 @@ def passed(layer: nn.Linear, x: Tensor, weights: Tensor) -> list[Tensor | None]:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(512, 100), (8, 64, 100), (100,), (0, 100), (3, 100)])
+@pytest.mark.parametrize(
+    "shape", [(512, 100), (709, 100), (8, 64, 100), (100,), (0, 100), (3, 100)]
+)
 def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], bias: bool) -> None:
     plain, onednn = both(100, 64, bias=bias)
     x, weights = torch.randn(shape), torch.randn(*shape[:-1], 64)
@@ -60,6 +62,25 @@ def test_it_is_onednn_that_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [(512, 100), (512, 64), (64, 512)]
     passed(onednn, torch.randn(4, 100), torch.ones(4, 64))
     assert len(calls) == 3, "a small product is left to torch"
+
+
+def test_inputs_of_many_sizes_have_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shape costs oneDNN milliseconds and a megabyte."""
+    shapes: set[torch.Size] = set()
+    multiply = onednn_module._product
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        shapes.add(x.shape)
+        return multiply(x, weight, bias)
+
+    monkeypatch.setattr(onednn_module, "_product", counted)
+    plain, onednn = both(100, 64)
+    with torch.no_grad():
+        for num_rows in range(512, 1024, 3):
+            x = torch.randn(num_rows, 100)
+            torch.testing.assert_close(onednn(x), plain(x), rtol=1e-4, atol=1e-3)
+    assert len(shapes) == 9
+    assert max(shape[0] for shape in shapes) == 1024
 
 
 def test_inputs_of_any_strides() -> None:
