@@ -208,7 +208,6 @@ def create(config: Config) -> Recipe:
             lr=hyper.learning_rate,
             weight_decay=hyper.number("optimizer.weight_decay", 0.01, may_be_zero=True),
         ),
-        label=None,
         schema=Schema(inputs),
         prepare=AllIds({ALL_ITEMS: hyper.whole("_voc_size", 54_546)}),
         evaluation=Evaluation(

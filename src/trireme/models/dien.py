@@ -138,7 +138,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         ClickAndAuxiliaryLoss(hyper.number("auxiliary_w", 1.0, may_be_zero=True)),
-        label=None,
         schema=schema,
         metrics=[AUC(output="click", label="label")],
     )

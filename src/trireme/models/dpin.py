@@ -147,6 +147,7 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         log_loss,
+        label="label",
         schema=Schema(inputs),
         metrics=[AUC()],
         evaluation=Evaluation(

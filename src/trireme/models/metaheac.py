@@ -227,7 +227,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         query_loss,
-        label=None,
         schema=Schema(inputs),
         metrics=[_auc()],
         prepare=Tasks(num_tasks, num_static, num_ad),
