@@ -19,7 +19,7 @@ from trireme.nn.session import session_of
 from trireme.progress import Display, display
 from trireme.threads import frozen_objects
 from trireme.train.checkpointing.savers import Saver
-from trireme.train.compute.trainer_remote import Remote
+from trireme.train.compute.remote_stages import Remote
 from trireme.train.leased_streams import StreamBatches
 from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.replica import BatchOrder, Replica, train_replicas
