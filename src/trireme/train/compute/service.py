@@ -231,11 +231,7 @@ def watch_service(registry: Registry, service: Service) -> None:
         ),
     }
     for name, (documentation, read) in gauges.items():
-        registry.register(Gauge(name, documentation, partial(_unlabeled, read), []))
-
-
-def _unlabeled(read: Callable[[], float]) -> dict[tuple[str, ...], float]:
-    return {(): read()}
+        registry.register(Gauge(name, documentation, read))
 
 
 def serve_model(
