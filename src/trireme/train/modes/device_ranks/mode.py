@@ -24,8 +24,8 @@ from trireme.train.modes.base import Mode
 from trireme.train.modes.device_pass.pass_mode import DevicePass
 from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
 from trireme.train.modes.device_ranks.asked_rows import AskedRows
-from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message
-from trireme.train.modes.device_ranks.joint_end import JointEnd, caught
+from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message, caught
+from trireme.train.modes.device_ranks.joint_end import JointEnd
 from trireme.train.modes.device_ranks.next_keys import NextKeys
 from trireme.train.modes.device_ranks.owned_rows import (
     OwnedKeys,
