@@ -23,7 +23,6 @@ GOODBYE_S = 10.0
 OVER = "all workers have said goodbye"
 """Why a server ends whose job is over."""
 
-
 # A deferred answer is given up a little before its deadline (rpc/server.py): what is this close to
 # it may have been.
 _EARLY_S = 0.5
@@ -141,8 +140,7 @@ class Attendance:
         return Reply()
 
     def _note_goodbye(self, worker: int, incarnation: int, members: list[int] | None) -> None:
-        """Record a goodbye. `members`: the workers that take part, as listed at the end of a
-        script;
+        """Record a goodbye. members: the workers that take part, as listed at the end of a script;
         None: all. From then on no worker joins, so the shorter of two lists is the newer.
         """
         if members is not None:

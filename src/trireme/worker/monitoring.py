@@ -44,13 +44,14 @@ LABEL_GAUGES = {
 class WorkerMetrics:
     """The metrics and the health of a worker process; `calls` counts the calls to servers.
 
-    listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint. trains: False: it
-    makes no steps, and shows nothing about them. num_steps,
-    num_examples: of the pushes so far; written by one thread at a time. num_skipped: how many
-    steps had no gradients, because they were not finite. queues: name of a queue of the training
-    loop -> its length. num_credits: batches that it may have in flight at compute workers.
+    listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint.
+    trains: False: it makes no steps, and shows nothing about them.
+    num_steps, num_examples: of the pushes so far; written by one thread at a time.
+    num_skipped: how many steps had no gradients, because they were not finite.
+    queues: name of a queue of the training loop -> its length.
+    num_credits: batches that it may have in flight at compute workers.
     figures: loss and metrics of the running pass so far, by name, when it showed them last;
-    replaced as a whole.
+        replaced as a whole.
     """
 
     def __init__(

@@ -45,8 +45,8 @@ def credits_of(num_compute: int, num_workers: int) -> int:
 
 
 def remote_model(cluster: Cluster, model: nn.Module, scorer: Scorer) -> RemoteModel:
-    """The model on the compute workers of the job. Raises BadRequest: they have
-    several labels, and the model does not say which it runs on.
+    """The model on the compute workers of the job. Raises BadRequest: they have several labels, and
+    the model does not say which it runs on.
     """
     labels = list(dict.fromkeys(name for name, _ in cluster.heter))
     if len(labels) > 1:
