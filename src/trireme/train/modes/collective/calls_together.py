@@ -148,7 +148,7 @@ class CallsTogether:
         request = Request(id, method, body, arrays, f"worker {rank}", _PEER, "", deadline)
         answer = self._answer(request)
         if isinstance(answer, Deferred):
-            answer.bind(lambda given: self._answered.append((rank, id, given)))
+            answer.bind(lambda reply: self._answered.append((rank, id, reply)))
         else:
             self._answered.append((rank, id, answer))
 
