@@ -39,16 +39,6 @@ class Examples(Dataset[dict[str, Any]]):
 OFFSETS = torch.arange(51)  # one id per example
 
 
-class Share:
-    """A dataset of which each worker brings its own part."""
-
-    def __init__(self, batches: Any) -> None:
-        self.batches = batches
-
-    def stream(self, worker: int, num_workers: int, *, epoch: int = 0) -> Any:
-        return iter(self.batches)
-
-
 class Named:
     """The same examples with an ins_id each, in batches of 50 (at a stream's end fewer), cut into
     streams of equal length.

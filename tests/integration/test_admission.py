@@ -14,6 +14,7 @@ from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
+from tests.own_batches import OwnBatches
 from trireme.job.cluster import Cluster
 from trireme.policy import Admission, CountFilter, Probability, ScoreFilter, ScorePolicy, ShowClick
 from trireme.train.checkpointing import load as loading
@@ -49,17 +50,6 @@ def batches_of(stream: int) -> list[dict[str, torch.Tensor]]:
     return batches
 
 
-class Batches:
-    """A dataset whose stream is chosen already."""
-
-    def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
-        self.batches = batches
-
-    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
-        del index, num_streams, epoch
-        return iter(self.batches)
-
-
 class Model(nn.Module):
     def __init__(self, admit: Admission | None) -> None:
         super().__init__()
@@ -78,7 +68,7 @@ def train(cluster: Cluster, admit: Admission | None, script: list[Act]) -> None:
     optimizer = tr.DistributedOptimizer(None, model, strategy=strategy, cluster=cluster)
     for act in script:
         if isinstance(act, range):
-            source = Batches(batches_of(cluster.worker)[act.start : act.stop])
+            source = OwnBatches(batches_of(cluster.worker)[act.start : act.stop])
             for batch in tr.prefetch(source, model, cluster=cluster):
                 nn.functional.mse_loss(model(batch), batch["label"]).backward()
                 optimizer.step(examples=batch.num_examples)

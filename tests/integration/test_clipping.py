@@ -19,6 +19,7 @@ import trireme as tr
 from tests.integration import test_sync as exact
 from tests.integration.durable_servers import DurableServers
 from tests.jobs import Job, in_threads
+from tests.own_batches import OwnBatches
 from tests.programs import Template
 from tests.seeds import SEED
 from tests.tables import T_ROWS
@@ -53,7 +54,7 @@ def train(
         cluster=cluster,
         **clip,
     )
-    source = exact.Batches([batch for stream in streams for batch in stream_batches(stream)])
+    source = OwnBatches([batch for stream in streams for batch in stream_batches(stream)])
     for batch in tr.prefetch(source, model, cluster=cluster):
         nn.functional.mse_loss(model(batch), batch["label"]).backward()
         optimizer.step(examples=batch.num_examples)

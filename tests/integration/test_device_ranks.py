@@ -23,7 +23,7 @@ from trireme.errors import BadRequest, DataError, Leased, Stopped, Unavailable
 from trireme.interchange.worker_side.import_requests import importing
 from trireme.job.cluster import Cluster
 from trireme.server.state import ServerState
-from trireme.train.modes.device_ranks import exchange
+from trireme.train.modes.collective import byte_exchange
 
 ROUNDS = 2
 SHOWS = tr.policy.ShowClick("show", "label")
@@ -166,7 +166,7 @@ def test_however_unequal_the_data_is_all_end(lengths: tuple[int, ...]) -> None:
 
 def test_rows_that_need_several_chunks_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = on_ranks(2, training(RULES["adam"], "collective", in_passes=True, lengths=(3, 5)))
-    monkeypatch.setattr(exchange, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(byte_exchange, "CHUNK_BYTES", 100)
     actual = on_ranks(2, training(RULES["adam"], "collective", in_passes=True, lengths=(3, 5)))
     assert_same(actual, expected)
 

@@ -16,6 +16,7 @@ from torch import nn
 import trireme as tr
 from tests.integration import all_rules_model as all_rules
 from tests.integration.test_device_ranks import assert_same, on_ranks, on_servers
+from tests.own_batches import OwnBatches
 from trireme.data import Batch
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
@@ -164,9 +165,9 @@ def accumulating(mode: str, *, in_passes: bool) -> Callable[[Cluster], Any]:
             model, optimizer, strategy=tr.Strategy(mode), loss=loss, progress=False, cluster=cluster
         )
         batches = list(all_rules.Data().stream((0, 2)[cluster.worker], 3))[:4]
-        with one.on_device(batches_of(batches)) if in_passes else nullcontext():
+        with one.on_device(OwnBatches(batches)) if in_passes else nullcontext():
             for number, batch in enumerate(
-                tr.prefetch(batches_of(batches), model, cluster=cluster)
+                tr.prefetch(OwnBatches(batches), model, cluster=cluster)
             ):
                 loss(model(batch), batch["label"]).backward()
                 if number % 2:
@@ -177,14 +178,6 @@ def accumulating(mode: str, *, in_passes: bool) -> Callable[[Cluster], Any]:
         return [], one.optimizer.num_steps, weights
 
     return work
-
-
-def batches_of(batches: list[Batch]) -> Any:
-    class Own:
-        def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
-            return iter(batches)
-
-    return Own()
 
 
 def test_gradients_of_several_batches_make_one_step() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from tests.long import sampled
+from tests.own_batches import OwnBatches
 from trireme.commands import cli
 from trireme.data import Batch, Ragged
 from trireme.inference import Predictor
@@ -44,15 +45,8 @@ def batch_of(worker: int, step: int) -> Batch:
     return Batch(columns)
 
 
-class Batches:
-    """A dataset of one worker."""
-
-    def __init__(self, worker: int, num_steps: int = NUM_STEPS) -> None:
-        self.batches = [batch_of(worker, step) for step in range(num_steps)]
-
-    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
-        del index, num_streams, epoch
-        return iter(self.batches)
+def batches_of(worker: int, num_steps: int = NUM_STEPS) -> OwnBatches:
+    return OwnBatches([batch_of(worker, step) for step in range(num_steps)])
 
 
 class Model(nn.Module):
@@ -148,7 +142,7 @@ def test_jobs_equal_an_embedding_bag_per_feature(mode: str) -> None:
         optimizer = tr.DistributedOptimizer(dense, model, cluster=cluster, strategy=strategy)
         initial = rows_in(cluster, model)
         cluster.client.coordinator.gather({}, [], purpose="read what is there")
-        for batch in tr.prefetch(Batches(cluster.client.worker), model, cluster=cluster):
+        for batch in tr.prefetch(batches_of(cluster.client.worker), model, cluster=cluster):
             loss_of(model, batch, linear=linear).backward()
             optimizer.step(examples=batch.num_examples)
         optimizer.flush()
@@ -208,16 +202,16 @@ def content(job: Job) -> dict[int, tuple[int, bytes]]:
 
 
 def answers(trainer: tr.Trainer) -> float:
-    return trainer.evaluate(Batches(0))["loss"]
+    return trainer.evaluate(batches_of(0))["loss"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpoints_and_deltas_load_on_other_numbers_of_servers(kind: str, tmp_path: Path) -> None:
     def save(cluster: Cluster) -> float:
         trainer = trainer_of(cluster, kind)
-        trainer.fit(Batches(cluster.client.worker, 3))
+        trainer.fit(batches_of(cluster.client.worker, 3))
         trainer.save(tmp_path / "full")
-        trainer.fit(Batches(cluster.client.worker, 6))
+        trainer.fit(batches_of(cluster.client.worker, 6))
         trainer.save(tmp_path / "delta", mode="delta")
         return answers(trainer)
 
@@ -290,13 +284,13 @@ def answer_of(trainer: tr.Trainer, batch: Batch) -> torch.Tensor:
 def test_parquet_has_rows_of_their_dims_and_brings_them_back(kind: str, tmp_path: Path) -> None:
     def export(cluster: Cluster) -> float:
         trainer = trainer_of(cluster, kind)
-        trainer.fit(Batches(0))
+        trainer.fit(batches_of(0))
         tr.interchange.export_parquet(trainer, tmp_path / "rows", state=True)
         return answers(trainer)
 
     def load(cluster: Cluster) -> float:
         trainer = trainer_of(cluster, kind)
-        trainer.fit(Batches(0, 2))
+        trainer.fit(batches_of(0, 2))
         tr.interchange.import_parquet(trainer, "t", tmp_path / "rows" / "t", replace=True)
         return answers(trainer)
 
@@ -339,7 +333,7 @@ def test_columns_that_a_row_lacks_are_not_compared(
 
     def work(cluster: Cluster) -> None:
         trainer = trainer_of(cluster, "plain")
-        trainer.fit(Batches(0, 2))
+        trainer.fit(batches_of(0, 2))
         trainer.save(tmp_path / "full")
         export_model(trainer, tmp_path / "export", batch=batch_of(0, 0))
 

@@ -15,6 +15,7 @@ from torch import nn
 import trireme as tr
 from tests.integration import test_sync as exact
 from tests.jobs import TIMEOUT_S, Job
+from tests.own_batches import OwnBatches
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.errors import BadRequest, ResourceExhausted
@@ -398,9 +399,9 @@ def test_one_worker_resumes_from_a_checkpoint_with_the_same_bits(tmp_path: Path)
             if goes_on:
                 trainer.load(tmp_path / "saved")
             else:
-                trainer.fit(exact.Batches(batches[:25]))
+                trainer.fit(OwnBatches(batches[:25]))
                 trainer.save(tmp_path / "saved")
-            trainer.fit(exact.Batches(batches[25:]))
+            trainer.fit(OwnBatches(batches[25:]))
             rows = cluster.client.pull({T_ROWS: keys}).rows[T_ROWS].numpy()
             actual.append({"rows": rows, **trainer.model.dense_weights()})
     for part, values in actual[0].items():
@@ -416,7 +417,7 @@ def test_all_workers_resume_with_the_dense_state_of_the_first(tmp_path: Path) ->
 
     def work(cluster: Cluster) -> tuple[list[np.ndarray], list[np.ndarray]]:
         trainer = dense_adam(cluster)
-        trainer.fit(exact.Batches(exact.stream_batches(cluster.worker)[:20]))
+        trainer.fit(OwnBatches(exact.stream_batches(cluster.worker)[:20]))
         trainer.save(tmp_path / "saved")
         before = state_of(trainer)
         trainer.load(tmp_path / "saved")

@@ -16,6 +16,7 @@ from torch import nn
 import trireme as tr
 from tests.integration import test_sync as exact
 from tests.jobs import Job
+from tests.own_batches import OwnBatches
 from trireme.errors import BadRequest, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
@@ -42,7 +43,7 @@ def steps_of(cluster: Cluster, lengths: Sequence[int], rule: exact.Rule) -> list
     dense = rule.dense(model.parameters(), **rule.options)
     optimizer = tr.DistributedOptimizer(dense, model, strategy=HYBRID, cluster=cluster)
     seen = []
-    source = exact.Batches(exact.stream_batches(cluster.worker % 2)[: lengths[cluster.worker]])
+    source = OwnBatches(exact.stream_batches(cluster.worker % 2)[: lengths[cluster.worker]])
     for batch in tr.prefetch(source, model, cluster=cluster):
         nn.functional.mse_loss(model(batch), batch["label"]).backward()
         optimizer.step(examples=batch.num_examples)
@@ -128,14 +129,14 @@ def test_a_checkpoint_resumes_in_hybrid_and_in_sync(tmp_path: Path, second: str)
     path = tmp_path / "saved"
     with embedded(threads=1) as cluster:
         trainer = trainer_of(cluster, HYBRID)
-        trainer.fit(exact.Batches(batches[:20]))
+        trainer.fit(OwnBatches(batches[:20]))
         trainer.save(path)
-        trainer.fit(exact.Batches(batches[20:]))
+        trainer.fit(OwnBatches(batches[20:]))
         expected = weights_of(trainer.model)
     with embedded(threads=1) as cluster:
         trainer = trainer_of(cluster, Strategy(second))
         trainer.load(path)
-        trainer.fit(exact.Batches(batches[20:]))
+        trainer.fit(OwnBatches(batches[20:]))
         actual = np.frombuffer(weights_of(trainer.model), np.float32)
     np.testing.assert_allclose(actual, np.frombuffer(expected, np.float32), atol=1e-5)
 
@@ -146,7 +147,7 @@ def test_a_checkpoint_of_two_workers_is_resumed_by_two(tmp_path: Path) -> None:
     def first(cluster: Cluster) -> bytes:
         trainer = trainer_of(cluster, HYBRID)
         every = tr.Checkpoints(tmp_path, every_steps=5)
-        trainer.fit(exact.Batches(lists[cluster.worker]), checkpoints=every)
+        trainer.fit(OwnBatches(lists[cluster.worker]), checkpoints=every)
         return weights_of(trainer.model)
 
     def second(cluster: Cluster) -> bytes:
@@ -166,7 +167,7 @@ def test_parameters_left_out_of_a_load_keep_their_trained_weights(tmp_path: Path
     with embedded(threads=1) as cluster:
         trainer = trainer_of(cluster, HYBRID)
         trainer.save(tmp_path / "start")
-        trainer.fit(exact.Batches(batches))
+        trainer.fit(OwnBatches(batches))
         trained = weights_of(trainer.model)
         trainer.load(tmp_path / "start", dense="skip")
         assert weights_of(trainer.model) == trained
@@ -185,7 +186,7 @@ def test_a_missing_worker_is_named_at_the_deadline() -> None:
                 optimizer.begin_pass()
             cluster.abandon()
             return
-        for batch in tr.prefetch(exact.Batches(exact.stream_batches(0)), model, cluster=cluster):
+        for batch in tr.prefetch(OwnBatches(exact.stream_batches(0)), model, cluster=cluster):
             nn.functional.mse_loss(model(batch), batch["label"]).backward()
             optimizer.step(examples=8)
 

@@ -11,6 +11,7 @@ import torch
 
 import trireme as tr
 from tests.jobs import Job
+from tests.own_batches import OwnBatches
 from tests.tables import T_ROWS, rows_of
 from trireme import _core
 from trireme.data import Ragged
@@ -87,12 +88,8 @@ def train(
     model = EmbeddingBag(table, features=FEATURES)
     optimizer = tr.DistributedOptimizer(None, model, strategy=tr.Strategy(mode), cluster=cluster)
 
-    class Data:
-        def stream(self, *_: Any, **__: Any) -> Any:
-            return iter(batches)
-
     optimizer.set_time(3 * DAY)
-    for batch in tr.prefetch(Data(), model, cluster=cluster):
+    for batch in tr.prefetch(OwnBatches(batches), model, cluster=cluster):
         model(batch).square().sum().backward()
         optimizer.step()
 
@@ -158,11 +155,7 @@ def train_on_means(
     optimizer = tr.DistributedOptimizer(None, model, strategy=tr.Strategy("sync"), cluster=cluster)
     weights = torch.linspace(-1, 1, 3)[:, None]
 
-    class Data:
-        def stream(self, *_: Any, **__: Any) -> Any:
-            return iter(batches)
-
-    for batch in tr.prefetch(Data(), model, cluster=cluster):
+    for batch in tr.prefetch(OwnBatches(batches), model, cluster=cluster):
         loss = ((model(batch) * weights).sum((1, 2)) * (batch["show"] - 2.0)).mean()
         loss.backward()
         optimizer.step()

@@ -16,6 +16,7 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from tests.long import pick
+from tests.own_batches import OwnBatches
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.job.cluster import Cluster
@@ -68,17 +69,6 @@ def stream_batches(stream: int) -> list[dict[str, torch.Tensor]]:
     return batches
 
 
-class Batches:
-    """A dataset whose stream is chosen already."""
-
-    def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
-        self.batches = batches
-
-    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
-        del index, num_streams, epoch
-        return iter(self.batches)
-
-
 class Model(nn.Module):
     def __init__(self, rule: Rule) -> None:
         super().__init__()
@@ -109,7 +99,7 @@ def train(
     dense = rule.dense(model.parameters(), **rule.options)
     strategy = strategy or tr.Strategy("sync")
     optimizer = tr.DistributedOptimizer(dense, model, strategy=strategy, cluster=cluster)
-    source = Batches([batch for stream in streams for batch in stream_batches(stream)])
+    source = OwnBatches([batch for stream in streams for batch in stream_batches(stream)])
     for _ in range(num_passes):
         for batch in tr.prefetch(source, model, cluster=cluster):
             nn.functional.mse_loss(model(batch), batch["label"]).backward()

@@ -16,12 +16,12 @@ import trireme as tr
 from tests.integration.planted_model import (
     NUM_KEYS,
     Linear,
-    Share,
     loader,
     rows_of,
     trainer_for,
 )
 from tests.jobs import Job, in_threads
+from tests.own_batches import OwnBatches
 from trireme.errors import BadRequest, DataError, DeadlineExceeded, SchemaMismatch, Superseded
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
@@ -216,7 +216,7 @@ def test_a_finished_worker_waits_for_one_that_still_trains() -> None:
     def work(cluster: Cluster) -> float:
         batches = list(loader(400))
         mine = batches[:2] if cluster.worker == 0 else slow(batches)
-        return trainer_for(cluster).fit(Share(mine))["examples"]
+        return trainer_for(cluster).fit(OwnBatches(mine))["examples"]
 
     with Job(1) as job:
         assert job.run(2, work, timeout_s=1.5) == [500, 500]

@@ -17,6 +17,7 @@ LAYERS = (
         "children",
         "drawing",
         "label",
+        "lazy_names",
         "progress",
         "storage",
         "tracebacks",

@@ -60,7 +60,7 @@ def mapped() -> set[str]:
 
 
 def is_all_free(memory: SharedMemory) -> bool:
-    return not memory._taken and memory._free == [(0, len(memory.bytes))]
+    return not memory._allocated and memory._free == [(0, len(memory.bytes))]
 
 
 # ---- the same calls, with and without ----
@@ -102,7 +102,7 @@ def test_random_calls_arrive_as_they_are(at_client: int, at_server: int, shares:
         assert (usage.num_bytes, usage.num_faults) == (0, 0)
         if shares:
             memory = memory_of(client)
-            assert memory._taken == {}
+            assert memory._allocated == {}
             assert memory._free == [(0, min(at_client, at_server))]
             assert memory._num_committed > 0
 
@@ -205,7 +205,7 @@ def test_a_lost_connection_takes_its_memory_with_it(server: Server) -> None:
             reply = client.call(server.endpoint, "echo", arrays=arrays, timeout_s=60)
             assert all(map(np.array_equal, reply.arrays, arrays))
             seen.add(memory_of(client)._name)
-            assert memory_of(client)._taken == {}
+            assert memory_of(client)._allocated == {}
             if i % 3 == 2:
                 [connection] = client._connections.values()
                 connection._lose("the test has cut it")
@@ -216,10 +216,10 @@ def test_a_lost_connection_takes_its_memory_with_it(server: Server) -> None:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (SharedMemory, "_take"), (SharedMemory, "_commit"), (SharedMemory, "put"),
-        (SharedMemory, "lend"), (SharedMemory, "give_back"), (SharedMemory, "note_reply"),
+        (SharedMemory, "_allocate"), (SharedMemory, "_commit"), (SharedMemory, "put"),
+        (SharedMemory, "reserve"), (SharedMemory, "free"), (SharedMemory, "note_reply"),
         (SharedMemory, "offer"), (SharedMemory, "use"), (PendingCall, "pack"),
-        (PendingCall, "lend"),
+        (PendingCall, "note_buffers"),
         (Connection, "put"), (Connection, "_connect"), (Connection, "_welcomed"),
         (Connection, "_take"), (Connection, "abandon"), (Connection, "close"),
     ],
@@ -440,7 +440,7 @@ def test_a_system_without_memory_is_named_and_calls_go_on(
         for _ in range(3):
             [got] = client.call(server.endpoint, "echo", arrays=[array], timeout_s=60).arrays
             np.testing.assert_array_equal(got, array)
-        assert memory_of(client)._taken == {}
+        assert memory_of(client)._allocated == {}
         client.call(server.endpoint, "echo", arrays=[large(1)], timeout_s=60)
     assert caplog.text.count("No space left on device") == 1
 

@@ -97,8 +97,8 @@ def test_counters_and_gauges_show_their_values(registry: Registry) -> None:
     for part in (
         counter,
         Counter("trireme_y_total", "y"),
-        Gauge("trireme_z", "z", lambda: {("p",): 3.5, ('"\\\n',): 4}, ["k"]),
-        Gauge("trireme_w_total", "w", lambda: {(): 7}),
+        Gauge("trireme_z", "z", lambda: {"p": 3.5, '"\\\n': 4}, ["k"]),
+        Gauge("trireme_w_total", "w", lambda: 7),
     ):
         registry.register(part)
     counter.add(2, "1", "2")
@@ -216,10 +216,10 @@ def test_an_error_of_a_gauge_is_logged_and_fails_that_reply_alone(
 ) -> None:
     is_broken = False
 
-    def read() -> dict[tuple[str, ...], float]:
+    def read() -> float:
         if is_broken:
             raise KeyError("gone")
-        return {(): 1}
+        return 1
 
     registry.register(Gauge("trireme_x", "x", read))
     assert "trireme_x 1.0" in get(endpoint, "/metrics")[2]

@@ -1,20 +1,25 @@
-"""Commands as child processes; keeper_program.py starts and ends them."""
+"""Commands as child processes; keeper_program.py starts and ends them. And this process as the
+parent of what its descendants leave behind.
+"""
 
 import atexit
 import contextlib
+import ctypes
 import os
 import select
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trireme.children import keeper_program
+from trireme.children.keeper_program import PR_SET_CHILD_SUBREAPER, prctl
 from trireme.errors import Internal, ResourceExhausted
 
 PROGRAM = str(Path(keeper_program.__file__))
+_PR_GET_CHILD_SUBREAPER = 37
 _END_S = 30.0  # for the kernel to end a killed process
 
 
@@ -147,3 +152,24 @@ def close() -> None:
     """End the keeper and its commands. The next ChildCommand starts another keeper."""
     if _current is not None and _current.is_usable():
         _current.close()
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[None]:
+    """While the block runs, descendants whose parents end become children of this process. Raises
+    OSError: the kernel refuses.
+    """
+    before = _adopts()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, before)
+
+
+def _adopts() -> int:
+    adopts = ctypes.c_int()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({_PR_GET_CHILD_SUBREAPER})")
+    return adopts.value

@@ -83,8 +83,8 @@ class Rows:
 
 
 def _content(schema: TableSchema, answer: Reply) -> dict[str, Any]:
-    """Where the row is, and what it has. Keys are texts, for a browser's numbers are
-    float64, which would lose digits of a uint64.
+    """Where the row is, and what it has. Keys are texts, for a browser's numbers are float64, which
+    would lose digits of a uint64.
     """
     core = make_core_table(schema)
     layout, arrays = RowLayout.of(schema, core), Arrays(answer.arrays)

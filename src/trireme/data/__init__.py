@@ -3,8 +3,7 @@
 InMemoryDataset, which shuffles over a cluster, is loaded on first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trireme.data.array_dataset import ArrayDataset, ArrayStream
 from trireme.data.arrow_reader import arrow
@@ -17,6 +16,7 @@ from trireme.data.queue_dataset import QueueDataset, Stream
 from trireme.data.schema import Content, Dense, InsId, Label, Number, Schema, Show, Sparse, Weight
 from trireme.data.skip_gram import SkipGramDataset, SkipGramStream, read_words, words_of
 from trireme.data.strings import string_keys
+from trireme.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from trireme.data.in_memory_dataset import InMemoryDataset
@@ -55,16 +55,7 @@ __all__ = [
 ]
 
 
-_LAZY = {"InMemoryDataset": "in_memory_dataset", "InMemoryStream": "in_memory_stream"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'trireme.data' has no attribute {name!r}")
-    home = importlib.import_module(f"trireme.data.{_LAZY[name]}")
-    globals()[name] = value = getattr(home, name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {"InMemoryDataset": "in_memory_dataset", "InMemoryStream": "in_memory_stream"},
+)

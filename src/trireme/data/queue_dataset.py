@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import xxhash
 
 from trireme.bounded_queue import ReadAhead
 from trireme.data.arrow_reader import ArrowReader, ArrowTable
 from trireme.data.batch import Batch, check_stream
-from trireme.data.no_files import NoFiles
 from trireme.data.pipe import Pipe
 from trireme.data.pipe_process import checked_command
 from trireme.data.schema import Schema
@@ -188,6 +187,32 @@ class QueueDataset:
             files_ahead=self._threads,
             start=start,
         )
+
+
+class NoFiles:
+    """No batches, in the form of the readers of files: of a worker that has no files.
+
+    Raises BadRequest: `start` is a position in files that were here before.
+    """
+
+    num_bytes: Final = 0
+    num_bytes_read: Final = 0
+    num_broken_lines: Final = 0
+    position: tuple[int, ...] = ()
+
+    def __init__(self, start: tuple[int, ...]) -> None:
+        if start:
+            raise BadRequest(
+                f"QueueDataset: expected the files of the position {start}, found no files"
+            )
+        self.seconds = {"read": 0.0, "parse": 0.0}
+
+    def stop(self) -> None:
+        """Do nothing: there is nothing to wait for."""
+
+    def batches(self, *, drop_last: bool) -> Iterator[tuple[Batch, int]]:
+        """None. drop_last: without effect."""
+        return iter(())
 
 
 NAMED_FILES_MAX = 16  # by `QueueDataset.cut`

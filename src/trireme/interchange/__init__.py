@@ -2,8 +2,9 @@
 on first use: a server or worker that imports a module from here loads no trainer.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trireme.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from trireme.interchange.fleet_models import export_fleet, import_fleet, is_fleet
@@ -18,13 +19,7 @@ __all__ = [
     "is_fleet",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'trireme.interchange' has no attribute {name!r}")
-    module = "fleet_models" if name.endswith("_fleet") else "plain_rows"
-    return getattr(importlib.import_module(f"trireme.interchange.{module}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {name: "fleet_models" if name.endswith("_fleet") else "plain_rows" for name in __all__},
+)

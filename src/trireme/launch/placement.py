@@ -135,10 +135,8 @@ def _gpus(config: LaunchConfig, placement: Placement) -> dict[int, str]:
     """The GPU of each process here that is to have one, by its index."""
     noun, indices = "workers", list(placement.workers)
     if placement.gpus_go_to == "heter":
-        noun, indices = (
-            "compute workers of labels such as gpu and gpu_2",
-            placement.heter.on_gpus_here,
-        )
+        noun = "compute workers of labels such as gpu and gpu_2"
+        indices = placement.heter.on_gpus_here
     if config.gpus and len(config.gpus) != len(indices):
         raise BadRequest(
             f"launch: expected a GPU for each of the {len(indices)} {noun} of this machine, found"

@@ -3,8 +3,9 @@
 Each is loaded on first use: a job trains one of them.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trireme.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from trireme.models.aitm import AITM
@@ -138,16 +139,6 @@ _OTHER_HOMES = {
     "TwoTower": "two_tower",
     "WideDeep": "wide_deep",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'trireme.models' has no attribute {name!r}")
-    home = _OTHER_HOMES.get(name, name.lower())
-    module = importlib.import_module(f"trireme.models.{home}")
-    globals()[name] = value = getattr(module, name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: _OTHER_HOMES.get(name, name.lower()) for name in __all__}
+)

@@ -110,7 +110,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         CalibratedLogLoss(),
-        label=None,
         schema=hyper.schema(*TASKS) if schema is None else schema,
         metrics=[AUC(name=f"auc_{task}", output=task, label=task) for task in TASKS],
         prepare=SplitIds("features", names) if names else None,

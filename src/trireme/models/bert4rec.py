@@ -74,11 +74,7 @@ class MaskedStates(nn.Module):
         self.first = nn.Sequential(nn.LayerNorm(dim), nn.Dropout(dropout))
         self.layers = nn.ModuleList(
             TransformerLayer(
-                dim,
-                heads=heads,
-                inner=4 * dim,
-                dropout=attention_dropout,
-                activation=activation,
+                dim, heads=heads, inner=4 * dim, dropout=attention_dropout, activation=activation
             )
             for _ in range(num_layers)
         )
@@ -208,7 +204,6 @@ def create(config: Config) -> Recipe:
             lr=hyper.learning_rate,
             weight_decay=hyper.number("optimizer.weight_decay", 0.01, may_be_zero=True),
         ),
-        label=None,
         schema=Schema(inputs),
         prepare=AllIds({ALL_ITEMS: hyper.whole("_voc_size", 54_546)}),
         evaluation=Evaluation(

@@ -103,6 +103,5 @@ def create(config: Config) -> Recipe:
             momentum=hyper.number("optimizer.momentum", 0.9, may_be_zero=True),
             weight_decay=hyper.number("optimizer.weight_decay", 0.0, may_be_zero=True),
         ),
-        label=None,
         schema=Schema([Dense(RATINGS, layers[0])]),
     )

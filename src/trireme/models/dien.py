@@ -68,12 +68,7 @@ class DIEN(nn.Module):
     """
 
     def __init__(
-        self,
-        items: Table,
-        categories: Table,
-        *,
-        length: int = 50,
-        layers: Sequence[int] = (80, 40),
+        self, items: Table, categories: Table, *, length: int = 50, layers: Sequence[int] = (80, 40)
     ) -> None:
         super().__init__()
         tables = (items, categories)
@@ -138,7 +133,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         ClickAndAuxiliaryLoss(hyper.number("auxiliary_w", 1.0, may_be_zero=True)),
-        label=None,
         schema=schema,
         metrics=[AUC(output="click", label="label")],
     )

@@ -206,7 +206,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         ClickAndAuxiliaryLoss(0.1),
-        label=None,
         schema=Schema([Dense("line", len(HISTORY) * _LENGTH + len(FEATURES))]),
         metrics=[AUC(output="click", label="label")],
         prepare=SplitLine(num_categories),

@@ -147,12 +147,10 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         log_loss,
+        label="label",
         schema=Schema(inputs),
         metrics=[AUC()],
         evaluation=Evaluation(
-            model=model,
-            metrics=[AUC(), GAUC(POSITION, name="pauc")],
-            label="label",
-            loss=log_loss,
+            model=model, metrics=[AUC(), GAUC(POSITION, name="pauc")], label="label", loss=log_loss
         ),
     )

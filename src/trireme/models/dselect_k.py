@@ -145,7 +145,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         class_losses,
-        label=None,
         schema=Schema([Dense(IMAGE, size), *map(Label, TASKS)]),
         metrics=[TopK(1, name=f"accuracy_{task}", output=task, label=task) for task in TASKS],
     )

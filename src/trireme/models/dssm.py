@@ -107,7 +107,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         loss,
-        label=None,
         schema=Schema([Dense(name, width) for name in (QUERY, *model.documents)]),
         evaluation=Evaluation(
             model=Similarity(model), schema=Schema([Dense(QUERY, width), Dense(RIGHT, width)])

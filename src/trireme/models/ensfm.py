@@ -180,7 +180,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         AllPairsLoss(hyper.number("negative_weight", 0.5, may_be_zero=True)),
-        label=None,
         schema=schema,
         prepare=ItemList(fields),
         evaluation=Evaluation(

@@ -127,7 +127,6 @@ def create(config: Config) -> Recipe:
             hyper.number("counterfactual_w", 0.1, may_be_zero=True),
             hyper.number("global_w", 1.0, may_be_zero=True),
         ),
-        label=None,
         schema=inputs.schema,
         metrics=conversion_metrics(),
     )

@@ -69,10 +69,4 @@ def create(config: Config) -> Recipe:
         conversion_layers=hyper.sizes("cvr_fc_sizes", layers),
         **inputs.arguments,
     )
-    return hyper.recipe(
-        model,
-        esmm_loss,
-        label=None,
-        schema=inputs.schema,
-        metrics=conversion_metrics(),
-    )
+    return hyper.recipe(model, esmm_loss, schema=inputs.schema, metrics=conversion_metrics())

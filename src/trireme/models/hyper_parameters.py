@@ -262,9 +262,10 @@ class HyperParameters:
     def recipe(self, model: nn.Module, loss: Callable[[Any, Any], Tensor], **rest: Any) -> Recipe:
         """The recipe of a model, with the configured optimizer and clip_by_norm.
 
-        rest: the other arguments of the Recipe; an optimizer among them is used in place of the
-            configured one.
+        rest: the other arguments of the Recipe; `label` is None without, and an optimizer is used
+            in place of the configured one.
         """
+        rest = {"label": None, **rest}
         if "optimizer" not in rest:
             rest["optimizer"] = self.optimizer(model)
         return Recipe(model=model, loss=loss, clip_norm=self.clip_norm, **rest)

@@ -254,6 +254,7 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         trained,
         nn.functional.cross_entropy,
+        label="label",
         schema=Schema([*inputs(num), Dense("label", num)]),
         metrics=[TopK(1, name="accuracy", label=PLACE)],
         prepare=add_place,

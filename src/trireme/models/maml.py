@@ -197,7 +197,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         query_loss,
-        label=None,
         schema=Schema([field for pair in fields for field in pair]),
         metrics=[TopK(1, name="accuracy", label=ANSWER)],
         prepare=Images(num_known, num_asked),

@@ -134,7 +134,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         halves_loss,
-        label=None,
         schema=Schema([Sparse(LEFT), Sparse(RIGHT)]),
         evaluation=Evaluation(model=model),
     )

@@ -186,9 +186,8 @@ def create(config: Config) -> Recipe:
     optimizer.local_test_learning_rate, runner.infer_train_epoch, batch_size: of an evaluation,
         which learns each task with Adam: default 0.001, 2 epochs, 32 examples of a batch.
 
-    Inputs: support, support_label, query, query_label, see
-    trireme.models.campaigns; of an evaluation aid before them,
-    and one task. Gradients are of first order, as in PaddleRec.
+    Inputs: support, support_label, query, query_label, see trireme.models.campaigns; of an
+    evaluation aid before them, and one task. Gradients are of first order, as in PaddleRec.
 
     Raises BadRequest: other max_idxs.
     """
@@ -227,7 +226,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         query_loss,
-        label=None,
         schema=Schema(inputs),
         metrics=[_auc()],
         prepare=Tasks(num_tasks, num_static, num_ad),

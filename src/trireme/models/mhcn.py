@@ -233,7 +233,6 @@ def create(config: Config) -> Recipe:
         model,
         PairAndContrastLoss(0.01),
         optimizer=hyper.optimizer(model, weight_decay=_DECAY),
-        label=None,
         schema=Schema(map(Label, (USER, ITEM, OTHER))),
         prepare=(prepare := AllIds({ALL_USERS: len(graph.users), ALL_ITEMS: len(graph.items)})),
         evaluation=Evaluation(

@@ -250,7 +250,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         SampledSoftmax(num_items),
-        label=None,
         schema=Schema([Sparse(HISTORY), Sparse(TARGET), Label("seq_len")]),
         prepare=SampledItems(num_items, hyper.whole("neg_samples", 100)),
         evaluation=_evaluation(items, interests, num_items),

@@ -117,7 +117,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         MarginLoss(hyper.number("margin", 0.1, may_be_zero=True)),
-        label=None,
         schema=Schema(map(Sparse, (QUERY, TITLE, OTHER))),
         metrics=[TopK(1, name="right_title", label=PLACE)],
         prepare=first_is_right,

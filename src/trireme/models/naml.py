@@ -217,6 +217,7 @@ def news_recipe(
     return hyper.recipe(
         model,
         nn.functional.cross_entropy,
+        label="label",
         schema=Schema([Dense("label", num), *map(Sparse, parts)]),
         metrics=[TopK(1, name="accuracy", label=PLACE), TopK(5, label=PLACE)],
         prepare=add_place,

@@ -177,7 +177,6 @@ def create(config: Config) -> Recipe:
             hyper.number("l0_weight", 1e-3, may_be_zero=True),
             hyper.number("l2_weight", 1e-3, may_be_zero=True),
         ),
-        label=None,
         schema=Schema(inputs),
         metrics=[AUC(output="scores", label="click")],
         prepare=add_click,

@@ -112,7 +112,6 @@ class TaskInputs:
         return hyper.recipe(
             model,
             LogLosses(self.tasks),
-            label=None,
             schema=self.schema,
             metrics=[AUC(name=f"auc_{task}", output=task, label=task) for task in self.tasks],
         )

@@ -203,7 +203,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         node_loss,
-        label=None,
         schema=Schema([Dense(USER, width), Sparse(LEAF), Label("label")]),
         prepare=LayerSamples(
             tree, first, tuple(n + 1 for n in counts), Draws(hyper.whole("seed", 0, least=0))

@@ -90,6 +90,7 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         class_loss,
+        label="label",
         schema=Schema([Sparse(TEXT), Label("label")]),
         metrics=[TopK(1, name="accuracy", label="label")],
     )

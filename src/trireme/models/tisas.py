@@ -218,7 +218,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         PairLoss(length),
-        label=None,
         schema=Schema([*inputs, Sparse(NEXT), Sparse(OTHERS)]),
         evaluation=Evaluation(
             model=NextItem(items, sequence),

@@ -139,6 +139,5 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         InBatchSoftmax(item[0]),
-        label=None,
         schema=Schema([*map(Sparse, (*user, *item)), Dense("item_share", 1)]),
     )

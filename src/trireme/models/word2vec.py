@@ -120,7 +120,6 @@ def create(config: Config) -> Recipe:
     return hyper.recipe(
         model,
         skip_gram_loss,
-        label=None,
         schema=Schema(map(Sparse, ("center", "context", "negatives"))),
         evaluation=_analogies(words, hyper.whole("sparse_feature_number", 1))
         if is_counted

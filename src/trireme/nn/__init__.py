@@ -3,9 +3,9 @@
 Modules that pull rows from a cluster are loaded on first use; predictors do not need them.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from trireme.lazy_names import lazy_names
 from trireme.nn.cvm import CVM
 from trireme.nn.data_norm import DataNorm
 from trireme.nn.ids import keys_of
@@ -35,22 +35,14 @@ __all__ = [
     "use_onednn",
 ]
 
-_HOMES = {
-    "Embedding": "trireme.nn.modules",
-    "EmbeddingBag": "trireme.nn.modules",
-    "Stages": "trireme.nn.stages",
-    "gather_rows": "trireme.nn.op",
-    "sequence_pool": "trireme.nn.pooling",
-    "use_onednn": "trireme.nn.onednn",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'trireme.nn' has no attribute {name!r}")
-    globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Embedding": "modules",
+        "EmbeddingBag": "modules",
+        "Stages": "stages",
+        "gather_rows": "op",
+        "sequence_pool": "pooling",
+        "use_onednn": "onednn",
+    },
+)

@@ -75,8 +75,8 @@ class PendingCall:
     refused: type[TriremeError] | None = None  # the last error that asked to call again
     not_before: float = 0.0
     answer: Reply | TriremeError | None = None
-    _lent: list[weakref.ref[memoryview]] = field(default_factory=list)
-    _taken: list[int] = field(default_factory=list)  # of the memory shared with the server
+    _buffers: list[weakref.ref[memoryview]] = field(default_factory=list)  # that ZeroMQ reads from
+    _allocated: list[int] = field(default_factory=list)  # starts in the shared memory
 
     def pack(self, now: float, shared: SharedMemory | None) -> list[Any]:
         """The message, with the remaining time; large arrays in shared memory, if there is any."""
@@ -86,29 +86,29 @@ class PendingCall:
         places: list[frames.Place] = []
         if shared is not None:
             places, start = shared.put(self.call.arrays)
-            self._taken += [] if start is None else [start]
-            if (room := shared.lend(self.call.method)) is not None:
+            self._allocated += [] if start is None else [start]
+            if (room := shared.reserve(self.call.method)) is not None:
                 header["room"] = list(room)
-                self._taken.append(room[0])
+                self._allocated.append(room[0])
         parts = frames.pack(header, self.call.arrays, places)
         self.num_bytes = sum(map(len, parts)) + frames.shared_bytes(self.call.arrays, places)
         return parts
 
-    def give_back(self, shared: SharedMemory | None) -> None:
-        """Give back the shared memory of a call that is answered, or was not sent."""
-        while self._taken:
-            start = self._taken.pop()
+    def free(self, shared: SharedMemory | None) -> None:
+        """Free the shared memory of a call that is answered, or was not sent. None: it is gone."""
+        while self._allocated:
+            start = self._allocated.pop()
             if shared is not None:
-                shared.give_back(start)
+                shared.free(start)
 
-    def lend(self, parts: list[Any]) -> None:
+    def note_buffers(self, parts: list[Any]) -> None:
         """Remember the buffers that ZeroMQ reads from."""
-        self._lent += [weakref.ref(part) for part in parts if isinstance(part, memoryview)]
+        self._buffers += [weakref.ref(part) for part in parts if isinstance(part, memoryview)]
 
     def wait_released(self) -> None:
         """Wait until ZeroMQ has released all arrays, so that the caller may change them."""
-        for lent in self._lent:
-            if (view := lent()) is None:
+        for buffer in self._buffers:
+            if (view := buffer()) is None:
                 continue
             released = threading.Event()
             watch = weakref.finalize(view, released.set)
@@ -197,7 +197,7 @@ class Connection:
         if self._sent or self._is_sending:
             self.close()
         for pending in unanswered:
-            pending.give_back(self._shared)
+            pending.free(self._shared)
         self._sent.clear()
         self._queue.clear()
         self._num_bytes_sent = 0
@@ -225,7 +225,7 @@ class Connection:
             self._shared.close()
             self._shared = None
         for pending in [*self._sent.values(), *self._queue]:
-            pending.give_back(None)
+            pending.free(None)
 
     def _connect(self, now: float) -> None:
         self._socket = dealer(self._context, self._limits)
@@ -290,7 +290,7 @@ class Connection:
             try:
                 messages = self._messages(pending, now)
             except TriremeError as error:
-                pending.give_back(self._shared)
+                pending.free(self._shared)
                 pending.answer = error
                 self._queue.popleft()
                 continue
@@ -298,12 +298,12 @@ class Connection:
                 len(self._sent) >= self._credit.requests_max
                 or self._num_bytes_sent + pending.num_bytes > self._credit.inflight_bytes_max
             ):
-                pending.give_back(self._shared)
+                pending.free(self._shared)
                 break
             self._is_sending = True
             try:
                 for parts in messages:
-                    pending.lend(parts)
+                    pending.note_buffers(parts)
                     self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
             except zmq.Again:  # the connection was just lost; the monitor will report it
                 break
@@ -318,7 +318,7 @@ class Connection:
         """The call as one message, or as several if it is larger."""
         parts, limits = pending.pack(now, self._shared), self._credit
         if len(parts[0]) > limits.header_bytes_max:  # perhaps because of places in shared memory
-            pending.give_back(self._shared)
+            pending.free(self._shared)
             parts = pending.pack(now, None)
         for name, size, limit in (
             ("total_bytes_max", pending.num_bytes, limits.total_bytes_max),
@@ -373,7 +373,7 @@ class Connection:
             return
         self._num_bytes_sent -= pending.num_bytes
         pending.num_bytes_received += num_bytes
-        pending.give_back(self._shared)
+        pending.free(self._shared)
         if self._shared is not None:
             self._shared.note_reply(pending.call.method, arrays)
         if kind == frames.REPLY:
@@ -401,13 +401,18 @@ class Connection:
         self.server_name = frames.str_field(header, "name")
         if self._shared is not None:
             num_shared = frames.int_field({"shared": 0} | header, "shared")
-            self._shared.use(num_shared) if num_shared else self._share_nothing()
+            if num_shared:
+                self._shared.use(num_shared)
+            else:
+                self._share_nothing()
         # A server of before states were sent has none to compare.
         state = frames.str_field({"state": ""} | header, "state")
         if state and state != (expected := self._states.get(self.endpoint, state)):
             error = _of_another_state(self._states, expected, state)
-            # One that came before this call may be of a process that has ended since.
-            self._lose(str(error)) if self._is_old else self._refuse(error)
+            if self._is_old:  # made before this call: perhaps to a process that has ended since
+                self._lose(str(error))
+            else:
+                self._refuse(error)
             return
         self.state = ConnectionState.READY
         self._hint = ""

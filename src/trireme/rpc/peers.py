@@ -90,7 +90,7 @@ class Peer:
     shared: Bytes | None = None  # memory of the client, for arrays
     _read: int = 0
     _num_bytes_in_before: int = -1
-    _taken: int = 0
+    _acked: int = 0
 
     def __str__(self) -> str:
         return f"{self.name or 'unknown'} ({self.address})"
@@ -108,7 +108,7 @@ class Peer:
             fcntl.ioctl(self.socket, termios.FIONREAD, waiting)
         except OSError:  # closed meanwhile; the monitor will report it
             return
-        self._taken, received = struct.unpack_from("=QQ", info, _BYTES_ACKED_OFFSET)
+        self._acked, received = struct.unpack_from("=QQ", info, _BYTES_ACKED_OFFSET)
         self._read = received - int.from_bytes(waiting, sys.byteorder)
 
     def unfinished_bytes(self) -> int:
@@ -128,7 +128,7 @@ class Peer:
     @property
     def unsent_bytes(self) -> int:
         """Bytes of replies that the peer had not received at the last read()."""
-        return self.num_bytes_out - self._taken
+        return self.num_bytes_out - self._acked
 
 
 class Peers:

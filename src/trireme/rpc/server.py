@@ -93,9 +93,9 @@ class _PendingRequest:
     places: list[Place]  # of its arrays
     room: tuple[int, int] | None  # in shared memory, for its reply
     is_answered: bool = False
-    # Empty when somebody gives its answer: another one would write into room that the client has
-    # given to other calls since.
-    turn: list[None] = field(default_factory=lambda: [None])
+    # Locked by whoever answers: another answer would write into room that the client has allocated
+    # for other calls since.
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
     def take_request(self) -> Request:
         request, self.request = self.request, None
@@ -104,11 +104,7 @@ class _PendingRequest:
 
     def take_turn(self) -> bool:
         """Whether the caller is the one who answers. Threads: any."""
-        try:
-            self.turn.pop()
-        except IndexError:
-            return False
-        return True
+        return self.turn.acquire(blocking=False)
 
 
 class Server:
@@ -173,13 +169,8 @@ class Server:
         self._is_stopping = False
         self._is_closed = False
         self._is_keeper_idle = True
-        self._endpoint = ""
+        self.endpoint = ""  # "host:port" that is bound, after start()
         self._threads: list[threading.Thread] = []
-
-    @property
-    def endpoint(self) -> str:
-        """ "host:port" that is bound; empty before start()."""
-        return self._endpoint
 
     def start(self) -> Server:
         """Bind and serve, in background threads.
@@ -204,7 +195,7 @@ class Server:
             self._refusal,
             self._state,
         )
-        self._endpoint = self._socket.endpoint
+        self.endpoint = self._socket.endpoint
         self._work = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._serving = edges(self._socket.socket, self._work)
@@ -544,7 +535,7 @@ class Server:
 
 
 def _placed(pending: _PendingRequest, answer: _T) -> _T | Reply:
-    """The answer, a reply with its large arrays in the room that the client lends for them."""
+    """The answer, a reply with its large arrays in the room that the client reserves."""
     shared = pending.peer.shared
     if not isinstance(answer, Reply) or pending.room is None or shared is None:
         return answer

@@ -380,7 +380,7 @@ def _request(
 
 
 def _room(header: frames.Header, peer: Peer) -> tuple[int, int] | None:
-    """(start, size) of the shared memory that a call lends for its reply. Raises BadRequest."""
+    """(start, size) of the shared memory that a call reserves for its reply. Raises BadRequest."""
     if (room := header.get("room")) is None:
         return None
     num_bytes = 0 if peer.shared is None else len(peer.shared)

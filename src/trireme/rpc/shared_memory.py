@@ -1,9 +1,9 @@
 """Memory that a client shares with a server on its machine: large arrays lie there, and messages
-say where (docs/protocol.md). It is more than twice as fast as to send them.
+say where (docs/protocol.md). That is more than twice as fast as sending them.
 
-The client makes it and alone says what lies where: the arrays of a call, and room that it lends for
-those of the reply. Both are its own again once the call is answered, for the server copies a call's
-arrays before it handles them, and answers once. A connection's memory ends with it.
+The client makes the memory and alone allocates in it: for the arrays of a call, and for those of
+its reply. Both are free again once the call is answered, because the server copies a call's arrays
+before it handles them, and answers once. A connection's memory ends with it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _log = logging.getLogger("trireme.rpc")
 Bytes = NDArray[np.uint8]
 
 ARRAY_BYTES_MIN = 1 << 16
-"""Of an array that is put there: a smaller one costs less on its way with the message."""
+"""Of an array that is put there: a smaller one costs less as a part of the message."""
 
 _ALIGNMENT = 64  # a cache line
 _NAME = re.compile(r"trireme-[0-9a-f]{32}")
-# Taken from the system at a time. Before Linux 6.9 a signal undoes what is not complete, so a
-# profiler's timer could undo a larger one again and again.
+# Committed at a time. Before Linux 6.9 a signal undoes what is not complete, so a profiler's timer
+# could undo a larger step again and again.
 _COMMIT_BYTES = 1 << 20
 _ROOM_MARGIN = 1.25  # a reply's size changes from batch to batch
 
@@ -58,13 +58,13 @@ class SharedMemory:
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
         self.bytes = _mapped(self._descriptor, num_bytes)
-        self._free = [(0, 0)]  # (start, size) in order; empty until the server has said how much
-        self._taken: dict[int, int] = {}  # start -> size
+        self._free = [(0, 0)]  # (start, size) in order; no bytes until the server says how many
+        self._allocated: dict[int, int] = {}  # start -> size
         self._num_committed = 0
         self._reply_bytes: dict[str, int] = {}  # by method: the room that its replies needed
 
     def offer(self) -> Header:
-        """For a server: what `opened` gets."""
+        """What a server opens it by; see `opened`."""
         return {
             "pid": os.getpid(),
             "fd": self._descriptor,
@@ -73,24 +73,24 @@ class SharedMemory:
         }
 
     def use(self, num_bytes: int) -> None:
-        """The server has opened so many bytes of it."""
+        """Allocate in the first bytes, which the server has opened."""
         self._free = [(0, min(num_bytes, len(self.bytes)))]
 
     def put(self, arrays: Sequence[Array]) -> tuple[list[Place], int | None]:
-        """Copy the large ones of these arrays; returns the place of each, and the start of what
-        they take together. None: nothing is taken.
+        """Copy the large ones of these arrays; returns the place of each, and the start of what is
+        allocated for all. None: nothing is.
         """
         num_bytes = sum(_padded(array.nbytes) for array in arrays if _is_large(array))
-        if not num_bytes or (start := self._take(num_bytes)) is None:
+        if not num_bytes or (start := self._allocate(num_bytes)) is None:
             return [], None
         return copy_into(self.bytes, start, num_bytes, arrays), start
 
-    def lend(self, method: str) -> tuple[int, int] | None:
-        """(start, size) of room for a reply to this method; None: its replies need none, or there
-        is none.
+    def reserve(self, method: str) -> tuple[int, int] | None:
+        """Allocate room for a reply to this method; returns (start, size). None: its replies need
+        none, or there is none.
         """
         size = self._reply_bytes.get(method, 0)
-        if not size or (start := self._take(size)) is None:
+        if not size or (start := self._allocate(size)) is None:
             return None
         return start, size
 
@@ -100,9 +100,9 @@ class SharedMemory:
         if num_bytes > self._reply_bytes.get(method, 0) / _ROOM_MARGIN:
             self._reply_bytes[method] = _padded(int(num_bytes * _ROOM_MARGIN))
 
-    def give_back(self, start: int) -> None:
-        """What `put` or `lend` has taken."""
-        size = self._taken.pop(start)
+    def free(self, start: int) -> None:
+        """Free what `put` or `reserve` has allocated."""
+        size = self._allocated.pop(start)
         joined: list[tuple[int, int]] = []
         for first, length in sorted([*self._free, (start, size)]):
             if joined and sum(joined[-1]) == first:
@@ -111,21 +111,23 @@ class SharedMemory:
         self._free = joined
 
     def close(self) -> None:
-        """Give the memory back to the system, when the server has let it go, too."""
+        """Return the memory to the system, once the server has closed it, too."""
         self._close()
 
-    def _take(self, size: int) -> int | None:
-        """The lowest start of `size` free bytes: what was used before is in the caches."""
+    def _allocate(self, size: int) -> int | None:
+        """The start of `size` bytes, the lowest: what was used before is in the caches. None: there
+        are no such bytes.
+        """
         for i, (start, length) in enumerate(self._free):
             if length >= size and self._commit(start + size):
                 self._free[i] = (start + size, length - size)
-                self._taken[start] = size
+                self._allocated[start] = size
                 return start
         return None
 
     def _commit(self, end: int) -> bool:
-        """Take memory up to here from the system; otherwise a lack of it would end the process that
-        touches it.
+        """Have the system back the memory up to here. Otherwise a process that touches it would end
+        where the system has no more.
         """
         try:
             while (left := end - self._num_committed) > 0:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from trireme.config import Config
 from trireme.errors import BadRequest, is_file
+from trireme.models import zoo
 from trireme.run.settings import Settings
 
 log = logging.getLogger("trireme")
 
 PADDLE_FILES = ("static_model.py", "dygraph_model.py")
-_ZOO = Path(__file__).parents[1] / "models"
 # PaddleRec's folders whose models have another name here.
 _OTHER_NAMES = {
     "dnn": "ctr_dnn",
@@ -25,15 +25,10 @@ _OTHER_NAMES = {
 _IMPORTS_PADDLE = re.compile(r"^\s*(import|from)\s+paddle\b", re.MULTILINE)
 
 
-def zoo_names() -> list[str]:
-    """The names of trireme.models, each of which has a NAME.yaml there."""
-    return sorted(path.stem for path in _ZOO.glob("*.yaml"))
-
-
 def zoo_name(folder: Path) -> str | None:
     """The name in trireme.models of the model of one of PaddleRec's folders, by the folder."""
     name = _OTHER_NAMES.get(folder.name, folder.name)
-    return name if name in zoo_names() else None
+    return name if name in zoo.NAMES else None
 
 
 def model_source(config: Config, settings: Settings) -> Path | str:
@@ -59,9 +54,9 @@ def model_source(config: Config, settings: Settings) -> Path | str:
             f" {named!r}"
         )
     if "/" not in named and not named.endswith(".py"):
-        if named not in zoo_names():
+        if named not in zoo.NAMES:
             raise BadRequest(
-                f"run: expected a Python file or one of {', '.join(zoo_names())} as the model,"
+                f"run: expected a Python file or one of {', '.join(zoo.NAMES)} as the model,"
                 f" found {named!r}"
             )
         return str(named)

@@ -3,8 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from trireme.errors import BadRequest, Unavailable
 from trireme.protocol.figures import figures_from_wire
@@ -12,8 +12,9 @@ from trireme.protocol.job_limits import WORKERS_MAX
 from trireme.protocol.label_use import LabelUse, uses_from_wire
 from trireme.protocol.wire import need, need_list, need_reason
 from trireme.rpc import Deferred, Handler, Reply, Request
-from trireme.server.end_waiters import EndWaiters
 from trireme.server.journal import Journal
+
+_T = TypeVar("_T")
 
 REPORTED = ("retries", "planned", "pulled", "pushes")
 GOODBYE_S = 10.0
@@ -21,6 +22,48 @@ GOODBYE_S = 10.0
 
 OVER = "all workers have said goodbye"
 """Why a server ends whose job is over."""
+
+# A deferred answer is given up a little before its deadline (rpc/server.py): what is this close to
+# it may have been.
+_EARLY_S = 0.5
+# One that has not asked again for so long after a deadline is gone.
+_GONE_S = 3.0
+
+
+class EndWaiters:
+    """Each asks again and again: its newest question counts. Threads: one at a time."""
+
+    def __init__(self) -> None:
+        self._asking: dict[str, tuple[Deferred, float]] = {}  # by name, with the deadline
+        self._is_over = False
+
+    def ask(self, request: Request) -> Deferred:
+        """The answer comes when the job is over."""
+        answer = Deferred(lambda: "workers have not said goodbye yet")
+        self._asking.pop(request.peer, None)
+        if self._is_over:
+            answer.reply(Reply())
+            return answer
+        self._asking[request.peer] = answer, request.deadline
+        if len(self._asking) > WORKERS_MAX:
+            del self._asking[next(iter(self._asking))]
+        return answer
+
+    def tell(self, is_over: bool) -> None:
+        """Answer those that wait, if the job is over."""
+        self._is_over = is_over
+        if is_over:
+            safe = time.monotonic() + _EARLY_S
+            for name, (answer, deadline) in list(self._asking.items()):
+                if safe < deadline:
+                    answer.reply(Reply())
+                    del self._asking[name]
+
+    @property
+    def are_told(self) -> bool:
+        """Whether nobody will ask again."""
+        latest = max((deadline for _, deadline in self._asking.values()), default=0.0)
+        return time.monotonic() > latest + _GONE_S
 
 
 class Attendance:
@@ -97,8 +140,7 @@ class Attendance:
         return Reply()
 
     def _note_goodbye(self, worker: int, incarnation: int, members: list[int] | None) -> None:
-        """Record a goodbye. `members`: the workers that take part, as listed at the end of a
-        script;
+        """Record a goodbye. members: the workers that take part, as listed at the end of a script;
         None: all. From then on no worker joins, so the shorter of two lists is the newer.
         """
         if members is not None:
@@ -177,8 +219,8 @@ class Attendance:
     def silences_s(self) -> dict[int, float]:
         """Seconds since the last heartbeat of each worker that has not said goodbye."""
         with self._changed:
-            now, heard = self._clock(), sorted(self._last_heard.items())
-            return {worker: now - at for worker, at in heard if worker not in self._gone}
+            now = self._clock()
+            return {worker: now - at for worker, at in self._of_attached(self._last_heard).items()}
 
     def has_left(self, worker: int, incarnation: int, since: float, silence_s: float) -> bool:
         """Whether this process of a worker has said goodbye, has a successor, or was not heard for
@@ -192,21 +234,21 @@ class Attendance:
 
     def reports(self) -> dict[int, dict[str, int]]:
         """The last report of each worker that has not said goodbye."""
-        with self._changed:
-            known = sorted(self._reports.items())
-            return {worker: dict(report) for worker, report in known if worker not in self._gone}
+        return self._of_attached(self._reports)
 
     def figures(self) -> dict[int, dict[str, float]]:
         """The last figures of each worker that has not said goodbye."""
-        with self._changed:
-            known = sorted(self._figures.items())
-            return {worker: figures for worker, figures in known if worker not in self._gone}
+        return self._of_attached(self._figures)
 
     def label_uses(self) -> dict[int, dict[str, LabelUse]]:
         """What each worker that has not said goodbye has last reported of compute workers."""
+        return self._of_attached(self._label_uses)
+
+    def _of_attached(self, by_worker: Mapping[int, _T]) -> dict[int, _T]:
+        """What there is of the workers that have not said goodbye, in their order."""
         with self._changed:
-            known = sorted(self._label_uses.items())
-            return {worker: uses for worker, uses in known if worker not in self._gone}
+            known = sorted(by_worker.items(), key=lambda item: item[0])
+            return {worker: value for worker, value in known if worker not in self._gone}
 
     def stop(self, reason: str) -> None:
         """End `wait`, from another thread or a signal handler."""

@@ -20,6 +20,7 @@ from trireme.protocol.wire import Arrays, need, need_time
 from trireme.rows.row_statistics import Numbers, numbers_of
 from trireme.rows.wide_rows import RowLayout
 from trireme.rpc import Handler, Reply, Request
+from trireme.server.assignment import consecutive
 from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
@@ -122,7 +123,7 @@ def _runs(table: ServedTable, owned: npt.NDArray[np.int64]) -> Iterator[tuple[in
     """
     rows_max = min(SAMPLE_ROWS, SAMPLE_BYTES_MAX // table.rows.row_bytes)
     at_once = int(max(1, rows_max * len(owned) // max(table.rows.rows, 1)))
-    for part in np.split(owned, np.flatnonzero(np.diff(owned) != 1) + 1):
+    for part in consecutive(owned):
         for begin in range(0, len(part), at_once):
             yield int(part[begin]), len(part[begin : begin + at_once])
 

@@ -4,8 +4,7 @@ Instruments count what happens at every request; gauges read the rest from the s
 Prometheus asks.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from prometheus_client.core import Metric
@@ -15,7 +14,14 @@ from trireme.server.attendance import Attendance
 from trireme.server.server_stats import sync_waits
 from trireme.server.state import ServerState
 from trireme.server.streams import STALENESS_MAX
-from trireme.telemetry.instruments import SECONDS, Counter, Gauge, Histogram, histogram_family
+from trireme.telemetry.instruments import (
+    SECONDS,
+    Counter,
+    Gauge,
+    Histogram,
+    Numbers,
+    histogram_family,
+)
 from trireme.telemetry.registry import Registry, text_of
 
 STALENESS = tuple(float(n) for n in (0, *(2**n for n in range(11))))
@@ -115,16 +121,17 @@ class RequestMetrics:
             usage = server.usage()
             return {state: getattr(usage, state) for state in ("queued", "running", "deferred")}
 
-        _register(
-            self._registry,
-            "trireme_server_queue_requests",
-            "Requests that wait for a thread (queued), that a handler works on (running), and"
-            " that wait for what they asked for (deferred).",
-            queues,
-            "state",
+        self._registry.register(
+            Gauge(
+                "trireme_server_queue_requests",
+                "Requests that wait for a thread (queued), that a handler works on (running), and"
+                " that wait for what they asked for (deferred).",
+                queues,
+                ["state"],
+            )
         )
         for name, (field, documentation) in USAGE.items():
-            _register(self._registry, name, documentation, _field(server.usage, field))
+            self._registry.register(Gauge(name, documentation, _field(server.usage, field)))
 
     def handlers(self) -> dict[str, Handler]:
         """For `trireme top`, which therefore needs no other port than the server's."""
@@ -137,23 +144,12 @@ class RequestMetrics:
         return {"server.metrics": on_metrics}
 
 
-Read = Callable[[], Mapping[Any, float]]
-
-
-def _register(
-    registry: Registry, name: str, documentation: str, read: Read, label: str = ""
-) -> None:
-    """Add a gauge. `read` returns its numbers by the values of `label`, or one number by ""."""
-
-    def labeled() -> dict[tuple[str, ...], float]:
-        return {(str(key),) if label else (): number for key, number in read().items()}
-
-    registry.register(Gauge(name, documentation, labeled, [label] if label else []))
+Read = Callable[[], Numbers]
 
 
 def _field(read: Callable[[], object], field: str) -> Read:
     """Reads one field of what `read` returns; no number if that is None."""
-    return lambda: {} if (value := read()) is None else {"": getattr(value, field)}
+    return lambda: None if (value := read()) is None else getattr(value, field)
 
 
 Gauges = dict[str, tuple[str, Read]]
@@ -177,7 +173,7 @@ def watch_state(registry: Registry, state: ServerState) -> None:
     }
     for label, of_label in gauges.items():
         for name, (documentation, read) in of_label.items():
-            _register(registry, name, documentation, read, label)
+            registry.register(Gauge(name, documentation, read, [label] if label else []))
     registry.register(_Staleness(state))
 
 
@@ -211,7 +207,7 @@ def _by_table(state: ServerState) -> Gauges:
 
 def _of_server(state: ServerState) -> Gauges:
     return {
-        "trireme_blocks": ("Dense blocks here.", lambda: {"": len(state.blocks)}),
+        "trireme_blocks": ("Dense blocks here.", lambda: len(state.blocks)),
         "trireme_block_bytes": (
             "Memory of the dense blocks here, without their optimizers' state.",
             _field(lambda: state.blocks, "num_bytes"),
@@ -267,47 +263,37 @@ class _Staleness:
 
 def watch_workers(registry: Registry, attendance: Attendance) -> None:
     """Add gauges of the workers attached to a server."""
-    _register(
-        registry,
-        "trireme_worker_silence_seconds",
-        "Time since the last heartbeat of a worker that has not left the job.",
-        attendance.silences_s,
-        "worker",
-    )
-    registry.register(
+
+    def label_uses() -> dict[int, dict[str, dict[str, float]]]:
+        return {
+            worker: {label: use.to_wire() for label, use in uses.items()}
+            for worker, uses in attendance.label_uses().items()
+        }
+
+    for gauge in (
+        Gauge(
+            "trireme_worker_silence_seconds",
+            "Time since the last heartbeat of a worker that has not left the job.",
+            attendance.silences_s,
+            ["worker"],
+        ),
         Gauge(
             "trireme_worker_reported",
             "What a worker reported with its last heartbeat, for trireme top.",
-            lambda: {
-                (str(worker), what): number
-                for worker, report in attendance.reports().items()
-                for what, number in report.items()
-            },
+            attendance.reports,
             ["worker", "what"],
-        )
-    )
-    registry.register(
+        ),
         Gauge(
             "trireme_worker_reported_figure",
             "Loss and metrics of a worker's running pass so far, as its last heartbeat reported.",
-            lambda: {
-                (str(worker), name): value
-                for worker, figures in attendance.figures().items()
-                for name, value in figures.items()
-            },
+            attendance.figures,
             ["worker", "figure"],
-        )
-    )
-    registry.register(
+        ),
         Gauge(
             "trireme_worker_label",
             "What a worker reported of the compute workers of a label, for trireme top.",
-            lambda: {
-                (str(worker), label, what): number
-                for worker, uses in attendance.label_uses().items()
-                for label, use in uses.items()
-                for what, number in use.to_wire().items()
-            },
+            label_uses,
             ["worker", "label", "what"],
-        )
-    )
+        ),
+    ):
+        registry.register(gauge)

@@ -99,7 +99,8 @@ class RequestHandlers:
     def _on_begin_anew(self, request: Request) -> Reply | Deferred:
         """Another model begins, with nothing of an earlier one."""
         state, body = self._state, request.body
-        need_list(body, "tables", str), need(body, "blocks", bool)
+        need_list(body, "tables", str)
+        need(body, "blocks", bool)
 
         def change() -> Reply:
             state.begin_anew(body)
@@ -340,7 +341,9 @@ class RequestHandlers:
                 f"policy.shrink: expected 0 <= slice < slices <= {NUM_BUCKETS}, found {index},"
                 f" {slices}"
             )
-        need_time(body), need(body, "day_over", bool), state.assignment.map()
+        need_time(body)
+        need(body, "day_over", bool)
+        state.assignment.map()
         return state.journal.change_once(lambda: Reply({"tables": state.shrink(body)}))
 
     def _counters(self) -> Reply:

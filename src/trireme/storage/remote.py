@@ -141,7 +141,8 @@ class RemoteSink:
     def abandon(self) -> None:
         if not self._file.closed:
             with self._storage.errors("write", self._path):
-                self._file.discard() if hasattr(self._file, "discard") else None
+                if hasattr(self._file, "discard"):
+                    self._file.discard()
                 self._file.closed = True  # or its finalizer would complete it
 
 

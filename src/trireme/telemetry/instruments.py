@@ -7,6 +7,7 @@ one search per observation. The collected families and their format are the clie
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -81,25 +82,36 @@ class Histogram:
 
 
 LabeledNumbers = Mapping[Labels, float]
+Numbers = float | Mapping[Any, Any] | None
+"""Of a gauge: one number, or Numbers by the values of its first label. None: there is none now."""
 
 
 class Gauge:
     """Numbers that are read when Prometheus asks for them; a counter if the name ends in _total.
-    read: returns the numbers by the values of `labels`, () without labels; from any thread.
+    read: from any thread.
     """
 
     def __init__(
         self,
         name: str,
         documentation: str,
-        read: Callable[[], LabeledNumbers],
+        read: Callable[[], Numbers],
         labels: Sequence[str] = (),
     ) -> None:
         self._name, self._documentation, self._labels = name, documentation, tuple(labels)
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        yield _family(self._name, self._documentation, self._labels, self._read())
+        values = dict(_by_labels(self._read()))
+        yield _family(self._name, self._documentation, self._labels, values)
+
+
+def _by_labels(numbers: Numbers, labels: Labels = ()) -> Iterator[tuple[Labels, float]]:
+    if isinstance(numbers, Mapping):
+        for label, part in numbers.items():
+            yield from _by_labels(part, (*labels, str(label)))
+    elif numbers is not None:
+        yield labels, numbers
 
 
 def _family(

@@ -191,11 +191,8 @@ def _label(interval: _Interval, label: str) -> LabelStatus:
     def numbers(what: str) -> list[float]:
         return [n for _, n in first.matching("trireme_worker_label", label=label, what=what)]
 
-    num, computed, in_flight = (
-        max(numbers("compute_workers")),
-        rate("computed_s"),
-        total("in_flight"),
-    )
+    num, computed = max(numbers("compute_workers")), rate("computed_s")
+    in_flight = total("in_flight")
     busy = computed / max(num, 1)
     return LabelStatus(
         label=label,

@@ -31,8 +31,8 @@ from trireme.train.checkpointing.save import SaveOptions, save
 from trireme.train.checkpointing.savers import Saver
 from trireme.train.collected_outputs import CollectedOutputs
 from trireme.train.compute.remote_model import CREDITS
+from trireme.train.compute.remote_stages import remote_of
 from trireme.train.compute.service import serve_model
-from trireme.train.compute.trainer_remote import remote_of
 from trireme.train.dump import Dump, dumping
 from trireme.train.epochs import Epochs
 from trireme.train.fitting import FitRequest, fit

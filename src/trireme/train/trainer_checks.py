@@ -13,7 +13,7 @@ from trireme import accelerator
 from trireme.errors import BadRequest, check_kind
 from trireme.strategy import Strategy
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
-from trireme.train.compute.trainer_remote import Remote
+from trireme.train.compute.remote_stages import Remote
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer, check_parts
 

@@ -244,7 +244,6 @@ class WorkerClient:
             DeadlineExceeded, Unavailable: a server did not answer in time; calling again is safe.
             NotFinite: the gradient of the step is not; it has not been applied.
         """
-
         via = via or self.servers.pulls
 
         def attempt(left_s: float) -> Pulled:
@@ -306,7 +305,6 @@ class WorkerClient:
             Fenced: a successor of this worker has taken over. DeadlineExceeded, Unavailable:
                 unknown whether it was applied; calling again with the same header is safe.
         """
-
         via = via or self.servers.pushes
 
         def attempt(left_s: float) -> None:

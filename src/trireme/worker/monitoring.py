@@ -44,13 +44,14 @@ LABEL_GAUGES = {
 class WorkerMetrics:
     """The metrics and the health of a worker process; `calls` counts the calls to servers.
 
-    listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint. trains: False: it
-    makes no steps, and shows nothing about them. num_steps,
-    num_examples: of the pushes so far; written by one thread at a time. num_skipped: how many
-    steps had no gradients, because they were not finite. queues: name of a queue of the training
-    loop -> its length. num_credits: batches that it may have in flight at compute workers.
+    listen: "[host:]port" that answers /metrics and /healthz; None: no endpoint.
+    trains: False: it makes no steps, and shows nothing about them.
+    num_steps, num_examples: of the pushes so far; written by one thread at a time.
+    num_skipped: how many steps had no gradients, because they were not finite.
+    queues: name of a queue of the training loop -> its length.
+    num_credits: batches that it may have in flight at compute workers.
     figures: loss and metrics of the running pass so far, by name, when it showed them last;
-    replaced as a whole.
+        replaced as a whole.
     """
 
     def __init__(
@@ -68,30 +69,30 @@ class WorkerMetrics:
             Gauge(
                 "trireme_worker_steps_total",
                 "Steps whose gradients this worker has pushed, or is about to.",
-                lambda: {(): self.num_steps},
+                lambda: self.num_steps,
             ),
             Gauge(
                 "trireme_worker_examples_total",
                 "Examples of these steps.",
-                lambda: {(): self.num_examples},
+                lambda: self.num_examples,
             ),
             Gauge(
                 "trireme_worker_skipped_steps_total",
                 "Steps that were skipped because their gradients were not finite"
                 " (skip_not_finite).",
-                lambda: {(): self.num_skipped},
+                lambda: self.num_skipped,
             ),
             Gauge(
                 "trireme_worker_queue_depth",
                 "Batches read and planned ahead (planned), with their rows (pulled), and pushes"
                 " behind the training loop (pushes).",
-                lambda: {(name,): depth for name, depth in self._depths().items()},
+                self._depths,
                 ["queue"],
             ),
             Gauge(
                 "trireme_worker_figure",
                 "Loss and metrics of the running pass so far, of this worker, as it shows them.",
-                lambda: {(name,): value for name, value in self.figures.items()},
+                lambda: self.figures,
                 ["figure"],
             ),
         ):
@@ -110,8 +111,8 @@ class WorkerMetrics:
                 self.registry.register(Gauge(name, documentation, self._reader(field), ["label"]))
         self._labels[label] = read
 
-    def _reader(self, field: str) -> Callable[[], dict[tuple[str, ...], float]]:
-        return lambda: {(n,): getattr(use, field) for n, use in self._label_uses().items()}
+    def _reader(self, field: str) -> Callable[[], dict[str, float]]:
+        return lambda: {label: getattr(use, field) for label, use in self._label_uses().items()}
 
     def _depths(self) -> dict[str, int]:
         return {name: read() for name, read in self.queues.copy().items()}

@@ -40,11 +40,12 @@ class JsonObject:
             raise self.wrong(f"a text of at most {length_max} characters", value, field)
         return value
 
-    def hexadecimal(self, field: str, length: int) -> str:
+    def hexadecimal(self, field: str) -> str:
+        """128 bits."""
         value = self.any(field)
         is_hexadecimal = isinstance(value, str) and not set(value) - set("0123456789abcdef")
-        if not is_hexadecimal or len(value) != length:
-            raise self.wrong(f"{length} hexadecimal digits", value, field)
+        if not is_hexadecimal or len(value) != 32:
+            raise self.wrong("32 hexadecimal digits", value, field)
         return str(value)
 
     def whole(self, field: str, low: int, high: int) -> int:

@@ -50,7 +50,7 @@ class FileEntry(NamedTuple):
         return FileEntry(
             fields.path("path"),
             fields.whole("bytes", 0, _BYTES_MAX),
-            fields.hexadecimal("xxh3_128", 32),
+            fields.hexadecimal("xxh3_128"),
         )
 
 
@@ -150,7 +150,7 @@ class BlockFile:
 class CheckpointManifest:
     """The content of a checkpoint's manifest.
 
-    mode: see modes.py. version: number of saves of this run and of the runs that it continues.
+    mode: see save_modes.py. version: number of saves of this run and of the runs that it continues.
     since: a delta has all changes since this version; None in other modes.
     chain: id -> version. Of a delta: the checkpoints that it may be loaded on top of. Of a full or
         batch one: those that the next delta may follow besides this one.
@@ -208,7 +208,7 @@ class CheckpointManifest:
             raise fields.wrong("a version in a delta and null in others", since, "since")
         chain = fields.object("chain")
         manifest = CheckpointManifest(
-            id=fields.hexadecimal("id", 32),
+            id=fields.hexadecimal("id"),
             mode=mode,
             version=fields.whole("version", 1, _VERSION_MAX),
             since=since,

@@ -28,19 +28,19 @@ def save_mode(mode: str | int) -> str:
     return str(name)
 
 
-def check_hot(mode: str, hot: int | float | None) -> None:
-    """Check the size of a hot set. Raises BadRequest if it is out of range, is missing, or comes
-    with another mode.
+def check_save(mode: str, hot: int | float | None, keep: int | None) -> None:
+    """Raises BadRequest: the size of a hot set is out of range, is missing, or comes with another
+    mode; or no checkpoint would be kept.
     """
     if (mode == "hot") != (hot is not None):
         raise BadRequest(
             "save: expected hot=, a number of rows or a share of them, with mode 'hot' and no"
             f" other, found hot={hot!r} with {mode!r}"
         )
-    if hot is None:
-        return
-    is_valid = 0 < hot <= 1 if isinstance(hot, float) else type(hot) is int and hot >= 1
-    if not is_valid:
+    is_share = isinstance(hot, float) and 0 < hot <= 1
+    if not (hot is None or is_share or (type(hot) is int and hot >= 1)):
         raise BadRequest(
             f"save: expected hot to be a whole number >= 1 or a share in (0, 1], found {hot!r}"
         )
+    if keep is not None and keep < 1:
+        raise BadRequest(f"save: expected keep >= 1, found {keep}")

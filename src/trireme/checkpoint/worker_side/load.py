@@ -42,9 +42,9 @@ def load_checkpoint(
     begins: called when all is checked: what ends the load from here on may leave it half done.
 
     Everything is verified on all servers before the coordinator decides that the load takes place,
-    and the first row changes. Raises BadRequest: no checkpoint there, or
-    a delta that does not follow what was loaded. Corruption: a file is missing or damaged.
-    SchemaMismatch: a table or block differs from the declared one.
+    and the first row changes. Raises BadRequest: no checkpoint there, or a delta that does not
+    follow what was loaded. Corruption: a file is missing or damaged. SchemaMismatch: a table or
+    block differs from the declared one.
     """
     source = open_storage(path, storage_options)
     manifest = read_manifest(source)

@@ -10,7 +10,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from trireme.checkpoint.format.manifest import MANIFEST, CheckpointManifest
-from trireme.checkpoint.format.save_modes import check_hot, save_mode
+from trireme.checkpoint.format.save_modes import check_save, save_mode
 from trireme.checkpoint.worker_side.publication import (
     Draft,
     make_published_durable,
@@ -19,7 +19,7 @@ from trireme.checkpoint.worker_side.publication import (
     retain,
 )
 from trireme.checkpoint.worker_side.server_operations import ServerOperations, Watch, retry
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import Corruption
 from trireme.storage.checked_file import written
 from trireme.storage.local import LocalStorage
 from trireme.storage.storage import Storage, open_storage
@@ -57,9 +57,7 @@ def save_checkpoint(
     visible on this worker.
     """
     name = save_mode(mode)
-    check_hot(name, hot)
-    if keep is not None and keep < 1:
-        raise BadRequest(f"save: expected keep >= 1, found {keep}")
+    check_save(name, hot, keep)
     target = open_storage(path, storage_options)
     operations = ServerOperations(client, target, watch)
     options = {"mode": name, "time": time, "budgets": {}}

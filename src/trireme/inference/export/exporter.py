@@ -7,8 +7,7 @@ import io
 import logging
 import math
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from trireme.storage.atomic_folder import new_folder
 from trireme.storage.checked_file import written_for_mapping
 from trireme.table import Table
 from trireme.train.first_worker import let_first_worker
+from trireme.train.loop.scoring import in_mode
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.trainer import Trainer, optimizer_of
 
@@ -120,7 +120,7 @@ def _export(
     cluster, model = optimizer.cluster, _on_host(model, optimizer.tables)
     previous = None if follows is None else read_manifest(Path(follows))
     body: dict[str, Any] = {"mode": "inference", "follows": "" if previous is None else previous.id}
-    with new_folder(path) as folder, _evaluating(model):
+    with new_folder(path) as folder, in_mode(model, training=False):
         versions = cluster.client.servers.ask_coordinator("coord.export", body)
         example = ExampleBatch(cluster, model, batch)
         writer = _FolderWriter(optimizer, Path(folder), versions)
@@ -246,17 +246,6 @@ class _FolderWriter:
                     " the folder must be on storage that all servers and worker 0 share"
                 )
         return saved
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in modes.items():
-            module.training = was_training
 
 
 def _exported_table(table: Table, dtype: str, shards: Sequence[Mapping[str, Any]]) -> ExportedTable:

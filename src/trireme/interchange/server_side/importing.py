@@ -81,11 +81,8 @@ class ImportHandlers:
             server.leases.check(lease)
         server.check_settled()
         body = {"id": "", "is_read": True, **request.body}
-        name, id, is_read = (
-            need(body, "table", str),
-            need(body, "id", str),
-            need(body, "is_read", bool),
-        )
+        name, id = need(body, "table", str), need(body, "id", str)
+        is_read = need(body, "is_read", bool)
         table = server.table(name)
         self._staged.pop(name, None)  # first: frees its memory
         staged = StagedRows.of(server, table, id, is_read=is_read)

@@ -158,8 +158,7 @@ def send_rows(
     client: WorkerClient, table: str, arrays: Mapping[str, Array], *, time: int, pool: _core.Pool
 ) -> int:
     """Send rows in arrays to the servers that own them; returns how many. Within `importing`.
-    Raises
-    BadRequest: columns that do not fit. DataError: a key occurs twice.
+    Raises BadRequest: columns that do not fit. DataError: a key occurs twice.
     """
     missing = {"key", "weights"} - arrays.keys()
     if missing:

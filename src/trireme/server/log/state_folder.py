@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 import xxhash
@@ -106,9 +107,15 @@ class StateFolder:
 
     def _remove(self, paths: list[Path]) -> None:
         with writing(f"log: cannot remove old files in {self.path}"):
-            for path in paths:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            sync_folder(self.path)
+            self._remove_all(paths)
+
+    def _remove_all(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        sync_folder(self.path)
 
     def empty(self) -> None:
         """Remove all state: the job is over. If interrupted, opening the folder does the rest.
@@ -120,9 +127,7 @@ class StateFolder:
             sync_folder(self.path)
             self.note(0)
             parts = self.path.glob(f"{COORDINATOR}*")
-            for path in (*parts, *self.snapshots().values(), *self.segments().values()):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            sync_folder(self.path)
+            self._remove_all([*parts, *self.snapshots().values(), *self.segments().values()])
             ended.unlink()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.checkpoint.format.manifest import read_manifest
-from trireme.checkpoint.format.save_modes import check_hot, save_mode
+from trireme.checkpoint.format.save_modes import check_save, save_mode
 from trireme.checkpoint.worker_side.save import finish_save, save_checkpoint
 from trireme.errors import BadRequest
 from trireme.storage.storage import open_storage
@@ -26,9 +26,7 @@ class SaveOptions:
 
     def check(self) -> None:
         """Raises BadRequest, on every worker and before they meet."""
-        check_hot(save_mode(self.mode), self.hot)
-        if self.keep is not None and self.keep < 1:
-            raise BadRequest(f"save: expected keep >= 1, found {self.keep}")
+        check_save(save_mode(self.mode), self.hot, self.keep)
 
 
 FULL = SaveOptions()

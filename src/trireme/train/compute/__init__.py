@@ -7,9 +7,8 @@ A compute worker is a pure function of a request: it keeps nothing that a later 
 any of them may compute any batch, and one that is killed takes nothing along.
 
 A worker's side:
-trainer_remote    what compute workers run for a Trainer: its model, or stages of it
 remote_model      a model that compute workers run
-remote_stages     a model in stages, some of which compute workers run
+remote_stages     a model in stages, some of which compute workers run; which of both a Trainer has
 stage_call        the stages of one request: forward, then backward
 compute_workers   the compute workers of a label: credits, failures, deadlines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,19 +46,19 @@ class ComputeRequest:
 
     def to_wire(self) -> tuple[dict[str, Any], list[Array]]:
         numbers = TensorNumbers()
-        body: dict[str, Any] = {
-            "model": self.model,
-            "training": self.training,
-            "scores": self.scores,
-            **batch_to_wire(self.batch, numbers),
-            "state": None if self.state is None else list(map(numbers.of, self.state)),
-            "state_id": self.state_id,
-            "frozen": self.frozen,
-            "random": numbers.of(self.random),
-            "seed": self.seed,
-        }
-        body["tensors"], arrays = pack(numbers.tensors)
-        return body, arrays
+        return numbers.message(
+            {
+                "model": self.model,
+                "training": self.training,
+                "scores": self.scores,
+                **batch_to_wire(self.batch, numbers),
+                "state": None if self.state is None else numbers.all_of(self.state),
+                "state_id": self.state_id,
+                "frozen": self.frozen,
+                "random": numbers.of(self.random),
+                "seed": self.seed,
+            }
+        )
 
     @staticmethod
     def from_wire(body: Mapping[str, Any], tensors: Sequence[Tensor]) -> ComputeRequest:
@@ -98,27 +98,27 @@ class ComputeAnswer:
 
     def to_wire(self) -> tuple[dict[str, Any], list[Array]]:
         numbers = TensorNumbers()
-        body: dict[str, Any] = {
-            "outputs": [[name, numbers.of(t)] for name, t in self.outputs.items()],
-            "loss": numbers.of(self.loss),
-            "rows": list(map(numbers.of, self.rows)),
-            "gradients": list(map(numbers.of, self.gradients)),
-            "buffers": [[i, numbers.of(t)] for i, t in self.buffers.items()],
-            "random": numbers.of(self.random),
-        }
-        body["tensors"], arrays = pack(numbers.tensors)
-        return body, arrays
+        return numbers.message(
+            {
+                "outputs": numbers.by_key(self.outputs),
+                "loss": numbers.of(self.loss),
+                "rows": numbers.all_of(self.rows),
+                "gradients": numbers.all_of(self.gradients),
+                "buffers": numbers.by_key(self.buffers),
+                "random": numbers.of(self.random),
+            }
+        )
 
     @staticmethod
     def from_wire(body: Mapping[str, Any], arrays: Sequence[Array]) -> ComputeAnswer:
         """Raises BadRequest, naming the field."""
         by_number = NumberedTensors(unpack(body.get("tensors"), arrays))
         return ComputeAnswer(
-            outputs={name: by_number.one(i) for name, i in pairs(body, "outputs", str)},
+            outputs=by_number.by_key(body, "outputs", str),
             loss=by_number.maybe(need(body, "loss", int)),
-            rows=list(map(by_number.maybe, need_list(body, "rows", int))),
-            gradients=list(map(by_number.maybe, need_list(body, "gradients", int))),
-            buffers={i: by_number.one(n) for i, n in pairs(body, "buffers", int)},
+            rows=by_number.list_of(body, "rows"),
+            gradients=by_number.list_of(body, "gradients"),
+            buffers=by_number.by_key(body, "buffers", int),
             random=by_number.maybe(need(body, "random", int)),
         )
 
@@ -154,8 +154,21 @@ class TensorNumbers:
             self.tensors.append(tensor)
         return number
 
+    def all_of(self, tensors: Iterable[Tensor | None]) -> list[int]:
+        return list(map(self.of, tensors))
+
+    def by_key(self, tensors: Mapping[Any, Tensor]) -> list[list[Any]]:
+        return [[key, self.of(tensor)] for key, tensor in tensors.items()]
+
+    def message(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[Array]]:
+        """The body, which has numbers of tensors, with what they are; and the tensors."""
+        body["tensors"], arrays = pack(self.tensors)
+        return body, arrays
+
 
 class NumberedTensors:
+    """The tensors of a message. All raise BadRequest for a number that none of them has."""
+
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
 
@@ -175,16 +188,19 @@ class NumberedTensors:
         values, offsets, weights = numbers
         return self.one(values), self.one(offsets), self.maybe(weights)
 
+    def list_of(self, body: Mapping[str, Any], name: str) -> list[Tensor | None]:
+        return list(map(self.maybe, need_list(body, name, int)))
 
-def pairs(body: Mapping[str, Any], name: str, kind: type) -> list[tuple[Any, int]]:
-    pairs = need_list(body, name, list)
-    for pair in pairs:
-        if len(pair) != 2 or type(pair[0]) is not kind:
-            raise BadRequest(
-                f"message: expected field {name!r} as pairs of {kind.__name__} and a number, found"
-                f" {pair!r}"
-            )
-    return [(first, second) for first, second in pairs]
+    def by_key(self, body: Mapping[str, Any], name: str, kind: type) -> dict[Any, Tensor]:
+        """A field of pairs of a key of that kind and a number."""
+        pairs = need_list(body, name, list)
+        for pair in pairs:
+            if len(pair) != 2 or type(pair[0]) is not kind:
+                raise BadRequest(
+                    f"message: expected field {name!r} as pairs of {kind.__name__} and a number,"
+                    f" found {pair!r}"
+                )
+        return {key: self.one(number) for key, number in pairs}
 
 
 def batch_to_wire(batch: Batch, numbers: TensorNumbers) -> dict[str, Any]:
@@ -199,10 +215,8 @@ def batch_to_wire(batch: Batch, numbers: TensorNumbers) -> dict[str, Any]:
     parts = () if bags is None else (bags.values, bags.offsets, bags.weights)
     return {
         "columns": columns,
-        "bags": None if bags is None else [list(bags.names), list(map(numbers.of, parts))],
-        "lookups": [
-            [name, list(map(numbers.of, lookup))] for name, lookup in batch.lookups.items()
-        ],
+        "bags": None if bags is None else [list(bags.names), numbers.all_of(parts)],
+        "lookups": [[name, numbers.all_of(lookup)] for name, lookup in batch.lookups.items()],
     }
 
 

@@ -45,8 +45,8 @@ def credits_of(num_compute: int, num_workers: int) -> int:
 
 
 def remote_model(cluster: Cluster, model: nn.Module, scorer: Scorer) -> RemoteModel:
-    """The model on the compute workers of the job. Raises BadRequest: they have
-    several labels, and the model does not say which it runs on.
+    """The model on the compute workers of the job. Raises BadRequest: they have several labels, and
+    the model does not say which it runs on.
     """
     labels = list(dict.fromkeys(name for name, _ in cluster.heter))
     if len(labels) > 1:
@@ -102,15 +102,11 @@ class RemotePass:
 
     def __init__(self, remote: RemoteModel, model: nn.Module, *, training: bool, threads: int):
         self._remote, self._model = remote, model
-        self._seed: int | None = None
+        self._seed = pass_seed(training=training, threads=threads)
         self._state, self._state_id = list[Tensor](), ""
         if not training:
-            # Evaluation leaves the process's random numbers where they are.
-            self._seed = number_of(torch.get_rng_state().numpy().tobytes())
             self._state = state_of(model)
             self._state_id = _digest(self._state)
-        elif threads > 1:
-            self._seed = int(torch.randint(1 << 62, ()))
 
     def train(self, replica: Replica, batch: Batch) -> Scored:
         """Forward and backward: the replica's parameters and the rows of the batch get gradients,
@@ -125,7 +121,7 @@ class RemotePass:
             state=state,
             frozen=frozen_in(replica.model),
             random=torch.get_rng_state() if self._seed is None else None,
-            seed=self._seed_of(replica.number),
+            seed=seed_of(self._seed, replica.number),
         )
         answer = self._remote.run(request, state)
         parameters, buffers = list(replica.model.parameters()), list(replica.model.buffers())
@@ -153,7 +149,7 @@ class RemotePass:
                 batch=batch,
                 state=None,
                 state_id=self._state_id,
-                seed=self._seed_of(number),
+                seed=seed_of(self._seed, number),
             )
             answer = self._remote.run(request, self._state)
             check_loss(answer.loss, is_wanted=scores)
@@ -161,8 +157,19 @@ class RemotePass:
 
         return in_order(score, batches, self._remote.credits)
 
-    def _seed_of(self, number: int) -> int:
-        return 0 if self._seed is None else (self._seed + number) % (1 << 62)
+
+def pass_seed(*, training: bool, threads: int) -> int | None:
+    """What the random numbers of a pass's batches follow from; None: from torch's own state.
+    Evaluation leaves that where it is.
+    """
+    if not training:
+        return _number_of(torch.get_rng_state().numpy().tobytes())
+    return int(torch.randint(1 << 62, ())) if threads > 1 else None
+
+
+def seed_of(seed: int | None, number: int) -> int:
+    """The seed of a request, of its number and of the seed of its pass."""
+    return 0 if seed is None else (seed + number) % (1 << 62)
 
 
 def in_order(
@@ -187,5 +194,5 @@ def _digest(state: list[Tensor]) -> str:
     return total.hexdigest()
 
 
-def number_of(content: bytes) -> int:
+def _number_of(content: bytes) -> int:
     return int.from_bytes(hashlib.sha256(content).digest()[:7], "little")

@@ -23,7 +23,14 @@ from trireme.nn.stages import Stages, stage_label
 from trireme.train.compute.compute_messages import leaves_of
 from trireme.train.compute.compute_workers import ComputeWorkers, workers_of_label
 from trireme.train.compute.model_state import ModelIdentity
-from trireme.train.compute.remote_model import credits_of, in_order, number_of
+from trireme.train.compute.remote_model import (
+    RemoteModel,
+    credits_of,
+    in_order,
+    pass_seed,
+    remote_model,
+    seed_of,
+)
 from trireme.train.compute.stage_call import StageCall, call_stages
 from trireme.train.compute.stage_messages import DROP, TOKENS_MAX, Owner, StageRequest
 from trireme.train.compute.stage_runner import part_state
@@ -138,11 +145,7 @@ class StagePass:
         self._remote, self._stages, self._training = remote, stages, training
         num_remote = sum(group.workers is not None for group in remote.groups)
         self._graphs_max = threads * num_remote
-        self._seed: int | None = None
-        if not training:
-            self._seed = number_of(torch.get_rng_state().numpy().tobytes())
-        elif threads > 1:
-            self._seed = int(torch.randint(1 << 62, ()))
+        self._seed = pass_seed(training=training, threads=threads)
 
     def train(self, replica: Replica, batch: Batch) -> Scored:
         """Forward and backward: parameters and the rows of the batch get gradients, buffers their
@@ -227,5 +230,18 @@ class StagePass:
         return Batch({name: column_of(batch, name, "Trainer(label=)")})
 
     def _seed_of(self, number: int, group: int) -> int:
-        num_groups = len(self._remote.groups)
-        return 0 if self._seed is None else (self._seed + number * num_groups + group) % (1 << 62)
+        return seed_of(self._seed, number * len(self._remote.groups) + group)
+
+
+Remote = RemoteModel | RemoteStages
+
+
+def remote_of(cluster: Cluster, model: nn.Module, scorer: Scorer) -> Remote | None:
+    """The model on the compute workers of the job; None: it has none. Raises BadRequest: labels of
+    the compute workers and of the model that do not fit.
+    """
+    if not cluster.heter:
+        return None
+    if isinstance(model, Stages):
+        return RemoteStages(cluster, model, scorer)
+    return remote_model(cluster, model, scorer)

@@ -23,9 +23,8 @@ from trireme.train.compute.compute_messages import (
     batch_from_wire,
     batch_to_wire,
     host_tensors,
-    pairs,
 )
-from trireme.train.compute.tensors import Array, pack, unpack
+from trireme.train.compute.tensors import Array, unpack
 
 STAGES, BACKWARD, DROP = "compute.stages", "compute.backward", "compute.drop"
 STAGES_MAX, TOKENS_MAX = 256, 4096
@@ -80,42 +79,38 @@ class StageRequest:
         numbers = TensorNumbers()
         batch = self.inputs if isinstance(self.inputs, Batch) else None
         boundary = {} if isinstance(self.inputs, Batch) else self.inputs
-        body: dict[str, Any] = {
-            "model": self.model,
-            "stages": self.stages,
-            **self.owner.to_wire(),
-            "token": self.token,
-            "graphs_max": self.graphs_max,
-            "training": self.training,
-            "batch": None if batch is None else batch_to_wire(batch, numbers),
-            "boundary": [[name, numbers.of(tensor)] for name, tensor in boundary.items()],
-            "learned": self.learned,
-            "labels": None if self.labels is None else batch_to_wire(self.labels, numbers),
-            "state": list(map(numbers.of, self.state)),
-            "frozen": self.frozen,
-            "gradients": None,
-            "random": numbers.of(self.random),
-            "seed": self.seed,
-        }
-        if self.gradients is not None:
-            body["gradients"] = list(map(numbers.of, self.gradients))
-        body["tensors"], arrays = pack(numbers.tensors)
-        return body, arrays
+        return numbers.message(
+            {
+                "model": self.model,
+                "stages": self.stages,
+                **self.owner.to_wire(),
+                "token": self.token,
+                "graphs_max": self.graphs_max,
+                "training": self.training,
+                "batch": None if batch is None else batch_to_wire(batch, numbers),
+                "boundary": numbers.by_key(boundary),
+                "learned": self.learned,
+                "labels": None if self.labels is None else batch_to_wire(self.labels, numbers),
+                "state": numbers.all_of(self.state),
+                "frozen": self.frozen,
+                "random": numbers.of(self.random),
+                "seed": self.seed,
+                "gradients": None if self.gradients is None else numbers.all_of(self.gradients),
+            }
+        )
 
     @staticmethod
     def from_wire(body: Mapping[str, Any], tensors: Sequence[Tensor]) -> StageRequest:
         """tensors: as `unpack` gives them. Raises BadRequest, naming the field."""
         by_number = NumberedTensors(tensors)
-        inputs: Batch | dict[str, Tensor] = {
-            name: by_number.one(i) for name, i in pairs(body, "boundary", str)
-        }
+        inputs: Batch | dict[str, Tensor] = by_number.by_key(body, "boundary", str)
         if body.get("batch") is not None:
             inputs = batch_from_wire(need(body, "batch", dict), by_number)
         labels = gradients = None
         if body.get("labels") is not None:
             labels = batch_from_wire(need(body, "labels", dict), by_number)
         if body.get("gradients") is not None:
-            gradients = list(map(by_number.maybe, need_list(body, "gradients", int)))
+            gradients = by_number.list_of(body, "gradients")
         return StageRequest(
             model=need(body, "model", str),
             stages=need_list(body, "stages", str, STAGES_MAX),
@@ -155,29 +150,29 @@ class StageAnswer:
 
     def to_wire(self) -> tuple[dict[str, Any], list[Array]]:
         numbers = TensorNumbers()
-        body: dict[str, Any] = {
-            "outputs": [[name, numbers.of(t)] for name, t in self.outputs.items()],
-            "learned": self.learned,
-            "loss": numbers.of(self.loss),
-            "inputs": list(map(numbers.of, self.inputs)),
-            "parameters": list(map(numbers.of, self.parameters)),
-            "buffers": [[i, numbers.of(t)] for i, t in self.buffers.items()],
-            "random": numbers.of(self.random),
-        }
-        body["tensors"], arrays = pack(numbers.tensors)
-        return body, arrays
+        return numbers.message(
+            {
+                "outputs": numbers.by_key(self.outputs),
+                "learned": self.learned,
+                "loss": numbers.of(self.loss),
+                "inputs": numbers.all_of(self.inputs),
+                "parameters": numbers.all_of(self.parameters),
+                "buffers": numbers.by_key(self.buffers),
+                "random": numbers.of(self.random),
+            }
+        )
 
     @staticmethod
     def from_wire(body: Mapping[str, Any], arrays: Sequence[Array]) -> StageAnswer:
         """Raises BadRequest, naming the field."""
         by_number = NumberedTensors(unpack(body.get("tensors"), arrays))
         return StageAnswer(
-            outputs={name: by_number.one(i) for name, i in pairs(body, "outputs", str)},
+            outputs=by_number.by_key(body, "outputs", str),
             learned=need_list(body, "learned", str),
             loss=by_number.maybe(need(body, "loss", int)),
-            inputs=list(map(by_number.maybe, need_list(body, "inputs", int))),
-            parameters=list(map(by_number.maybe, need_list(body, "parameters", int))),
-            buffers={i: by_number.one(n) for i, n in pairs(body, "buffers", int)},
+            inputs=by_number.list_of(body, "inputs"),
+            parameters=by_number.list_of(body, "parameters"),
+            buffers=by_number.by_key(body, "buffers", int),
             random=by_number.maybe(need(body, "random", int)),
         )
 
@@ -194,9 +189,7 @@ class BackwardRequest:
     def to_wire(self) -> tuple[dict[str, Any], list[Array]]:
         numbers = TensorNumbers()
         body = {"model": self.model, **self.owner.to_wire(), "token": self.token}
-        body["gradients"] = list(map(numbers.of, self.gradients))
-        body["tensors"], arrays = pack(numbers.tensors)
-        return body, arrays
+        return numbers.message({**body, "gradients": numbers.all_of(self.gradients)})
 
     @staticmethod
     def from_wire(body: Mapping[str, Any], tensors: Sequence[Tensor]) -> BackwardRequest:
@@ -205,7 +198,7 @@ class BackwardRequest:
             model=need(body, "model", str),
             owner=Owner.from_wire(body),
             token=need(body, "token", str),
-            gradients=list(map(by_number.maybe, need_list(body, "gradients", int))),
+            gradients=by_number.list_of(body, "gradients"),
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -19,12 +18,12 @@ from trireme.nn.session import session_of
 from trireme.progress import Display, display
 from trireme.threads import frozen_objects
 from trireme.train.checkpointing.savers import Saver
-from trireme.train.compute.trainer_remote import Remote
+from trireme.train.compute.remote_stages import Remote
 from trireme.train.leased_streams import StreamBatches
 from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.replica import BatchOrder, Replica, train_replicas
 from trireme.train.loop.reporting import Report, Reporter
-from trireme.train.loop.scoring import Compute, ExampleIds, Scored, Scorer, check_finite
+from trireme.train.loop.scoring import Compute, ExampleIds, Scored, Scorer, check_finite, in_mode
 from trireme.train.loop.staleness import described, staleness
 from trireme.train.loop.tally import Tally
 from trireme.train.loop.timing import TimeReport
@@ -89,7 +88,7 @@ class DataPass:
             report = self._report(shown, progress, training)
             before = staleness(self.optimizer) if report is not None and training else None
             observers = self._observers(shown, progress, report)
-            with _mode(self.model, training=training), frozen_objects():
+            with in_mode(self.model, training=training), frozen_objects():
                 for stream in self.streams:
                     progress.begin(stream.batches)
                     with self._pipeline(stream, training) as pipeline:
@@ -282,15 +281,3 @@ class _Progress:
         """0 to 1 of these batches; None if it is unknown."""
         batches = self._batches
         return batches.fraction_read() if hasattr(batches, "fraction_read") else None
-
-
-@contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put the model into training or evaluation, and every module back into its state after."""
-    before = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, was_training in before:
-            module.training = was_training

@@ -99,14 +99,9 @@ class Reporter:
         """Of the batches since the last line."""
         if not self._report.speed:
             return ""
-        (before_s, waited_before_s), (now_s, waited_s) = (
-            self._last,
-            (
-                time.perf_counter(),
-                self._waited_s(),
-            ),
-        )
-        self._last, examples, self._examples = (now_s, waited_s), self._examples, 0
+        before_s, waited_before_s = self._last
+        self._last = now_s, waited_s = time.perf_counter(), self._waited_s()
+        examples, self._examples = self._examples, 0
         period, wall_s = self._report.period, max(now_s - before_s, 1e-9)
         return (
             f", reader_cost {(waited_s - waited_before_s) / period:.5f} s, batch_cost"

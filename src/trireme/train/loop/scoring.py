@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -35,6 +35,18 @@ class Scored:
     batch: Batch
     outputs: dict[str, Tensor]  # by name, without gradients, each (B, ...)
     loss: Tensor | None  # scalar, with its gradient; None: the scorer has no loss
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put the model into training or evaluation, and every module back into its state after."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training
 
 
 @dataclass(frozen=True)

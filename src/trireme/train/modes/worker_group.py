@@ -13,6 +13,7 @@ from trireme import accelerator
 from trireme.errors import BadRequest, DeadlineExceeded, TriremeError, Unavailable
 from trireme.job.cluster import Cluster
 from trireme.worker.coordinator_calls import PATIENCE
+from trireme.worker.dense_parameters import DenseParameters
 
 FindWorkers: TypeAlias = Callable[[], Sequence[int]]
 Meet: TypeAlias = Callable[[list[Any]], list[Any]]
@@ -159,6 +160,16 @@ class WorkerGroup:
         lost = sorted(self._find_lost())
         state = f"workers {lost} have gone" if lost else "a worker has gone, none is silent"
         return Unavailable(f"{subject}: {state}: {error}")
+
+
+def device_of(dense: DenseParameters, what: str) -> torch.device:
+    """Where all parameters are; the CPU where there are none. Raises BadRequest, which begins with
+    `what`: they are on several devices.
+    """
+    devices = {p.device for p in dense.parameters.values()} or {torch.device("cpu")}
+    if len(devices) > 1:
+        raise BadRequest(f"{what} on one device, found {devices}")
+    return devices.pop()
 
 
 def _check(host: str, device: torch.device, cluster: Cluster, mode: str) -> None:

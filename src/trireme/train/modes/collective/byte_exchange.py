@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from trireme.train.modes.worker_group import WorkerGroup
 
@@ -52,9 +53,10 @@ class ByteExchange:
         runs = [_Run(messages) for messages in outgoing]
         sizes = self._share_sizes([run.num_bytes for run in runs], is_active)
         between = sizes[:, :-1]
-        received = self._exchange_runs(runs, between)
+        written = [torch.from_numpy(run.write()) for run in runs]
+        received = exchange_in_chunks(self._group, self._rank, written, between)
         return Received(
-            [_messages_of(run) for run in received],
+            [_messages_of(run.numpy()) for run in received],
             bool(sizes[:, -1].any()),
             not between.any(),
         )
@@ -67,29 +69,35 @@ class ByteExchange:
         rows = self._group.all_to_all(row.repeat(self._size), widths, widths).cpu()
         return rows.reshape(self._size, width).numpy()
 
-    def _exchange_runs(self, runs: Sequence["_Run"], between: npt.NDArray[np.int64]) -> list[Bytes]:
-        """The run of bytes that came from each worker."""
-        incoming = between[:, self._rank]
-        chunk = CHUNK_BYTES // self._size // ALIGNMENT * ALIGNMENT
-        num_chunks = -(-int(between.max()) // chunk)
-        if num_chunks <= 1:
-            return self._exchange_chunk([run.write() for run in runs], incoming)
-        written = [run.write() for run in runs]
-        chunks: list[list[Bytes]] = [[] for _ in runs]
-        for begin in range(0, num_chunks * chunk, chunk):
-            slices = [run[begin : begin + chunk] for run in written]
-            sizes = np.clip(incoming - begin, 0, chunk)
-            for rank, received in enumerate(self._exchange_chunk(slices, sizes)):
-                chunks[rank].append(received)
-        return [np.concatenate(parts) for parts in chunks]
 
-    def _exchange_chunk(
-        self, outgoing: Sequence[Bytes], incoming: npt.NDArray[np.int64]
-    ) -> list[Bytes]:
-        send = torch.from_numpy(np.concatenate(outgoing))
-        sizes = [len(run) for run in outgoing]
-        received = self._group.all_to_all(send, sizes, incoming.tolist()).cpu().numpy()
-        return np.split(received, np.cumsum(incoming)[:-1])
+def exchange_in_chunks(
+    group: WorkerGroup, rank: int, sent: Sequence[Tensor], between: npt.NDArray[np.int64]
+) -> list[Tensor]:
+    """Send each worker its (n,) elements, in as many chunks as the largest message needs. Every
+    worker calls it. Raises as `WorkerGroup.all_to_all`.
+
+    Args:
+        rank: of this worker. What is sent to it comes back.
+        sent: by worker, of one dtype and device.
+        between: (size, size) how many elements go from each worker to each.
+
+    Returns:
+        What each worker has sent here, on the device of what is sent.
+    """
+    sizes = between.copy()
+    np.fill_diagonal(sizes, 0)
+    chunk = max(1, CHUNK_BYTES // sent[0].element_size() // len(sent))
+    parts: list[list[Tensor]] = [[] for _ in sent]
+    for begin in range(0, max(1, int(sizes.max())), chunk):
+        now = np.clip(sizes - begin, 0, chunk)
+        outgoing = [one[begin : begin + int(num)] for one, num in zip(sent, now[rank], strict=True)]
+        incoming = now[:, rank].tolist()
+        received = group.all_to_all(torch.cat(outgoing), now[rank].tolist(), incoming)
+        split = torch.split(received.to(sent[0].device), incoming)
+        for part, new in zip(parts, split, strict=True):
+            part.append(new)
+    parts[rank] = [sent[rank]]
+    return [torch.cat(one) if len(one) > 1 else one[0] for one in parts]
 
 
 class _Run:

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trireme.errors import BadRequest, DeadlineExceeded, Internal, TriremeError
@@ -148,12 +148,9 @@ class CallsTogether:
         request = Request(id, method, body, arrays, f"worker {rank}", _PEER, "", deadline)
         answer = self._answer(request)
         if isinstance(answer, Deferred):
-            answer.bind(self._keep_answer(rank, id))
+            answer.bind(lambda reply: self._answered.append((rank, id, reply)))
         else:
             self._answered.append((rank, id, answer))
-
-    def _keep_answer(self, rank: int, id: int) -> Callable[[Answer], None]:
-        return lambda answer: self._answered.append((rank, id, answer))
 
     def _answer(self, request: Request) -> Answer | Deferred:
         handler = self._handlers.get(request.method)

@@ -9,7 +9,6 @@ weights. What is not a step of training goes to the servers as in any job: it ne
 
 import logging
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,7 +18,7 @@ from trireme.train.modes.collective.calls_together import CallsTogether, IdleWor
 from trireme.train.modes.lost_workers import ways_to_find
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.modes.sync import Sync
-from trireme.train.modes.worker_group import WorkerGroup
+from trireme.train.modes.worker_group import WorkerGroup, device_of
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
@@ -51,10 +50,10 @@ class Collective(Sync):
         _leave_sums_to_steps(self.setup.replica.model)
         cluster, host = self.cluster, self.cluster.host
         assert host is not None
+        # Where the parameters are: the exchange uses what is made for it.
+        device = device_of(self.setup.replica.dense, "collective: expected parameters")
         silent, lost = ways_to_find(cluster)
-        group = WorkerGroup(
-            cluster, self._device(), "collective", find_silent=silent, find_lost=lost
-        )
+        group = WorkerGroup(cluster, device, "collective", find_silent=silent, find_lost=lost)
         calls = CallsTogether(
             ByteExchange(group, cluster.worker, cluster.num_workers),
             self.client.servers.endpoints,
@@ -64,14 +63,6 @@ class Collective(Sync):
         )
         self._together, self._idle = LockedTransport(calls), IdleWorker(calls)
         self.stream.via = self._together
-
-    def _device(self) -> torch.device:
-        """Where the parameters are: the exchange uses what is made for it."""
-        parameters = self.setup.replica.dense.parameters
-        devices = {p.device for p in parameters.values()} or {torch.device("cpu")}
-        if len(devices) > 1:
-            raise BadRequest(f"collective: expected parameters on one device, found {devices}")
-        return devices.pop()
 
     # ---- what all workers do together ----
 

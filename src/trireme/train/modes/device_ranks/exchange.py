@@ -6,7 +6,7 @@ of the others (`IDLE`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +17,13 @@ from torch import Tensor
 from trireme.errors import BadRequest, TriremeError, class_of_code
 from trireme.protocol.wire import Array
 from trireme.rpc import Limits, frames
-from trireme.train.modes.collective.byte_exchange import CHUNK_BYTES, ByteExchange
+from trireme.train.modes.collective.byte_exchange import ByteExchange, exchange_in_chunks
 from trireme.train.modes.device_ranks.next_keys import NextKeys
 from trireme.train.modes.worker_group import WorkerGroup
 
 IDLE = "idle"
 """The kind of exchange of a worker that has no batch."""
 _LIMITS = Limits()
-_FLOAT_BYTES = 4
 
 
 class Message(NamedTuple):
@@ -135,7 +134,7 @@ class Exchange:
             self._flat(flags, tensors, int(between[self.rank, rank]), is_empty=failure is not None)
             for rank, tensors in enumerate(outgoing)
         ]
-        received = self._exchange(sent, between + 1)
+        received = exchange_in_chunks(self._group, self.rank, sent, between + 1)
         if bool(torch.stack([one[0] for one in received]).any()):
             self.agree(failure)
         return [one[1:] for one in received]
@@ -148,22 +147,11 @@ class Exchange:
         device = self._group.device
         return torch.cat([flags, *(one.detach().reshape(-1).to(device) for one in tensors)])
 
-    def _exchange(self, sent: Sequence[Tensor], between: npt.NDArray[np.int64]) -> list[Tensor]:
-        """In chunks, as many as the largest message needs."""
-        sizes = between.copy()
-        np.fill_diagonal(sizes, 0)
-        chunk = max(1, CHUNK_BYTES // _FLOAT_BYTES // self.size)
-        parts: list[list[Tensor]] = [[] for _ in sent]
-        for begin in range(0, max(1, int(sizes.max())), chunk):
-            now = np.clip(sizes - begin, 0, chunk)
-            outgoing = [
-                one[begin : begin + int(num)] for one, num in zip(sent, now[self.rank], strict=True)
-            ]
-            incoming = now[:, self.rank].tolist()
-            received = self._group.all_to_all(
-                torch.cat(outgoing), now[self.rank].tolist(), incoming
-            )
-            for rank, part in enumerate(torch.split(received, incoming)):
-                parts[rank].append(part)
-        parts[self.rank] = [sent[self.rank]]
-        return [torch.cat(one) if len(one) > 1 else one[0] for one in parts]
+
+def caught(work: Callable[[], Any]) -> TriremeError | None:
+    """The error of the work, which other workers have to learn of; None: there is none."""
+    try:
+        work()
+    except TriremeError as error:
+        return error
+    return None

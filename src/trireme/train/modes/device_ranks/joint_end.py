@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from trireme.errors import TriremeError
 from trireme.protocol.block_messages import BlockTensors
-from trireme.train.modes.device_ranks.exchange import Exchange
+from trireme.train.modes.device_ranks.exchange import Exchange, caught
 from trireme.train.modes.device_ranks.owned_rows import OwnedRows
 from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 from trireme.train.modes.setup import TrainingSetup
@@ -72,12 +71,3 @@ class JointEnd:
         id = str(self._exchange.agree()[0]["id"])
         self._exchange.agree(caught(lambda: self._rows.send(id)))
         self._exchange.agree()
-
-
-def caught(work: Callable[[], Any]) -> TriremeError | None:
-    """The error of the work, which other workers have to learn of; None: there is none."""
-    try:
-        work()
-    except TriremeError as error:
-        return error
-    return None

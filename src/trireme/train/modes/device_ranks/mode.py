@@ -19,13 +19,13 @@ import torch
 
 from trireme.errors import BadRequest, TriremeError
 from trireme.interchange.worker_side.import_requests import new_id
+from trireme.job.cluster import Cluster
 from trireme.train.modes.base import Mode
 from trireme.train.modes.device_pass.pass_mode import DevicePass
 from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
 from trireme.train.modes.device_ranks.asked_rows import AskedRows
-from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message
-from trireme.train.modes.device_ranks.joint_end import JointEnd, caught
-from trireme.train.modes.device_ranks.meeting import meet
+from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message, caught
+from trireme.train.modes.device_ranks.joint_end import JointEnd
 from trireme.train.modes.device_ranks.next_keys import NextKeys
 from trireme.train.modes.device_ranks.owned_rows import (
     OwnedKeys,
@@ -36,8 +36,11 @@ from trireme.train.modes.device_ranks.owned_rows import (
 from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.modes.device_ranks.steps_together import StepMade, StepsTogether
+from trireme.train.modes.lost_workers import ways_to_find
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.modes.worker_group import WorkerGroup
 from trireme.train.pass_data import PassData, WindowSize
+from trireme.worker import passes
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import Pulled
@@ -80,7 +83,9 @@ class SharedDevicePass(DevicePass):
     def _enter(self) -> None:
         super()._enter()
         if not self._is_over:
-            self._exchange, self.num_steps = meet(self._setup.cluster, self._device, self.num_steps)
+            self._exchange, self.num_steps = _meet(
+                self._setup.cluster, self._device, self.num_steps
+            )
             self._steps_made = self.num_steps
 
     def _bring_rows(
@@ -308,3 +313,22 @@ def _check_alike(bodies: Sequence[dict[str, Any]]) -> None:
             f" {have} of {len(bodies)}: give `following` everywhere; a worker without data in the"
             " next pass has an empty one"
         )
+
+
+def _meet(cluster: Cluster, device: torch.device, num_steps: int) -> tuple[Exchange, int]:
+    """Wait for all workers, and connect to them; returns also the most steps that one of them has
+    made. num_steps: made by this worker. Raises as `WorkerGroup` and `passes.meet_in_pass`.
+    """
+    steps = [num_steps]
+
+    def at_coordinator(place: list[Any]) -> list[Any]:
+        bodies = passes.meet_in_pass(cluster.client, {"place": place, "num_steps": num_steps})
+        steps.extend(int(body["num_steps"]) for body in bodies)
+        address: list[Any] = bodies[0]["place"]
+        return address
+
+    silent, lost = ways_to_find(cluster)
+    group = WorkerGroup(
+        cluster, device, "pass on devices", find_silent=silent, find_lost=lost, meet=at_coordinator
+    )
+    return Exchange(group, cluster.worker, cluster.num_workers), max(steps)

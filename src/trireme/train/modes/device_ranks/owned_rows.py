@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trireme.errors import TriremeError
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.pass_rows import PassRows
-from trireme.train.modes.device_ranks.exchange import Exchange
+from trireme.train.modes.device_ranks.exchange import Exchange, caught
 from trireme.train.modes.device_ranks.next_keys import NextKeys
 from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.pass_data import PassData, distinct
@@ -73,12 +72,7 @@ def keys_of_owner(exchange: Exchange, owners: Owners, source: PassData) -> Owned
     of one cannot be read.
     """
     needed: dict[RowClassId, Keys] = {}
-    failure: TriremeError | None = None
-    try:
-        needed = source.keys()
-    except TriremeError as error:
-        failure = error
-    exchange.agree(failure)
+    exchange.agree(caught(lambda: needed.update(source.keys())))
     _, outgoing = owners.by_owner(needed)
     received = exchange.share("keys", {}, outgoing)
     owned = {

@@ -59,12 +59,11 @@ class SummedDense:
         """
         between = np.tile(self.sizes[:, None], (1, self._exchange.size))
         received = self._exchange.numbers([[own]] * self._exchange.size, between, failure)
-        flat, begin = torch.cat(received), 0
-        for name, parameter in self._dense.parameters.items():
-            end = begin + parameter.numel()
-            grad = flat[begin:end].view_as(parameter).to(parameter.device)
+        parameters = self._dense.parameters
+        parts = torch.split(torch.cat(received), [p.numel() for p in parameters.values()])
+        for (name, parameter), part in zip(parameters.items(), parts, strict=True):
+            grad = part.view_as(parameter).to(parameter.device)
             parameter.grad = None if name in absent else grad
-            begin = end
 
     def forget(self) -> None:
         """Leave no gradient."""

@@ -17,7 +17,7 @@ from trireme.errors import BadRequest, NotFinite
 from trireme.train.clipping import clip_gradients
 from trireme.train.finite import check_finite_step
 from trireme.train.modes.setup import TrainingSetup
-from trireme.train.modes.worker_group import WorkerGroup
+from trireme.train.modes.worker_group import WorkerGroup, device_of
 
 
 class ReplicatedDense:
@@ -29,10 +29,7 @@ class ReplicatedDense:
         cluster, self._dense, self._optimizer = setup.cluster, setup.replica.dense, setup.optimizer
         self._clip, self._drop = setup.clip, setup.drop
         self._cluster, self._parameters = cluster, self._dense.parameters
-        devices = {p.device for p in self._parameters.values()} or {torch.device("cpu")}
-        if len(devices) > 1:
-            raise BadRequest(f"hybrid: expected all parameters on one device, found {devices}")
-        self._device = devices.pop()
+        self._device = device_of(self._dense, "hybrid: expected all parameters")
         self._workers = (
             WorkerGroup(cluster, self._device, "hybrid") if cluster.num_workers > 1 else None
         )

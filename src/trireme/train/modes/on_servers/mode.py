@@ -1,5 +1,6 @@
 """The base of the modes that keep rows on servers: a step reaches the servers as a push."""
 
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -12,18 +13,55 @@ from trireme.train.clipping import clip_gradients
 from trireme.train.modes.base import BeginPull, CompletePull, Mode
 from trireme.train.modes.device_pass.pass_mode import DevicePass, check_pass
 from trireme.train.modes.device_ranks.mode import SharedDevicePass
-from trireme.train.modes.on_servers.pass_state import PassState
 from trireme.train.modes.on_servers.pull_ahead import PullAhead
 from trireme.train.modes.on_servers.push_stream import PushStream
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import PredecessorProgress, check_loop
 from trireme.train.stream_checks import agree_on_model, check_own_stream
-from trireme.worker.client import StreamPosition
+from trireme.worker import passes
+from trireme.worker.client import StreamPosition, WorkerClient
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import DenseGradient, KeysByClass, PushHeader
-from trireme.worker.passes import PassNote
+from trireme.worker.passes import EnteredPass, PassNote
 from trireme.worker.pull import FollowingPull, Pulled
+
+
+class PassState:
+    """The pass of a worker, which a predecessor may have begun."""
+
+    def __init__(self, client: WorkerClient, stream: PushStream) -> None:
+        self._client, self._stream = client, stream
+        self.entered: EnteredPass | None = None  # None: between passes
+        # A loop that begins no pass would repeat what a predecessor has pushed.
+        self.is_repeating = False
+        self._is_new = client.script.is_successor
+
+    def begin_script(self) -> None:
+        """Compare the start of the script with where the servers stand."""
+        self.is_repeating = self._is_new and self._stream.sequence > 0
+
+    def begin(
+        self, note: PassNote, *, together: bool = False, staged: bool = False
+    ) -> tuple[EnteredPass, PredecessorProgress]:
+        """Enter the next pass, and set the stream to where it began and to what a predecessor has
+        pushed since. together, staged: see passes.begin_pass.
+        """
+        entered = passes.begin_pass(self._client, note, together=together, staged=staged)
+        progress = PredecessorProgress.from_entered(entered, self._stream.sequence)
+        if not progress.is_over:
+            self._stream.sequence = entered.note.sequence + progress.num_pushes
+        self.entered, self.is_repeating = entered, False
+        return entered, progress
+
+    def enter_shared(self, num_steps: int) -> EnteredPass:
+        """Enter the next pass of shared streams. A late worker counts on from the others' steps."""
+        entered = passes.enter(self._client, num_steps)
+        if self._is_new:
+            num_steps = max(num_steps, entered.num_steps)
+            self._is_new = entered.is_over
+        self.entered = replace(entered, num_steps=num_steps)
+        return self.entered
 
 
 class OnServers(Mode):
@@ -229,10 +267,7 @@ class OnServers(Mode):
         )
 
     def begin_device_pass(
-        self,
-        source: PassData | WindowSize,
-        device: torch.device,
-        following: PassData | None = None,
+        self, source: PassData | WindowSize, device: torch.device, following: PassData | None = None
     ) -> Mode:
         self.check_device_pass()
         if self.passes.entered is not None:  # a loop of the user's own may not have left it
