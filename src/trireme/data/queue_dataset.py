@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -120,11 +119,13 @@ class QueueDataset:
     @property
     def cut(self) -> str:
         """What positions depend on: streams divide the bytes of all files, in their order."""
-        files = [f"{os.path.basename(f.path)} of {f.num_bytes} bytes" for f in self.files]
+        files = [file.identity for file in self.files]
         if len(files) <= NAMED_FILES_MAX:
             return ", ".join(files) or "no files"
         digest = xxhash.xxh64_hexdigest(", ".join(files).encode())
-        return f"{len(files)} files of {self.num_bytes} bytes, XXH64 {digest} of names and sizes"
+        return (
+            f"{len(files)} files of {self.num_bytes} bytes, XXH64 {digest} of what identifies them"
+        )
 
     def __iter__(self) -> Stream:
         return self.stream(0, 1)

@@ -160,8 +160,9 @@ def _end_as_refused() -> None:
     def show(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        is_permanent = isinstance(error, _PERMANENT)
-        is_permanent &= isinstance(error.__cause__ or error, _OF_VALUES)
+        cause = error.__cause__ or error
+        is_permanent = isinstance(error, _PERMANENT) and isinstance(cause, _OF_VALUES)
+        is_permanent &= not getattr(cause, "retry", False)
         before(kind, error, traceback)
         if is_permanent:
             sys.exit(REFUSED)
