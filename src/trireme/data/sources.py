@@ -34,7 +34,7 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _REASON_CHARACTERS = 400  # libhdfs lists every place where it did not find Java
 _END_BYTES = 4096
 # What stores call it: of the content, else when it was written.
-_TAGS = "ETag etag md5Hash crc32c Last-Modified LastModified last_modified mtime created".split()
+_TAGS = ["ETag", "etag", "md5Hash", "crc32c", "Last-Modified", "LastModified", "mtime", "created"]
 _TAG_CHARACTERS = 80
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 
