@@ -223,15 +223,31 @@ def _matches(pattern: str) -> Iterable[str]:
     """
     parts = pattern.split("/")
     if "**" not in parts:
-        return glob.glob(pattern)
+        return _glob(pattern)
     number = parts.index("**")
     below = parts[number + 1 :] or ["*"]
-    tops = glob.glob("/".join([*parts[:number], ""])) if number else [""]
+    tops = _glob("/".join([*parts[:number], ""])) if number else [""]
     return [
         path
         for folder in _folders(tops)
         for path in _matches("/".join([glob.escape(folder), *below]).removeprefix("./"))
     ]
+
+
+def _glob(pattern: str) -> list[str]:
+    """As glob.glob, which leaves out what is in folders that it cannot list. Raises DataError."""
+    above = pattern
+    while glob.has_magic(above):
+        above, name = os.path.split(above)
+        for folder in glob.glob(above) if above else ["."]:
+            try:
+                if glob.has_magic(name):
+                    os.scandir(folder).close()
+                else:
+                    os.lstat(os.path.join(folder, name))
+            except OSError as error:
+                refuse_folder(error)
+    return glob.glob(pattern)
 
 
 def _folders(tops: Iterable[str]) -> Iterator[str]:
@@ -250,7 +266,7 @@ def _folders(tops: Iterable[str]) -> Iterator[str]:
 
 
 def refuse_folder(error: OSError) -> None:
-    """For os.walk, which would go on without the files of a folder that cannot be listed."""
+    """Of a folder that cannot be listed, for what would go on without its files."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise DataError(f"cannot list {error.filename!r}: {error.strerror}") from error
 
