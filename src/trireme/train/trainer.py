@@ -502,7 +502,8 @@ class Trainer:
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Table -> counts since the servers started: keys that were "admitted" got a row, pushes of
-        "rejected" keys did not; rows that were "expired" and "evicted".
+        "rejected" keys did not; rows that were "expired" and "evicted". Within a pass in sync
+        without the last step, which servers apply when all workers pull for the next.
         """
         self.optimizer.flush()
         return expiry_calls.counters(self.cluster.client)
