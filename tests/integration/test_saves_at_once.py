@@ -17,7 +17,7 @@ from tests.jobs import Job, in_threads
 from trireme.checkpoint.server_side import save as server_save
 from trireme.checkpoint.worker_side import save as worker_save
 from trireme.checkpoint.worker_side.load import load_checkpoint
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, Unavailable
 
 
 def once(action: Callable[[], Any]) -> Callable[..., None]:
@@ -108,3 +108,21 @@ def test_no_save_has_rows_of_two_models(tmp_path: Path, monkeypatch: pytest.Monk
             save(cluster, tmp_path / "mixed")
         assert not (tmp_path / "mixed").exists()
         save(cluster, tmp_path / "new")
+
+
+def test_a_server_gives_up_a_save_that_its_worker_asks_for_no_more(tmp_path: Path) -> None:
+    with Job(1) as job, job.join(0, 1) as cluster:
+        Writer(job, cluster).update(some(seed=0, num=300))
+        (tmp_path / "draft").mkdir()
+        place = {"path": str(tmp_path / "draft"), "options": {}, "prefix": "", "mode": "full"}
+        plan = {"version": 1, "since": 0, "removed_since": 0, "time": 0, "budgets": {}}
+        call = cluster.client.servers.everywhere
+        start = {"job": "a", "action": "save", "patience_s": 0.0, **place, **plan}
+        call("checkpoint.start", start)
+
+        def ask_until_it_ends() -> None:
+            while call("checkpoint.status", {"job": "a"})[0].body["running"]:
+                pass
+
+        with pytest.raises(Unavailable, match="was given up, unasked for 0 s"):
+            ask_until_it_ends()

@@ -5,7 +5,9 @@ So no call takes long, a repeated call starts nothing twice, and worker 0 sees t
 
 import json
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
@@ -21,14 +23,18 @@ log = logging.getLogger("trireme.checkpoint")
 
 RUNNING_MAX = 8
 KEPT_MAX = 32
+RESTARTED = "the server has been restarted since"
 
 
 class OperationProgress:
-    """How much of an operation is done. Threads: any."""
+    """How much of an operation is done, and how long ago its worker has asked. patience_s: an
+    operation of which nobody has asked for so long is given up. Threads: any.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = math.inf) -> None:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._patience_s, self.asked_at = patience_s, time.monotonic()
         self.done = 0
         self.total = 0
 
@@ -37,9 +43,11 @@ class OperationProgress:
             self.total += amount
 
     def add(self, amount: int) -> None:
-        """Raises BadRequest after `stop`."""
+        """Raises BadRequest after `stop`; as `lost`, if its worker does not ask any more."""
         with self._lock:
             self.done += amount
+        if time.monotonic() - self.asked_at > self._patience_s:
+            raise lost(f"was given up, unasked for {self._patience_s:g} s: its worker has gone")
         if self._stopped.is_set():
             raise BadRequest("checkpoint: stopped, because its worker or another server failed")
 
@@ -78,8 +86,8 @@ def in_parallel(tasks: Iterable[Callable[[], None]], progress: OperationProgress
 class Operation:
     """Work in a thread of its own, with its progress and result. at_end: gets its error, if any."""
 
-    def __init__(self, work: Work, at_end: AtEnd = lambda _: None) -> None:
-        self.progress = OperationProgress()
+    def __init__(self, work: Work, at_end: AtEnd, patience_s: float) -> None:
+        self.progress = OperationProgress(patience_s)
         self._work, self._at_end = work, at_end
         self._result: list[Array] = []  # in JSON, a tenth of what the values take
         self._error: TriremeError | None = None
@@ -109,6 +117,7 @@ class Operation:
 
     def status(self) -> Reply:
         """Raises what `lost` makes, if the operation ended with that."""
+        self.progress.asked_at = time.monotonic()
         is_running = self.is_running  # first: once it is False, the result is complete
         error = None if is_running else self._error
         if error is not None and error.details:
@@ -130,7 +139,13 @@ class Operations:
         self._lock = threading.Lock()
         self._operations: dict[str, Operation] = {}
 
-    def start(self, name: str, work: Work, at_end: AtEnd = lambda _: None) -> None:
+    def start(
+        self,
+        name: str,
+        work: Work,
+        at_end: AtEnd = lambda _: None,
+        patience_s: float = math.inf,
+    ) -> None:
         """Start an operation unless it exists. Raises ResourceExhausted when too many run."""
         with self._lock:
             if name in self._operations:
@@ -142,18 +157,18 @@ class Operations:
                 )
             for other in ended[: max(0, len(self._operations) - KEPT_MAX + 1)]:
                 del self._operations[other]
-            self._operations[name] = Operation(work, at_end)
+            self._operations[name] = Operation(work, at_end, patience_s)
 
     def get(self, name: str) -> Operation:
         with self._lock:
             operation = self._operations.get(name)
         if operation is None:
-            raise lost(name, "is not known")
+            raise lost(f"{name!r} is not known: {RESTARTED}")
         return operation
 
 
-def lost(name: str, why: str) -> Unavailable:
+def lost(why: str) -> Unavailable:
     """The error of an operation that the worker has to start over."""
-    error = Unavailable(f"checkpoint: job {name!r} {why}: the server has been restarted since")
-    error.details = {"lost_job": name}
+    error = Unavailable(f"checkpoint: job {why}")
+    error.details = {"lost_job": why}
     return error
