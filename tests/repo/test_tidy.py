@@ -298,7 +298,7 @@ SWITCHED_OFF = {
     "tests/integration/test_paddle_reads.py": "2026-11: Paddle; its files are read by golden tests",
     "tests/hostile/test_address_filter.py": "2026-11: a machine without IPv6; IPv4 always runs",
     "tests/integration/test_doctor.py": "2026-11: none but root may make a control group",
-    "tests/unit/test_rpc_shared_memory.py": "2026-11: none but root may be another user",
+    "tests/unit/test_rpc_shared_memory.py": "2026-11: another user, another namespace",
     "tests/unit/test_rpc_shared_memory_peers.py": "2026-11: a kernel may have no huge pages",
     "tests/integration/conftest.py": "2026-11: none but root may mount a small disk",
     "tests/conftest.py": "2026-11: `make gpu` without a GPU; the same tests always run on the CPU",
