@@ -18,7 +18,7 @@ from trireme.data.sources import FileRange, Paths, find_files, range_of_stream
 from trireme.data.text_parser import TextFormat, TextParser
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest, check_flags
-from trireme.protocol.job_limits import THREADS_MAX
+from trireme.threads import THREADS_MAX
 
 
 class QueueDataset:
