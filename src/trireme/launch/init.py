@@ -15,16 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trireme import torch_compiler
-from trireme.errors import (
-    Absent,
-    BadRequest,
-    Corruption,
-    DataError,
-    NotFinite,
-    SchemaMismatch,
-    Superseded,
-    TriremeError,
-)
+from trireme.errors import PERMANENT, BadRequest, Corruption, TriremeError
 from trireme.launch.environment import name_network_device, names_server, set_too_late
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.process_role import REFUSED, STOPPED, ProcessRole, read_role
@@ -35,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trireme")
 
-_PERMANENT = (DataError, NotFinite, Absent, Superseded, SchemaMismatch)
 # What a disk or network raises may be over at the next attempt.
 _OF_VALUES = (TriremeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 
@@ -161,7 +151,7 @@ def _end_as_refused() -> None:
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         cause = error.__cause__ or error
-        is_permanent = isinstance(error, _PERMANENT) and isinstance(cause, _OF_VALUES)
+        is_permanent = isinstance(error, PERMANENT) and isinstance(cause, _OF_VALUES)
         is_permanent &= not getattr(cause, "retry", False)
         before(kind, error, traceback)
         if is_permanent:

@@ -327,8 +327,8 @@ class _LocalJob:
             self._ask_to_stop(list(self._compute.values()))
 
     def _judge(self, process: LaunchedProcess) -> int | None:
-        """Its status; 0 if it was killed when it had nothing left to do, which it says once, or is a
-        server or compute worker that has stopped as it was asked to.
+        """Its status; 0 if it was killed when it had nothing left to do, which it says once, or is
+        a server or compute worker that has stopped as it was asked to.
         """
         status = process.status()
         if not status:

@@ -75,13 +75,14 @@ class CheckpointHandlers:
         if body["action"] not in ("prepare", "load"):  # which go on with what is prepared
             self._server.check_settled()
         storage = self._storage(body)
-        # What its worker alone would go on with ends when that has gone.
         patience_s = need({"patience_s": math.inf, **body}, "patience_s", float)
-        self._operations.start(
-            need_name(body, "job", JOB_CHARS_MAX),
-            lambda progress: action(storage, body, progress),
-            patience_s=patience_s if body["action"] in ("count", "save", "check") else math.inf,
-        )
+
+        def work(progress: OperationProgress) -> Result:
+            if body["action"] in ("count", "save", "check"):  # of use to its worker alone
+                progress.patience_s = patience_s
+            return action(storage, body, progress)
+
+        self._operations.start(need_name(body, "job", JOB_CHARS_MAX), work)
         return Reply()
 
     def _on_status(self, request: Request) -> Reply:

@@ -31,10 +31,12 @@ class OperationProgress:
     operation of which nobody has asked for so long is given up. Threads: any.
     """
 
-    def __init__(self, patience_s: float = math.inf) -> None:
+    patience_s = math.inf
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._patience_s, self.asked_at = patience_s, time.monotonic()
+        self.asked_at = time.monotonic()
         self.done = 0
         self.total = 0
 
@@ -46,8 +48,8 @@ class OperationProgress:
         """Raises BadRequest after `stop`; as `lost`, if its worker does not ask any more."""
         with self._lock:
             self.done += amount
-        if time.monotonic() - self.asked_at > self._patience_s:
-            raise lost(f"was given up, unasked for {self._patience_s:g} s: its worker has gone")
+        if time.monotonic() - self.asked_at > self.patience_s:
+            raise lost(f"was given up, unasked for {self.patience_s:g} s: its worker has gone")
         if self._stopped.is_set():
             raise BadRequest("checkpoint: stopped, because its worker or another server failed")
 
@@ -86,8 +88,8 @@ def in_parallel(tasks: Iterable[Callable[[], None]], progress: OperationProgress
 class Operation:
     """Work in a thread of its own, with its progress and result. at_end: gets its error, if any."""
 
-    def __init__(self, work: Work, at_end: AtEnd, patience_s: float) -> None:
-        self.progress = OperationProgress(patience_s)
+    def __init__(self, work: Work, at_end: AtEnd = lambda _: None) -> None:
+        self.progress = OperationProgress()
         self._work, self._at_end = work, at_end
         self._result: list[Array] = []  # in JSON, a tenth of what the values take
         self._error: TriremeError | None = None
@@ -139,13 +141,7 @@ class Operations:
         self._lock = threading.Lock()
         self._operations: dict[str, Operation] = {}
 
-    def start(
-        self,
-        name: str,
-        work: Work,
-        at_end: AtEnd = lambda _: None,
-        patience_s: float = math.inf,
-    ) -> None:
+    def start(self, name: str, work: Work, at_end: AtEnd = lambda _: None) -> None:
         """Start an operation unless it exists. Raises ResourceExhausted when too many run."""
         with self._lock:
             if name in self._operations:
@@ -157,7 +153,7 @@ class Operations:
                 )
             for other in ended[: max(0, len(self._operations) - KEPT_MAX + 1)]:
                 del self._operations[other]
-            self._operations[name] = Operation(work, at_end, patience_s)
+            self._operations[name] = Operation(work, at_end)
 
     def get(self, name: str) -> Operation:
         with self._lock:

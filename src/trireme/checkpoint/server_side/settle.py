@@ -71,11 +71,7 @@ def _settle_files(
     columns, saved = RowColumns.of_schema(table.schema, table.rows), (manifest.id, manifest.version)
     for number, (_, batch) in enumerate(read_rows(storage, files, columns.schema)):
         if not server.settle(table, saved, f"{files.rows.path} {number}", *gains_of(batch)):
-            log.warning(
-                "%s: another save or a load was at the same time: the next delta of table %r has"
-                " rows that this checkpoint has too",
-                storage.name,
-                table.schema.name,
-            )
+            text = "%s: another save or load was at the same time: the next delta repeats some rows"
+            log.warning(text, storage.name)
             return
         progress.add(batch.num_rows)
