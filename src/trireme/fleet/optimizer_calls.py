@@ -7,10 +7,7 @@ from trireme.fleet.calls import job
 
 
 def minimize(
-    loss: Any,
-    startup_program: None = None,
-    parameter_list: None = None,
-    no_grad_set: None = None,
+    loss: Any, startup_program: None = None, parameter_list: None = None, no_grad_set: None = None
 ) -> None:
     """As FleetOptimizer.minimize."""
     job.fleet_optimizer.minimize(loss, startup_program, parameter_list, no_grad_set)

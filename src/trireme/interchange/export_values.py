@@ -93,12 +93,7 @@ def _not_single(feature: str, kind: str) -> BadRequest:
 
 
 def write_rows(
-    cluster: Cluster,
-    rows: FeatureRows,
-    folder: str,
-    *,
-    state: bool,
-    options: Mapping[str, Any],
+    cluster: Cluster, rows: FeatureRows, folder: str, *, state: bool, options: Mapping[str, Any]
 ) -> int:
     """Write the rows of the values that have one, in their order; returns how many. options: of
     storage, for a location of fsspec.

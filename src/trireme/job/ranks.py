@@ -60,11 +60,7 @@ class AddressMeeting:
     """
 
     def __init__(
-        self,
-        servers: Sequence[str],
-        worker: int,
-        timeout_s: float,
-        keys: rpc.ClientKeys | None,
+        self, servers: Sequence[str], worker: int, timeout_s: float, keys: rpc.ClientKeys | None
     ) -> None:
         self._servers, self._worker, self._timeout_s = tuple(servers), worker, timeout_s
         self._keys = keys

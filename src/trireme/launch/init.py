@@ -289,11 +289,7 @@ def _connect_rank(process: ProcessRole, options: dict[str, Any]) -> Cluster:
         listen = f"{'127.0.0.1' if is_alone else own_host(process.master, process.interface)}:0"
         meet = TorchrunMeeting(worker, num_workers, timeout_s)
     share = max(1, len(os.sched_getaffinity(0)) // max(1, process.local_num))
-    host = Host(
-        start_pool(process.threads or share),
-        listen=listen,
-        **serving_options(process),
-    )
+    host = Host(start_pool(process.threads or share), listen=listen, **serving_options(process))
     return connect_ranks(host, meet, worker=worker, num_workers=num_workers, **options)
 
 

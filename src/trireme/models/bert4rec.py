@@ -74,11 +74,7 @@ class MaskedStates(nn.Module):
         self.first = nn.Sequential(nn.LayerNorm(dim), nn.Dropout(dropout))
         self.layers = nn.ModuleList(
             TransformerLayer(
-                dim,
-                heads=heads,
-                inner=4 * dim,
-                dropout=attention_dropout,
-                activation=activation,
+                dim, heads=heads, inner=4 * dim, dropout=attention_dropout, activation=activation
             )
             for _ in range(num_layers)
         )

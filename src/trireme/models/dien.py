@@ -68,12 +68,7 @@ class DIEN(nn.Module):
     """
 
     def __init__(
-        self,
-        items: Table,
-        categories: Table,
-        *,
-        length: int = 50,
-        layers: Sequence[int] = (80, 40),
+        self, items: Table, categories: Table, *, length: int = 50, layers: Sequence[int] = (80, 40)
     ) -> None:
         super().__init__()
         tables = (items, categories)

@@ -150,9 +150,6 @@ def create(config: Config) -> Recipe:
         schema=Schema(inputs),
         metrics=[AUC()],
         evaluation=Evaluation(
-            model=model,
-            metrics=[AUC(), GAUC(POSITION, name="pauc")],
-            label="label",
-            loss=log_loss,
+            model=model, metrics=[AUC(), GAUC(POSITION, name="pauc")], label="label", loss=log_loss
         ),
     )

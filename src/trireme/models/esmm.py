@@ -70,9 +70,5 @@ def create(config: Config) -> Recipe:
         **inputs.arguments,
     )
     return hyper.recipe(
-        model,
-        esmm_loss,
-        label=None,
-        schema=inputs.schema,
-        metrics=conversion_metrics(),
+        model, esmm_loss, label=None, schema=inputs.schema, metrics=conversion_metrics()
     )

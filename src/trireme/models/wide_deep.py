@@ -26,12 +26,7 @@ class WideDeep(nn.Module):
     """
 
     def __init__(
-        self,
-        wide: Table,
-        deep: Table,
-        *,
-        layers: Sequence[int] = (400, 400, 400),
-        **inputs: Any,
+        self, wide: Table, deep: Table, *, layers: Sequence[int] = (400, 400, 400), **inputs: Any
     ) -> None:
         super().__init__()
         self.wide = Weighted(wide, **inputs)

@@ -205,11 +205,7 @@ class TableView:
         layout = RowLayout.of(self._table.schema, core)
         client, pool = self._cluster.client, self._cluster.pool
         how = Reading(
-            client=client,
-            table=self._table.name,
-            row_bytes=layout.row_bytes,
-            pool=pool,
-            aside=True,
+            client=client, table=self._table.name, row_bytes=layout.row_bytes, pool=pool, aside=True
         )
         is_present, rows = read_now(how, self._keys)
         return np.flatnonzero(is_present), layout, rows[is_present]

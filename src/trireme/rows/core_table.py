@@ -22,10 +22,7 @@ def buffer_bytes(memory: int) -> tuple[int, int]:
     """Bytes of one buffer of writes, and of all reads at a time, for tables with rows on SSD and
     `memory` bytes in all. Large writes delay the reads beside them less than many small ones.
     """
-    return (
-        min(max(memory >> 8, 64 << 10), 1 << 20),
-        min(max(memory >> 6, 128 << 10), 16 << 20),
-    )
+    return (min(max(memory >> 8, 64 << 10), 1 << 20), min(max(memory >> 6, 128 << 10), 16 << 20))
 
 
 def own_bytes(memory: int, row_bytes: int) -> int:

@@ -19,13 +19,7 @@ from typing import TypeVar
 
 from trireme import _core
 from trireme.byte_size import parse_bytes
-from trireme.errors import (
-    BadRequest,
-    DeadlineExceeded,
-    ResourceExhausted,
-    Unavailable,
-    writing,
-)
+from trireme.errors import BadRequest, DeadlineExceeded, ResourceExhausted, Unavailable, writing
 from trireme.rows.core_table import buffer_bytes, make_core_table, needed_bytes, own_bytes
 from trireme.server.row_fetcher import RowFetcher
 from trireme.server.ssd_folders import OwnFolders

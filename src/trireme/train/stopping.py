@@ -20,10 +20,7 @@ from trireme.job.cluster import Cluster
 
 log = logging.getLogger("trireme.train")
 
-_OWN: dict[int, Any] = {
-    signal.SIGTERM: signal.SIG_DFL,
-    signal.SIGINT: signal.default_int_handler,
-}
+_OWN: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 """The signals that ask to stop, with Python's own handlers."""
 
 

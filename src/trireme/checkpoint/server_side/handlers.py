@@ -158,12 +158,7 @@ class CheckpointHandlers:
         return {}
 
     def _read(
-        self,
-        storage: Storage,
-        body: Body,
-        progress: OperationProgress,
-        *,
-        is_decided: bool = False,
+        self, storage: Storage, body: Body, progress: OperationProgress, *, is_decided: bool = False
     ) -> CheckpointLoad:
         """Read and check this server's share of a checkpoint, and keep it until it is prepared."""
         self._server.checked_load.give_up()  # first: frees its rows

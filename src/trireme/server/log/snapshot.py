@@ -20,12 +20,7 @@ from trireme.checkpoint.format.arrow_arrays import to_numpy
 from trireme.checkpoint.format.block_files import read_blocks
 from trireme.checkpoint.format.json_object import JsonObject
 from trireme.checkpoint.format.manifest import BlockFile, FileEntry, RowFiles
-from trireme.checkpoint.format.row_files import (
-    Places,
-    RowColumns,
-    read_places,
-    read_rows,
-)
+from trireme.checkpoint.format.row_files import Places, RowColumns, read_places, read_rows
 from trireme.checkpoint.server_side.block_assembly import BlockAssembly
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave

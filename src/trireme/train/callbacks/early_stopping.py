@@ -38,12 +38,7 @@ class EarlyStopping(Callback):
     on_all_workers = True
 
     def __init__(
-        self,
-        monitor: str,
-        *,
-        patience: int = 3,
-        mode: Better | None = None,
-        min_delta: float = 0.0,
+        self, monitor: str, *, patience: int = 3, mode: Better | None = None, min_delta: float = 0.0
     ) -> None:
         if patience < 1:
             raise BadRequest(f"EarlyStopping: expected patience >= 1, found {patience}")

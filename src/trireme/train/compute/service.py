@@ -220,10 +220,7 @@ def watch_service(registry: Registry, service: Service) -> None:
             "Batches that this compute worker has computed.",
             lambda: service.num_batches,
         ),
-        "trireme_compute_busy_seconds_total": (
-            "Time that they took.",
-            lambda: service.busy_s,
-        ),
+        "trireme_compute_busy_seconds_total": ("Time that they took.", lambda: service.busy_s),
         "trireme_compute_idle_seconds_total": (
             "Time in which there was no batch: it waited for workers.",
             lambda: service.idle_s,
@@ -242,12 +239,7 @@ def _unlabeled(read: Callable[[], float]) -> dict[tuple[str, ...], float]:
 
 
 def serve_model(
-    cluster: Cluster,
-    place: ComputePlace,
-    model: nn.Module,
-    scorer: Scorer,
-    *,
-    in_flight: int,
+    cluster: Cluster, place: ComputePlace, model: nn.Module, scorer: Scorer, *, in_flight: int
 ) -> NoReturn:
     """Run the model for the workers of the job, on the device of the label, until they have left;
     then end the process with code 0. Runs in the main thread, where SIGTERM ends it after the
@@ -280,12 +272,7 @@ def serve_model(
         listen_fd=place.listen_fd,
         threads=1,
     )
-    with (
-        frozen_objects(),
-        server,
-        JobEnd(place, service.end),
-        _end_on_signal(service),
-    ):
+    with frozen_objects(), server, JobEnd(place, service.end), _end_on_signal(service):
         cluster.metrics.health.opened()
         log.info("%s computes on %s, listening on %s", place.name, device, server.endpoint)
         reason = service.run()

@@ -101,10 +101,7 @@ class Reporter:
             return ""
         (before_s, waited_before_s), (now_s, waited_s) = (
             self._last,
-            (
-                time.perf_counter(),
-                self._waited_s(),
-            ),
+            (time.perf_counter(), self._waited_s()),
         )
         self._last, examples, self._examples = (now_s, waited_s), self._examples, 0
         period, wall_s = self._report.period, max(now_s - before_s, 1e-9)

@@ -142,10 +142,7 @@ class Mode(Protocol):
         raise BadRequest("begin_pass: expected a mode that has passes on a device, found none")
 
     def begin_device_pass(
-        self,
-        source: PassData | WindowSize,
-        device: torch.device,
-        following: PassData | None = None,
+        self, source: PassData | WindowSize, device: torch.device, following: PassData | None = None
     ) -> "Mode":
         """Bring the rows that the data needs to a device, or have a window there; returns the mode
         that trains there. following: what a pass that follows lacks is read in a thread. Raises as

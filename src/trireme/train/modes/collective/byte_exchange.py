@@ -54,9 +54,7 @@ class ByteExchange:
         between = sizes[:, :-1]
         received = self._exchange_runs(runs, between)
         return Received(
-            [_messages_of(run) for run in received],
-            bool(sizes[:, -1].any()),
-            not between.any(),
+            [_messages_of(run) for run in received], bool(sizes[:, -1].any()), not between.any()
         )
 
     def _share_sizes(self, own: list[int], is_active: bool) -> npt.NDArray[np.int64]:

@@ -73,10 +73,7 @@ class AskedRows:
         for batch in ahead.batches:
             for own, announced in zip(arrays, self._owners.by_owner(batch)[1], strict=True):
                 own += announced
-        body = {
-            "counts": counts,
-            "ahead": [ahead.is_announced, ahead.begins, ahead.continues],
-        }
+        body = {"counts": counts, "ahead": [ahead.is_announced, ahead.begins, ahead.continues]}
         received = self.answer(self._exchange.share("rows", body, arrays))
         self.own = keys
         return self._joined(keys, counts, received, extra=0)

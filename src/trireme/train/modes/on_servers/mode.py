@@ -229,10 +229,7 @@ class OnServers(Mode):
         )
 
     def begin_device_pass(
-        self,
-        source: PassData | WindowSize,
-        device: torch.device,
-        following: PassData | None = None,
+        self, source: PassData | WindowSize, device: torch.device, following: PassData | None = None
     ) -> Mode:
         self.check_device_pass()
         if self.passes.entered is not None:  # a loop of the user's own may not have left it

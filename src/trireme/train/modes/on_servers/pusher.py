@@ -14,10 +14,7 @@ from trireme.worker.pull import FollowingPull
 WAITING_MAX = 2
 
 _Item = tuple[
-    PushHeader,
-    Mapping[RowClassId, TableGradient],
-    DenseGradient | None,
-    FollowingPull | None,
+    PushHeader, Mapping[RowClassId, TableGradient], DenseGradient | None, FollowingPull | None
 ]
 
 
