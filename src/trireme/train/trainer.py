@@ -501,7 +501,7 @@ class Trainer:
         return row_life.shrink(self.optimizer, day_over=day_over)
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """Table -> counts since the servers started: "admitted" keys got a row, pushes of "rejected"
+        """Table -> counts since servers started: "admitted" keys got a row, pushes of "rejected"
         ones did not; "expired" and "evicted" rows. Within a pass in sync without its last step.
         """
         self.optimizer.flush()
