@@ -11,6 +11,7 @@ SIZE = 65536
 # torch's kernels process 64 elements at a time and round the rest differently: a cut anywhere else
 # would change bits.
 UNIT = 64
+SIZE_MAX = 1 << 40
 ROUND_ROBIN, HASH = "round_robin", "hash"
 
 Placement = Callable[[str, int, int], int]
@@ -33,10 +34,11 @@ class Blocks:
     """
 
     def __init__(self, size: int | None = SIZE, *, place: str | Placement = ROUND_ROBIN) -> None:
-        is_size = type(size) is int and size >= UNIT and size % UNIT == 0
+        is_size = type(size) is int and size in range(UNIT, SIZE_MAX + 1, UNIT)
         if size is not None and not is_size:
             raise BadRequest(
-                f"Blocks: expected size as a multiple of {UNIT}, or None, found {size!r}"
+                f"Blocks: expected size as a multiple of {UNIT} up to {SIZE_MAX}, or None for whole"
+                f" parameters, found {size!r}"
             )
         if not callable(place) and place not in (ROUND_ROBIN, HASH):
             raise BadRequest(

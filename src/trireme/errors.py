@@ -162,6 +162,8 @@ class Stopped(SystemExit):
         self.reason = reason
 
 
+PERMANENT = (DataError, NotFinite, Absent, Superseded, SchemaMismatch)
+"""What the same script, started again, meets again; unless a disk or network has caused it."""
 CLASSES = tuple(TriremeError.__subclasses__())
 """The classes with a code of their own, in the order of the codes."""
 

@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_values
+
+_FLOAT32_MAX = (2 - 2**-23) * 2**127
+
+
+def _check_float32(kind: str, **values: float) -> None:
+    for name, value in values.items():
+        check_values(kind, **{name: (abs(value) <= _FLOAT32_MAX, "as a finite float32", value)})
 
 
 @dataclass(frozen=True)
@@ -15,8 +22,9 @@ class Uniform:
     high: float = 0.05
 
     def __post_init__(self) -> None:
+        name = type(self).__name__
+        _check_float32(name, low=self.low, high=self.high)
         if not self.low <= self.high:
-            name = type(self).__name__
             raise BadRequest(f"{name}: expected low <= high, found {self.low} and {self.high}")
 
     def spec(self) -> tuple[str, float, float]:
@@ -31,6 +39,7 @@ class Normal:
     std: float = 0.01
 
     def __post_init__(self) -> None:
+        _check_float32("Normal", mean=self.mean, std=self.std)
         if not self.std >= 0:
             raise BadRequest(f"Normal: expected std >= 0, found {self.std}")
 
@@ -43,6 +52,9 @@ class Constant:
     """Every weight is `value`."""
 
     value: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_float32("Constant", value=self.value)
 
     def spec(self) -> tuple[str, float, float]:
         return ("constant", self.value, 0.0)

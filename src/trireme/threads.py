@@ -13,7 +13,7 @@ from trireme.errors import BadRequest
 
 # More than the buffers of a step with large batches.
 FREED_BYTES_KEPT = 512 << 20
-_THREADS_MAX = 1024  # the system refuses far more, after seconds of making them
+THREADS_MAX = 1024  # the system refuses far more, after seconds of making them
 
 
 class _Frozen:
@@ -43,11 +43,11 @@ def start_pool(threads: int) -> _core.Pool:
 
 def checked_threads(threads: int) -> int:
     """The number of threads, 0: one for each core that this process may use. Raises BadRequest:
-    more than _THREADS_MAX, or fewer than none.
+    more than THREADS_MAX, or fewer than none.
     """
-    if not 0 <= threads <= _THREADS_MAX:
+    if not 0 <= threads <= THREADS_MAX:
         raise BadRequest(
-            f"threads: expected 0 to {_THREADS_MAX} (--threads, TRIREME_THREADS), found {threads}"
+            f"threads: expected 0 to {THREADS_MAX} (--threads, TRIREME_THREADS), found {threads}"
         )
     return threads or len(os.sched_getaffinity(0))
 

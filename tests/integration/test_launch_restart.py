@@ -174,6 +174,42 @@ def test_a_job_that_is_stopped_still_has_the_workers_of_its_loader(
         )
 
 
+FAILING_SCRIPT = """
+import trireme as tr
+tr.init()
+try:
+    {cause}
+except Exception as error:
+    raise tr.errors.{error}("line 3 of a.txt: expected a number, found 'x'") from error
+"""
+OF_VALUE, OF_DISK = "float('x')", "raise OSError('the disk does not answer')"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "num_restarts"),
+    [
+        ("DataError", OF_VALUE, 0),
+        ("NotFinite", OF_VALUE, 0),
+        ("SchemaMismatch", OF_VALUE, 0),
+        ("DataError", OF_DISK, 1),
+        ("Unavailable", OF_VALUE, 1),
+    ],
+)
+def test_an_error_that_a_restarted_worker_would_meet_again_ends_the_job(
+    programs: Template, tmp_path: Path, error: str, cause: str, num_restarts: int
+) -> None:
+    (tmp_path / "train.py").write_text(FAILING_SCRIPT.format(error=error, cause=cause))
+    place = ["--server_num", "1", "--worker_num", "1"]
+    script = [*place, str(tmp_path / "train.py")]
+    with Job(tmp_path / "job", "--max_restart", "1", script=script, python=programs.python) as job:
+        job.process.wait(WAIT_S)
+        assert job.errors().count("starting it again") == num_restarts, job.errors()
+        code = 1 if num_restarts else 2
+        assert job.process.returncode == code
+        assert f"failed: worker 0 failed with exit code {code}" in job.errors()
+        assert "line 3 of a.txt: expected a number" in job.errors()
+
+
 SERVER_SCRIPT = "import trireme as tr\ntr.init(role='server')\n"
 
 

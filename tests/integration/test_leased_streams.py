@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.integration import leased_streams_script as script
 from tests.integration.durable_servers import DurableServers
@@ -208,18 +209,21 @@ def test_a_killed_coordinator_still_knows_which_worker_has_which_stream(
     assert_each_batch_counted_once(tmp_path / "last")
 
 
-def test_a_leaving_worker_hands_its_stream_to_another(programs: Template, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_leaving_worker_hands_its_stream_to_another(
+    programs: Template, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     with LeasedJob(programs, tmp_path, 1) as job:
         first = job.start(0, "--hold", "2")
         first.wait_line("^held$")
         late = job.start_late("--hold", "2")
         late.wait_line("^step 2 of 1$")
         late.wait_line("^held$")
-        late.signal(signal.SIGTERM)
+        late.signal(number)
         late.send("")
-        late.wait_line("^worker 1 has got SIGTERM: others continue with its stream$")
+        late.wait_line(f"^worker 1 has got {number.name}: others continue with its stream$")
         first.send("")
         job.finish(first)
-        assert late.finish() == 0
+        assert late.finish() == code
     assert streams_of(late) == {1: 2}
     assert_each_batch_counted_once(tmp_path / "last")

@@ -71,8 +71,8 @@ def gains(server: ServerState) -> Any:
     return by_key
 
 
-def settle(server: ServerState, id: str = "a") -> None:
-    server.settle(server.tables["scored"], id, "part", KEYS, GAINED)
+def settle(server: ServerState, id: str = "a", version: int = 0) -> None:
+    assert server.settle(server.tables["scored"], (id, version), "part", KEYS, GAINED)
 
 
 def test_a_part_that_was_settled_in_part_is_settled_once(server: ServerState) -> None:
@@ -90,7 +90,7 @@ def test_a_part_that_was_settled_in_part_is_settled_once(server: ServerState) ->
     for _ in range(2):
         settle(server)
         np.testing.assert_array_equal(gains(server), before - GAINED)
-    settle(server, "another checkpoint")
+    settle(server, "another checkpoint", server.tables.version)
     np.testing.assert_array_equal(gains(server), before - GAINED - GAINED)
 
 

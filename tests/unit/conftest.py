@@ -1,4 +1,4 @@
-"""Fixtures of tests of models."""
+"""Fixtures of tests of models, and of calls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.echo import echo
 from tests.seeds import SEED
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
+from trireme.rpc import Server
 
 
 @pytest.fixture
@@ -21,3 +23,10 @@ def cluster() -> Iterator[Cluster]:
     with embedded() as cluster:
         set_default(cluster)
         yield cluster
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Answers calls of `echo`."""
+    with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
+        yield server

@@ -147,6 +147,33 @@ def test_silent_workers_are_those_without_recent_calls_or_ended() -> None:
     assert silent() == [1]
 
 
+def test_a_request_to_stop_does_not_outlive_the_workers_that_got_it() -> None:
+    """A job may begin on the servers of one that was killed when it had been asked to stop."""
+
+    def stops(worker: int) -> str:
+        body = {"within_s": 5.0, "worker": worker}
+        request = Request(1, "server.attendance", body, [], "t", "t", "", time.monotonic() + 10)
+        clock.now += 1
+        return str(attendance.handlers()["server.attendance"](request).body["stops"])
+
+    clock = Clock()
+    attendance = Attendance(clock)
+    for worker in (0, 1):
+        tell(attendance, "alive", worker)
+    tell(attendance, "alive", 1, stops="SIGTERM")
+    assert stops(0) == stops(1) == "SIGTERM"
+    tell(attendance, "alive", 0, incarnation=2)  # of this job or of another
+    assert stops(0) == ""
+    tell(attendance, "alive", 1)
+    assert stops(0) == "SIGTERM"
+    for worker in (1, 0):  # of another
+        tell(attendance, "alive", worker, incarnation=3)
+        assert stops(worker) == ""
+    assert stops(1) == ""
+    tell(attendance, "alive", 0, incarnation=3, stops="SIGINT")
+    assert stops(0) == stops(1) == "SIGINT"
+
+
 def test_while_one_worker_calls_the_others_are_waited_for() -> None:
     clock = Clock()
     attendance = Attendance(clock)

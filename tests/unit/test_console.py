@@ -221,6 +221,17 @@ def test_a_job_that_is_not_there_is_an_error_and_no_link(
     assert not out
 
 
+@pytest.mark.parametrize("address", ["80x", "192.0.2.1:80"])
+def test_a_wrong_address_is_refused_before_the_job_is_asked(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["console", "--servers", "127.0.0.1:1", "--timeout_s", "0.3", "--listen", address]
+    assert cli.main(options) in (1, 2)
+    error = capsys.readouterr().err
+    assert address in error
+    assert "not reached" not in error
+
+
 def test_a_wrong_address_is_refused_before_a_job_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ ALONE = "--table t --dim 5 --rule SparseAdaGradSGDRule"
         ),
         (f"fleet x --to parquet {ALONE} -o a=1", "expected -o with -m config.yaml"),
         (f"fleet fleet --to parquet {ALONE}", "expected a new TARGET, found 'fleet' existing"),
+        (f"fleet fleet/x --to parquet {ALONE}", "expected a TARGET outside of SOURCE"),
         (f"fleet x --to parquet {ALONE} --dim 6", "expected 7 or 13 numbers"),
         (f"fleet x --to parquet {ALONE} --gzip", "expected --gzip --to fleet, found True"),
         (f"fleet x --to parquet {ALONE} --shard_num 7", "expected --shard_num --to fleet, found 7"),

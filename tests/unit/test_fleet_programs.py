@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -80,6 +82,25 @@ def test_every_name_of_fleet_works_or_says_what_to_write(name: str) -> None:
     else:
         assert name in fleet.__all__  # a submodule that something else has loaded is there, too
         assert getattr(fleet, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        ("trireme.fleet", "recompute", "torch.utils.checkpoint"),
+        ("trireme.fleet.paddle", "concat", "torch.cat"),
+        ("trireme.fleet.paddle", "sin", "torch.sin"),
+        ("trireme.fleet.static", "InputSpec", "static.data"),
+    ],
+)
+def test_an_import_of_a_name_that_is_absent_says_what_to_write(
+    module: str, name: str, instead: str
+) -> None:
+    """Python drops the text of an AttributeError there."""
+    imported = compile(f"from {module} import {name}", "script.py", "exec")
+    with pytest.raises(ImportError, match=rf"{name}: it has no counterpart here: .*{instead}"):
+        FunctionType(imported, {"__name__": "__main__"})()
+    assert not hasattr(importlib.import_module(module), name)
 
 
 def test_an_executor_steps_as_a_loop_does_and_evaluates_without_training() -> None:

@@ -46,7 +46,7 @@ def test_an_answer_that_is_no_server_is_refused_with_the_block(answer: Any) -> N
 def test_sizes_and_places_that_cannot_be_are_refused() -> None:
     wrong: list[Any] = [0, -64, True, 64.0, 63, 100]
     for size in wrong:
-        with pytest.raises(BadRequest, match="expected size as a multiple of 64, or None"):
+        with pytest.raises(BadRequest, match="expected size as a multiple of 64 up to"):
             Blocks(size)
     with pytest.raises(BadRequest, match="expected place 'round_robin', 'hash' or a function"):
         Blocks(place="random")

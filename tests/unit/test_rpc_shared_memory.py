@@ -12,7 +12,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.conditions import wait_until
+from tests.echo import echo
 from tests.proxy import Faults, Proxy
 from tests.seeds import SEED, named_in_failure
 from trireme.errors import DeadlineExceeded
@@ -28,16 +28,6 @@ from trireme.rpc.connection import Connection, PendingCall
 from trireme.rpc.shared_memory import ARRAY_BYTES_MIN, SharedMemory
 
 MIB = 1 << 20
-
-
-def echo(request: Request) -> Reply:
-    return Reply(request.body, request.arrays)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
-        yield server
 
 
 def memory_of(client: RpcClient) -> SharedMemory:
@@ -361,6 +351,31 @@ def test_without_memfd_create_calls_go_through_the_connection(
         [got] = client.call(server.endpoint, "echo", arrays=[large(3)], timeout_s=60).arrays
     np.testing.assert_array_equal(got, large(3))
     subprocess.run([sys.executable, "-c", program, server.endpoint], check=True, timeout=60)
+    assert num_shared(server) == 0
+
+
+def test_a_client_in_another_namespace_of_processes_shares_nothing(server: Server) -> None:
+    """As in a container: neither end knows the other's process by its number."""
+    alone = ["unshare", "--pid", "--fork", "--mount-proc"]
+    try:
+        subprocess.run([*alone, "true"], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no namespace of processes: {error}")
+    program = (
+        "import os, sys\n"
+        "import numpy as np\n"
+        "from trireme.rpc import RpcClient\n"
+        "assert os.getpid() == 1\n"
+        "array = np.arange(1 << 17)\n"
+        "client = RpcClient(name='w')\n"
+        "for _ in range(3):\n"
+        "    [got] = client.call(sys.argv[1], 'echo', {}, [array], timeout_s=60).arrays\n"
+        "    np.testing.assert_array_equal(got, array)\n"
+        "[connection] = client._connections.values()\n"
+        "assert connection._shared is None\n"
+    )
+    command = [*alone, sys.executable, "-c", program, server.endpoint]
+    subprocess.run(command, check=True, timeout=60)
     assert num_shared(server) == 0
 
 

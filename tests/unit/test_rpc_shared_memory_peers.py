@@ -15,20 +15,10 @@ import pytest
 import zmq
 
 from trireme.errors import BadRequest
-from trireme.rpc import Limits, Reply, Request, RpcClient, Server, frames
+from trireme.rpc import Limits, RpcClient, Server, frames
 from trireme.rpc.shared_memory import SharedMemory, opened
 
 MIB = 1 << 20
-
-
-def echo(request: Request) -> Reply:
-    return Reply(request.body, request.arrays)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
-        yield server
 
 
 class Raw:

@@ -15,6 +15,7 @@ import torch
 from tests.jobs import Job
 from trireme.config import Config
 from trireme.data import InsId, Label, Schema, Sparse, criteo, multislot
+from trireme.data.sources import find_files
 from trireme.errors import BadRequest, DataError
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
@@ -80,6 +81,19 @@ def test_a_folder_that_cannot_be_listed_is_refused_and_not_skipped(tmp_path: Pat
         files_below(str(tmp_path), {})
     with pytest.raises(DataError, match="cannot list"):
         find_data("runner.train_data_dir", f"{tmp_path}/**/part-*", settings)
+
+
+@pytest.mark.parametrize("pattern", ["*/part-*", "*/part-0", "*/*/part-0", "*/**/part-0"])
+def test_a_pattern_refuses_a_folder_that_it_cannot_list(tmp_path: Path, pattern: str) -> None:
+    """As one without permission, for root as well."""
+    for name in ("part-0", "below/part-0"):
+        (tmp_path / "day" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "day" / name).write_text("x\n")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")  # no folder
+    assert find_files(f"{tmp_path}/{pattern}")
+    (tmp_path / "next").symlink_to(tmp_path / "next")
+    with pytest.raises(DataError, match=r"cannot list '.*/next/?(part-0)?': Too many levels"):
+        find_files(f"{tmp_path}/{pattern}")
 
 
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:

@@ -83,18 +83,19 @@ def _console(arguments: argparse.Namespace) -> int:
     token = token_of(arguments.token_file)
     keys = None if role.keys is None else client_keys(Path(role.keys))
     log = logging.getLogger("trireme.console")
-    client = RpcClient(name="console", keys=keys, on_wait=log.debug)
-    try:  # a link to a job that is not there would show nothing
-        take_snapshot(client, role.servers, arguments.timeout_s)
-    except BaseException:
-        client.close()
-        raise
-    feed = Feed(
-        client, role.servers, interval_s=arguments.interval_s, timeout_s=arguments.timeout_s
-    )
-    looks = RpcClient(name="console rows", keys=keys, on_wait=log.debug)
-    rows = Rows(looks, role.servers, timeout_s=arguments.timeout_s)
-    console = Console(arguments.listen, feed, rows, token)
+    every_s, timeout_s = arguments.interval_s, arguments.timeout_s
+    with contextlib.ExitStack() as unstarted:
+        client = RpcClient(name="console", keys=keys, on_wait=log.debug)
+        unstarted.callback(client.close)
+        feed = Feed(client, role.servers, interval_s=every_s, timeout_s=timeout_s)
+        looks = RpcClient(name="console rows", keys=keys, on_wait=log.debug)
+        rows = Rows(looks, role.servers, timeout_s=timeout_s)
+        unstarted.callback(rows.close)
+        console = Console(arguments.listen, feed, rows, token)
+        unstarted.callback(console.stop)
+        # A link to a job that is not there would show nothing.
+        take_snapshot(client, role.servers, timeout_s)
+        unstarted.pop_all()
     signal.signal(signal.SIGTERM, lambda *_: feed.over.set())
     feed.start()
     console.start()

@@ -28,7 +28,8 @@ class SaveVersions:
     """The fields are those of the kept state.
 
     chain: id -> version of what the next delta may follow. inference: version of each export, by
-    id. loaded: the id of the checkpoint that was loaded.
+    id. loaded: the id of the checkpoint that was loaded. model: counts loads and new models: rows
+    of one count belong together.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class SaveVersions:
         self.has_base = False
         self.loaded: str | None = None
         self.inference: dict[str, int] = {}
+        self.model = 0
 
     def state(self) -> dict[str, Any]:
         return vars(self)
@@ -48,7 +50,7 @@ class SaveVersions:
         return {
             "coord.export": self._on_export,
             "coord.published": self._on_published,
-            "coord.chain": lambda _: Reply({"loaded": self.loaded}),
+            "coord.chain": lambda _: Reply({"loaded": self.loaded, "model": self.model}),
         }
 
     def _on_export(self, request: Request) -> Reply:
@@ -65,7 +67,7 @@ class SaveVersions:
         chain = dict(self.chain) if continues else {}
         if mode in ("full", "batch"):
             chain |= {f"{INFERENCE}{id}": at for id, at in self.inference.items()}
-        return Reply({"version": version, "chain": chain})
+        return Reply({"version": version, "chain": chain, "model": self.model})
 
     def _next_version(self) -> int:
         if self.version > VERSION_MAX:
@@ -116,6 +118,7 @@ class SaveVersions:
     def begin_anew(self) -> None:
         """Rows are gone that no delta removes, so none follows what was saved or loaded."""
         self.chain, self.has_base, self.loaded, self.inference = {}, False, None, {}
+        self.model += 1
 
     def note_loaded(self, body: Mapping[str, Any]) -> None:
         """A checkpoint is loaded. If whole, the run continues from it; if in part, a new run
@@ -127,7 +130,7 @@ class SaveVersions:
         if whole:
             chain, inference = _split_chain(need(body, "chain", dict))
             id, mode = need_name(body, "id", ID_CHARS_MAX), need(body, "mode", str)
-        self.version = max(self.version, version + 1)
+        self.version, self.model = max(self.version, version + 1), self.model + 1
         self.has_base = bool(chain) or mode in ("base", "delta")
         self.loaded, self.inference = id, inference
         self.chain = chain if id is None else {**chain, id: version}

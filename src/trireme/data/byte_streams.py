@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trireme.bounded_queue import ReadAhead
-from trireme.data.sources import DataFile, filesystem, reason
+from trireme.data.sources import DataFile, FileChanged, filesystem, reason
 from trireme.errors import DataError, Internal
 
 BLOCK_BYTES = 1 << 18  # read ahead at a time
@@ -66,7 +66,7 @@ def open_stored(file: DataFile) -> pa.NativeFile:
     file.check_unchanged(stored)
     if size != file.num_bytes:
         stored.close()
-        raise DataError(
+        raise FileChanged(
             f"QueueDataset: expected {file.num_bytes} bytes in {file.path}, found {size}: "
             "it has changed"
         )
@@ -101,7 +101,7 @@ class _PlainStream:
         except Exception as error:
             raise cannot_read(self._file, error) from error
         if num_bytes == 0:
-            raise DataError(
+            raise FileChanged(
                 f"QueueDataset: expected {self._file.num_bytes} bytes in {self._file.path}, "
                 f"found {self.num_bytes_in}: it has become shorter"
             )
@@ -271,6 +271,8 @@ def open_raw(file: DataFile) -> Any:
             raw: Any = FileIO(file.path)
         else:
             files, path = filesystem(file.path, file.storage_options)
+            files.invalidate_cache()  # which may know it from when the dataset was made
+            file.check_tag(files.info(path))
             raw = files.open(path, "rb", block_size=_REMOTE_BLOCK_BYTES)
     except Exception as error:
         raise cannot_read(file, error) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
@@ -18,7 +17,7 @@ from trireme.data.sources import FileRange, Paths, find_files, range_of_stream
 from trireme.data.text_parser import TextFormat, TextParser
 from trireme.data.text_reader import TextReader
 from trireme.errors import BadRequest, check_flags
-from trireme.protocol.job_limits import THREADS_MAX
+from trireme.threads import THREADS_MAX
 
 
 class QueueDataset:
@@ -119,11 +118,13 @@ class QueueDataset:
     @property
     def cut(self) -> str:
         """What positions depend on: streams divide the bytes of all files, in their order."""
-        files = [f"{os.path.basename(f.path)} of {f.num_bytes} bytes" for f in self.files]
+        files = [file.identity for file in self.files]
         if len(files) <= NAMED_FILES_MAX:
             return ", ".join(files) or "no files"
         digest = xxhash.xxh64_hexdigest(", ".join(files).encode())
-        return f"{len(files)} files of {self.num_bytes} bytes, XXH64 {digest} of names and sizes"
+        return (
+            f"{len(files)} files of {self.num_bytes} bytes, XXH64 {digest} of what identifies them"
+        )
 
     def __iter__(self) -> Stream:
         return self.stream(0, 1)

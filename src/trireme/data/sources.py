@@ -23,6 +23,7 @@ from itertools import accumulate
 from typing import Any
 
 import fsspec
+import xxhash
 
 from trireme.errors import BadRequest, DataError
 
@@ -31,7 +32,17 @@ log = logging.getLogger("trireme")
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _REASON_CHARACTERS = 400  # libhdfs lists every place where it did not find Java
+_END_BYTES = 4096
+# What stores call it: of the content, else when it was written.
+_TAGS = ["ETag", "etag", "md5Hash", "crc32c", "Last-Modified", "LastModified", "mtime", "created"]
+_TAG_CHARACTERS = 80
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
+
+
+class FileChanged(DataError):
+    """A file has changed since the dataset was made; a dataset that is made anew may read it."""
+
+    retry = True
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,8 @@ class DataFile:
     path: a local path or a location of fsspec.
     num_bytes: as stored, compressed or not.
     storage_options: of fsspec; None: a local path. Not shown, because it may hold a password.
-    inode, written_ns: of a local file, by which a change of it is seen.
+    inode, written_ns: of a local file, by which a change of it is seen. tag: of a remote one, what
+        its store says of the content, or when it was written; empty: nothing.
     """
 
     path: str
@@ -49,6 +61,7 @@ class DataFile:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     inode: int = 0
     written_ns: int = 0
+    tag: str = ""
 
     @property
     def codec(self) -> str | None:
@@ -58,6 +71,32 @@ class DataFile:
     @property
     def is_local(self) -> bool:
         return self.storage_options is None
+
+    @property
+    def identity(self) -> str:
+        """What tells the file from others, in whichever process: its name, size and `tag`, or a
+        hash of its first and last bytes. Raises DataError: it cannot be read.
+        """
+        tag = self.tag
+        if self.is_local:
+            try:
+                with open(self.path, "rb") as file:
+                    ends = file.read(_END_BYTES)
+                    file.seek(max(self.num_bytes - _END_BYTES, 0))
+                    ends += file.read(_END_BYTES)
+            except OSError as error:
+                raise _unreadable(self.path, error) from error
+            tag = f"XXH32 {xxhash.xxh32_hexdigest(ends)} of both ends"
+        name = f"{os.path.basename(self.path)} of {self.num_bytes} bytes"
+        return f"{name} ({tag})" if tag else name
+
+    def check_tag(self, info: Mapping[str, Any]) -> None:
+        """Raises DataError: what a store says of a remote file has changed since the dataset was
+        made. info: of fsspec.
+        """
+        tag = tag_of(info)
+        if tag != self.tag and tag.partition(" ")[0] == self.tag.partition(" ")[0]:
+            raise FileChanged(f"it was {self.tag}, and is {tag}: it has changed")
 
     def check_unchanged(self, opened: Any = None) -> None:
         """Raises DataError: a local file has changed since the dataset was made, so that streams
@@ -78,7 +117,7 @@ class DataFile:
             what = f"found none: {error.strerror}"
         if opened is not None:
             opened.close()
-        raise DataError(
+        raise FileChanged(
             f"QueueDataset: expected {self.num_bytes} bytes in {self.path}, {what}; write a file"
             " under another name, rename it when it is whole, and make the dataset then"
         )
@@ -184,15 +223,31 @@ def _matches(pattern: str) -> Iterable[str]:
     """
     parts = pattern.split("/")
     if "**" not in parts:
-        return glob.glob(pattern)
+        return _glob(pattern)
     number = parts.index("**")
     below = parts[number + 1 :] or ["*"]
-    tops = glob.glob("/".join([*parts[:number], ""])) if number else [""]
+    tops = _glob("/".join([*parts[:number], ""])) if number else [""]
     return [
         path
         for folder in _folders(tops)
         for path in _matches("/".join([glob.escape(folder), *below]).removeprefix("./"))
     ]
+
+
+def _glob(pattern: str) -> list[str]:
+    """As glob.glob, which leaves out what is in folders that it cannot list. Raises DataError."""
+    above = pattern
+    while glob.has_magic(above):
+        above, name = os.path.split(above)
+        for folder in glob.glob(above) if above else ["."]:
+            try:
+                if glob.has_magic(name):
+                    os.scandir(folder).close()
+                else:
+                    os.lstat(os.path.join(folder, name))
+            except OSError as error:
+                refuse_folder(error)
+    return glob.glob(pattern)
 
 
 def _folders(tops: Iterable[str]) -> Iterator[str]:
@@ -211,7 +266,7 @@ def _folders(tops: Iterable[str]) -> Iterator[str]:
 
 
 def refuse_folder(error: OSError) -> None:
-    """For os.walk, which would go on without the files of a folder that cannot be listed."""
+    """Of a folder that cannot be listed, for what would go on without its files."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise DataError(f"cannot list {error.filename!r}: {error.strerror}") from error
 
@@ -244,19 +299,30 @@ def _remote_file(
         raise _is_directory(location)
     if info.get("size") is None:
         raise DataError(f"QueueDataset: expected a file of known size, found {location!r}")
-    return _not_empty(DataFile(location, int(info["size"]), dict(storage_options)))
+    options, tag = dict(storage_options), tag_of(info)
+    return _not_empty(DataFile(location, int(info["size"]), options, tag=tag))
+
+
+def tag_of(info: Mapping[str, Any]) -> str:
+    """See DataFile; begins with the store's name of it."""
+    tag = next((name for name in _TAGS if info.get(name)), "")
+    return f"{tag} {info[tag]}"[:_TAG_CHARACTERS] if tag else ""
 
 
 def _local_file(path: str) -> DataFile:
     try:
         status = os.stat(path)
     except OSError as error:
-        raise DataError(f"QueueDataset: cannot read {path!r}: {error.strerror}") from error
+        raise _unreadable(path, error) from error
     if stat.S_ISDIR(status.st_mode):
         raise _is_directory(path)
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"QueueDataset: expected a regular file, found another kind at {path!r}")
     return _not_empty(DataFile(path, status.st_size, None, status.st_ino, status.st_mtime_ns))
+
+
+def _unreadable(path: str, error: OSError) -> DataError:
+    return DataError(f"QueueDataset: cannot read {path!r}: {error.strerror}")
 
 
 def _is_directory(path: str) -> DataError:

@@ -52,8 +52,8 @@ def cores() -> Iterator[Finding]:
     if "avx512f" in flags and "AuthenticAMD" in _cpuinfo("vendor_id"):
         yield note(
             f"{features}, by AMD: torch's float32 products (MKL) do not use AVX-512",
-            "if a model's time goes into torch.nn.Linear, tr.nn.use_onednn(model) saves up to half of"
-            " it, and Trainer(autocast=torch.bfloat16) more (docs/optimizers.md)",
+            "if a model's time goes into torch.nn.Linear, tr.nn.use_onednn(model) saves up to half"
+            " of it, and Trainer(autocast=torch.bfloat16) more (docs/optimizers.md)",
         )
     else:
         yield ok(features)

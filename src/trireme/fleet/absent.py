@@ -1,5 +1,9 @@
 """Names of Fleet that have no counterpart here: what to write in place of each."""
 
+import dis
+import sys
+from typing import NoReturn
+
 from trireme.errors import Absent
 
 ABSENT = {
@@ -37,6 +41,18 @@ ABSENT = {
 
 
 def check_absent(name: str) -> None:
-    """Raises Absent: a name of Fleet without a counterpart."""
+    """Raises as `refuse`: a name of Fleet without a counterpart."""
     if name in ABSENT:
-        raise Absent(f"fleet.{name}: it has no counterpart here: {ABSENT[name]}")
+        refuse(f"fleet.{name}: it has no counterpart here: {ABSENT[name]}")
+
+
+def refuse(message: str) -> NoReturn:
+    """Raises Absent; in `from MODULE import NAME` ImportError, as that statement drops the text of
+    an AttributeError.
+    """
+    frame = sys._getframe(1)
+    while frame.f_globals["__name__"].startswith(__package__) and frame.f_back is not None:
+        frame = frame.f_back
+    if frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]:
+        raise ImportError(message)
+    raise Absent(message)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from trireme import fleet
-from trireme.errors import Absent
 from trireme.fleet import distribute_transpiler, static, transpiler
+from trireme.fleet.absent import refuse
 from trireme.fleet.calls import job
 from trireme.fleet.dataset import DatasetFactory, InMemoryDataset, QueueDataset
 from trireme.fleet.embedding_layers import (
@@ -81,9 +81,9 @@ def __getattr__(name: str) -> Any:
 
 def _absent(module: str, name: str) -> NoReturn:
     if name in _NAMES:
-        raise Absent(f"{module}.{name}: it has no counterpart here: {_NAMES[name]}")
+        refuse(f"{module}.{name}: it has no counterpart here: {_NAMES[name]}")
     if module == "paddle" and not name.startswith("_") and hasattr(torch, name):
-        raise Absent(f"paddle.{name}: it has no counterpart here: {_TENSORS}{name}")
+        refuse(f"paddle.{name}: it has no counterpart here: {_TENSORS}{name}")
     raise AttributeError(f"{module} of trireme.fleet has no attribute {name!r}")
 
 

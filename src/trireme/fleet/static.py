@@ -8,7 +8,8 @@ exe = static.Executor(static.CPUPlace())
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trireme.errors import Absent, BadRequest
+from trireme.errors import BadRequest
+from trireme.fleet.absent import refuse
 from trireme.fleet.executor import CPUPlace, CUDAPlace, Executor, Scope, global_scope
 from trireme.fleet.program import Program, StartupProgram, Variable, programs
 
@@ -48,7 +49,7 @@ _NAMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
-        raise Absent(f"static.{name}: it has no counterpart here: {_NAMES[name]}")
+        refuse(f"static.{name}: it has no counterpart here: {_NAMES[name]}")
     raise AttributeError(f"module 'trireme.fleet.static' has no attribute {name!r}")
 
 

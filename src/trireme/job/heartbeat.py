@@ -74,7 +74,7 @@ class Heartbeat:
         stops = "" if request.is_alone else request.reason
         body = {**self.body, **self._metrics.report(), "stops": stops}
         calls = [Call(server, "server.alive", body, []) for server in servers]
-        within = {"within_s": 1.5 * self._period_s}
+        within = {"within_s": 1.5 * self._period_s, "worker": self.body["worker"]}
         calls.append(Call(servers[0], "server.attendance", within, []))
         *_, attendance = self._transport.call_all(calls, timeout_s=self._period_s)
         self._log_silence(attendance.body)

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trireme import torch_compiler
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import PERMANENT, BadRequest, Corruption, TriremeError
 from trireme.launch.environment import name_network_device, names_server, set_too_late
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.process_role import REFUSED, STOPPED, ProcessRole, read_role
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from trireme.job.cluster import Cluster
 
 log = logging.getLogger("trireme")
+
+# What a disk or network raises may be over at the next attempt.
+_OF_VALUES = (TriremeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 
 
 def init(
@@ -72,7 +76,8 @@ def init(
         ssd_dir: folders on SSD for those rows, "PATH,...".
 
     Raises:
-        BadRequest: half-set or contradicting variables; a server exits with 2.
+        BadRequest: half-set or contradicting variables; a server exits with 2, and so does later a
+            worker at an uncaught error of its data, outputs or schemas.
         DeadlineExceeded: servers that do not come up. NotAdmitted: servers that do not list this
             worker's key.
     """
@@ -127,9 +132,33 @@ def _start(process: ProcessRole) -> Cluster:
     from trireme.job.default import set_default
 
     log.info("%s", process.describe())
+    if process.role != "embedded":
+        _end_as_refused()
     cluster = connect(process)
     set_default(cluster, process)
     return cluster
+
+
+def _end_as_refused() -> None:
+    """From now on an uncaught error that a restarted worker would meet again ends this process with
+    the code of one that need not be restarted.
+    """
+    before = sys.excepthook
+    if hasattr(before, "ends_as_refused"):
+        return
+
+    def show(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        cause = error.__cause__ or error
+        is_permanent = isinstance(error, PERMANENT) and isinstance(cause, _OF_VALUES)
+        is_permanent &= not getattr(cause, "retry", False)
+        before(kind, error, traceback)
+        if is_permanent:
+            sys.exit(REFUSED)
+
+    show.ends_as_refused = True  # type: ignore[attr-defined]
+    sys.excepthook = show
 
 
 def reset() -> Cluster:

@@ -301,7 +301,7 @@ class _LocalJob:
             self._poll()
             self._restart_dead()
             self._check_console()
-            states = {process: self._state(process) for process in self._processes}
+            states = {process: self._judge(process) for process in self._processes}
             self._failed = next((p for p, state in states.items() if self._is_lost(p, state)), None)
             unfinished = [process for process, state in states.items() if state != 0]
             if self._failed or not unfinished:
@@ -326,9 +326,9 @@ class _LocalJob:
             self._compute_deadline = now + _COMPUTE_END_S
             self._ask_to_stop(list(self._compute.values()))
 
-    def _state(self, process: LaunchedProcess) -> int | None:
-        """Its status; 0 if it was killed when it had nothing left to do, or is a server or compute
-        worker that has stopped as it was asked to.
+    def _judge(self, process: LaunchedProcess) -> int | None:
+        """Its status; 0 if it was killed when it had nothing left to do, which it says once, or is
+        a server or compute worker that has stopped as it was asked to.
         """
         status = process.status()
         if not status:
@@ -348,13 +348,13 @@ class _LocalJob:
         """Whether all workers of the job run here and have ended well."""
         workers = self._workers.values()
         is_job = len(workers) == self._placement.num_workers
-        return is_job and all(self._state(worker) == 0 for worker in workers)
+        return is_job and all(self._judge(worker) == 0 for worker in workers)
 
     def _have_servers_ended(self) -> bool:
         """Whether all servers of the job run here and have ended, so that no worker can join it."""
         servers = self._servers.values()
         is_job = 0 < len(servers) == len(self._placement.servers)
-        return is_job and all(self._state(server) == 0 for server in servers)
+        return is_job and all(self._judge(server) == 0 for server in servers)
 
     def _is_job_over(self) -> bool:
         """Whether all workers have said goodbye: a server ends with 0 then, and not before."""
@@ -394,7 +394,7 @@ class _LocalJob:
             (self._workers, self._start_worker),
         ):
             for index, process in processes.items():
-                state = self._state(process)
+                state = self._judge(process)
                 if state is None or state == 0 or self._is_lost(process, state):
                     continue
                 self._num_restarts[process.name] += 1
@@ -408,7 +408,7 @@ class _LocalJob:
 
     def _restart_together(self) -> None:
         """Start all workers again if one has died: they hold each other's rows."""
-        states = {process: self._state(process) for process in self._workers.values()}
+        states = {process: self._judge(process) for process in self._workers.values()}
         dead = [process for process, state in states.items() if state not in (None, 0)]
         if not dead or any(self._is_lost(process, states[process]) for process in dead):
             return
@@ -473,7 +473,7 @@ class _LocalJob:
         if not self._signals:
             return None
         first = self._signals[0]
-        states = [self._state(process) for process in self._processes]
+        states = [self._judge(process) for process in self._processes]
         have_ended_well = states and all(state == 0 for state in states)
         if first == signal.SIGTERM and have_ended_well:
             return None

@@ -12,8 +12,5 @@ STREAMS_MAX = 4096
 COMPUTE_WORKERS_MAX = 4096
 """The coordinator tells all their addresses to a worker that joins."""
 
-THREADS_MAX = 1024
-"""Of a dataset. The system refuses far more, in the middle of making them."""
-
 SECONDS_MAX = 1e8
 """Of a timeout: three years. Sums of some of them must be times that the system knows."""

@@ -100,6 +100,10 @@ def _kind_of(source: str) -> Kind:
 def _check(conversion: Conversion, kind: Kind) -> None:
     if os.path.lexists(conversion.target):
         raise BadRequest(f"convert: expected a new TARGET, found {conversion.target!r} existing")
+    if Path(conversion.source).resolve() in Path(conversion.target).resolve().parents:
+        raise BadRequest(
+            f"convert: expected a TARGET outside of SOURCE, found {conversion.target!r} in it"
+        )
     _check_effects(conversion, kind)
     if conversion.config is None and kind != "checkpoint":
         missing = [name for name in ("table", "dim", "rule") if getattr(conversion, name) is None]

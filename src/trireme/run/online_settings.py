@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from trireme.config import Config
 from trireme.errors import BadRequest
-from trireme.protocol.job_limits import THREADS_MAX
 from trireme.run.runner_keys import RunnerKeys
+from trireme.threads import THREADS_MAX
 
 MINUTES_OF_DAY = 24 * 60
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from trireme.config import Config
 from trireme.errors import BadRequest
-from trireme.protocol.job_limits import THREADS_MAX
 from trireme.run.runner_keys import RunnerKeys
 from trireme.strategy import KNOBS, Strategy
+from trireme.threads import THREADS_MAX
 
 READER_TYPES = {
     "QueueDataset": "QueueDataset",

@@ -83,7 +83,9 @@ class Attendance:
         self._figures: dict[int, dict[str, float]] = {}
         self._label_uses: dict[int, dict[str, LabelUse]] = {}
         self._stopped: str | None = None
+        self._came: dict[int, float] = {}  # worker -> when its newest incarnation was heard first
         self._stop_reason = ""  # of a worker that asks all to stop
+        self._asked: dict[int, int] = {}  # worker -> its incarnation then
         self.is_over = False  # whether all workers have said goodbye
         self._default_heard = -math.inf  # of workers that this process has not heard
         self._end_waiters = EndWaiters()
@@ -111,7 +113,9 @@ class Attendance:
             self._reports[worker] = _report(request)
             self._figures[worker] = figures_from_wire(request.body)
             self._label_uses[worker] = uses_from_wire(request.body)
-            self._stop_reason = self._stop_reason or need_reason(request.body, "stops")
+            reason = need_reason(request.body, "stops")
+            if reason and (not self._stop_reason or incarnation > self._asked.get(worker, 0)):
+                self._stop_reason, self._asked = reason, dict(self._newest)
             # By a successor; an older incarnation is a delayed message.
             is_back = worker in self._gone and incarnation > self._gone[worker]
         if is_back:
@@ -204,17 +208,31 @@ class Attendance:
             )
         self._num_workers = num_workers
         self._last_heard[worker] = self._clock()
-        self._newest[worker] = max(incarnation, self._newest.get(worker, 0))
+        if incarnation > self._newest.get(worker, 0):
+            self._newest[worker], self._came[worker] = incarnation, self._clock()
         return worker, incarnation
 
     def _on_attendance(self, request: Request) -> Reply:
         within_s = need(request.body, "within_s", float)
+        worker = need({"worker": -1, **request.body}, "worker", int)
         with self._changed:
             since = self._clock() - within_s
             heard = dict.fromkeys(self._expected(), self._default_heard) | self._last_heard
             silent = [w for w in sorted(heard) if w in self._gone or heard[w] < since]
-            body = {"silent": silent, "gone": sorted(self._gone), "stops": self._stop_reason}
+            body = {"silent": silent, "gone": sorted(self._gone), "stops": self._stops(worker)}
             return Reply(body)
+
+    def _stops(self, worker: int) -> str:
+        """The request to stop. For a worker that came after it only when one of those that were
+        there has called since: else they belong to a job that was killed.
+        """
+        came = self._came.get(worker, math.inf)
+        is_older = self._newest.get(worker, 0) <= self._asked.get(worker, 0)
+        is_of_this_job = is_older or any(
+            self._newest[other] == incarnation and self._last_heard[other] > came
+            for other, incarnation in self._asked.items()
+        )
+        return self._stop_reason if is_of_this_job else ""
 
     def silences_s(self) -> dict[int, float]:
         """Seconds since the last heartbeat of each worker that has not said goodbye."""

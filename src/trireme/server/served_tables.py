@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from trireme.table import TableSchema
 
 Ids = Sequence[tuple[int, int]]
 """(stream, sequence) of pushes."""
+SavedAs = tuple[str, int]
+"""Id and version of a checkpoint."""
 
 
 @dataclass
@@ -72,17 +75,53 @@ class ServedTable:
             )
 
 
+@dataclass
+class Settled:
+    """Where what rows have gained was subtracted last.
+
+    id: of that checkpoint. parts: how many rows of each of its parts. version: of the tables then,
+    or when a checkpoint was loaded. A save that had begun before, with a lower one, may hold what
+    was subtracted since, and is not settled: its rows are exported once more.
+    """
+
+    id: str = ""
+    parts: dict[str, int] = field(default_factory=dict)
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        self.lock = Lock()  # for one settlement at a time
+
+    def allows(self, id: str, version: int) -> bool:
+        """Whether the checkpoint of this version may be settled."""
+        return id == self.id or version >= self.version
+
+    def num_rows(self, id: str, part: str) -> int:
+        """How many rows of a part of this checkpoint were settled."""
+        return self.parts.get(part, 0) if self.id == id else 0
+
+    def note(self, id: str, part: str, num_rows: int, version: int) -> None:
+        """The first rows of a part are settled, while the tables have this version."""
+        if self.id != id:
+            self.id, self.parts = id, {}
+        self.parts[part], self.version = num_rows, version
+
+    def end(self, version: int) -> None:
+        """A load is about to replace the rows, while the tables have this version."""
+        with self.lock:
+            self.id, self.parts, self.version = "", {}, version
+
+
 class ServedTables(dict[str, ServedTable]):
     """The tables by name. Changes need the server's lock.
 
     version: rows that change from now on are stamped with it.
-    settled: the id of the last checkpoint that was settled, and how many rows of its parts.
+    settled: what is known of settlements.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.version = 1
-        self.settled: tuple[str, dict[str, int]] = ("", {})
+        self.settled = Settled()
 
     def check_schema(self, schema: TableSchema) -> None:
         """Raises SchemaMismatch if the table exists with another schema; shows what differs."""
@@ -134,17 +173,6 @@ class ServedTables(dict[str, ServedTable]):
     def forget_removed(self, version: int) -> None:
         for table in list(self.values()):
             table.rows.forget_removed(version)
-
-    def num_settled(self, id: str, part: str) -> int:
-        """How many rows of a part of this checkpoint were settled."""
-        last_id, parts = self.settled
-        return parts.get(part, 0) if last_id == id else 0
-
-    def note_settled(self, id: str, part: str, num_rows: int) -> None:
-        """The first rows of a part are settled. Requires: the server's lock."""
-        if self.settled[0] != id:
-            self.settled = (id, {})
-        self.settled[1][part] = num_rows
 
     def check_shrink(self, buckets: Sequence[int]) -> None:
         """Raises ResourceExhausted: the rows of one of these buckets find no room together."""

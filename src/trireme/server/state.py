@@ -42,7 +42,7 @@ from trireme.server.prepared_import import PreparedImport
 from trireme.server.prepared_load import CheckedLoad, PreparedLoad
 from trireme.server.row_claims import NO_CLAIMS, Claims, RowClaims
 from trireme.server.row_tier import RowTier
-from trireme.server.served_tables import ServedTable, ServedTables
+from trireme.server.served_tables import SavedAs, ServedTable, ServedTables
 from trireme.server.server_limits import CapacityLimits, HasBytes
 from trireme.server.staging import Staging
 from trireme.server.step_gradient import StepGradient
@@ -553,37 +553,36 @@ class ServerState:
             self.journal.record("log.forget", {"version": version})
             self.tables.forget_removed(version)
 
-    def settle(self, table: ServedTable, id: str, part: str, keys: Keys, gained: Floats) -> None:
-        """Subtract from rows the delta_score that a part of checkpoint `id` has exported. A
-        repetition does nothing; after an error it does what was left. Raises ResourceExhausted:
-        the rows find no room in memory, or the log none on disk.
+    def settle(
+        self, table: ServedTable, saved: SavedAs, part: str, keys: Keys, gained: Floats
+    ) -> bool:
+        """Subtract from rows the delta_score that a part of a checkpoint has exported. A repetition
+        does nothing; after an error it does what was left. Returns False: not `Settled.allows`.
+        Raises ResourceExhausted: the rows find no room in memory, or the log none on disk.
         """
-        for first in range(0, len(keys), _SETTLED_KEYS):
-            some = slice(first, first + _SETTLED_KEYS)
-            self.settle_some(table, id, part, first, keys[some], gained[some])
+        some = [slice(n, n + _SETTLED_KEYS) for n in range(0, len(keys), _SETTLED_KEYS)]
+        return all(self.settle_some(table, saved, part, s.start, keys[s], gained[s]) for s in some)
 
     def settle_some(
-        self, table: ServedTable, id: str, part: str, first: int, keys: Keys, gained: Floats
-    ) -> None:
+        self, table: ServedTable, saved: SavedAs, part: str, first: int, keys: Keys, gained: Floats
+    ) -> bool:
         """Settle those rows of a part, from number `first` on, that are not settled. Each is once,
-        also if an error ends this and replay does them all. Raises as `settle`.
+        also if an error ends this and replay does them all. Returns and raises as `settle`.
         """
-        end = first + len(keys)
-        if end <= self.tables.num_settled(id, part):  # by an earlier call of the same job
-            return
+        (id, _), end, settled = saved, first + len(keys), self.tables.settled
         claims = self.row_claims.claim_keys(table, keys)  # refused before it is recorded
-        with self.journal.changing_once():
-            done = max(self.tables.num_settled(id, part), first)
-            if done >= end:  # meanwhile
-                return
+        with self.journal.changing_once(), settled.lock:
+            if not settled.allows(*saved):
+                return False
+            if (done := max(settled.num_rows(id, part), first)) >= end:
+                return True  # by an earlier call of the same job
             self.claim()
             body = {"table": table.schema.name, "id": id, "part": part, "first": first}
             self.journal.record("log.settle", body, [keys, gained])
             while done < end:
-                rest = slice(done - first, None)
-                done += table.rows.settle(keys[rest], gained[rest], claims)
-                with self.lock:
-                    self.tables.note_settled(id, part, done)
+                done += table.rows.settle(keys[done - first :], gained[done - first :], claims)
+                settled.note(id, part, done, self.tables.version)
+        return True
 
     def shrink(self, body: dict[str, Any]) -> dict[str, dict[str, int]]:
         """Execute a checked `policy.shrink`; returns the numbers of rows removed. Within

@@ -81,7 +81,7 @@ class LeasedPass:
             passes.give_back(cluster.client, leaves_job=cluster.stop_request.is_alone)
             if cluster.stop_request.is_alone:
                 log.info("%s: others continue with its stream", cluster.stop_request.reason)
-                raise Stopped(cluster.stop_request.reason)
+                raise Stopped(cluster.stop_request.reason, cluster.stop_request.code)
 
     def give_back(self) -> None:
         """Return the lease before the stream has ended; others continue after the last push."""

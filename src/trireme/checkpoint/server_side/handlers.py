@@ -5,6 +5,7 @@ server needs the coordinator's decision, and is not ready for other calls. `load
 as it takes: a server that was killed meanwhile, or whose disk was full, begins again.
 """
 
+import math
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from trireme.checkpoint.format.manifest import (
     read_manifest,
 )
 from trireme.checkpoint.server_side.load import CheckpointLoad, LoadPlan
-from trireme.checkpoint.server_side.operations import OperationProgress, Operations, lost
+from trireme.checkpoint.server_side.operations import RESTARTED, OperationProgress, Operations, lost
 from trireme.checkpoint.server_side.rows_to_save import RowsToSave, count_bins
 from trireme.checkpoint.server_side.save import SavePlan, save_shard
 from trireme.checkpoint.server_side.settle import settle
@@ -74,9 +75,14 @@ class CheckpointHandlers:
         if body["action"] not in ("prepare", "load"):  # which go on with what is prepared
             self._server.check_settled()
         storage = self._storage(body)
-        self._operations.start(
-            need_name(body, "job", JOB_CHARS_MAX), lambda progress: action(storage, body, progress)
-        )
+        patience_s = need({"patience_s": math.inf, **body}, "patience_s", float)
+
+        def work(progress: OperationProgress) -> Result:
+            if body["action"] in ("count", "save", "check"):  # of use to its worker alone
+                progress.patience_s = patience_s
+            return action(storage, body, progress)
+
+        self._operations.start(need_name(body, "job", JOB_CHARS_MAX), work)
         return Reply()
 
     def _on_status(self, request: Request) -> Reply:
@@ -145,7 +151,7 @@ class CheckpointHandlers:
             try:
                 return save_shard(self._server, storage, plan, progress)
             except FileExistsError as error:  # the call had reached this server's predecessor too
-                raise lost(body["job"], "has left files") from error
+                raise lost(f"{body['job']!r} has left files: {RESTARTED}") from error
 
     def _check(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
         self._read(storage, body, progress)

@@ -257,6 +257,7 @@ class CheckpointLoad:
         self._is_decided = True
         with self._server.lock:
             self._server.row_claims.drop(self._server.staging.staged())  # they find no use
+        self._server.tables.settled.end(self._server.tables.version)
         for name, rows in self._staged.items():
             self._server.adopt_rows(manifest.tables[name].schema, rows)
         if not resumes:

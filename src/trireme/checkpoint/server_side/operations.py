@@ -5,7 +5,9 @@ So no call takes long, a repeated call starts nothing twice, and worker 0 sees t
 
 import json
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
@@ -21,14 +23,20 @@ log = logging.getLogger("trireme.checkpoint")
 
 RUNNING_MAX = 8
 KEPT_MAX = 32
+RESTARTED = "the server has been restarted since"
 
 
 class OperationProgress:
-    """How much of an operation is done. Threads: any."""
+    """How much of an operation is done, and how long ago its worker has asked. patience_s: an
+    operation of which nobody has asked for so long is given up. Threads: any.
+    """
+
+    patience_s = math.inf
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self.asked_at = time.monotonic()
         self.done = 0
         self.total = 0
 
@@ -37,9 +45,11 @@ class OperationProgress:
             self.total += amount
 
     def add(self, amount: int) -> None:
-        """Raises BadRequest after `stop`."""
+        """Raises BadRequest after `stop`; as `lost`, if its worker does not ask any more."""
         with self._lock:
             self.done += amount
+        if time.monotonic() - self.asked_at > self.patience_s:
+            raise lost(f"was given up, unasked for {self.patience_s:g} s: its worker has gone")
         if self._stopped.is_set():
             raise BadRequest("checkpoint: stopped, because its worker or another server failed")
 
@@ -109,6 +119,7 @@ class Operation:
 
     def status(self) -> Reply:
         """Raises what `lost` makes, if the operation ended with that."""
+        self.progress.asked_at = time.monotonic()
         is_running = self.is_running  # first: once it is False, the result is complete
         error = None if is_running else self._error
         if error is not None and error.details:
@@ -148,12 +159,12 @@ class Operations:
         with self._lock:
             operation = self._operations.get(name)
         if operation is None:
-            raise lost(name, "is not known")
+            raise lost(f"{name!r} is not known: {RESTARTED}")
         return operation
 
 
-def lost(name: str, why: str) -> Unavailable:
+def lost(why: str) -> Unavailable:
     """The error of an operation that the worker has to start over."""
-    error = Unavailable(f"checkpoint: job {name!r} {why}: the server has been restarted since")
-    error.details = {"lost_job": name}
+    error = Unavailable(f"checkpoint: job {why}")
+    error.details = {"lost_job": why}
     return error

@@ -1,5 +1,6 @@
 """Settling: after a base or delta is published, what its rows had gained counts as exported."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -16,12 +17,14 @@ from trireme.server.state import ServerState
 from trireme.storage.storage import Storage
 from trireme.table import TableSchema
 
+log = logging.getLogger("trireme.checkpoint")
+
 
 def settle(
     server: ServerState, storage: Storage, manifest: CheckpointManifest, progress: OperationProgress
 ) -> None:
     """Subtract what the saved rows had gained from this server's rows; what pushes have added
-    since stays.
+    since stays. Not if another save or a load has been between: see `Settled`.
     """
     owned = set(server.assignment.owned_buckets().tolist())
     tasks = []
@@ -32,7 +35,7 @@ def settle(
         wanted = [f for f in saved.files if not owned.isdisjoint(range(f.low, f.high + 1))]
         progress.expect(sum(files.num_rows for files in wanted))
         tasks += [
-            partial(_settle_files, server, table, storage, manifest.id, files, progress)
+            partial(_settle_files, server, table, storage, manifest, files, progress)
             for files in wanted
         ]
     in_parallel(tasks, progress)
@@ -61,11 +64,14 @@ def _settle_files(
     server: ServerState,
     table: ServedTable,
     storage: Storage,
-    id: str,
+    manifest: CheckpointManifest,
     files: RowFiles,
     progress: OperationProgress,
 ) -> None:
-    columns = RowColumns.of_schema(table.schema, table.rows)
+    columns, saved = RowColumns.of_schema(table.schema, table.rows), (manifest.id, manifest.version)
     for number, (_, batch) in enumerate(read_rows(storage, files, columns.schema)):
-        server.settle(table, id, f"{files.rows.path} {number}", *gains_of(batch))
+        if not server.settle(table, saved, f"{files.rows.path} {number}", *gains_of(batch)):
+            text = "%s: another save or load was at the same time: the next delta repeats some rows"
+            log.warning(text, storage.name)
+            return
         progress.add(batch.num_rows)

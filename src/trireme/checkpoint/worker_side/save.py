@@ -19,7 +19,7 @@ from trireme.checkpoint.worker_side.publication import (
     retain,
 )
 from trireme.checkpoint.worker_side.server_operations import ServerOperations, Watch, retry
-from trireme.errors import Corruption
+from trireme.errors import BadRequest, Corruption
 from trireme.storage.checked_file import written
 from trireme.storage.local import LocalStorage
 from trireme.storage.storage import Storage, open_storage
@@ -52,7 +52,8 @@ def save_checkpoint(
         need; None: all.
     watch: called with the progress of the servers.
 
-    Raises BadRequest: `path` exists, or servers may not write there; a delta without a base.
+    Raises BadRequest: `path` exists, or servers may not write there; a delta without a base; a load
+    meanwhile.
     ResourceExhausted: the disk is full; nothing is left. Corruption: a server's files are not
     visible on this worker.
     """
@@ -81,6 +82,11 @@ def save_checkpoint(
             body |= {"extra": dict(extra), "tensors": _save_tensors(draft, tensors)}
             manifest = CheckpointManifest.from_json(body, f"{draft.storage.name}/{MANIFEST}")
             _check_visible(manifest, draft)
+            if client.servers.ask_coordinator("coord.chain", {})["model"] != export["model"]:
+                raise BadRequest(
+                    f"save: expected one model, found that another was loaded, or begun, while"
+                    f" servers wrote {target.name}; nothing was saved, save again"
+                )
             publish(draft, target, body)
         return manifest
 

@@ -56,6 +56,7 @@ class ServerOperations:
         """
         name = uuid.uuid4().hex
         message = {**self._body, **body, "action": action, "job": name}
+        message["patience_s"] = float(self._client.timeout_s)
         try:
             self._client.servers.until_current(
                 "checkpoint.start", lambda _: self._everywhere("checkpoint.start", message)

@@ -18,6 +18,7 @@ from trireme.server.log.segment import Record
 from trireme.server.prepared_import import BLOCK, FINISH, PREPARE, PREPARED, ROWS, PreparedImport
 from trireme.server.prepared_load import LOAD, LOAD_END, PreparedLoad
 from trireme.server.requests import RequestHandlers
+from trireme.server.served_tables import Settled
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
 
@@ -43,7 +44,7 @@ def state_records(server: ServerState, attendance: Attendance) -> Iterator[Recor
         "version": tables.version,
         "pushes": streams.num_pushes,
         "pushes_at_load": streams.pushes_at_load,
-        "settled": [tables.settled[0], dict(tables.settled[1])],
+        "settled": [tables.settled.id, dict(tables.settled.parts), tables.settled.version],
         "lease": server.leases.state(),
         "staleness": list(streams.staleness.items()),
     }
@@ -70,8 +71,8 @@ def install_state(server: ServerState, attendance: Attendance, body: Mapping[str
     server.streams.install(state)
     server.staging.install(state["staging"])
     server.pacing.install(state["paces"])
-    id, parts = state["settled"]
-    server.tables.settled = (id, dict(parts))
+    id, parts, *version = state["settled"]  # older files have none
+    server.tables.settled = Settled(id, dict(parts), *version)
     server.leases.install(state["lease"])
     attendance.install(body["attendance"])
 
@@ -157,7 +158,8 @@ def _replay_control(
     elif method == "log.settle":
         keys, gained = arrays
         table = server.table(body["table"])
-        server.settle_some(table, body["id"], body["part"], body["first"], keys, gained)
+        saved = body["id"], server.tables.version  # it was allowed
+        server.settle_some(table, saved, body["part"], body["first"], keys, gained)
     elif method == "ps.create_table":
         server.create_table(TableSchema.from_wire(body["schema"]))
     elif method in ("ps.map", "ps.create_blocks", "ps.lease", "ps.release"):

@@ -154,10 +154,7 @@ class RowsInWindow(RowsOnDevice):
             self.blocks[class_id] = WindowBlock(
                 self._schemas[class_id.table],
                 RowBlock(
-                    layout,
-                    layout.zeros(num_rows, self._device),
-                    self._device,
-                    threads=self._pool,
+                    layout, layout.zeros(num_rows, self._device), self._device, threads=self._pool
                 ),
                 self._begin.versions[class_id.table],
                 self._pool,
