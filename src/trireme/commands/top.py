@@ -16,7 +16,8 @@ EXAMPLES = (
     """
 examples:
   trireme top --servers 127.0.0.1:6000
-      refresh every 2 seconds, until Ctrl-C or until no server answers; one address is enough
+      refresh every 2 seconds, until Ctrl-C or until no server answers; the first server's address is
+      enough, as it knows the others
   trireme top --servers 127.0.0.1:6000 --keys keys/worker
       a job with keys: use those of a client that the servers admit
   trireme top --servers 127.0.0.1:6000 --once | grep worker
