@@ -76,7 +76,8 @@ def pack(header: Header, arrays: Sequence[Array], places: Sequence[Place] = ()) 
         head = msgpack.packb(header)
     except (TypeError, ValueError, OverflowError) as error:
         raise BadRequest(f"rpc.pack: body must hold msgpack values only, found: {error}") from error
-    return [head, *(_bytes(array) for array in arrays)]
+    bodies = [one.reshape(-1).view(np.uint8).data if one.size else b"" for one in arrays]
+    return [head, *bodies]
 
 
 def unpack(
@@ -180,10 +181,6 @@ def _spec(i: int, array: Array) -> list[Any]:
     if array.ndim > NDIM_MAX:
         raise BadRequest(f"rpc.pack: array {i} may have {NDIM_MAX} dims, found shape {array.shape}")
     return [name, list(array.shape)]
-
-
-def _bytes(array: Array) -> memoryview | bytes:
-    return array.reshape(-1).view(np.uint8).data if array.size else b""
 
 
 def _unpack_header(head: memoryview, limits: Limits) -> Header:

@@ -20,7 +20,8 @@ class HeldBytes:
     """
 
     def __init__(self, num_bytes_max: int | None = None) -> None:
-        self.num_bytes_max = num_bytes_max or _memory_of_machine()
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self.num_bytes_max = num_bytes_max or memory
         self.num_bytes = 0
         self._lock = threading.Lock()
         self._bytes: dict[Hashable, int] = {}
@@ -64,7 +65,3 @@ class HeldBytes:
                     " TRIREME_LIMITS of the server says how much it holds"
                 )
             self._bytes[what], self.num_bytes = num_bytes, total
-
-
-def _memory_of_machine() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

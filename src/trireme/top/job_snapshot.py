@@ -105,8 +105,5 @@ def _parse(endpoint: str, answer: Reply | TriremeError) -> ServerSamples:
     for family in text_string_to_metric_families(answer.arrays[0].tobytes().decode()):
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return ServerSamples(endpoint, samples, waits=_waits(answer))
-
-
-def _waits(answer: Reply) -> Sequence[str]:
-    return need_list(answer.body, "waits", str) if "waits" in answer.body else ()
+    waits = need_list(answer.body, "waits", str) if "waits" in answer.body else ()
+    return ServerSamples(endpoint, samples, waits=waits)
