@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import runpy
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -404,11 +405,13 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused(state: Any) -> None:
 
 def test_the_page_shows_a_scheduler_that_goes_on_in_a_resumed_fit(tmp_path: Path) -> None:
     page = (tree.ROOT / "docs/callbacks.md").read_text()
-    space: dict[str, Any] = {"tr": tr, "torch": torch}
-    exec(page.split("## Your own\n\n```python\n")[1].split("```")[0], space)
-    checkpoints = tr.Checkpoints(tmp_path, every_s=600)
+    code = tmp_path / "plateau.py"
+    shown = page.split("## Your own\n\n```python\n")[1].split("```")[0]
+    code.write_text(f"import torch\nimport trireme as tr\n{shown}")
+    plateau_class = runpy.run_path(str(code))["Plateau"]
+    checkpoints = tr.Checkpoints(tmp_path / "ckpt", every_s=600)
     for epochs in (1, 2):
-        plateau = space["Plateau"]()
+        plateau = plateau_class()
         with embedded() as cluster:
             trainer = trainer_with(cluster, plateau)
             valid = loader(100, seed=1)
