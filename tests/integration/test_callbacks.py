@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import runpy
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 import trireme as tr
 from tests.integration.planted_model import Linear, bce, loader
 from tests.jobs import Job
+from tests.repo import tree
 from trireme.errors import BadRequest, Stopped
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
@@ -399,6 +401,28 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused(state: Any) -> None:
 
     with embedded() as cluster, pytest.raises(BadRequest, match=r"Odd.state_dict: .*JSON values"):
         trainer_with(cluster, Odd()).fit(loader(100))
+
+
+def test_the_page_shows_a_scheduler_that_goes_on_in_a_resumed_fit(tmp_path: Path) -> None:
+    page = (tree.ROOT / "docs/callbacks.md").read_text()
+    code = tmp_path / "plateau.py"
+    shown = page.split("## Your own\n\n```python\n")[1].split("```")[0]
+    code.write_text(f"import torch\nimport trireme as tr\n{shown}")
+    plateau_class = runpy.run_path(str(code))["Plateau"]
+    checkpoints = tr.Checkpoints(tmp_path / "ckpt", every_s=600)
+    for epochs in (1, 2):
+        plateau = plateau_class()
+        with embedded() as cluster:
+            trainer = trainer_with(cluster, plateau)
+            valid = loader(100, seed=1)
+            trainer.fit(
+                loader(100), epochs=epochs, valid=valid, checkpoints=checkpoints, resume=True
+            )
+        if epochs == 1:
+            first = plateau.rates.best
+    assert plateau.rates.last_epoch == 1  # of this fit's own
+    assert math.isfinite(first)
+    assert plateau.rates.best < first
 
 
 def test_infinity_is_no_improvement(tmp_path: Path) -> None:

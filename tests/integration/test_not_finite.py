@@ -87,6 +87,22 @@ def equal(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+@pytest.mark.parametrize("mode", STRATEGIES)
+def test_a_sparse_gradient_of_a_parameter_is_refused_and_training_goes_on(
+    default_cluster: Cluster, mode: str
+) -> None:
+    model = Model()
+    model.top.register_parameter("ids", nn.Parameter(torch.ones(5, 1)))
+    optimizer = optimizer_of(model, mode, default_cluster)
+    before = weights(model, default_cluster)
+    bag = nn.functional.embedding(torch.tensor([3]), model.top.get_parameter("ids"), sparse=True)
+    (nn.functional.mse_loss(model(batch(0)), torch.ones(4)) + bag.sum()).backward()
+    with pytest.raises(BadRequest, match=r"parameter top.ids, found a sparse one: .*sparse=False"):
+        optimizer.step(examples=4)
+    assert equal(before, weights(model, default_cluster))
+    train(model, optimizer, 1)
+
+
 @pytest.mark.parametrize("clip", [{}, {"clip_norm": 1.0}, {"clip_value": 1.0}], ids=str)
 @pytest.mark.parametrize("breaks", ["rows", "dense"])
 @pytest.mark.parametrize("mode", STRATEGIES)

@@ -100,11 +100,13 @@ class HeardModel(Model):
 
 
 def test_a_fit_without_checkpoints_says_that_nothing_was_saved(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with trainer() as fitting:
+        fitting.shows_progress = True
         with pytest.raises(Stopped) as stopped:
             fitting.fit(batches(NUM_BATCHES), epochs=2)
+        assert capsys.readouterr().out.startswith("train 1/2: ")  # not 100%
         assert fitting.model.num_steps == TOLD_AT
         assert fitting.optimizer.num_steps == TOLD_AT
     assert stopped.value.code == 0

@@ -286,11 +286,32 @@ def test_a_delayed_call_after_a_later_one_changes_nothing(asker: Asker) -> None:
 
 def test_a_meeting_for_two_purposes_fails_for_all(asker: Asker) -> None:
     waiting = asker.gather(1, "1", "save")
-    with pytest.raises(BadRequest, match=r"workers \[1\] came for 'save', worker 0 for 'evaluate'"):
+    with pytest.raises(BadRequest, match=r"workers \[1\] came for 'save', workers \[0\] for 'ev"):
         asker.gather(0, "1", "evaluate")
     answers: list[Reply | TriremeError] = []
     waiting.bind(answers.append)
     assert "came for 'save'" in str(answers[0])
+
+
+def failure(answer: Any) -> str:
+    """The message of the error that a request which has waited gets."""
+    answers: list[Reply | TriremeError] = []
+    answer.bind(answers.append)
+    return "".join(str(answer) for answer in answers if isinstance(answer, BadRequest))
+
+
+def test_a_meeting_fails_for_those_who_wait_for_an_ended_script(asker: Asker) -> None:
+    waiting = asker.gather(0, "1", "save")
+    asker.ask("coord.end", {"run": 0, **asker.me(1)})
+    first, second = failure(waiting), failure(asker.gather(0, "2", "save"))
+    assert "meeting 1 of pass 0 (save): expected all workers, found the scripts of [1] at" in first
+    assert "of [1] at their ends: every worker makes this call" in second
+
+
+def test_two_meetings_that_wait_for_workers_of_each_other_fail(asker: Asker) -> None:
+    saves, waits = asker.gather(0, "5/1/1", "save"), asker.gather(1, "5", "barrier")
+    for message in failure(saves), failure(waits):
+        assert "came for 'barrier', workers [0] for 'save'; every worker must do the" in message
 
 
 def test_blocks_are_added_once_and_change_the_map(asker: Asker) -> None:

@@ -162,5 +162,8 @@ def test_a_folder_that_cannot_be_written_is_an_error(
 
 
 def test_a_folder_without_keys_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match=r"server\.key must be a readable text file"):
+    (tmp_path / "worker.0").mkdir()
+    with pytest.raises(
+        BadRequest, match=r"server\.key must be a readable text file.* has worker\.0"
+    ):
         server_keys(tmp_path)

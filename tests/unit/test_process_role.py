@@ -393,3 +393,22 @@ def test_only_what_torch_reads_as_it_is_loaded_is_set_too_late(
     assert environment.set_too_late() == []
     monkeypatch.setenv("OMP_PROC_BIND", "close")
     assert environment.set_too_late() == ["OMP_PROC_BIND"]
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (without(FLEET_WORKER, "PADDLE_TRAINER_ID"), "TRAINING_ROLE=TRAINER"),
+        (without(FLEET_SERVER, "POD_IP", "PADDLE_PORT"), "TRAINING_ROLE=PSERVER"),
+    ],
+)
+def test_a_role_is_shown_as_it_was_set(env: dict[str, str], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        read_role(env)
+
+
+def test_of_the_options_of_durability_those_without_effect_are_named() -> None:
+    with pytest.raises(BadRequest, match=r"TRIREME_DURABILITY\) with --state_dir, found none"):
+        Durability(folder=Path("state"))
+    with pytest.raises(BadRequest, match="with --state_dir and --log_bytes, found none"):
+        Durability(folder=Path("state"), log_bytes=0)

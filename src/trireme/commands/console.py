@@ -21,7 +21,7 @@ examples:
   trireme launch --server_num 2 --worker_num 2 --console 8080 train.py
       a job with its console; the launcher prints the link to open
   trireme console --servers 127.0.0.1:6000
-      the same for a job that runs already; one address is enough. Runs until Ctrl-C
+      the same for a job that runs already; the first server is enough. Runs until Ctrl-C
   trireme console --servers 10.0.0.1:6000 --keys keys/worker --listen 127.0.0.1:8080
   ssh -L 8080:127.0.0.1:8080 10.0.0.9
       a job with keys, seen from elsewhere: the second command forwards the port of the machine

@@ -16,7 +16,7 @@ EXAMPLES = (
     """
 examples:
   trireme top --servers 127.0.0.1:6000
-      refresh every 2 seconds, until Ctrl-C or until no server answers; one address is enough
+      refresh every 2 seconds, until Ctrl-C or until no server answers; the first server is enough
   trireme top --servers 127.0.0.1:6000 --keys keys/worker
       a job with keys: use those of a client that the servers admit
   trireme top --servers 127.0.0.1:6000 --once | grep worker
@@ -70,7 +70,8 @@ def _top(arguments: argparse.Namespace) -> int:
 
     console = Console()
     is_live = console.is_terminal and not arguments.once
-    rows_max = _rows_that_fit(console.height) if is_live else None
+    # Servers, tables and workers each that a terminal of 80 columns has lines for.
+    rows_max = max(1, (console.height - 16) // 6) if is_live else None
     with (
         RpcClient(name="top", keys=keys, on_wait=log.debug) as client,
         contextlib.suppress(KeyboardInterrupt),  # the usual way to end it
@@ -86,8 +87,3 @@ def _top(arguments: argparse.Namespace) -> int:
             if arguments.once:
                 break
     return 0
-
-
-def _rows_that_fit(height: int) -> int:
-    """How many servers, tables and workers each a terminal of 80 columns has lines for."""
-    return max(1, (height - 16) // 6)

@@ -94,6 +94,7 @@ class Coordinator:
             self._joint.note_call(worker)
             answer = handler(worker, request)
             self._joint.fail_meetings()
+            self._meetings.fail_without_ended()
             return answer
 
         return handle

@@ -172,20 +172,25 @@ class Meetings:
 
     def _fail_passed(self, name: MeetingName) -> None:
         """Fail the meetings that wait for a worker which is at a later one, because a call before
-        it has failed: it does not come any more. name: of the meeting that a worker has come to.
+        it has failed: it does not come any more. Fail two that wait for workers of each other:
+        their scripts differ. name: of the meeting that a worker has come to.
         """
         pairs = [pair for other in self._open for pair in ((name, other), (other, name))]
         for early, late in pairs:
             meeting, later = self._open.get(early), self._open.get(late)
-            if meeting is None or later is None or not early.precedes(late):
+            if meeting is None or later is None or late.precedes(early):
                 continue
-            if gone := self._missing(meeting) & later.contributions.keys():
+            gone = self._missing(meeting) & later.contributions.keys()
+            if gone and early.precedes(late):
                 error = BadRequest(
                     f"{early} ({meeting.purpose}): expected all workers, found {sorted(gone)} at"
                     f" {late} ({later.purpose}) already: a call before it has failed there"
                 )
-                for deferred in self._close(early).waiting.values():
-                    deferred.fail(error)
+                self._fail(early, error)
+            elif gone and self._missing(later) & meeting.contributions.keys():
+                error = _purposes_error(early, meeting, sorted(gone), later.purpose)
+                self._fail(early, error)
+                self._fail(late, error)
 
     def fail_without(
         self, away: Set[int], make_error: Callable[[str, list[int]], TriremeError]
@@ -196,9 +201,11 @@ class Meetings:
         for name, meeting in list(self._open.items()):
             missing = sorted(self._missing(meeting) & away)
             if missing and meeting.contributions.keys() - away:
-                error = make_error(f"{name} ({meeting.purpose})", missing)
-                for deferred in self._close(name).waiting.values():
-                    deferred.fail(error)
+                self._fail(name, make_error(f"{name} ({meeting.purpose})", missing))
+
+    def fail_without_ended(self) -> None:
+        """Fail the meetings that wait for workers whose scripts have ended."""
+        self.fail_without(self._workers.ended(), _ended_error)
 
     def _missing(self, meeting: Meeting) -> set[int]:
         return self._workers.participants - meeting.contributions.keys()
@@ -221,6 +228,10 @@ class Meetings:
         for worker, deferred in meeting.waiting.items():
             deferred.reply(_reply_to(worker, reply))
         return reply
+
+    def _fail(self, name: MeetingName, error: TriremeError) -> None:
+        for deferred in self._close(name).waiting.values():
+            deferred.fail(error)
 
     def _close(self, name: MeetingName) -> Meeting:
         """The meeting, which is open no more."""
@@ -257,12 +268,8 @@ class Meetings:
             )
         if not meeting.contributions:  # late workers alone do not fix the purpose
             return
-        error = BadRequest(
-            f"{name}: workers {sorted(meeting.contributions)} came for {meeting.purpose!r}, worker"
-            f" {worker} for {purpose!r}; every worker must do the same in the same order"
-        )
-        for deferred in self._close(name).waiting.values():
-            deferred.fail(error)
+        error = _purposes_error(name, meeting, [worker], purpose)
+        self._fail(name, error)
         raise error
 
     # ---- meetings that have ended ----
@@ -358,6 +365,23 @@ def _to_keep(reply: Reply) -> list[Any]:
 
 def _num_bytes(body: Any, arrays: Sequence[Array]) -> int:
     return sum(array.nbytes for array in arrays) + len(msgpack.packb(body))
+
+
+def _purposes_error(
+    name: MeetingName, meeting: Meeting, workers: list[int], purpose: str
+) -> BadRequest:
+    return BadRequest(
+        f"{name}: workers {sorted(meeting.contributions)} came for {meeting.purpose!r}, workers"
+        f" {workers} for {purpose!r}; every worker must do the same in the same order, also where"
+        " worker 0 alone writes or shows what comes of it"
+    )
+
+
+def _ended_error(meeting: str, workers: list[int]) -> BadRequest:
+    return BadRequest(
+        f"{meeting}: expected all workers, found the scripts of {workers} at their ends: every"
+        " worker makes this call, also where worker 0 alone writes or shows what comes of it"
+    )
 
 
 def _dropped_error(name: MeetingName, purpose: str) -> ResourceExhausted:

@@ -131,13 +131,14 @@ class Workers:
     def end_script(self, index: int) -> None:
         self.records[index].has_ended = True
 
+    def ended(self) -> set[int]:
+        return {index for index, record in self.records.items() if record.has_ended}
+
     def end_run(self, gone: Set[int], num_workers: int) -> int | None:
         """If all that take part have ended their scripts and are among `gone`, workers that join
         begin the next run. Returns the pass with which this run ended; None: it has not.
         """
-        ended = {
-            w: self.records[w] for w in gone & self.records.keys() if self.records[w].has_ended
-        }
+        ended = {w: self.records[w] for w in gone & self.ended()}
         if not ended or self.participants - ended.keys():
             return None
         begun = max(record.passes for record in ended.values())

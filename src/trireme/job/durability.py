@@ -49,14 +49,12 @@ class Durability:
             raise BadRequest(
                 f"durability: expected one of {', '.join(DURABILITIES)}, found {self.mode!r}"
             )
-        if self.mode == "none" and self.skips:
+        own = {"state_dir": self.folder, "log_bytes": self.log_bytes, "skip_records": self.skips}
+        idle = [f"--{name}" for name, value in own.items() if value not in (None, frozenset())]
+        if self.mode == "none" and idle:
             raise BadRequest(
-                "durability: expected process or machine with --skip_records, found none"
-            )
-        if self.mode == "none" and (self.folder or self.log_bytes) is not None:
-            raise BadRequest(
-                "durability: expected process or machine (--durability, TRIREME_DURABILITY) with"
-                f" --state_dir {self.folder} and --log_bytes {self.log_bytes}, found none"
+                "durability: expected process or machine (--durability, TRIREME_DURABILITY)"
+                f" with {' and '.join(idle)}, found none"
             )
         if self.mode != "none" and self.folder is None:
             raise BadRequest(

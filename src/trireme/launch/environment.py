@@ -167,7 +167,9 @@ def require(facts: Facts, key: str, process: str, source: str | None = None) -> 
     """The fact `key`. Raises BadRequest with the variables that could state it."""
     if key in facts:
         return facts[key]
-    others = ", ".join(f"{fact.name}={as_text(fact.value)}" for fact in facts.values())
+    roles = {Fact(role, "TRAINING_ROLE"): name for name, role in _FLEET_ROLES.items()}
+    stated = (f"{one.name}={roles.get(one) or as_text(one.value)}" for one in facts.values())
+    others = ", ".join(stated)
     is_argument = "role" in facts and facts["role"].name.startswith("argument")
     raise BadRequest(
         f"init: {process} needs {_SOURCES[source or key]}, found none of these, but {others}"

@@ -67,7 +67,9 @@ class _SentTree:
         self._sent: accelerator.Sent | None = None
         if link.is_host:
             return
-        self._leaves, self._spec = pytree.tree_flatten(tree, is_leaf=_is_strings)
+        self._leaves, self._spec = pytree.tree_flatten(
+            tree, is_leaf=lambda one: isinstance(one, Strings)
+        )
         distinct = {id(leaf): leaf for leaf in self._leaves if isinstance(leaf, Tensor)}
         self._ids = list(distinct)
         self._sent = link.send(list(distinct.values()))
@@ -78,7 +80,3 @@ class _SentTree:
         moved = dict(zip(self._ids, self._sent.receive(), strict=True))
         leaves = [moved.get(id(leaf), leaf) for leaf in self._leaves]
         return pytree.tree_unflatten(leaves, self._spec)
-
-
-def _is_strings(node: Any) -> bool:
-    return isinstance(node, Strings)

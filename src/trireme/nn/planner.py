@@ -187,7 +187,9 @@ class Planner:
             check_kinds(table, batch, features, reader, train=train)
             distinct = keys_by_ids[ids_read]
             num_examples = distinct.index.num_examples
-            scale = distinct.fleet_scale(table) if _is_scaled_by_worker(table) else None
+            # Servers apply Fleet's scale to tables whose pushes have the shows.
+            is_scaled = table.optimizer.scale == "fleet" and not table.schema.is_scored
+            scale = distinct.fleet_scale(table) if is_scaled else None
             columns = distinct.columns(table, batch) if train else {}
             tables.append(TablePlan(table, distinct.keys, scale, columns))
             for spec in specs:
@@ -212,11 +214,6 @@ def check_kinds(
         table.features.check(reader, feature, are_strings)
         if train:
             table.features.learn(feature, are_strings)
-
-
-def _is_scaled_by_worker(table: Table) -> bool:
-    """Whether workers apply Fleet's scale. Servers do for tables whose pushes have the shows."""
-    return table.optimizer.scale == "fleet" and not table.schema.is_scored
 
 
 def _leaf(plan: TablePlan, rows: Tensor | None, train: bool) -> Tensor:

@@ -189,7 +189,7 @@ class StageMeasuring:
         dense = sum(_num_bytes(p) for p in self._optimizer.replica.dense.parameters.values())
         self._bytes[READ].append(2 * (rows + keys + dense) / self._examples)
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-        distinct = {_place(tensor): _num_bytes(tensor) for tensor in tensors}
+        distinct = {(t.data_ptr(), _num_bytes(t)): _num_bytes(t) for t in tensors}  # no view twice
         first = next(iter(self._stages))
         self._bytes[first].append((sum(distinct.values()) + rows) / self._examples)
 
@@ -284,8 +284,3 @@ def _backward(outputs: Mapping[str, Tensor], crossed: Mapping[str, Tensor]) -> N
 
 def _num_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _place(tensor: Tensor) -> tuple[int, int]:
-    """Equal for two views of the same numbers."""
-    return tensor.data_ptr(), _num_bytes(tensor)

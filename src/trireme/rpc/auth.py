@@ -207,4 +207,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"keys: {path} must be a readable text file, found: {error}") from error
+        there = ", ".join(one.name for one in sorted(path.parent.glob("*"))[:8])
+        raise BadRequest(
+            f"keys: {path} must be a readable text file, found: {error}; {path.parent} has"
+            f" {there or 'nothing'} (servers need server.key and clients.pub, workers"
+            " client.key and server.pub: `trireme keys`)"
+        ) from error

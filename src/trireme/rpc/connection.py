@@ -468,6 +468,7 @@ def _of_another_state(states: Mapping[str, str], expected: str, state: str) -> C
     return Corruption(
         f"expected the server whose state is {expected}, found state {state}: it has started over"
         " without its --state_dir, or with another one. Start it again with its own; if that is"
-        " lost, so is what no checkpoint holds: start the job again and load the newest checkpoint;"
-        " --durability process keeps a server's state when it is killed"
+        " lost, so is what no checkpoint holds: stop all servers, empty their state folders, start"
+        " the job again and load the newest checkpoint; --durability process keeps a server's state"
+        " when it is killed"
     )

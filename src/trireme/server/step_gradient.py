@@ -101,7 +101,8 @@ class StepGradient:
             if push.row_class == row_class
         ]
         if not own:
-            return _empty_push(schema.dims[row_class], schema.columns)
+            none = np.empty((0, schema.dims[row_class]), np.float32)
+            return np.empty(0, np.uint64), none, no_columns(schema.columns)
         keys_K, gradients_KD, columns = merge(own, self._pool)
         is_scaled = schema.is_scored and schema.rule.get("scale") == "fleet"
         if is_scaled and self.kind == GRADIENT:  # a difference comes from a rule that has scaled it
@@ -128,11 +129,6 @@ class StepGradient:
 
     def _clipped(self, gradient: Floats) -> Floats:
         return gradient if self._clip is None else self._clip.clipped(gradient, self._norm)
-
-
-def _empty_push(dim: int, names: Sequence[str]) -> tuple[Keys, Floats, KeyColumns]:
-    """A push of no keys, with columns of these names."""
-    return np.empty(0, np.uint64), np.empty((0, dim), np.float32), no_columns(names)
 
 
 def _join_classes(

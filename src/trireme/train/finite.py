@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trireme import _core, accelerator
-from trireme.errors import NotFinite
+from trireme.errors import BadRequest, NotFinite
 from trireme.table import RowClassId
 from trireme.worker.gradients import TableGradient
 from trireme.worker.monitoring import WorkerMetrics
@@ -24,8 +24,8 @@ _ON_ONE_THREAD_MAX = 1 << 20
 def check_finite_step(
     what: str, tables: Mapping[RowClassId, TableGradient], dense: Mapping[str, Tensor | None]
 ) -> None:
-    """Raises NotFinite: NaN or infinity; names the table and the key, or the parameter. what: is
-    checked, for the error. dense: by parameter.
+    """Raises NotFinite: NaN or infinity; names the table and the key, or the parameter. BadRequest:
+    a sparse gradient. what: is checked, for the error. dense: by parameter.
     """
     for class_id, part in tables.items():
         if not _is_finite(part.gradients):
@@ -33,6 +33,11 @@ def check_finite_step(
             where = f"key {part.keys[row]} of table {class_id.table!r}"
             raise _not_finite(what, part.gradients[row], where)
     for name, values in dense.items():
+        if values is not None and values.is_sparse:
+            raise BadRequest(
+                f"{what}: expected a dense one for parameter {name}, found a sparse one: make its"
+                " module with sparse=False, or keep its rows in a tr.Table"
+            )
         if values is not None and not _is_finite(values):
             where = f"parameter {name} at {list(_position(values))}"
             raise _not_finite(what, values, where)

@@ -98,11 +98,12 @@ def _check_follows(client: WorkerClient, source: Storage, manifest: CheckpointMa
         return
     loaded = client.servers.ask_coordinator("coord.chain", {})["loaded"]
     if loaded not in manifest.chain:
-        versions = sorted(set(manifest.chain.values()))
-        actual = "none" if loaded is None else f"another one, {loaded}"
+        versions = " or ".join(map(str, sorted(set(manifest.chain.values()))))
+        actual = "none" if loaded is None else "another one"
         raise BadRequest(
-            f"load: expected a checkpoint of version {versions} to be loaded before the delta"
-            f" {source.name} of version {manifest.version}, found {actual}"
+            f"load: expected the checkpoint of version {versions} to be loaded before the delta"
+            f" {source.name} of version {manifest.version}, found {actual} (`trireme verify` of the"
+            " folder above lists the versions in it)"
         )
 
 

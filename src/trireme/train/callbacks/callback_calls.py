@@ -118,6 +118,7 @@ class CallbackCalls:
             except (TypeError, ValueError, RecursionError) as error:
                 raise BadRequest(
                     f"{name}.state_dict: expected JSON values, found {state!r:.200}: {error}"
+                    " (infinity, NaN and other values go as text, such as str(x))"
                 ) from error
         return {name: state for name, state in states.items() if state}
 

@@ -33,7 +33,7 @@ def describe(model: nn.Module, scorer: Scorer) -> Description:
         "module": {name or ".": type(m).__qualname__ for name, m in model.named_modules()},
         "lookup": {spec.name: f"{spec.table.width} columns" for spec in specs_of([model])},
         "trainer": {
-            "loss": _name_of(scorer.loss),
+            "loss": str(getattr(scorer.loss, "__qualname__", type(scorer.loss).__qualname__)),
             "label": str(scorer.label),
             "autocast": str(scorer.autocast),
         },
@@ -42,10 +42,6 @@ def describe(model: nn.Module, scorer: Scorer) -> Description:
 
 def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-def _name_of(function: object) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def digest(description: Description) -> str:

@@ -108,7 +108,8 @@ class DataPass:
                     " or with drop_last less than a batch"
                 )
             shown.num_examples = self.tally.num_examples
-            shown.show(1.0, self.tally.figures())
+            is_cut = training and self.optimizer.mode.has_stopped(cluster.stop_request.reason)
+            shown.show(None if is_cut else 1.0, self.tally.figures())
         elapsed_s = time.monotonic() - started
         return {
             **self.tally.figures(),

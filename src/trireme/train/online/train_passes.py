@@ -113,7 +113,8 @@ class _PassLoop:
         if self._cluster.num_streams:
             raise BadRequest(
                 "train_passes: expected a job in which each worker has its own share of a pass,"
-                f" found one whose workers share out {self._cluster.num_streams} streams"
+                f" found one whose workers share out {self._cluster.num_streams} streams: leave"
+                " --streams out"
             )
         if self._cluster.client.script.is_successor:
             raise BadRequest(

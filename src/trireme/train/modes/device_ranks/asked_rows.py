@@ -90,7 +90,8 @@ class AskedRows:
             for class_id, one in self.asked.items():
                 weights_KD = self.rows.blocks[class_id].weights(one.keys)
                 for tensors, places in zip(outgoing, one.places, strict=True):
-                    tensors.append(weights_KD[_on(places, weights_KD)])
+                    at = torch.from_numpy(places.astype(np.int64)).to(weights_KD.device)
+                    tensors.append(weights_KD[at])
         except TriremeError as error:
             failure = error
         dims = np.array([dim for _, dim in self._owners.classes], np.int64)
@@ -177,7 +178,3 @@ class AskedRows:
         is_here = torch.from_numpy(slots != ABSENT).to(weights.device)
         rows_KD[is_here, :-1], rows_KD[is_here, -1] = weights, 1.0
         return rows_KD
-
-
-def _on(places: Places, like: Tensor) -> Tensor:
-    return torch.from_numpy(places.astype(np.int64)).to(like.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.protocol.routing import Keys
-from trireme.table import RowClassId, Table
+from trireme.table import RowClassId
 from trireme.train.modes.on_servers.push_stream import PushStream
 from trireme.train.modes.setup import TrainingSetup
 from trireme.worker.gradients import KeysByClass
@@ -87,7 +87,8 @@ class PullAhead:
         everything = {c: _KeyPart(keys_K, _NO_PLACES) for c, keys_K in self._keys.items()}
         if not self._is_worth_a_request(everything):
             return {}, everything
-        losing = {table.name for table in self._setup.tables if _may_lose_rows(table)}
+        policies = [(table.name, table.policy) for table in self._setup.tables]
+        losing = {name for name, one in policies if (one.max_rows, one.max_bytes) != (None, None)}
         divided: dict[tuple[int, ...], tuple[_KeyPart, _KeyPart]] = {}
         early, late = _KeyParts(), _KeyParts()
         for class_id, keys_K in self._keys.items():
@@ -194,8 +195,3 @@ class PullAhead:
 
 def _keys_of(parts: _KeyParts) -> KeysByClass:
     return {class_id: part.keys for class_id, part in parts.items()}
-
-
-def _may_lose_rows(table: Table) -> bool:
-    """Whether a push of other keys may evict a row."""
-    return table.policy.max_rows is not None or table.policy.max_bytes is not None
