@@ -22,13 +22,27 @@ using namespace nb::literals;
 using Slots = Array1<const std::int32_t>;
 using Floats2 = Array2<float>;
 
+// Keys, row classes, wide rows.
+using WidePart = std::tuple<Keys, Array1<const std::uint8_t>, Array2<const std::uint8_t>>;
+
+Table::WidePart part_of(const char* who, const Table& table, const WidePart& part) {
+  const auto& [keys, row_classes, rows] = part;
+  expect(who, "one class per key:", row_classes.size(), keys.size());
+  expect(who, "as many rows as keys:", rows.shape(0), keys.size());
+  expect(who, "rows of bytes", rows.shape(1), table.row_bytes());
+  return {.keys = as_span(keys), .classes = as_span(row_classes), .rows = rows.data()};
+}
+
+void write_parts(Table& table, const std::vector<WidePart>& parts, Pool& pool, bool is_stamped) {
+  std::vector<Table::WidePart> spans;
+  for (const WidePart& part : parts) spans.push_back(part_of("write_wide", table, part));
+  nb::gil_scoped_release release;
+  table.write_wide(spans, pool, is_stamped);
+}
+
 void write_wide(Table& table, Keys keys, Array1<const std::uint8_t> row_classes,
                 Array2<const std::uint8_t> rows, Pool& pool, bool is_stamped) {
-  expect("write_wide", "one class per key:", row_classes.size(), keys.size());
-  expect("write_wide", "as many rows as keys:", rows.shape(0), keys.size());
-  expect("write_wide", "rows of bytes", rows.shape(1), table.row_bytes());
-  nb::gil_scoped_release release;
-  table.write_wide(as_span(keys), as_span(row_classes), rows.data(), pool, is_stamped);
+  write_parts(table, {{keys, row_classes, rows}}, pool, is_stamped);
 }
 
 void merge(Table& table, const Table& other, std::uint32_t first_bucket, std::uint32_t num_buckets,
@@ -39,11 +53,9 @@ void merge(Table& table, const Table& other, std::uint32_t first_bucket, std::ui
 
 void check_wide(const Table& table, Keys keys, Array1<const std::uint8_t> row_classes,
                 Array2<const std::uint8_t> rows, Pool& pool) {
-  expect("check_wide", "one class per key:", row_classes.size(), keys.size());
-  expect("check_wide", "as many rows as keys:", rows.shape(0), keys.size());
-  expect("check_wide", "rows of bytes", rows.shape(1), table.row_bytes());
+  const Table::WidePart part = part_of("check_wide", table, {keys, row_classes, rows});
   nb::gil_scoped_release release;
-  table.check_wide(as_span(keys), as_span(row_classes), rows.data(), pool);
+  table.check_wide(part, pool);
 }
 
 const RowLayout& layout_of(const char* who, const Table& table, int row_class) {
@@ -56,9 +68,27 @@ const RowLayout& layout_of(const char* who, const Table& table, int row_class) {
   return table.classes()[row_class];
 }
 
-// The parts of a block: weights, state, stamps, shows, delta_scores, features.
-using Parts = std::tuple<Floats2, Floats2, Array2<std::int32_t>, Array2<double>, Array1<float>,
-                         Array1<std::int32_t>>;
+// The parts of a block: weights, state, stamps, shows, delta_scores, features. Rows may lie apart.
+template <class T, std::size_t kDims>
+using Part = nb::ndarray<T, nb::ndim<kDims>, nb::device::cpu>;
+using Parts = std::tuple<Part<float, 2>, Part<float, 2>, Part<std::int32_t, 2>, Part<double, 2>,
+                         Part<float, 1>, Part<std::int32_t, 1>>;
+
+// T: what an element of all columns is.
+template <class T, class Array>
+BlockPart<T> part_of(const char* who, const Array& array) {
+  const bool has_columns = array.ndim() == 2;
+  const std::int64_t num_columns = has_columns ? static_cast<std::int64_t>(array.shape(1)) : 1;
+  const std::int64_t step = array.stride(0);
+  if (array.size() > 0 &&
+      ((num_columns > 1 && array.stride(1) != 1) || (array.shape(0) > 1 && step < num_columns))) {
+    throw Error(ErrorCode::kBadRequest, std::string("Table.") + who +
+                                            ": expected rows that are contiguous and apart, found"
+                                            " others in a part of the block");
+  }
+  return {.data = reinterpret_cast<T*>(array.data()),
+          .step = static_cast<std::size_t>(step) * sizeof(*array.data())};
+}
 
 BlockRows rows_of(const char* who, const RowLayout& layout, const Parts& parts) {
   const auto& [weights, state, stamps, shows, delta_scores, features] = parts;
@@ -74,13 +104,14 @@ BlockRows rows_of(const char* who, const RowLayout& layout, const Parts& parts) 
   expect(who, "delta scores:", delta_scores.size(), num_scored);
   expect(who, "features:", features.size(), num_scored);
   const bool is_scored = layout.is_scored();
-  return {.num_rows = num_rows,
-          .weights = weights.data(),
-          .state = state.data(),
-          .stamps = reinterpret_cast<Stamp*>(stamps.data()),
-          .shows = is_scored ? reinterpret_cast<ShowClick*>(shows.data()) : nullptr,
-          .delta_scores = is_scored ? delta_scores.data() : nullptr,
-          .features = is_scored ? reinterpret_cast<std::uint32_t*>(features.data()) : nullptr};
+  return {
+      .num_rows = num_rows,
+      .weights = part_of<float>(who, weights),
+      .state = part_of<float>(who, state),
+      .stamps = part_of<Stamp>(who, stamps),
+      .shows = is_scored ? part_of<ShowClick>(who, shows) : BlockPart<ShowClick>(),
+      .delta_scores = is_scored ? part_of<float>(who, delta_scores) : BlockPart<float>(),
+      .features = is_scored ? part_of<std::uint32_t>(who, features) : BlockPart<std::uint32_t>()};
 }
 
 void split_rows(const Table& table, Array2<const std::uint8_t> wide, const Parts& block,
@@ -147,19 +178,27 @@ void register_slots(nb::module_& m) {
   nb::class_<SlotIndex>(m, "SlotIndex",
                         "Which slot of a block the row of each key has. Any threads may find; "
                         "assign and remove run alone.")
-      .def(nb::init<std::size_t>(), "num_keys_max"_a)
+      .def(nb::init<std::size_t>(), "num_slots"_a)
       .def_prop_ro("num_keys", &SlotIndex::num_keys, "Keys that have a slot.")
+      .def_prop_ro(
+          "keys",
+          [](nb::handle self) {
+            const std::span<std::uint64_t> keys = nb::cast<SlotIndex&>(self).keys();
+            return Result1<const std::uint64_t>(keys.data(), {keys.size()}, self);
+          },
+          "(num_slots,) uint64: of each slot, in its memory; anything where no key has it.")
       .def(
           "assign",
-          [](SlotIndex& index, Keys keys, Slots slots, Pool& pool) {
+          [](SlotIndex& index, Keys keys, const std::optional<Slots>& slots, Pool& pool) {
             nb::gil_scoped_release release;
-            index.assign(as_span(keys), as_span(slots), pool);
+            slots ? index.assign(as_span(keys), as_span(*slots), pool)
+                  : index.assign(as_span(keys), pool);
           },
-          "keys"_a.noconvert(), "slots"_a.noconvert(), "pool"_a,
-          R"(Give keys slots.
+          "keys"_a.noconvert(), "slots"_a.noconvert().none(), "pool"_a,
+          R"(Give keys slots that no key has.
 
-keys: (n,) uint64. slots: (n,) int32. Raises BadRequest: more keys than there is room for, or a slot
-below 0, nothing changed; a key that has a slot, some of the others have theirs.)")
+keys: (n,) uint64. slots: (n,) int32; None: key i gets slot i. Raises BadRequest: a slot that there
+is not, nothing changed; a key that has a slot, some of the others have theirs.)")
       .def(
           "remove",
           [](SlotIndex& index, Keys keys) {
@@ -209,13 +248,17 @@ keys: (N,) uint64. row_classes: (N,) uint8. rows: (N, row_bytes) uint8. is_stamp
 with the table's version in place of their own. Marks, removals and pending counts stay.
 Raises BadRequest for a class or row that does not fit, and nothing has changed; or
 ResourceExhausted, and a repetition finishes the call.)")
+      .def("write_wide_parts", &write_parts, "parts"_a.noconvert(), "pool"_a,
+           "is_stamped"_a = false,
+           "write_wide of several parts, each its arguments (keys, row_classes, rows).")
       .def("split_wide", &split_rows, "rows"_a.noconvert(), "block"_a.noconvert(),
            "slots"_a.noconvert(), "pool"_a, "row_class"_a,
            R"(Write wide rows, (n, row_bytes) uint8, to slots of a block.
 
 block: (U, D) and (U, S) float32 weights and state, (U, 2) int32 stamps; of a scored table (U, 2)
 float64 shows, (U,) float32 delta scores, (U,) int32 features, else of length 0; in the next three
-too. slots: (n,) int32, distinct. Of row_class of the table, whose own rows do not matter.
+too. Their rows may lie apart, as in an array of wide rows. slots: (n,) int32, distinct. Of
+row_class of the table, whose own rows do not matter.
 Raises BadRequest: another slot or shape, or rows of a wider class; nothing has changed.)")
       .def("join_wide", &join_rows, "block"_a.noconvert(), "slots"_a.noconvert(),
            "out"_a.noconvert(), "pool"_a, "row_class"_a,

@@ -1,6 +1,7 @@
 // What memory alone costs a pass on a device, in ns per row, without any of Trireme's code:
 //
 //   copy          rows in order to rows in order, as memcpy does
+//   in_order      rows in order, one after the other, without their keys
 //   gather        rows in random order, each fetched 16 ahead
 //   probe_gather  the same, after a search of each row's key in an open table
 //   fresh         the first write to pages that the system has to clear, and their return
@@ -104,6 +105,9 @@ int main() {
     const double copy = fastest(num_threads, [&](std::size_t begin, std::size_t end) {
       std::memcpy(out + begin * kWideBytes, rows + begin * kWideBytes, (end - begin) * kWideBytes);
     });
+    const double in_order = fastest(num_threads, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) write(i, rows + i * kRowBytes);
+    });
     const double gather = fastest(num_threads, [&](std::size_t begin, std::size_t end) {
       for (std::size_t i = begin; i < end; ++i) {
         fetch(row(order[std::min(i + kAhead, kRows - 1)]));
@@ -128,8 +132,9 @@ int main() {
       munmap(to, num_bytes);
     });
     std::printf(
-        "{\"threads\": %d, \"copy\": %.1f, \"gather\": %.1f, \"probe_gather\": %.1f, \"fresh\": "
+        "{\"threads\": %d, \"copy\": %.1f, \"in_order\": %.1f, \"gather\": %.1f, \"probe_gather\": "
+        "%.1f, \"fresh\": "
         "%.1f}\n",
-        num_threads, copy, gather, probe_gather, fresh);
+        num_threads, copy, in_order, gather, probe_gather, fresh);
   }
 }

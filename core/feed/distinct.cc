@@ -1,7 +1,6 @@
 #include "feed/distinct.h"
 
 #include <bit>
-#include <utility>
 #include <vector>
 
 #include "feed/key_pieces.h"
@@ -14,22 +13,21 @@ constexpr int kPieceBitsMax = 11;
 // Keeps the first of equal hashes, in the order of buckets, at the begin of the piece; returns how
 // many.
 std::size_t reduce(std::span<std::uint64_t> hashes, const KeyPieces& pieces) {
-  const std::size_t mask = std::bit_ceil(2 * hashes.size() + 1) - 1;
-  std::vector<std::uint64_t> slots(mask + 1, 0);  // 0 is free; one value has hash 0
-  bool has_zero = false;
-  const auto is_first = [&](std::uint64_t hash) {
-    if (hash == 0) return !std::exchange(has_zero, true);
-    std::size_t slot = hash & mask;
-    while (slots[slot] != 0 && slots[slot] != hash) slot = (slot + 1) & mask;
-    return std::exchange(slots[slot], hash) != hash;
-  };
-  std::vector<std::uint64_t> kept;
-  kept.reserve(hashes.size());
+  const std::size_t mask = std::bit_ceil(3 * hashes.size() + 1) - 1;
+  std::vector<std::uint32_t> numbers(mask + 1, 0);  // of the hashes in `kept`, from 1; 0 is free
+  Array<std::uint64_t> kept(hashes.size());
+  std::uint32_t num_kept = 0;
   for (const std::uint64_t hash : hashes) {
-    if (is_first(hash)) kept.push_back(hash);
+    std::size_t slot = hash & mask;
+    while (numbers[slot] != 0 && kept[numbers[slot] - 1] != hash) slot = (slot + 1) & mask;
+    if (numbers[slot] != 0) continue;
+    kept[num_kept] = hash;
+    numbers[slot] = ++num_kept;
   }
-  pieces.order_by_bucket(kept, [&](std::size_t i, std::size_t rank) { hashes[rank] = kept[i]; });
-  return kept.size();
+  kept.truncate(num_kept);
+  pieces.order_by_bucket(kept.span(),
+                         [&](std::size_t i, std::size_t rank) { hashes[rank] = kept[i]; });
+  return num_kept;
 }
 
 }  // namespace

@@ -40,13 +40,9 @@ void RowLayout::take_over(std::byte* row, const RowLayout& from,
   std::memcpy(row + stamp_offset_, other + from.stamp_offset_, statistics_bytes());
 }
 
-void RowLayout::write_wide(const std::byte* row, std::uint8_t* wide) const noexcept {
+void RowLayout::widen(const std::byte* row, std::uint8_t* wide) const noexcept {
   std::memcpy(wide + wide_stamp_offset(), row + stamp_offset_, statistics_bytes());
-  if (is_widest_float32()) {
-    std::memcpy(wide, row + kWeightsOffset, wide_stamp_offset());
-    return;
-  }
-  std::memset(wide, 0, wide_stamp_offset());
+  if (dim_ < wide_dim_) std::memset(wide, 0, wide_stamp_offset());
   if (dtype_ == Dtype::kFloat32) {
     std::memcpy(wide, row + kWeightsOffset, bytes_of(dim_));
   } else {
@@ -61,12 +57,8 @@ void RowLayout::write_wide(const std::byte* row, std::uint8_t* wide) const noexc
   std::memcpy(wide, from, bytes_of(state_.per_row));
 }
 
-void RowLayout::read_wide(std::byte* row, const std::uint8_t* wide) const noexcept {
+void RowLayout::narrow(std::byte* row, const std::uint8_t* wide) const noexcept {
   std::memcpy(row + stamp_offset_, wide + wide_stamp_offset(), statistics_bytes());
-  if (is_widest_float32()) {
-    std::memcpy(row + kWeightsOffset, wide, wide_stamp_offset());
-    return;
-  }
   if (dtype_ == Dtype::kFloat32) {
     std::memcpy(row + kWeightsOffset, wide, bytes_of(dim_));
   } else {
@@ -85,7 +77,7 @@ void RowLayout::read_wide(std::byte* row, const std::uint8_t* wide) const noexce
   std::memcpy(to, wide, bytes_of(state_.per_row));
 }
 
-bool RowLayout::fits_wide(const std::uint8_t* wide) const noexcept {
+bool RowLayout::lacks_nothing(const std::uint8_t* wide) const noexcept {
   for (int plane = 0; plane < 1 + state_.per_weight; ++plane, wide += bytes_of(wide_dim_)) {
     if (!are_zeros(wide + bytes_of(dim_), bytes_of(wide_dim_ - dim_))) return false;
   }

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/copy.h"
 #include "base/pages.h"
 #include "store/dtype.h"
 #include "store/row.h"
@@ -55,6 +56,8 @@ class RowLayout {
     const std::size_t weights_bytes = static_cast<std::size_t>(dim) * weight_bytes(dtype);
     state_offset_ = round_up(kWeightsOffset + weights_bytes, sizeof(float));
     stamp_offset_ = round_up(state_offset_ + state_bytes(dim), alignof(Score));
+    is_wide_ = dim == wide_dim && dtype == Dtype::kFloat32 &&
+               stamp_offset_ == kWeightsOffset + wide_stamp_offset();
   }
 
   bool operator==(const RowLayout&) const noexcept = default;
@@ -117,11 +120,27 @@ class RowLayout {
   // state, the row's state and the statistics. Requires: this class has more weights.
   void take_over(std::byte* row, const RowLayout& from, const std::byte* other) const noexcept;
 
+  // Whether what is behind the key of a row is its wide form.
+  bool is_wide() const noexcept { return is_wide_; }
   // A row to its wide form and back; the key is not part of it.   wide: (wide_bytes()).
-  void write_wide(const std::byte* row, std::uint8_t* wide) const noexcept;
-  void read_wide(std::byte* row, const std::uint8_t* wide) const noexcept;
+  TRIREME_INLINE void write_wide(const std::byte* row, std::uint8_t* wide) const noexcept {
+    if (is_wide_) {
+      copy_row(wide, row + kWeightsOffset, wide_bytes());
+    } else {
+      widen(row, wide);
+    }
+  }
+  TRIREME_INLINE void read_wide(std::byte* row, const std::uint8_t* wide) const noexcept {
+    if (is_wide_) {
+      copy_row(row + kWeightsOffset, wide, wide_bytes());
+    } else {
+      narrow(row, wide);
+    }
+  }
   // Whether everything that this class lacks is zero.
-  bool fits_wide(const std::uint8_t* wide) const noexcept;
+  bool fits_wide(const std::uint8_t* wide) const noexcept {
+    return dim_ == wide_dim_ || lacks_nothing(wide);
+  }
   std::uint32_t version_of_wide(const std::uint8_t* wide) const noexcept {
     std::uint32_t version;
     std::memcpy(&version, wide + wide_stamp_offset() + offsetof(Stamp, version), sizeof version);
@@ -135,7 +154,9 @@ class RowLayout {
   std::size_t statistics_bytes() const noexcept {
     return sizeof(Stamp) + (is_scored_ ? sizeof(Score) : 0);
   }
-  bool is_widest_float32() const noexcept { return dim_ == wide_dim_ && dtype_ == Dtype::kFloat32; }
+  bool lacks_nothing(const std::uint8_t* wide) const noexcept;
+  void widen(const std::byte* row, std::uint8_t* wide) const noexcept;
+  void narrow(std::byte* row, const std::uint8_t* wide) const noexcept;
 
   int dim_;
   int wide_dim_;
@@ -144,6 +165,7 @@ class RowLayout {
   bool is_scored_;
   std::size_t state_offset_;
   std::size_t stamp_offset_;
+  bool is_wide_;
 };
 
 }  // namespace trireme

@@ -42,13 +42,13 @@ struct Parts {
         dim_(static_cast<std::size_t>(layout.dim())),
         state_floats_(static_cast<std::size_t>(layout.state_floats())) {}
 
-  float* weights(std::size_t slot) const noexcept { return rows_.weights + slot * dim_; }
-  float* state(std::size_t slot) const noexcept { return rows_.state + slot * state_floats_; }
+  float* weights(std::size_t slot) const noexcept { return rows_.weights.at(slot); }
+  float* state(std::size_t slot) const noexcept { return rows_.state.at(slot); }
   TRIREME_INLINE void fetch(std::size_t slot) const noexcept {
     fetch(weights(slot), dim_);
     fetch(state(slot), state_floats_);
-    __builtin_prefetch(rows_.stamps + slot, 1);
-    if (rows_.shows != nullptr) __builtin_prefetch(rows_.shows + slot, 1);
+    __builtin_prefetch(rows_.stamps.at(slot), 1);
+    if (rows_.shows.data != nullptr) __builtin_prefetch(rows_.shows.at(slot), 1);
   }
 
  private:
@@ -88,18 +88,27 @@ struct Sizes {
   std::size_t rest;       // bytes of the floats of the row
 };
 
+Score score_of(const BlockRows& rows, std::size_t slot) noexcept {
+  const ShowClick& shows = *rows.shows.at(slot);
+  return {.show = shows.show,
+          .click = shows.click,
+          .delta_score = *rows.delta_scores.at(slot),
+          .feature = *rows.features.at(slot)};
+}
+
+void set_score(const BlockRows& rows, std::size_t slot, const Score& score) noexcept {
+  *rows.shows.at(slot) = {.show = score.show, .click = score.click};
+  *rows.delta_scores.at(slot) = score.delta_score;
+  *rows.features.at(slot) = score.feature;
+}
+
 void note(const BlockRows& rows, std::size_t slot, std::size_t i,
           const StatisticsPush& push) noexcept {
-  Stamp& stamp = rows.stamps[slot];
+  Stamp& stamp = *rows.stamps.at(slot);
   if (push.is_scored()) {
-    Score score{.show = rows.shows[slot].show,
-                .click = rows.shows[slot].click,
-                .delta_score = rows.delta_scores[slot],
-                .feature = rows.features[slot]};
+    Score score = score_of(rows, slot);
     push.count(stamp, score, i);
-    rows.shows[slot] = {.show = score.show, .click = score.click};
-    rows.delta_scores[slot] = score.delta_score;
-    rows.features[slot] = score.feature;
+    set_score(rows, slot, score);
   }
   push.mark(stamp);
 }
@@ -130,13 +139,11 @@ void split_wide(const RowLayout& layout, const std::uint8_t* wide,
                       sizes.planes, sizes.own, sizes.wide, sizes.own);
       std::memcpy(state.to, state.from, sizes.rest);
       const std::uint8_t* statistics = row + layout.wide_stamp_offset();
-      std::memcpy(to.stamps + slot, statistics, sizeof(Stamp));
+      std::memcpy(to.stamps.at(slot), statistics, sizeof(Stamp));
       if (!layout.is_scored()) continue;
       Score score;
       std::memcpy(&score, statistics + sizeof(Stamp), sizeof score);
-      to.shows[slot] = {.show = score.show, .click = score.click};
-      to.delta_scores[slot] = score.delta_score;
-      to.features[slot] = score.feature;
+      set_score(to, slot, score);
     }
   });
 }
@@ -158,12 +165,9 @@ void join_wide(const RowLayout& layout, const BlockRows& from, std::span<const s
                       sizes.planes, sizes.own, sizes.own, sizes.wide);
       std::memcpy(state.to, state.from, sizes.rest);
       std::uint8_t* statistics = row + layout.wide_stamp_offset();
-      std::memcpy(statistics, from.stamps + slot, sizeof(Stamp));
+      std::memcpy(statistics, from.stamps.at(slot), sizeof(Stamp));
       if (!layout.is_scored()) continue;
-      const Score score{.show = from.shows[slot].show,
-                        .click = from.shows[slot].click,
-                        .delta_score = from.delta_scores[slot],
-                        .feature = from.features[slot]};
+      const Score score = score_of(from, slot);
       std::memcpy(statistics + sizeof(Stamp), &score, sizeof score);
     }
   });

@@ -1,5 +1,5 @@
 // Rows of one class in a block: their parts as arrays, numbered by slots. What trireme.device keeps
-// on the CPU.
+// on the CPU: each part by itself, or all in wide rows, one behind the other.
 //
 // A wide row and its parts have the same bits. An update gives a row of a block the bits that
 // Table::update gives the row of a table.
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/isa.h"
 #include "base/pool.h"
 #include "optim/rule.h"
 #include "store/layout.h"
@@ -19,14 +20,25 @@
 
 namespace trireme {
 
+// One part of every row.
+template <class T>
+struct BlockPart {
+  T* data = nullptr;
+  std::size_t step = sizeof(T);  // bytes from the part of a row to that of the next
+
+  TRIREME_INLINE T* at(std::size_t slot) const noexcept {
+    return reinterpret_cast<T*>(reinterpret_cast<std::byte*>(data) + slot * step);
+  }
+};
+
 struct BlockRows {
   std::size_t num_rows;               // U
-  float* weights;                     // (U, D)
-  float* state;                       // (U, S): planes of D floats, then floats of the row
-  Stamp* stamps;                      // (U)
-  ShowClick* shows = nullptr;         // (U), as the next two; null if the table is not scored
-  float* delta_scores = nullptr;      // (U)
-  std::uint32_t* features = nullptr;  // (U)
+  BlockPart<float> weights;           // (U, D)
+  BlockPart<float> state;             // (U, S): planes of D floats, then floats of the row
+  BlockPart<Stamp> stamps;            // (U)
+  BlockPart<ShowClick> shows;         // (U), as the next two; null if the table is not scored
+  BlockPart<float> delta_scores;      // (U)
+  BlockPart<std::uint32_t> features;  // (U)
 };
 
 // Requires of all: a layout of float32 weights.   slots: (n). Errors: kBadRequest for a slot

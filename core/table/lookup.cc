@@ -7,6 +7,7 @@
 #include <atomic>
 #include <bit>
 
+#include "base/copy.h"
 #include "base/dims.h"
 #include "store/find.h"
 #include "table/table.h"
@@ -16,6 +17,9 @@ namespace {
 
 // Fewer blocks than this are not worth waking threads for.
 constexpr std::size_t kParallelBlocksMin = 4;
+
+// Rows of more bytes are not read again while they are in cache.
+constexpr std::size_t kCachedBytes = std::size_t{16} << 20;
 
 // Keys whose rows are read from SSD together, without going through memory.
 constexpr std::size_t kReadKeys = 256;
@@ -58,6 +62,7 @@ void Table::find_all(const Rows& rows, std::span<const std::uint64_t> keys, std:
                       TRIREME_INLINE_LAMBDA { visit_here(begin + i, row); },
                   [&](std::size_t i, const IndexLine*, const std::byte* row)
                       TRIREME_INLINE_LAMBDA { settle(begin + i, row); });
+      order_streamed();
     });
   };
   const std::size_t num_blocks = (keys.size() + kFindBlock - 1) / kFindBlock;
@@ -183,8 +188,34 @@ void Table::contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool)
       [=](std::size_t i) { out[i] = false; });
 }
 
+template <bool kIsStreamed>
+void Table::read_plain(std::span<const std::uint64_t> keys, std::uint8_t* row_classes,
+                       std::uint8_t* out, Pool& pool) const {
+  const std::size_t bytes = row_bytes();
+  const auto read = [=](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
+    row_classes[i] = 0;
+    if constexpr (kIsStreamed) {
+      stream_row(out + i * bytes, row + kWeightsOffset, bytes);
+    } else {
+      copy_row(out + i * bytes, row + kWeightsOffset, bytes);
+    }
+  };
+  find_all(arenas_.of(0), keys, arenas_.row_bytes(), pool, read,
+           [=](std::size_t i, const std::byte* row) TRIREME_INLINE_LAMBDA {
+             if (row != nullptr) return read(i, row);
+             row_classes[i] = kNoClass;
+             std::fill_n(out + i * bytes, bytes, std::uint8_t{0});
+           });
+}
+
 void Table::read_wide(std::span<const std::uint64_t> keys, std::uint8_t* row_classes,
                       std::uint8_t* out, Pool& pool) const {
+  if (tier_ == nullptr && classes_.is_plain() && classes_.wide().is_wide()) {
+    const bool has_words = (reinterpret_cast<std::uintptr_t>(out) | row_bytes()) % 8 == 0;
+    return has_words && keys.size() * row_bytes() > kCachedBytes
+               ? read_plain<true>(keys, row_classes, out, pool)
+               : read_plain<false>(keys, row_classes, out, pool);
+  }
   read_all(
       keys, arenas_.row_bytes(), pool,
       [=, this](std::size_t i, const std::byte* row, int row_class) {

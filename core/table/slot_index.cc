@@ -15,10 +15,10 @@ constexpr std::size_t kAhead = 16;        // entries that are brought into cache
 constexpr std::size_t kChunkKeys = 8192;  // fewer are not worth waking threads for
 constexpr std::size_t kChunksMax = 256;   // each of 16 buckets, of whose keys few are at its ends
 
-std::size_t checked(std::size_t num_keys_max) {
-  if (num_keys_max < std::size_t{1} << 31) return num_keys_max;
+std::size_t checked(std::size_t num_slots) {
+  if (num_slots < std::size_t{1} << 31) return num_slots;
   throw Error(ErrorCode::kBadRequest,
-              "SlotIndex: expected fewer than 2^31 keys, found " + std::to_string(num_keys_max));
+              "SlotIndex: expected fewer than 2^31 slots, found " + std::to_string(num_slots));
 }
 
 void advise_huge(const Pages& memory) noexcept {
@@ -32,34 +32,46 @@ void advise_huge(const Pages& memory) noexcept {
 
 }  // namespace
 
-SlotIndex::SlotIndex(std::size_t num_keys_max)
-    : num_keys_max_(checked(num_keys_max)),
-      size_(num_keys_max + num_keys_max / 2 + 1),
+SlotIndex::SlotIndex(std::size_t num_slots)
+    : keys_(checked(num_slots)),
+      size_(2 * num_slots + 1),
       memory_(round_up(size_ * sizeof(Entry), kPageBytes)),
       entries_(reinterpret_cast<Entry*>(memory_.data())) {
   advise_huge(memory_);
 }
 
 std::size_t SlotIndex::place_of(std::uint64_t key, std::size_t home) const noexcept {
-  const Entry* const all = entries_;
   std::size_t i = home;
-  while (all[i].slot != 0 && all[i].key != key) i = after(i);
+  while (entries_[i] != 0 && key_of(entries_[i]) != key) i = after(i);
   return i;
 }
 
 void SlotIndex::assign(std::span<const std::uint64_t> keys, std::span<const std::int32_t> slots,
                        Pool& pool) {
-  if (keys.size() != slots.size() || keys.size() > num_keys_max_ - num_keys_) {
-    throw Error(ErrorCode::kBadRequest, "SlotIndex.assign: expected a slot per key and at most " +
-                                            std::to_string(num_keys_max_ - num_keys_) +
-                                            " of them, found " + std::to_string(slots.size()) +
-                                            " for " + std::to_string(keys.size()) + " keys");
-  }
-  if (const auto below = std::ranges::find_if(slots, [](std::int32_t slot) { return slot < 0; });
-      below != slots.end()) {
+  const auto wrong = std::ranges::find_if(slots, [&](std::int32_t slot) {
+    return static_cast<std::uint32_t>(slot) >= keys_.size();  // slots below 0 are large ones
+  });
+  if (keys.size() != slots.size() || wrong != slots.end()) {
     throw Error(ErrorCode::kBadRequest,
-                "SlotIndex.assign: expected slots from 0 on, found " + std::to_string(*below));
+                "SlotIndex.assign: expected for each of " + std::to_string(keys.size()) +
+                    " keys a slot in [0, " + std::to_string(keys_.size()) + "), found " +
+                    (wrong != slots.end() ? "slot " + std::to_string(*wrong)
+                                          : std::to_string(slots.size()) + " slots"));
   }
+  assign_all(keys, [&](std::size_t i) { return static_cast<std::uint32_t>(slots[i]); }, pool);
+}
+
+void SlotIndex::assign(std::span<const std::uint64_t> keys, Pool& pool) {
+  if (keys.size() > keys_.size()) {
+    throw Error(ErrorCode::kBadRequest, "SlotIndex.assign: expected at most " +
+                                            std::to_string(keys_.size()) + " keys, found " +
+                                            std::to_string(keys.size()));
+  }
+  assign_all(keys, [](std::size_t i) { return static_cast<std::uint32_t>(i); }, pool);
+}
+
+template <class SlotOf>
+void SlotIndex::assign_all(std::span<const std::uint64_t> keys, const SlotOf& slot_of, Pool& pool) {
   // A chunk of keys has the entries from the home of its first key to that of the next chunk's. A
   // key with a home elsewhere, or whose search would leave them, is left to one thread.
   const std::size_t num_chunks = std::clamp<std::size_t>(keys.size() / kChunkKeys, 1, kChunksMax);
@@ -68,70 +80,78 @@ void SlotIndex::assign(std::span<const std::uint64_t> keys, std::span<const std:
   for (std::size_t c = 1; c < num_chunks; ++c) borders[c] = home_of(keys[first_of(c)]);
   borders[num_chunks] = size_;
   if (!std::ranges::is_sorted(borders)) {  // keys in another order
-    for (std::size_t i = 0; i < keys.size(); ++i) assign_one(keys[i], slots[i]);
+    for (std::size_t i = 0; i < keys.size(); ++i) assign_one(keys[i], slot_of(i));
     return;
   }
   std::vector<std::vector<std::size_t>> left(num_chunks);
   std::atomic<std::size_t> num_assigned{0};
   pool.run(num_chunks, [&](std::size_t c) {
-    const std::size_t end = first_of(c + 1);
-    for (std::size_t i = first_of(c); i < end; ++i) {
-      const std::size_t home = home_of(keys[i]);
-      if (home < borders[c] || !assign_within(keys[i], slots[i], home, borders[c + 1])) {
+    const std::size_t begin = first_of(c), end = first_of(c + 1);
+    std::array<std::size_t, kAhead> homes;  // of the keys that come
+    const auto fetch = [&](std::size_t i) {
+      homes[i % kAhead] = home_of(keys[i]);
+      __builtin_prefetch(entries_ + homes[i % kAhead], 1);
+    };
+    for (std::size_t i = begin; i < std::min(end, begin + kAhead); ++i) fetch(i);
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::size_t home = homes[i % kAhead];
+      if (i + kAhead < end) fetch(i + kAhead);
+      if (home < borders[c] || !assign_within(keys[i], slot_of(i), home, borders[c + 1])) {
         left[c].push_back(i);
       }
     }
-    num_assigned += end - first_of(c) - left[c].size();
+    num_assigned += end - begin - left[c].size();
   });
   num_keys_ += num_assigned;
   for (const std::vector<std::size_t>& of_chunk : left) {
-    for (const std::size_t i : of_chunk) assign_one(keys[i], slots[i]);
+    for (const std::size_t i : of_chunk) assign_one(keys[i], slot_of(i));
   }
 }
 
-bool SlotIndex::assign_within(std::uint64_t key, std::int32_t slot, std::size_t home,
+bool SlotIndex::assign_within(std::uint64_t key, std::uint32_t slot, std::size_t home,
                               std::size_t end) noexcept {
   for (std::size_t i = home; i < end; ++i) {
-    if (entries_[i].slot == 0) {
-      entries_[i] = {.key = key, .slot = static_cast<std::uint32_t>(slot) + 1};
+    if (entries_[i] == 0) {
+      entries_[i] = slot + 1;
+      keys_[slot] = key;
       return true;
     }
-    if (entries_[i].key == key) return false;
+    if (key_of(entries_[i]) == key) return false;
   }
   return false;
 }
 
-void SlotIndex::assign_one(std::uint64_t key, std::int32_t slot) {
+void SlotIndex::assign_one(std::uint64_t key, std::uint32_t slot) {
   Entry& entry = entries_[place_of(key, home_of(key))];
-  if (entry.slot != 0) {
+  if (entry != 0) {
     throw Error(ErrorCode::kBadRequest, "SlotIndex.assign: expected keys without a slot, found " +
                                             std::to_string(key) + ", which has slot " +
-                                            std::to_string(entry.slot - 1));
+                                            std::to_string(entry - 1));
   }
-  entry = {.key = key, .slot = static_cast<std::uint32_t>(slot) + 1};
+  entry = slot + 1;
+  keys_[slot] = key;
   ++num_keys_;
 }
 
 void SlotIndex::remove(std::span<const std::uint64_t> keys) noexcept {
   for (const std::uint64_t key : keys) {
     const std::size_t i = place_of(key, home_of(key));
-    if (entries_[i].slot != 0) remove_at(i);
+    if (entries_[i] != 0) remove_at(i);
   }
 }
 
 // Fills the gap with the next key whose search passes it, and so on.
 void SlotIndex::remove_at(std::size_t i) noexcept {
-  Entry* const all = entries_;
   const auto distance = [&](std::size_t from, std::size_t to) {
     return to >= from ? to - from : to + size_ - from;
   };
   std::size_t gap = i;
-  for (std::size_t j = after(i); all[j].slot != 0; j = after(j)) {
-    if (distance(home_of(all[j].key), j) < distance(gap, j)) continue;
-    all[gap] = all[j];
+  for (std::size_t j = after(i); entries_[j] != 0; j = after(j)) {
+    if (distance(home_of(key_of(entries_[j])), j) < distance(gap, j)) continue;
+    entries_[gap] = entries_[j];
     gap = j;
   }
-  all[gap].slot = 0;
+  entries_[gap] = 0;
   --num_keys_;
 }
 
@@ -139,16 +159,22 @@ void SlotIndex::find(std::span<const std::uint64_t> keys, std::int32_t* out, Poo
   pool.run((keys.size() + kChunkKeys - 1) / kChunkKeys, [&](std::size_t chunk) {
     const std::size_t begin = chunk * kChunkKeys;
     const std::size_t end = std::min(keys.size(), begin + kChunkKeys);
-    std::array<std::size_t, kAhead> homes;  // of the keys that come
+    std::array<std::size_t, 2 * kAhead> homes;  // of the keys that come
     const auto fetch = [&](std::size_t i) {
-      homes[i % kAhead] = home_of(keys[i]);
-      __builtin_prefetch(entries_ + homes[i % kAhead]);
+      homes[i % homes.size()] = home_of(keys[i]);
+      __builtin_prefetch(entries_ + homes[i % homes.size()]);
     };
-    for (std::size_t i = begin; i < std::min(end, begin + kAhead); ++i) fetch(i);
+    const auto fetch_key = [&](std::size_t i) {
+      const Entry entry = entries_[homes[i % homes.size()]];
+      __builtin_prefetch(keys_.data() + entry - (entry != 0));
+    };
+    for (std::size_t i = begin; i < std::min(end, begin + 2 * kAhead); ++i) fetch(i);
+    for (std::size_t i = begin; i < std::min(end, begin + kAhead); ++i) fetch_key(i);
     for (std::size_t i = begin; i < end; ++i) {
-      const std::size_t place = place_of(keys[i], homes[i % kAhead]);
-      if (i + kAhead < end) fetch(i + kAhead);
-      out[i] = static_cast<std::int32_t>(entries_[place].slot) - 1;
+      const std::size_t place = place_of(keys[i], homes[i % homes.size()]);
+      if (i + 2 * kAhead < end) fetch(i + 2 * kAhead);
+      if (i + kAhead < end) fetch_key(i + kAhead);
+      out[i] = static_cast<std::int32_t>(entries_[place]) - 1;
     }
   });
 }

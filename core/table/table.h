@@ -249,18 +249,22 @@ class Table {
   static constexpr std::uint8_t kNoClass = 255;
   void read_wide(std::span<const std::uint64_t> keys, std::uint8_t* row_classes, std::uint8_t* out,
                  Pool& pool) const;
+  // Wide rows of keys.   keys, classes: (N).  rows: (N, row_bytes).
+  struct WidePart {
+    std::span<const std::uint64_t> keys;
+    std::span<const std::uint8_t> classes;
+    const std::uint8_t* rows;
+  };
   // Inserts or replaces rows; of a key that occurs twice the last one stays if both are of one
   // class, else either. Marks, removals and
-  // pending state stay.   keys, row_classes: (N).  rows: (N, row_bytes).  is_stamped: as changes
+  // pending state stay.   is_stamped: as changes
   // are, with the table's version in place of their own. Errors: kBadRequest for an unknown class,
   // or a row that does not fit it, nothing changed; kResourceExhausted and those of a tier, some
   // keys have their rows: repeating the call finishes it.
-  void write_wide(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> row_classes,
-                  const std::uint8_t* rows, Pool& pool, bool is_stamped = false);
+  void write_wide(std::span<const WidePart> parts, Pool& pool, bool is_stamped = false);
 
   // Errors: those kBadRequest of write_wide.
-  void check_wide(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> row_classes,
-                  const std::uint8_t* rows, Pool& pool) const;
+  void check_wide(const WidePart& part, Pool& pool) const;
   // write_wide, stamped, with all rows that some buckets of another table have.   claims: of all
   // these keys, as for update.   Errors: kBadRequest for the table itself, or one with other rows,
   // nothing changed; else as write_wide.
@@ -315,6 +319,9 @@ class Table {
   void read_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
                 const Visit& visit, const Absent& absent) const;
   std::size_t lookup_plain(std::span<const std::uint64_t> keys, float* out, Pool& pool) const;
+  template <bool kIsStreamed>
+  void read_plain(std::span<const std::uint64_t> keys, std::uint8_t* row_classes, std::uint8_t* out,
+                  Pool& pool) const;
   std::size_t lookup_any(std::span<const std::uint64_t> keys, float* out, Pool& pool,
                          int dim) const;
 

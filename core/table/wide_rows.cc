@@ -45,15 +45,21 @@ struct Table::WideRows {
   }
 };
 
-void Table::write_wide(std::span<const std::uint64_t> keys,
-                       std::span<const std::uint8_t> row_classes, const std::uint8_t* rows,
-                       Pool& pool, bool is_stamped) {
-  const WideRows wide{
-      .classes = row_classes, .rows = rows, .row_bytes = row_bytes(), .is_stamped = is_stamped};
-  check_wide(keys, row_classes, rows, pool);
-  if (!is_stamped) raise_version(newest_of(wide, pool));
-  const KeysByStripe groups(keys, pool);
-  pool.run(kNumStripes, [&](std::size_t stripe) { write_in_stripe(groups[stripe], wide); });
+void Table::write_wide(std::span<const WidePart> parts, Pool& pool, bool is_stamped) {
+  std::vector<WideRows> wide;
+  std::vector<KeysByStripe> groups;
+  for (const WidePart& part : parts) check_wide(part, pool);
+  for (const WidePart& part : parts) {
+    wide.push_back({.classes = part.classes,
+                    .rows = part.rows,
+                    .row_bytes = row_bytes(),
+                    .is_stamped = is_stamped});
+    if (!is_stamped) raise_version(newest_of(wide.back(), pool));
+    groups.emplace_back(part.keys, pool);
+  }
+  pool.run(kNumStripes, [&](std::size_t stripe) {
+    for (std::size_t i = 0; i < parts.size(); ++i) write_in_stripe(groups[i][stripe], wide[i]);
+  });
 }
 
 void Table::check_source(const char* who, const Table& from, std::uint32_t first_bucket,
@@ -137,20 +143,19 @@ void Table::write_in_stripe(const Group& all, const WideRows& wide) {
   }
 }
 
-void Table::check_wide(std::span<const std::uint64_t> keys,
-                       std::span<const std::uint8_t> row_classes, const std::uint8_t* rows,
-                       Pool& pool) const {
-  for_chunks(keys.size(), pool, [&](std::size_t begin, std::size_t end) {
+void Table::check_wide(const WidePart& part, Pool& pool) const {
+  for_chunks(part.keys.size(), pool, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
-      const int row_class = row_classes[i];
-      if (row_class < classes_.size() && classes_[row_class].fits_wide(rows + i * row_bytes())) {
+      const int row_class = part.classes[i];
+      if (row_class < classes_.size() &&
+          classes_[row_class].fits_wide(part.rows + i * row_bytes())) {
         continue;
       }
       throw Error(ErrorCode::kBadRequest,
                   "Table.check_wide: expected rows of a class in [0, " +
                       std::to_string(classes_.size()) +
                       ") with zeros behind its weights, found another of key " +
-                      std::to_string(keys[i]) + " and class " + std::to_string(row_class));
+                      std::to_string(part.keys[i]) + " and class " + std::to_string(row_class));
     }
   });
 }
@@ -191,31 +196,42 @@ void Table::write_group(const Group& group, const WideRows& wide) {
   // From here on nothing fails.
   std::size_t num_others = 0;
   const std::uint32_t now = version();
-  const auto write = [&](std::size_t i, std::byte* row) {
+  const auto write = [&](std::size_t i, std::byte* row) TRIREME_INLINE_LAMBDA {
     const std::size_t position = group.position(i);
     const RowLayout& layout = classes_[wide.classes[position]];
     layout.read_wide(row, wide.at(position));
     if (wide.is_stamped) layout.stamp(row).version = now;
   };
-  const auto replace = [&](std::size_t i, const IndexLine* line, std::byte* row) {
-    if (arenas_.class_of(row) != wide.classes[group.position(i)]) {
-      others[num_others++] = static_cast<std::uint32_t>(i);
-      return;
-    }
-    write(i, row);
-    index_.touch(line, now);
+  const auto replace = [&](std::size_t i, const IndexLine* line, std::byte* row)
+                           TRIREME_INLINE_LAMBDA {
+                             if (arenas_.class_of(row) != wide.classes[group.position(i)]) {
+                               others[num_others++] = static_cast<std::uint32_t>(i);
+                               return;
+                             }
+                             write(i, row);
+                             index_.touch(line, now);
+                           };
+  const auto replace_all = [&](const auto& rows) {
+    with_isa(isa_, [&]() TRIREME_INLINE_LAMBDA {
+      for (std::size_t begin = 0; begin < n; begin += kFindBlock) {
+        Finder finder(rows, index_, arenas_.row_bytes());
+        finder.begin(group.keys.subspan(begin, std::min(kFindBlock, n - begin)));
+        finder.find(
+            [&](std::size_t i, const IndexLine* line, std::byte* row, bool is_found)
+                TRIREME_INLINE_LAMBDA {
+                  if (is_found) replace(begin + i, line, row);
+                },
+            [&](std::size_t i, const IndexLine* line, std::byte* row) TRIREME_INLINE_LAMBDA {
+              if (row != nullptr) return replace(begin + i, line, row);
+              others[num_others++] = static_cast<std::uint32_t>(begin + i);
+            });
+      }
+    });
   };
-  for (std::size_t begin = 0; begin < n; begin += kFindBlock) {
-    Finder finder(arenas_, index_, arenas_.row_bytes());
-    finder.begin(group.keys.subspan(begin, std::min(kFindBlock, n - begin)));
-    finder.find(
-        [&](std::size_t i, const IndexLine* line, std::byte* row, bool is_found) {
-          if (is_found) replace(begin + i, line, row);
-        },
-        [&](std::size_t i, const IndexLine* line, std::byte* row) {
-          if (row != nullptr) return replace(begin + i, line, row);
-          others[num_others++] = static_cast<std::uint32_t>(begin + i);
-        });
+  if (arenas_.num_classes() == 1) {
+    replace_all(arenas_.of(0));
+  } else {
+    replace_all(arenas_);
   }
   if (num_others == 0) return;
   insert_wide(group, others.span().first(num_others), wide,

@@ -29,6 +29,8 @@ struct Rows {
   Keys keys;
   Bytes classes;
   Bytes wide;
+
+  Table::WidePart part() const { return {.keys = keys, .classes = classes, .rows = wide.data()}; }
 };
 
 TableConfig config_of(std::vector<int> dims, bool is_scored) {
@@ -109,7 +111,7 @@ void written_rows_are_read(test::Random& random, const TableConfig& config, std:
     const std::size_t num_twice = config.dims.size() > 1 ? 0 : num_keys / 10;
     for (std::size_t i = 0; i < num_twice; ++i) keys.push_back(keys[random.below(keys.size())]);
     Rows rows = random_rows(random, table, std::move(keys));
-    table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool);
+    table.write_wide(std::array{rows.part()}, pool);
     put(model, rows, table.row_bytes());
     check_equal_model(table, model, pool);
     CHECK(table.version() < 100);
@@ -120,7 +122,7 @@ void written_rows_are_read(test::Random& random, const TableConfig& config, std:
   };
   Rows rows = random_rows(random, table, distinct_keys(random, num_keys));
   table.raise_version(200);
-  table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool, true);
+  table.write_wide(std::array{rows.part()}, pool, true);
   for (std::size_t i = 0; i < rows.keys.size(); ++i) stamp(&rows.wide[i * table.row_bytes()], 200);
   put(model, rows, table.row_bytes());
   check_equal_model(table, model, pool);
@@ -134,7 +136,7 @@ void written_rows_are_read(test::Random& random, const TableConfig& config, std:
   Table merged(config_of(config.dims, config.policy.is_scored));
   Rows others = random_rows(random, table, distinct_keys(random, num_keys));
   std::copy_n(rows.keys.begin(), num_keys / 2, others.keys.begin());
-  merged.write_wide(others.keys, others.classes, others.wide.data(), pool);
+  merged.write_wide(std::array{others.part()}, pool);
   Model of_both;
   put(of_both, others, table.row_bytes());
   merged.raise_version(201);
@@ -163,10 +165,10 @@ void rows_that_do_not_fit_are_refused(test::Random& random) {
   Table table(config_of({5, 3}, false));
   Rows rows = random_rows(random, table, distinct_keys(random, 20'000));
   rows.classes[17'000] = 9;
-  check_refused([&] { table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool); });
+  check_refused([&] { table.write_wide(std::array{rows.part()}, pool); });
   rows.classes[17'000] = 1;
   rows.wide[17'000 * table.row_bytes() + 4 * sizeof(float)] = 1;  // behind its three weights
-  check_refused([&] { table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool); });
+  check_refused([&] { table.write_wide(std::array{rows.part()}, pool); });
   CHECK_EQUAL(table.num_rows(), 0U);
   const Table other(config_of({5, 4}, false));
   check_refused([&] { table.merge(other, 0, kNumBuckets, pool); });
@@ -182,14 +184,14 @@ void a_copy_has_all_of_a_table(test::Random& random) {
   Table table(config_of({4}, false)), copy(config_of({4}, false));
   const Rows rows = random_rows(random, table, distinct_keys(random, 20'000));
   const Rows others = random_rows(random, table, distinct_keys(random, 5'000));
-  table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool);
-  copy.write_wide(others.keys, others.classes, others.wide.data(), pool);
+  table.write_wide(std::array{rows.part()}, pool);
+  copy.write_wide(std::array{others.part()}, pool);
   table.advance(std::array{PushId{.stream = 3, .sequence = 7}});
   const std::span<const std::uint64_t> removed = std::span(rows.keys).first(4'000);
   table.erase(removed, pool);
   table.raise_version(table.version() + 1);
   const Rows back = random_rows(random, table, Keys(removed.begin(), removed.begin() + 1'000));
-  table.write_wide(back.keys, back.classes, back.wide.data(), pool, true);
+  table.write_wide(std::array{back.part()}, pool, true);
   for (int round = 0; round < 2; ++round) {  // a repetition changes nothing
     copy.copy(table, 0, 1000, pool);
     copy.copy(table, 1000, kNumBuckets - 1000, pool);
@@ -237,12 +239,15 @@ struct Block {
         features(num_rows) {}
   BlockRows rows() {
     return {.num_rows = stamps.size(),
-            .weights = weights.data(),
-            .state = state.data(),
-            .stamps = stamps.data(),
-            .shows = shows.data(),
-            .delta_scores = delta_scores.data(),
-            .features = features.data()};
+            .weights = {weights.data(), row_bytes_of(weights)},
+            .state = {state.data(), row_bytes_of(state)},
+            .stamps = {stamps.data()},
+            .shows = {shows.data()},
+            .delta_scores = {delta_scores.data()},
+            .features = {features.data()}};
+  }
+  std::size_t row_bytes_of(const std::vector<float>& floats) const {
+    return floats.size() / stamps.size() * sizeof(float);
   }
   std::vector<float> weights, state;
   std::vector<Stamp> stamps;
@@ -355,29 +360,118 @@ void updates_equal_those_of_a_table(test::Random& random) {
   }
 }
 
+// Rows whose parts lie as in wide rows: these are the memory of the block.
+void blocks_lie_in_wide_rows(test::Random& random) {
+  constexpr std::size_t kRows = 5'000;
+  Pool pool(3);
+  const Table table(config_of({5}, true));
+  const RowLayout& layout = table.classes()[0];
+  const std::size_t bytes = table.row_bytes();
+  const Rows rows = random_rows(random, table, distinct_keys(random, kRows));
+  std::vector<double> memory(kRows * bytes / sizeof(double));
+  auto* const data = reinterpret_cast<std::uint8_t*>(memory.data());
+  const auto part = [&]<class T>(std::size_t offset) {
+    return BlockPart<T>{reinterpret_cast<T*>(data + offset), bytes};
+  };
+  const std::size_t stamp = layout.wide_stamp_offset(), score = stamp + sizeof(Stamp);
+  const BlockRows block{
+      .num_rows = kRows,
+      .weights = part.operator()<float>(0),
+      .state = part.operator()<float>(5 * sizeof(float)),
+      .stamps = part.operator()<Stamp>(stamp),
+      .shows = part.operator()<ShowClick>(score),
+      .delta_scores = part.operator()<float>(score + offsetof(Score, delta_score)),
+      .features = part.operator()<std::uint32_t>(score + offsetof(Score, feature))};
+  std::vector<std::int32_t> slots(kRows);
+  std::iota(slots.begin(), slots.end(), 0);
+  split_wide(layout, rows.wide.data(), slots, block, pool);
+  CHECK(std::memcmp(data, rows.wide.data(), rows.wide.size()) == 0);
+  Block apart(layout, kRows);
+  split_wide(layout, rows.wide.data(), slots, apart.rows(), pool);
+  const Bytes zeros(rows.wide.size());
+  split_wide(layout, zeros.data(), slots, block, pool);
+  split_wide(layout, zeros.data(), slots, apart.rows(), pool);
+  std::vector<float> grads(kRows * 5);
+  for (float& g : grads) g = static_cast<float>(random.below(1000)) / 500.0F - 1.0F;
+  const RuleValues values{.lr = 0.1, .step = 1};
+  const std::vector<float> shows(2 * kRows, 1.0F);
+  const StatisticsPush push{.rates = table.score_rates(),
+                            .version = 7,
+                            .time = 5 * 86'400,
+                            .show_click = shows.data(),
+                            .features = nullptr};
+  for (const BlockRows& each : {block, apart.rows()}) {
+    update_block(layout, each, slots, grads.data(), *table.make_step(values, 0), push, pool);
+  }
+  Bytes joined(rows.wide.size());
+  join_wide(layout, apart.rows(), slots, joined.data(), pool);
+  CHECK(joined != zeros);
+  CHECK(std::memcmp(data, joined.data(), joined.size()) == 0);
+}
+
+// So many that they are read past the caches, and written in several parts.
+void many_rows_come_back(test::Random& random) {
+  constexpr std::size_t kRows = 150'000;
+  Pool pool(3);
+  TableConfig config;
+  config.dims = {16};
+  config.rule.name = "adagrad";
+  Table table(config);
+  CHECK(table.classes()[0].is_wide());
+  const Rows rows = random_rows(random, table, distinct_keys(random, kRows));
+  const std::size_t bytes = table.row_bytes(), half = kRows / 2;
+  const Table::WidePart all = rows.part();
+  for (int repetition = 0; repetition < 2; ++repetition) {  // first they are new
+    table.write_wide(
+        std::array{Table::WidePart{all.keys.first(half), all.classes.first(half), all.rows},
+                   Table::WidePart{all.keys.subspan(half), all.classes.subspan(half),
+                                   all.rows + half * bytes}},
+        pool);
+  }
+  Keys keys = rows.keys;
+  keys[7] = keys[kRows - 1] + 1;  // absent
+  for (const std::size_t shift : {0, 1}) {
+    Bytes wide(kRows * bytes + shift), classes(kRows);
+    table.read_wide(keys, classes.data(), wide.data() + shift, pool);
+    for (std::size_t i = 0; i < kRows; ++i) {
+      CHECK_EQUAL(classes[i], i == 7 ? Table::kNoClass : std::uint8_t{0});
+      const std::uint8_t* row = wide.data() + shift + i * bytes;
+      CHECK(i == 7 ? std::all_of(row, row + bytes, [](std::uint8_t b) { return b == 0; })
+                   : std::memcmp(row, all.rows + i * bytes, bytes) == 0);
+    }
+  }
+}
+
 // ---- slots ----
+
+std::size_t size_of(std::int32_t slot) { return static_cast<std::size_t>(slot); }
 
 void slots_equal_a_map(test::Random& random, std::size_t num_max) {
   Pool pool(3);
   SlotIndex index(num_max);
   std::map<std::uint64_t, std::int32_t> model;
-  std::int32_t next = 0;
+  std::vector<std::int32_t> free(num_max);
+  std::iota(free.begin(), free.end(), 0);
+  const std::array none{static_cast<std::int32_t>(num_max)};
   for (int round = 0; round < 6; ++round) {
     Keys fresh = distinct_keys(random, num_max - model.size());
     std::vector<std::int32_t> slots;
     for (const std::uint64_t key : fresh) {
-      slots.push_back(next++);
+      slots.push_back(free.back());
+      free.pop_back();
       model[key] = slots.back();
     }
     index.assign(fresh, slots, pool);
     CHECK_EQUAL(index.num_keys(), model.size());
-    check_refused(
-        [&] { index.assign(std::array{random.next()}, std::array{next}, pool); });  // full
+    check_refused([&] { index.assign(std::array{random.next()}, none, pool); });
     Keys gone;
     for (const auto& [key, slot] : model) {
       if (random.below(2) == 0) gone.push_back(key);
     }
-    for (const std::uint64_t key : gone) model.erase(key);
+    for (const std::uint64_t key : gone) {
+      free.push_back(model[key]);
+      model.erase(key);
+    }
     for (int i = 0; i < 10; ++i) gone.push_back(random.next());
     index.remove(gone);
     CHECK_EQUAL(index.num_keys(), model.size());
@@ -389,9 +483,10 @@ void slots_equal_a_map(test::Random& random, std::size_t num_max) {
       const auto expected = model.find(asked[i]);
       CHECK_EQUAL(found[i], expected == model.end() ? SlotIndex::kAbsent : expected->second);
     }
-    if (model.empty()) continue;
+    for (const auto& [key, slot] : model) CHECK_EQUAL(index.keys()[size_of(slot)], key);
+    if (model.empty() || free.empty()) continue;
     const std::array twice{model.begin()->first};
-    check_refused([&] { index.assign(twice, std::array{next}, pool); });
+    check_refused([&] { index.assign(twice, std::array{free.back()}, pool); });
     check_refused([&] { index.assign(std::array{random.next()}, std::array{-2}, pool); });
   }
 }
@@ -411,7 +506,7 @@ void many_slots_are_found(test::Random& random, std::size_t num) {
     index.find(keys, found.data(), pool);
     CHECK(found == slots);
     SlotIndex with_one(num + 1);
-    with_one.assign(std::array{keys[num / 2]}, std::array{0}, pool);
+    with_one.assign(std::array{keys[num / 2]}, std::array{static_cast<std::int32_t>(num)}, pool);
     check_refused([&] { with_one.assign(keys, slots, pool); });
     Keys twice = keys;
     twice[num / 3] = twice[num / 3 + 1];
@@ -428,7 +523,7 @@ void rows_are_written_beside_others(test::Random& random) {
   Table table(config_of({4}, false));
   const Rows rows = random_rows(random, table, distinct_keys(random, kKeys));
   Table staged(config_of({4}, false));
-  staged.write_wide(rows.keys, rows.classes, rows.wide.data(), pool);
+  staged.write_wide(std::array{rows.part()}, pool);
   std::atomic<bool> is_done{false};
   std::thread reader([&] {
     std::vector<float> weights(kKeys * 4);
@@ -442,7 +537,7 @@ void rows_are_written_beside_others(test::Random& random) {
     }
   });
   for (int i = 0; i < 10; ++i) {
-    table.write_wide(rows.keys, rows.classes, rows.wide.data(), pool);
+    table.write_wide(std::array{rows.part()}, pool);
     table.merge(staged, 0, kNumBuckets, pool);
   }
   is_done = true;
@@ -466,6 +561,8 @@ int main(int argc, char** argv) {
   rows_of_a_block_come_back(random, 0);
   rows_of_a_block_come_back(random, 1);
   updates_equal_those_of_a_table(random);
+  blocks_lie_in_wide_rows(random);
+  many_rows_come_back(random);
   for (const std::size_t num_max : {0, 1, 2, 50, 20'000}) slots_equal_a_map(random, num_max);
   many_slots_are_found(random, 40'000);
   rows_are_written_beside_others(random);

@@ -25,17 +25,20 @@ from tests.integration.test_device_passes import (
     trainer,
 )
 from tests.integration.test_device_windows import memory_of, stream
-from trireme.errors import BadRequest, DataError, ResourceExhausted
+from trireme.errors import BadRequest, DataError, ResourceExhausted, Unavailable
 from trireme.inference.export import export_model
 from trireme.interchange.plain_rows import export_parquet, import_parquet
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
+from trireme.server.prepared_import import PreparedImport
 from trireme.train import row_life
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.save import save
+from trireme.train.modes.device_pass.pass_mode import DevicePass
 from trireme.train.online.passes import Pass
 from trireme.train.online.train_passes import train_passes
+from trireme.worker import passes
 
 Batches = list[dict[str, torch.Tensor]]
 
@@ -213,3 +216,44 @@ def test_parameters_without_elements_are_trained_with(mode: str) -> None:
     if mode == "sync":
         for begin in (lambda one: one.on_device(data(0)), lambda one: one.in_window(2, "1MiB")):
             assert_equal(contents_after(training(begin, mode)), expected)
+
+
+def test_an_end_whose_decision_is_unknown_gives_the_rows_of_its_moment(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server in this process has the rows themselves, which training would change."""
+    one = trainer(tr.optim.Adagrad(lr=0.1))
+    one.begin_pass(data(0))
+    one.fit(data(0))
+
+    def lost(*_: Any, **__: Any) -> bool:
+        raise Unavailable("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "end_device_pass", lost)
+        with pytest.raises(Unavailable, match="lost"):
+            one.end_pass()
+    assert cluster.server is not None
+    prepared = cluster.server.prepared
+    assert isinstance(prepared, PreparedImport)
+    handed_over = [part.rows for part in prepared.parts["keys"]]
+    before = [rows.copy() for rows in handed_over]
+    one.fit(data(0))
+    assert sum(map(len, handed_over)) > 0
+    for rows, expected in zip(handed_over, before, strict=True):
+        np.testing.assert_array_equal(rows, expected)
+    one.end_pass()
+
+
+def test_a_pass_uses_the_memory_of_the_one_before(cluster: Cluster) -> None:
+    one, places = trainer(tr.optim.Adagrad(lr=0.1)), []
+    for _ in range(3):
+        with one.on_device(data(0)):
+            one.fit(data(0))
+            mode = one.optimizer.mode
+            assert isinstance(mode, DevicePass)
+            assert mode.rows is not None
+            [block] = mode.rows.blocks.values()
+            assert block.wide_rows is not None
+            places.append(block.wide_rows.ctypes.data)
+    assert len(set(places)) == 1

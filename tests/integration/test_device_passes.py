@@ -236,10 +236,10 @@ def numbers_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers = []
     read = whole_rows.read_parts
 
-    def counting(how: Any, keys: Any, take: Any) -> Any:
+    def counting(how: Any, keys: Any, *others: Any) -> Any:
         if len(keys):
             numbers.append(len(keys))
-        return read(how, keys, take)
+        return read(how, keys, *others)
 
     for module in (whole_rows, pass_rows):
         monkeypatch.setattr(module, "read_parts", counting)

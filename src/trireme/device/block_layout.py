@@ -28,7 +28,8 @@ Arrays: TypeAlias = tuple[_Array, _Array, _Array, _Array, _Array, _Array]
 
 
 class RowTensors(NamedTuple):
-    """The parts of U rows, one tensor each.
+    """The parts of U rows, one tensor each; on the CPU views of wide rows where these can be viewed
+    so, see `BlockLayout.wide_rows`.
 
     weights: (U, D) float32.
     state: (U, S) float32: planes of D floats, then floats of the row, of which the last ones may be
@@ -121,10 +122,15 @@ class BlockLayout:
         """Of every float of state."""
         return float(self.rule.get("initial_accumulator", 0.0))
 
-    def room(self, num_rows: int, device: torch.device) -> RowTensors:
-        """Rows of any content, for a block whose slots are all filled later. Raises
+    def room(
+        self, num_rows: int, device: torch.device, memory: WideRows | None = None
+    ) -> RowTensors:
+        """Rows of any content, for a block whose slots are all filled later. memory: `wide_rows` of
+        a block that is gone, which are used if they are as many, or few more. Raises
         ResourceExhausted: the device has no memory for them, or they are more than slots can name.
         """
+        if memory is not None and num_rows <= len(memory) <= 2 * num_rows:
+            return self.views(memory[:num_rows])
         try:
             if num_rows <= SLOTS_MAX:
                 return self._room(num_rows, device)
@@ -138,6 +144,36 @@ class BlockLayout:
         )
 
     def _room(self, num_rows: int, device: torch.device) -> RowTensors:
+        if device.type == HOST.type and self._can_view_wide:
+            return self.views(np.empty((num_rows, self.wide.row_bytes), np.uint8))
+        return self._parts(num_rows, device)
+
+    @property
+    def _can_view_wide(self) -> bool:
+        """Whether each part of a row lies in a wide row as it does in a tensor."""
+        is_aligned = not self.is_scored or (self.dim + self.state_floats) % 2 == 0  # float64
+        return self.dim == self.wide.dim and is_aligned
+
+    def views(self, rows: WideRows) -> RowTensors:
+        """The parts of wide rows, in their memory, where these can be viewed so."""
+        floats = torch.from_numpy(rows.view(np.float32))
+        numbers, end = floats.view(torch.int32), self.dim + self.state_floats
+        parts = (floats[:, : self.dim], floats[:, self.dim : end], numbers[:, end : end + 2])
+        if not self.is_scored:
+            return RowTensors(*parts, *self._parts(0, HOST)[3:])
+        shows = floats.view(torch.float64)[:, end // 2 + 1 : end // 2 + 3]
+        return RowTensors(*parts, shows, floats[:, end + 6], numbers[:, end + 7])
+
+    def wide_rows(self, tensors: RowTensors) -> WideRows | None:
+        """(U, row_bytes) uint8: the wide rows whose parts these tensors are, in their memory; None:
+        the parts lie apart.
+        """
+        weights, floats = tensors.weights.detach(), self.wide.row_bytes // 4
+        if weights.stride(0) != floats:
+            return None
+        return weights.as_strided((len(weights), floats), (floats, 1)).numpy().view(np.uint8)
+
+    def _parts(self, num_rows: int, device: torch.device) -> RowTensors:
         num_scored = num_rows if self.is_scored else 0
         shapes: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] = (
             ((num_rows, self.dim), np.dtype(np.float32)),
@@ -162,10 +198,10 @@ class BlockLayout:
         return RowTensors(*(part.zero_() for part in self.room(num_rows, device)))
 
     def split(self, rows: WideRows, threads: _core.Pool) -> RowTensors:
-        """The parts of wide rows, (U, row_bytes) uint8, as tensors of the CPU. Raises BadRequest:
-        another shape, or rows of a wider class.
+        """The parts of wide rows, (U, row_bytes) uint8, as tensors of the CPU, each by itself.
+        Raises BadRequest: another shape, or rows of a wider class.
         """
-        tensors = self.room(len(rows), HOST)
+        tensors = self._parts(len(rows), HOST)
         self.fill(tensors, _numbers(len(rows)), rows, threads)
         return tensors
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,16 +69,34 @@ class RowBlock:
         self._wanted_kernels = kernels
         self.kernels: Kernels = choose_kernels(layout, self.device, self.threads, kernels)
         self._link = accelerator.link_to(self.device)
-        self.tensors = rows if isinstance(rows, RowTensors) else self._sent(rows)
-        self.rows = self.tensors.weights.detach().requires_grad_()
-        self.is_changed = torch.zeros(len(self), dtype=torch.bool, device=self.device)
+        tensors = rows if isinstance(rows, RowTensors) else self._sent(rows)
+        if kernels == "triton":  # which do not know strides
+            tensors = RowTensors(*(part.contiguous() for part in tensors))
+        self._use(tensors)
+        self.is_changed = torch.from_numpy(np.zeros(len(self), np.bool_)).to(self.device)
         self._is_fused = is_fused
         self._index_of_lookup: Tensor | None = None  # of the gradient of the last one
         self._unsummed: list[tuple[SlotBags, Tensor]] = []
 
+    def _use(self, tensors: RowTensors) -> None:
+        self.tensors = tensors
+        self.rows = tensors.weights.detach().requires_grad_()
+
     def __len__(self) -> int:
         """U."""
         return len(self.tensors.weights)
+
+    @property
+    def wide_rows(self) -> WideRows | None:
+        """(U, row_bytes) uint8: the rows of the slots, in the memory of the block; None: they do
+        not lie so there. Whoever keeps a part beyond the next step has the block `leave` it.
+        """
+        return self.layout.wide_rows(self.tensors) if self._link.is_host else None
+
+    def leave(self) -> None:
+        """Copy the rows to other memory, if they lie as `wide_rows`."""
+        if (rows := self.wide_rows) is not None:
+            self._use(self.layout.views(rows.copy()))
 
     def pool(self, bags: SlotBags) -> Tensor:
         """(B, F, D) float32: the sum of the rows of each bag, differentiable in `rows`. Slots are
@@ -171,15 +190,14 @@ class RowBlock:
         slots, are the rows of `slots` here, and count as unchanged. The others are zeros: `fill`
         them.
         """
-        index, index_to, parts = slots.long(), to.long(), []
-        for part in self.tensors:
-            filled = part.new_zeros(num_rows if len(part) else 0, *part.shape[1:])
+        index, index_to = slots.long(), to.long()
+        tensors = self.layout.zeros(num_rows, self.device)
+        for part, filled in zip(self.tensors, tensors, strict=True):
             if len(part):
                 filled[index_to] = part[index]
-            parts.append(filled)
         return RowBlock(
             self.layout,
-            RowTensors(*parts),
+            tensors,
             self.device,
             kernels=self._wanted_kernels,
             is_fused=self._is_fused,
@@ -203,6 +221,11 @@ class RowBlock:
                 part[index] = filled
 
     def _sent(self, rows: WideRows) -> RowTensors:
+        if self._link.is_host and rows.ndim == 2:
+            tensors = self.layout.room(len(rows), self.device)
+            slots = torch.arange(len(rows), dtype=torch.int32)
+            self.layout.fill(tensors, slots, rows, self.threads)
+            return tensors
         return RowTensors(*self._link.send(self.layout.split(rows, self.threads)).receive())
 
     def _rows_at(self, slots: Tensor) -> RowTensors:

@@ -19,7 +19,8 @@ class Call:
     `arrays` are sent without a copy: do not change them until the call has ended. once: when the
     server cannot be reached or the connection is lost, the call ends at once with Unavailable, and
     with ResourceExhausted when the server has no room for it ("full" is in its details), instead of
-    being sent again until the deadline: for a caller who may ask another server.
+    being sent again until the deadline: for a caller who may ask another server. room: where a
+    server in this process may have the reply's last array.
     """
 
     endpoint: str
@@ -27,6 +28,7 @@ class Call:
     body: Body = field(default_factory=dict)
     arrays: Sequence[Array] = ()
     once: bool = False
+    room: Array | None = None
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class Request:
     `arrays` are read-only; large ones are views that keep the received message in memory. `peer` is
     the client's name for itself, `address` its address, `key` its public key or "". `deadline` is a
     time.monotonic() value after which no caller waits for the answer. `reply_bytes_max`: a larger
-    reply would be refused.
+    reply would be refused. room: see `Call`.
     """
 
     id: int
@@ -62,6 +64,7 @@ class Request:
     key: str
     deadline: float
     reply_bytes_max: int = 1 << 60
+    room: Array | None = None
 
 
 Answer: TypeAlias = "Reply | TriremeError"

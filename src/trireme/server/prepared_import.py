@@ -34,7 +34,7 @@ class RowPart(NamedTuple):
     rows: WideRows
 
     def write_to(self, table: _core.Table, pool: _core.Pool) -> None:
-        table.write_wide(self.keys, self.classes, self.rows, pool, is_stamped=True)
+        table.write_wide(*self, pool, is_stamped=True)
 
 
 @dataclass
@@ -81,8 +81,8 @@ class PreparedImport:
         rows, claims = self.rows[name := table.schema.name], self.claims.get(name, ())
         if rows is not table.rows:
             yield from by_buckets(table.rows.merge, rows, pool, claims)
-        for part in self.parts.get(name, ()):
-            yield partial(part.write_to, table.rows, pool)
+        if parts := self.parts.get(name):
+            yield partial(table.rows.write_wide_parts, parts, pool, is_stamped=True)
 
     def records(self) -> Iterator[tuple[str, dict[str, Any], Sequence[Array]]]:
         """What a log keeps of it; the first record discards an earlier import."""

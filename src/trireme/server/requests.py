@@ -131,7 +131,7 @@ class RequestHandlers:
         arrays.end()
         check_reply("ps.rows", request, len(keys_K), rows)
         num_buckets = len(state.assignment.owned_buckets())
-        is_present, wide = read_rows(rows, keys_K, num_buckets, state.pool)
+        is_present, wide = read_rows(rows, keys_K, num_buckets, state.pool, request.room)
         return Reply({"version": rows.version, "mark": mark}, [is_present.astype(np.uint8), wide])
 
     def _on_announce(self, request: Request) -> Reply:

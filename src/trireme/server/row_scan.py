@@ -35,13 +35,18 @@ def check_reply(method: str, request: Request, num_rows: int, rows: _core.Table)
 
 
 def read_rows(
-    rows: _core.Table, keys_K: Keys, num_buckets: int, pool: _core.Pool
+    rows: _core.Table,
+    keys_K: Keys,
+    num_buckets: int,
+    pool: _core.Pool,
+    room: WideRows | None = None,
 ) -> tuple[npt.NDArray[np.bool_], WideRows]:
     """Whether each of (K,) distinct keys has a row, and the (K, row_bytes) wide rows; zeros for a
-    key without. num_buckets: that the table has here. Raises Corruption: a page is damaged.
+    key without. num_buckets: that the table has here. room: for the rows. Raises Corruption: a page
+    is damaged.
     """
     classes = np.empty(len(keys_K), np.uint8)
-    wide = np.empty((len(keys_K), rows.row_bytes), np.uint8)
+    wide = np.empty((len(keys_K), rows.row_bytes), np.uint8) if room is None else room
     is_scanned = _are_scanned(rows, keys_K, num_buckets)
     if not is_scanned.any():
         rows.read_wide(keys_K, classes, wide, pool)

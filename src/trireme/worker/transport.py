@@ -55,9 +55,9 @@ class LocalTransport:
                 f"{LOCAL}: no method {call.method!r}, there are {sorted(self._handlers)}"
             )
         deadline = time.monotonic() + timeout_s
-        answer = handler(
-            Request(0, call.method, call.body, list(call.arrays), LOCAL, LOCAL, "", deadline)
-        )
+        request = Request(0, call.method, call.body, list(call.arrays), LOCAL, LOCAL, "", deadline)
+        request.room = call.room
+        answer = handler(request)
         if isinstance(answer, Deferred):
             return self._wait(call.method, answer, timeout_s)
         return Reply() if answer is None else answer

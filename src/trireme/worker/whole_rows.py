@@ -12,20 +12,27 @@ import numpy.typing as npt
 
 from trireme import _core
 from trireme.errors import Unavailable
-from trireme.protocol.routing import Keys, Split, buckets_of
+from trireme.protocol.routing import NO_KEYS, Keys, Split, buckets_of
 from trireme.protocol.wire import Arrays
 from trireme.rpc import Call
 from trireme.worker.client import WorkerClient
+from trireme.worker.transport import LOCAL
 
 log = logging.getLogger("trireme.worker")
 
 MESSAGE_BYTES = 8 << 20
 """Of rows: both sides work on a part while it is in cache."""
+IN_PLACE_BYTES = 1 << 30
+"""Of rows that a server in this process puts where they stay."""
 TIMEOUT_S = 3600.0
 ATTEMPTS = 3
 
 Marks = dict[str, str]
 """endpoint -> the server's mark of a table: see `ps.rows`."""
+
+
+def rows_per_message(row_bytes: int) -> int:
+    return max(1, MESSAGE_BYTES // row_bytes)
 
 
 def never() -> bool:
@@ -43,13 +50,23 @@ def have_changed(before: Marks, now: Marks) -> bool:
 
 
 class ReadPart(NamedTuple):
-    """Some of the keys that were asked for. positions: (n,) int32, of the keys. is_present: (n,).
-    rows: (n, row_bytes) uint8, wide rows, zeros for a key without.
+    """Some of the keys that were asked for, from number `begin` on; order: of all, (K,) int32,
+    where it is another one. is_present: (n,). rows: (n, row_bytes) uint8, wide rows, zeros for a
+    key without; where there is room for them.
     """
 
-    positions: npt.NDArray[np.int32]
+    begin: int
+    order: npt.NDArray[np.int32] | None
     is_present: npt.NDArray[np.bool_]
     rows: npt.NDArray[np.uint8]
+
+    @property
+    def positions(self) -> npt.NDArray[np.int32]:
+        """(n,) of the keys."""
+        end = self.begin + len(self.rows)
+        if self.order is not None:
+            return self.order[self.begin : end]
+        return np.arange(self.begin, end, dtype=np.int32)
 
 
 class Read(NamedTuple):
@@ -68,7 +85,7 @@ class ReadRows(NamedTuple):
     marks: Marks
 
     def part(self) -> ReadPart:
-        return ReadPart(np.arange(len(self.rows), dtype=np.int32), self.is_present, self.rows)
+        return ReadPart(0, None, self.is_present, self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +116,21 @@ def read_wide_rows(how: Reading, keys_K: Keys) -> ReadRows:
     return ReadRows(rows, is_present, *read_parts(how, keys_K, take))
 
 
-def read_parts(how: Reading, keys_K: Keys, take: Callable[[ReadPart], None]) -> Read:
+def read_parts(
+    how: Reading,
+    keys_K: Keys,
+    take: Callable[[ReadPart], None],
+    room: npt.NDArray[np.uint8] | None = None,
+) -> Read:
     """Read the rows of distinct keys, (K,) uint64, part by part, as of one moment. take: gets each
-    part; all of them again, if rows have changed meanwhile.
+    part; all of them again, if rows have changed meanwhile. room: (K, row_bytes) uint8, where the
+    rows shall be, of keys in the order of their buckets.
 
     Raises Unavailable: others change the rows meanwhile, or it had to stop. NotReady: a server has
     lost the import.
     """
     for _ in range(ATTEMPTS):
-        reader = _Reader(how, keys_K)
+        reader = _Reader(how, keys_K, room)
         for begin in range(0, max(1, len(keys_K)), reader.keys_per_message):
             if how.stop():
                 raise Unavailable(f"rows of table {how.table!r}: the reading was stopped")
@@ -135,14 +158,18 @@ def read_now(how: Reading, keys_K: Keys) -> tuple[npt.NDArray[np.bool_], npt.NDA
 
 
 class _Reader:
-    def __init__(self, how: Reading, keys_K: Keys) -> None:
-        self._how, self._keys = how, keys_K
-        self._order = np.arange(len(keys_K), dtype=np.int32)
-        buckets = buckets_of(keys_K)
+    def __init__(
+        self, how: Reading, keys_K: Keys, room: npt.NDArray[np.uint8] | None = None
+    ) -> None:
+        self._how, self._keys, self._room = how, keys_K, room
+        self._order: npt.NDArray[np.int32] | None = None
+        buckets = buckets_of(keys_K if room is None else NO_KEYS)
         if (buckets[1:] < buckets[:-1]).any():  # servers read each bucket once
             self._order = np.argsort(buckets, kind="stable").astype(np.int32)
             self._keys = keys_K[self._order]
-        self.keys_per_message = max(1, MESSAGE_BYTES // how.row_bytes)
+        self.keys_per_message = rows_per_message(how.row_bytes)
+        if room is not None and how.client.servers.map.servers == (LOCAL,):
+            self.keys_per_message = max(1, IN_PLACE_BYTES // how.row_bytes)
         self.version = 0
         self.marks: Marks = {}
         self.is_of_one_moment = True
@@ -165,10 +192,13 @@ class _Reader:
         method, body = "ps.rows", {"table": how.table, "map": bucket_map.version}
         if how.staged is not None:
             method, body = "import.read", {"table": how.table, "id": how.staged}
+        room = None if self._room is None else self._room[part]
         calls = [
             Call(endpoint, method, body, [np.ascontiguousarray(own)])
             for endpoint, own in zip(bucket_map.servers, split.parts(keys), strict=True)
         ]
+        if len(calls) == 1:
+            calls[0].room = room
         call_all = servers.call_all_aside if how.aside else servers.call_all
         replies = call_all(calls, left_s)
         arrays = [Arrays(reply.arrays) for reply in replies]
@@ -178,4 +208,8 @@ class _Reader:
             self.version = max(self.version, int(reply.body["version"]))
             mark = str(reply.body["mark"])
             self.is_of_one_moment &= self.marks.setdefault(endpoint, mark) == mark
-        return ReadPart(self._order[part], split.join(present), split.join(rows))
+        joined = split.join(rows)
+        if room is not None and not np.may_share_memory(joined, room):
+            room[:] = joined
+        rows_read = joined if room is None else room
+        return ReadPart(part.start, self._order, split.join(present), rows_read)

@@ -224,7 +224,8 @@ class ImportHandlers:
         keys = arrays.take("keys", np.uint64, (None,))
         rows = arrays.take("rows", np.uint8, (None, staged.layout.row_bytes))
         arrays.end()
-        if len(rows) != len(keys) or not staged.wanted[buckets_of(keys)].all():
+        is_wanted = staged.wants_all or staged.wanted[buckets_of(keys)].all()
+        if len(rows) != len(keys) or not is_wanted:
             raise BadRequest(
                 f"import.wide: expected a row for each of {len(keys)} keys of this server's"
                 f" buckets, found {len(rows)} rows"

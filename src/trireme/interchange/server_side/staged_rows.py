@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,10 @@ class StagedRows:
     def is_named(self, id: object) -> bool:
         """Whether a request with this id, None where it has none, is of this import."""
         return id == self.id or (id is None and not self.is_of_pass)
+
+    @cached_property
+    def wants_all(self) -> bool:
+        return bool(self.wanted.all())
 
     @property
     def layout(self) -> RowLayout:

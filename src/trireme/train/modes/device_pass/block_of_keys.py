@@ -19,7 +19,7 @@ from trireme.rows.wide_rows import WideRows
 from trireme.table import TableSchema
 from trireme.train.modes.device_pass.key_slots import ABSENT, KeySlots, Slots
 from trireme.worker.gradients import TableGradient
-from trireme.worker.whole_rows import MESSAGE_BYTES, ReadPart
+from trireme.worker.whole_rows import ReadPart, rows_per_message
 
 
 def check_schema(schema: TableSchema) -> None:
@@ -38,13 +38,13 @@ def check_schema(schema: TableSchema) -> None:
 
 
 def rows_or_new(part: ReadPart, layout: BlockLayout, keys_K: Keys, pool: _core.Pool) -> WideRows:
-    """The rows that were read of these keys, with initial rows for those without."""
+    """The part that was read of these keys, with initial rows for those without."""
     new = np.flatnonzero(~part.is_present)
     if not len(new):
         return part.rows
     weights = np.empty((len(new), layout.dim), np.float32)
-    layout.core.lookup(keys_K[new], weights, pool, layout.row_class)
-    rows = np.array(part.rows)
+    layout.core.lookup(keys_K[part.positions[new]], weights, pool, layout.row_class)
+    rows = part.rows if part.rows.flags.writeable else np.array(part.rows)
     rows[new] = layout.new_rows(weights)
     return rows
 
@@ -139,7 +139,20 @@ class BlockOfKeys:
 
     def changed(self) -> Iterator[tuple[Keys, WideRows]]:
         """The keys whose rows have been updated, and these rows, part by part."""
-        slots = torch.nonzero(self._block.is_changed).flatten().to(torch.int32)
-        num_rows = max(1, MESSAGE_BYTES // self._block.layout.wide.row_bytes)
-        for part in torch.split(slots, num_rows):
-            yield self.slots.keys[part.cpu().numpy()], self._block.raw_rows(part)
+        is_changed = self._block.is_changed.cpu().numpy()
+        wide, num_rows = self.wide_rows, rows_per_message(self._block.layout.wide.row_bytes)
+        for begin in range(0, len(is_changed), num_rows):
+            part = slice(begin, begin + num_rows)
+            if wide is not None and is_changed[part].all():  # a server here needs no copy
+                yield self.slots.keys[part], wide[part]
+            elif len(slots := begin + np.flatnonzero(is_changed[part])):
+                yield self.slots.keys[slots], self._block.raw_rows(self._as_slots(slots))
+
+    @property
+    def wide_rows(self) -> WideRows | None:
+        """See RowBlock."""
+        return self._block.wide_rows
+
+    def leave_rows(self) -> None:
+        """Change no row any more that `changed` has given."""
+        self._block.leave()

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core
-from trireme.protocol.routing import NO_KEYS, Keys
+from trireme.protocol.routing import Keys
 
 Slots: TypeAlias = npt.NDArray[np.int32]
 
@@ -18,26 +18,17 @@ ABSENT = -1
 class KeySlots:
     """Any threads may find; one thread changes it, alone.
 
-    keys: (U,) uint64: of each slot.
+    keys: (num_slots,) uint64: of each slot.
     """
 
-    def __init__(self, keys_U: Keys, pool: _core.Pool) -> None:
-        """Key i has slot i."""
-        self.keys, self._pool = keys_U, pool
-        self._index = _core.SlotIndex(len(keys_U))
-        self._index.assign(keys_U, np.arange(len(keys_U), dtype=np.int32), pool)
-
-    @classmethod
-    def empty(cls, num_slots: int, pool: _core.Pool) -> KeySlots:
-        """No key has one of these slots yet."""
-        slots = cls(NO_KEYS, pool)
-        slots.keys = np.zeros(num_slots, np.uint64)
-        slots._index = _core.SlotIndex(num_slots)
-        return slots
+    def __init__(self, keys_U: Keys, pool: _core.Pool, num_slots: int | None = None) -> None:
+        """Key i has slot i; num_slots: default U."""
+        self._index = _core.SlotIndex(len(keys_U) if num_slots is None else num_slots)
+        self.keys, self._pool = self._index.keys, pool
+        self._index.assign(keys_U, None, pool)
 
     def assign(self, keys_N: Keys, slots_N: npt.NDArray[np.intp]) -> None:
         """Give keys, which have none, slots that no key has."""
-        self.keys[slots_N] = keys_N
         self._index.assign(keys_N, slots_N.astype(np.int32), self._pool)
 
     def remove(self, keys_N: Keys) -> None:

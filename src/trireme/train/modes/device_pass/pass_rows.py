@@ -7,11 +7,13 @@ from __future__ import annotations
 import logging
 from functools import partial
 
+import numpy as np
 import torch
 
 from trireme.device import BlockLayout, RowBlock
 from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys
+from trireme.rows.wide_rows import WideRows
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys, rows_or_new
 from trireme.train.modes.device_pass.key_slots import KeySlots
@@ -44,7 +46,11 @@ class PassRows(RowsOnDevice):
         super().__init__(setup, device, lease)
         self._next: NextPass | None = None
         self._end: Moment | None = None  # where a pass follows
-        ahead = before._take_ahead(data, self._begin) if isinstance(before, PassRows) else None
+        self._memory: dict[RowClassId, WideRows] = {}  # for the blocks; then those of this pass
+        ahead = None
+        if isinstance(before, PassRows):
+            self._memory, before._memory = before._memory, {}
+            ahead = before._take_ahead(data, self._begin)
         if before is None or ahead is None:
             for class_id, keys_U in data.keys().items():
                 self.blocks[class_id] = self._new(class_id, keys_U)
@@ -52,6 +58,7 @@ class PassRows(RowsOnDevice):
             for class_id, rows in ahead.items():
                 old = before.blocks.get(class_id)
                 self.blocks[class_id] = self._following(old, class_id, rows)
+        self._memory.clear()
         if before is not None:
             before.close()
 
@@ -61,15 +68,18 @@ class PassRows(RowsOnDevice):
         """read: the rows of the keys; None: they are to be read."""
         schema = self._schemas[class_id.table]
         layout = BlockLayout.of(schema, class_id.row_class)
-        room = layout.room(len(keys_U), self._device)
+        memory = self._memory.pop(class_id, None)
+        room = layout.room(len(keys_U), self._device, memory)
         block = RowBlock(layout, room, self._device, threads=self._pool)
+        wide = block.wide_rows
 
         def take(part: ReadPart) -> None:
-            rows = rows_or_new(part, layout, keys_U[part.positions], self._pool)
-            block.fill(torch.from_numpy(part.positions).to(self._device), rows)
+            rows = rows_or_new(part, layout, keys_U, self._pool)
+            if wide is None or not np.may_share_memory(rows, wide):
+                block.fill(torch.from_numpy(part.positions).to(self._device), rows)
 
         if read is None:
-            read_parts(self._reading(class_id), keys_U, take)
+            read_parts(self._reading(class_id), keys_U, take, wide)
         else:
             take(read.part())
         version = self._begin.versions[class_id.table]
@@ -129,8 +139,12 @@ class PassRows(RowsOnDevice):
     # ---- the end ----
 
     def note_end(self) -> None:
-        """As there; but rows stay if a pass follows."""
+        """As there; but rows stay if a pass follows, else on the CPU their memory: the system would
+        clear other memory for the next pass.
+        """
         if self._next is None:
+            memory = {class_id: block.wide_rows for class_id, block in self.blocks.items()}
+            self._memory = {class_id: rows for class_id, rows in memory.items() if rows is not None}
             self.close()
             return
         self._end = end = self._moment()

@@ -11,7 +11,7 @@ import torch
 from trireme import _core
 from trireme.device import RowBlock
 from trireme.errors import ResourceExhausted
-from trireme.protocol.routing import Keys
+from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.rows.wide_rows import WideRows
 from trireme.table import TableSchema
 from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys
@@ -36,7 +36,7 @@ class WindowBlock(BlockOfKeys):
         read: Callable[[Keys], WideRows],
         give_back: Callable[[Keys, WideRows], None],
     ) -> None:
-        super().__init__(schema, KeySlots.empty(len(block), pool), block, version, pool)
+        super().__init__(schema, KeySlots(NO_KEYS, pool, len(block)), block, version, pool)
         self._read, self._give_back = read, give_back
         self._free = np.arange(len(block))
         self._is_filled = np.zeros(len(block), np.bool_)
