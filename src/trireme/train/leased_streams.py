@@ -100,9 +100,7 @@ class LeasedPass:
         num_pushes = at.sequence - lease.begun_at
         if num_pushes == 0 and not self._resumes:
             return EPOCH_START
-        if self._is_trainers and at.position and at.position[0] == self._epoch:
-            return EpochPosition(at.position[1], at.position[2:])
-        return EpochPosition(num_pushes)
+        return EpochPosition.after(at.position, self._epoch, num_pushes)
 
 
 def part_among(arrivals: Sequence[tuple[dict[str, Any], Any]], cluster: Cluster) -> tuple[int, int]:

@@ -287,7 +287,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             closure: computes the loss and its gradients, once, before the step; its value is
                 returned.
             examples: of the batch, which weigh it in sync; default what the forward passes saw.
-            position: of the stream after this batch, kept by the servers for a successor.
+            position: of the stream after this batch, kept by the servers for a successor. Within
+                `tr.prefetch`, which counts batches, it must be left out.
 
         In async it returns when the push is on its way; errors of earlier pushes are raised here.
         In sync it returns when the push is staged on every server. Without `tr.prefetch` or a
@@ -304,10 +305,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         is_skipped = not unscale(self)
+        if position and self._session.position:
+            raise BadRequest(
+                "DistributedOptimizer.step: expected no position within tr.prefetch, which counts"
+                f" the batches, found {position}"
+            )
         self.step_of(
             self.replica,
             examples=0 if is_skipped else examples,
-            position=position,
+            position=position or self._session.position,
             in_background=self._session.is_prefetching,
             is_skipped=is_skipped,
         )
