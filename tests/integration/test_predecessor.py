@@ -181,7 +181,7 @@ def test_a_position_within_prefetch_is_refused(job: Job) -> None:
         optimizer = make_optimizer(cluster, model)
         for batch in tr.prefetch(batches(1), model, cluster=cluster):
             model(batch).sum().backward()
-            with pytest.raises(BadRequest, match=r"no position within tr\.prefetch"):
+            with pytest.raises(BadRequest, match=r"no position in tr\.prefetch"):
                 optimizer.step(position=(3,))
             optimizer.step()
         assert optimizer.mode.last_push.position == (0, 1)
@@ -190,7 +190,7 @@ def test_a_position_within_prefetch_is_refused(job: Job) -> None:
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("geo", "expected to know how many steps a predecessor has made"),
+        ("geo", "expected to know a predecessor's steps"),
         ("hybrid", "expected all workers to begin together in mode 'hybrid'"),
     ],
 )

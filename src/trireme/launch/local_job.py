@@ -316,9 +316,7 @@ class _LocalJob:
                 return
 
     def _stop_late(self) -> None:
-        """Ask those to stop that were started again too late to hear of the end: servers whose
-        predecessors had removed their state before, and compute workers that outlive all servers.
-        """
+        """Ask those to stop that were started again too late to hear of the end."""
         self._ask_to_stop([s for s in self._servers.values() if s.name in self._stateless])
         if not self._have_servers_ended():
             return

@@ -36,8 +36,7 @@ class LeasedPass:
     """A pass whose streams this worker leases; `is_over`: nothing is left to do in it.
 
     resumes: a checkpoint was loaded that was taken within this epoch. is_trainers: a Trainer runs
-    the loop: it seeks, and stops when asked. A plain loop reads again the batches that it leaves
-    out, and runs to its end.
+    the loop, and stops when asked. A plain loop runs to its end.
     """
 
     def __init__(

@@ -287,8 +287,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             closure: computes the loss and its gradients, once, before the step; its value is
                 returned.
             examples: of the batch, which weigh it in sync; default what the forward passes saw.
-            position: of the stream after this batch, kept by the servers for a successor. Within
-                `tr.prefetch`, which counts batches, it must be left out.
+            position: of the stream after this batch, for a successor; `tr.prefetch` counts itself.
 
         In async it returns when the push is on its way; errors of earlier pushes are raised here.
         In sync it returns when the push is staged on every server. Without `tr.prefetch` or a
@@ -307,8 +306,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         is_skipped = not unscale(self)
         if position and self._session.position:
             raise BadRequest(
-                "DistributedOptimizer.step: expected no position within tr.prefetch, which counts"
-                f" the batches, found {position}"
+                f"DistributedOptimizer.step: expected no position in tr.prefetch, found {position}"
             )
         self.step_of(
             self.replica,

@@ -124,9 +124,8 @@ def _own_part(
         if done.num_pushes:
             if optimizer.mode.steps_per_push > 1:
                 raise BadRequest(
-                    "prefetch: expected to know how many steps a predecessor has made, found mode"
-                    " 'geo', whose pushes do not say it: train with Trainer.fit, or start the job"
-                    " again and load the newest checkpoint"
+                    "prefetch: expected to know a predecessor's steps, found mode 'geo': train with"
+                    " Trainer.fit, or start the job again and load the newest checkpoint"
                 )
             at = optimizer.mode.last_push.position
             start = EpochPosition.after(at, epoch, done.num_pushes)
