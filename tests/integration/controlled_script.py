@@ -41,6 +41,8 @@ def _obey(command: str, argument: str = "") -> str:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if command == "polite":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))
+    if command == "stopped_well":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if command == "spawn":
         env = {**os.environ, "STANDIN_NAME": argument}
         subprocess.Popen([sys.executable, *sys.argv], env=env)

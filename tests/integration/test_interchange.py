@@ -5,6 +5,7 @@ number of servers.
 from __future__ import annotations
 
 import gzip
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,34 @@ def test_rows_of_another_system_come_in(tmp_path, num_servers, source):
 
     with Job(num_servers) as job:
         job.run(1, work)
+
+
+def test_a_worker_that_is_slow_before_an_import_does_not_end_it(monkeypatch):
+    """It pulls dense weights before all workers meet, not while rows come in."""
+    is_prepared, has_pulled = threading.Event(), threading.Event()
+
+    def work(cluster: Cluster) -> int:
+        trainer = make_trainer(cluster)
+        finish, refresh = cluster.client.servers.finish, trainer.optimizer.refresh
+
+        def finish_late(*args: Any, **options: Any) -> bool:
+            is_prepared.set()
+            has_pulled.wait(1.0)
+            return finish(*args, **options)
+
+        def refresh_late() -> None:
+            is_prepared.wait(1.0)
+            refresh()
+            has_pulled.set()
+
+        if cluster.worker == 0:
+            monkeypatch.setattr(cluster.client.servers, "finish", finish_late)
+        else:
+            monkeypatch.setattr(trainer.optimizer, "refresh", refresh_late)
+        return tr.interchange.import_arrays(trainer, "t", columns())
+
+    with Job(1) as job:
+        assert job.run(2, work) == [300, 300]
 
 
 def test_parquet_survives_with_state(tmp_path):

@@ -115,6 +115,21 @@ def test_a_server_killed_after_the_workers_comes_back_to_remove_its_state(
     assert code == 0, err
 
 
+def test_a_server_killed_when_it_had_removed_its_state_is_not_waited_for(
+    launcher: Launcher,
+) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--max_restart", "1", num=2)
+    server = launcher.peers["server 0"]
+    os.kill(int(server.ask("pid")), signal.SIGKILL)  # and the worker has not quite ended
+    server.close()
+    launcher.accept(1)  # a server that no worker will call
+    assert launcher.peers["server 0"].ask("stopped_well") == "done"
+    launcher.peers["worker 0"].end()
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert "stopping server 0" in err
+
+
 def test_a_worker_that_fails_after_the_servers_have_ended_is_not_restarted(
     launcher: Launcher,
 ) -> None:

@@ -108,6 +108,25 @@ def test_a_restarted_process_continues_with_any_stream(
     assert in_threads([work, die_and_come_again]) == [expected, expected]
 
 
+def test_a_loop_that_adds_up_gradients_continues_a_stream_after_its_last_step(job: Job) -> None:
+    def train(cluster: Cluster, kill_at: int = 0) -> None:
+        model = Model(kill_at)
+        optimizer = make_optimizer(cluster, model)
+        for number, batch in enumerate(tr.prefetch(data, model, cluster=cluster)):
+            nn.functional.mse_loss(model(batch), batch["label"]).backward()
+            if number % 2:
+                optimizer.step()
+
+    data = [{"a": torch.tensor([n]), "label": torch.ones(1)} for n in range(8 * NUM_STREAMS)]
+    cluster = join(job)
+    with pytest.raises(Killed):
+        train(cluster, 6)
+    cluster.abandon()
+    with join(job) as cluster:
+        train(cluster)
+        assert counts(cluster) == times(1, data)
+
+
 def test_a_single_process_trains_on_its_streams_one_after_another() -> None:
     with embedded(streams=NUM_STREAMS, threads=1) as cluster:
         assert fit_twice(cluster) == 16

@@ -127,9 +127,6 @@ class Alone(Mode):
     def begin_pass(self) -> PredecessorProgress:
         return PredecessorProgress()
 
-    def num_batches(self, num_pushes: int) -> int:
-        return num_pushes
-
     def end_pass(self) -> None: ...
 
     def finish(self) -> None: ...

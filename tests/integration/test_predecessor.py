@@ -145,10 +145,52 @@ def test_a_prefetch_loop_skips_the_batches_already_trained_on(
         assert session_of(cluster).row_source().num_steps == 16
 
 
+@MODES
+@pytest.mark.parametrize("kill_at", [2, 6, 8, 13])
+def test_a_loop_that_adds_up_gradients_of_batches_trains_on_each_once(
+    job: Job, mode: str, kill_at: int
+) -> None:
+    """A step of three batches, a batch without a step, and one at the end of the loop."""
+
+    def train(cluster: Cluster, kill_at: int = 0) -> None:
+        model = Model(kill_at)
+        optimizer = make_optimizer(cluster, model, mode)
+        for _ in range(2):
+            for batch in tr.prefetch(data, model, cluster=cluster):
+                number = int(batch["number"][0])
+                if number == 3:
+                    continue
+                outputs = model(batch)
+                nn.functional.binary_cross_entropy_with_logits(outputs, batch["label"]).backward()
+                if number in (2, 6, 7):
+                    optimizer.step()
+
+    data = [
+        {"a": torch.arange(4 * n, 4 * n + 4), "label": torch.ones(4), "number": torch.tensor([n])}
+        for n in range(8)
+    ]
+    die(job, lambda cluster: train(cluster, kill_at))
+    with job.join(0, 1) as cluster:
+        train(cluster)
+        assert counts(cluster) == times(2, [one for n, one in enumerate(data) if n != 3])
+
+
+def test_a_position_within_prefetch_is_refused(job: Job) -> None:
+    with job.join(0, 1) as cluster:
+        model = Model()
+        optimizer = make_optimizer(cluster, model)
+        for batch in tr.prefetch(batches(1), model, cluster=cluster):
+            model(batch).sum().backward()
+            with pytest.raises(BadRequest, match=r"no position in tr\.prefetch"):
+                optimizer.step(position=(3,))
+            optimizer.step()
+        assert optimizer.mode.last_push.position == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("geo", "expected to know how many batches a predecessor has trained on"),
+        ("geo", "expected to know a predecessor's steps"),
         ("hybrid", "expected all workers to begin together in mode 'hybrid'"),
     ],
 )

@@ -104,3 +104,12 @@ def test_a_disk_that_hangs_while_a_table_is_made_holds_no_request_up(server: Ser
     assert set(server.parts()) == {"large", "small", "third"}
     assert sum(server.parts().values()) <= MEMORY
     assert server.state.tables["third"].rows.marks(0).min() == 1
+
+
+def test_memory_is_divided_while_a_change_waits_for_room(server: Server) -> None:
+    """In sync the pushes of a step hold their rows until the last of them has found room."""
+    before = server.parts()
+    server.disk.may_go.set()
+    server.push("large", np.arange(60_000, dtype=np.uint64))
+    assert server.parts() == before
+    server.state.with_room(lambda: wait_until(lambda: server.parts()["large"] > before["large"]))

@@ -18,8 +18,8 @@ def on_first_worker(
     """
     optimizer.mode.check_between_passes(name)
     optimizer.flush()
+    optimizer.refresh()  # in sync, the last step is staged until then; a pull ends an import
     optimizer.cluster.client.coordinator.gather({}, [], purpose=name)
-    optimizer.refresh()  # in sync, the last step is staged until then
 
     def settled() -> dict[str, Any]:
         optimizer.cluster.client.servers.everywhere_current("import.settled", {})

@@ -107,6 +107,7 @@ class _LocalJob:
         self._num_restarts: Counter[str] = Counter()  # by name of the process
         self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
         self._asked: set[LaunchedProcess] = set()  # to stop
+        self._stateless: set[str] = set()  # names of servers that were started again without state
         self._failed: LaunchedProcess | None = None
         self._compute_deadline = float("inf")  # for compute workers to end
         self._late: list[LaunchedProcess] = []  # others that did not end after the workers
@@ -309,15 +310,14 @@ class _LocalJob:
             if not self._have_workers_ended():
                 continue
             deadline = min(deadline, time.monotonic() + _SERVERS_END_S)
-            self._stop_late_compute_workers()
+            self._stop_late()
             if time.monotonic() >= deadline:
                 self._late = unfinished
                 return
 
-    def _stop_late_compute_workers(self) -> None:
-        """Ask those to stop that outlive all servers: they were started again too late to hear of
-        the end.
-        """
+    def _stop_late(self) -> None:
+        """Ask those to stop that were started again too late to hear of the end."""
+        self._ask_to_stop([s for s in self._servers.values() if s.name in self._stateless])
         if not self._have_servers_ended():
             return
         now = time.monotonic()
@@ -404,6 +404,8 @@ class _LocalJob:
                     f" ({number} of at most {self._config.max_restart} times)"
                 )
                 self._end(process)
+                if processes is self._servers and not self._has_state(index):
+                    self._stateless.add(process.name)
                 start(index)
 
     def _restart_together(self) -> None:

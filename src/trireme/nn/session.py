@@ -44,6 +44,7 @@ class Session:
         self._thread = threading.local()
         self.row_source: Callable[[], RowSource | None] = lambda: None  # the newest optimizer
         self.is_prefetching = False  # a pipeline pulls rows and blocks for the coming steps
+        self.position: tuple[int, ...] = ()  # epoch and batches so far of a loop over prefetch
 
     def train_with(self, source: RowSource) -> None:
         """Forward passes get their rows from this optimizer from now on."""

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock, Thread, Timer
 from typing import TypeVar
 
 from trireme import _core
@@ -29,6 +29,7 @@ log = logging.getLogger("trireme.server")
 
 _EQUAL_SHARE = 0.1  # of the rest, in equal parts; the others by the rows
 _BALANCED_PUSHES = 256
+_WAITS_S = 0.5  # that a change takes if it waits for room
 _CLOSE_S = 60.0
 _DEVICE_S_MAX = 30.0  # for a transfer; less if workers wait less than twice as long
 
@@ -154,10 +155,13 @@ class RowTier:
         return next(table for table in self._tables if table.rows() is rows)
 
     def note_push(self) -> None:
-        """Divide the memory anew now and then, as rows come: in a thread, for rows that leave
-        memory wait for a disk, and who calls this may hold what every request needs.
-        """
-        if next(self._num_pushes) % _BALANCED_PUSHES or not self._divides.acquire(blocking=False):
+        """Divide the memory anew now and then, as rows come."""
+        if next(self._num_pushes) % _BALANCED_PUSHES == 0:
+            self._divide_soon()
+
+    def _divide_soon(self) -> None:
+        """In a thread: it waits for a disk, and the caller may hold what every request needs."""
+        if not self._divides.acquire(blocking=False):
             return
         self._divider = Thread(target=self._divide_once, name="trireme-divide", daemon=True)
         self._divider.start()
@@ -171,15 +175,19 @@ class RowTier:
             self._divides.release()
 
     def with_room(self, change: Callable[[], _T]) -> _T:
-        """change(), which changes rows and may be repeated. If it finds no room, the memory is
-        divided anew, since tables may have grown, and it is called once more. Raises as `change`.
+        """change(), which changes rows and may be repeated. If it finds no room, or waits for it,
+        perhaps for calls that wait for its own, the memory is divided anew. Raises as `change`.
         """
+        waits = Timer(_WAITS_S, self._divide_soon)
+        waits.start()
         try:
             return change()
         except ResourceExhausted:
             with self._lock:
                 if not self._divide_anew():
                     raise
+        finally:
+            waits.cancel()
         return change()
 
     def _divide_anew(self) -> bool:

@@ -36,8 +36,7 @@ class LeasedPass:
     """A pass whose streams this worker leases; `is_over`: nothing is left to do in it.
 
     resumes: a checkpoint was loaded that was taken within this epoch. is_trainers: a Trainer runs
-    the loop: it seeks, and stops when asked. A plain loop reads again the batches that it leaves
-    out, and runs to its end.
+    the loop, and stops when asked. A plain loop runs to its end.
     """
 
     def __init__(
@@ -100,9 +99,7 @@ class LeasedPass:
         num_pushes = at.sequence - lease.begun_at
         if num_pushes == 0 and not self._resumes:
             return EPOCH_START
-        if self._is_trainers and at.position and at.position[0] == self._epoch:
-            return EpochPosition(at.position[1], at.position[2:])
-        return EpochPosition(num_pushes)
+        return EpochPosition.after(at.position, self._epoch, num_pushes)
 
 
 def part_among(arrivals: Sequence[tuple[dict[str, Any], Any]], cluster: Cluster) -> tuple[int, int]:

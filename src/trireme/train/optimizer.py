@@ -287,7 +287,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             closure: computes the loss and its gradients, once, before the step; its value is
                 returned.
             examples: of the batch, which weigh it in sync; default what the forward passes saw.
-            position: of the stream after this batch, kept by the servers for a successor.
+            position: of the stream after this batch, for a successor; `tr.prefetch` counts itself.
 
         In async it returns when the push is on its way; errors of earlier pushes are raised here.
         In sync it returns when the push is staged on every server. Without `tr.prefetch` or a
@@ -304,10 +304,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         is_skipped = not unscale(self)
+        if position and self._session.position:
+            raise BadRequest(
+                f"DistributedOptimizer.step: expected no position in tr.prefetch, found {position}"
+            )
         self.step_of(
             self.replica,
             examples=0 if is_skipped else examples,
-            position=position,
+            position=position or self._session.position,
             in_background=self._session.is_prefetching,
             is_skipped=is_skipped,
         )

@@ -14,10 +14,11 @@ from trireme.data.batch import Batch
 from trireme.errors import BadRequest, TriremeError, check_kind
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
+from trireme.nn.session import session_of
 from trireme.threads import frozen_objects
-from trireme.train.leased_streams import LeasedPass
+from trireme.train.leased_streams import LeasedPass, StreamBatches
 from trireme.train.loop.pipeline import Pipeline
-from trireme.train.loop.worker_batches import EpochPosition, worker_batches
+from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, worker_batches
 from trireme.train.optimizer import DistributedOptimizer, newest_optimizer
 from trireme.train.predecessor import PredecessorProgress, check_order, skip_epoch
 
@@ -82,20 +83,23 @@ def _batches(
         leased = None
         if job.num_streams and optimizer is not None:
             leased = LeasedPass(optimizer, dataset, epoch, is_trainers=False)
-            streams = () if leased.is_over else leased.streams()
-            parts: Iterator[Iterable[Any]] = (stream.batches for stream in streams)
+            parts = iter(()) if leased.is_over else leased.streams()
         else:
             parts = _own_part(dataset, job, epoch, optimizer)
         try:
             for part in parts:
-                pipeline = Pipeline(part, model, training=True, depth=depth, cluster=job)
+                pipeline = Pipeline(part.batches, model, training=True, depth=depth, cluster=job)
                 with frozen_objects(), pipeline:
-                    yield from pipeline
+                    for number, batch in enumerate(pipeline, part.start.batches + 1):
+                        session_of(job).position = epoch, number
+                        yield batch
         except GeneratorExit:
             if leased is not None:
                 leased.give_back()
             _leave_early(job)
             raise
+        finally:
+            session_of(job).position = ()
         if (optimizer := newest_optimizer(job)) is not None:
             optimizer.end_pass()
 
@@ -112,23 +116,30 @@ def _leave_early(cluster: Cluster) -> None:
 
 def _own_part(
     dataset: Iterable[Any], cluster: Cluster, epoch: int, optimizer: DistributedOptimizer | None
-) -> Iterator[Iterable[Any]]:
+) -> Iterator[StreamBatches]:
     """The batches of a worker with a stream of its own; none if a predecessor has done all."""
-    done, num_batches = PredecessorProgress(), 0
+    done, start = PredecessorProgress(), EPOCH_START
     if optimizer is not None:
         done = optimizer.begin_pass(dataset)
-        num_batches = optimizer.mode.num_batches(done.num_pushes)
+        if done.num_pushes:
+            if optimizer.mode.steps_per_push > 1:
+                raise BadRequest(
+                    "prefetch: expected to know a predecessor's steps, found mode 'geo': train with"
+                    " Trainer.fit, or start the job again and load the newest checkpoint"
+                )
+            at = optimizer.mode.last_push.position
+            start = EpochPosition.after(at, epoch, done.num_pushes)
     if done.is_over or done.has_left:
         skip_epoch(dataset, cluster, epoch)
     else:
-        yield _remaining(dataset, cluster, epoch, num_batches)
+        yield StreamBatches(_remaining(dataset, cluster, epoch, start), start)
 
 
 def _remaining(
-    dataset: Iterable[Any], cluster: Cluster, epoch: int, num_batches: int
+    dataset: Iterable[Any], cluster: Cluster, epoch: int, start: EpochPosition
 ) -> Iterable[Any]:
     """This worker's batches without those that a predecessor has trained on."""
-    if num_batches == 0:
+    if start == EPOCH_START:
         return worker_batches(dataset, cluster, epoch)
     check_order(dataset)
     if cluster.client.script.has_attended_within():
@@ -137,4 +148,4 @@ def _remaining(
             " place of a worker that was killed, found one with them: start the job again and load"
             " the newest checkpoint"
         )
-    return worker_batches(dataset, cluster, epoch, EpochPosition(num_batches))
+    return worker_batches(dataset, cluster, epoch, start)

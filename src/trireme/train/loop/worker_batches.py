@@ -35,10 +35,10 @@ class EpochPosition:
     position: tuple[int, ...] = ()  # of the last one, where the dataset has positions
 
     @classmethod
-    def after(cls, pushed: tuple[int, ...], epoch: int) -> EpochPosition:
-        """Where a stream goes on in an epoch after its last push, which has this position."""
+    def after(cls, pushed: tuple[int, ...], epoch: int, num_pushes: int = 0) -> EpochPosition:
+        """Where a stream goes on after its last push, of this position; else a push is a batch."""
         is_here = len(pushed) > 1 and pushed[0] == epoch
-        return cls(pushed[1], pushed[2:]) if is_here else EPOCH_START
+        return cls(pushed[1], pushed[2:]) if is_here else cls(num_pushes)
 
 
 EPOCH_START = EpochPosition()

@@ -123,9 +123,6 @@ class Mode(Protocol):
     def begin_pass(self) -> PredecessorProgress:
         """Enter the next pass; returns what a predecessor did in it."""
 
-    def num_batches(self, num_pushes: int) -> int:
-        """The batches that a predecessor trained on with these pushes."""
-
     def end_pass(self) -> None:
         """Leave the pass: this worker has no more batches in it."""
 

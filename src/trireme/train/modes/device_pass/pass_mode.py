@@ -317,9 +317,6 @@ class DevicePass(Mode):
     def begin_pass(self) -> PredecessorProgress:
         return PredecessorProgress(is_over=self._is_over)
 
-    def num_batches(self, num_pushes: int) -> int:
-        return num_pushes
-
     def end_pass(self) -> None:
         """Nothing: the pass on the device may have several epochs."""
 

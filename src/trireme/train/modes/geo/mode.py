@@ -2,7 +2,7 @@
 
 import logging
 
-from trireme.errors import BadRequest, NotFinite
+from trireme.errors import NotFinite
 from trireme.protocol.wire import DIFFERENCE
 from trireme.train.finite import check_finite_step
 from trireme.train.modes.base import BeginPull
@@ -127,16 +127,6 @@ class Geo(OnServers):
         # Each push counts as a whole window; one that ended early had fewer steps.
         self.num_steps += progress.num_pushes * (self.setup.strategy.k - 1)
         return progress
-
-    def num_batches(self, num_pushes: int) -> int:
-        """Raises BadRequest: a push does not tell how many steps its window had."""
-        if num_pushes:
-            raise BadRequest(
-                "prefetch: expected to know how many batches a predecessor has trained on,"
-                " found mode 'geo', whose pushes do not say it: train with Trainer.fit, or"
-                " start the job again and load the newest checkpoint"
-            )
-        return 0
 
     def end_pass(self) -> None:
         self.flush()

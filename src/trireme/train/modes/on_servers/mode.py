@@ -247,9 +247,6 @@ class OnServers(Mode):
         self.num_steps = entered.note.num_steps + progress.num_pushes
         return progress
 
-    def num_batches(self, num_pushes: int) -> int:
-        return num_pushes
-
     def end_pass(self) -> None:
         self.flush()
         self.passes.entered = None
