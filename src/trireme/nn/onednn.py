@@ -26,7 +26,8 @@ def use_onednn(model: _M) -> _M:
     It computes in float32 as before, in another order of additions: the last bits differ from
     those of MKL. Not by oneDNN, but as before, are: layers on a GPU and inputs of other types, also
     under autocast; small products, of fewer than 2**21 multiplications; graphs that torch compiles
-    or exports; subclasses of `torch.nn.Linear`. Gradients of gradients raise torch's RuntimeError.
+    or exports; subclasses of `torch.nn.Linear`. Gradients of gradients, and torch.func, raise
+    torch's RuntimeError.
 
     Worth it on CPUs of AMD with AVX-512, as `trireme doctor` shows them (docs/optimizers.md).
 
