@@ -304,7 +304,8 @@ def test_one_table_and_the_dense_parameters_are_saved_by_themselves(tmp_path: Pa
 
 
 def test_an_inference_model_has_the_columns_and_outputs_that_are_named(tmp_path: Path) -> None:
-    minimized(Model())
+    model = Model()
+    minimized(model)
     exe = static.Executor()
     with pytest.raises(NotReady, match="give batch="):
         fleet.save_inference_model(exe, str(tmp_path / "x"), ["a"], ["output"])
@@ -313,7 +314,10 @@ def test_an_inference_model_has_the_columns_and_outputs_that_are_named(tmp_path:
         fleet.save_inference_model(exe, str(tmp_path / "x"), ["a", "b"], ["output"])
     with pytest.raises(BadRequest, match=r"outputs of the model, output, .*found ctr"):
         fleet.save_inference_model(exe, str(tmp_path / "x"), ["a"], ["ctr"])
+    model.train()
+    model.fc.eval()  # a part that is frozen stays so
     fleet.save(str(tmp_path / "inference"), feed=["a"], fetch=["output"])
+    assert (model.training, model.fc.training) == (True, False)
     predictor = fleet.load_inference_model(str(tmp_path / "inference"))
     expected = exe.run(static.default_main_program().clone(True), feed=FEED, fetch_list=["output"])[
         0

@@ -10,7 +10,7 @@ from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, NotReady
 from trireme.fleet.dataset import InMemoryDataset
-from trireme.train.loop.scoring import outputs_by_name
+from trireme.train.loop.scoring import in_mode, outputs_by_name
 from trireme.train.loop.worker_batches import Closable
 
 
@@ -74,13 +74,8 @@ def _first_or_none(dataset: Iterable[Any] | None) -> Batch | None:
 
 
 def _check_targets(model: nn.Module, batch: Batch, targets: Sequence[str]) -> None:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            outputs = outputs_by_name(model(batch))
-    finally:
-        model.train(was_training)
+    with torch.no_grad(), in_mode(model, training=False):
+        outputs = outputs_by_name(model(batch))
     if set(targets) != set(outputs):
         raise BadRequest(
             f"fleet.save_inference_model: expected target_vars to be the outputs of the model,"
