@@ -230,6 +230,9 @@ def test_a_loss_that_is_not_finite_names_the_batch() -> None:
             trainer.fit(loader(500))
         with pytest.raises(NotFinite, match=r"ins_id 'id0', 'id1', .* and 45 more"):
             trainer.evaluate(Named(500))
+        empty = [{name: values[:0] for name, values in next(iter(loader(50))).items()}]
+        with pytest.raises(NotFinite, match=r"there is none: a mean over an empty batch is NaN"):
+            trainer.fit(empty)
         assert cluster.client.stream_position().sequence == 0
         with pytest.raises(NotFinite, match="expected finite gradients in step 1, found nan"):
             trainer.fit(loader(500), check_nan=False)

@@ -132,7 +132,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         dense_groups = dense_groups_of(optimizer)
         self._table_groups = [table_group(table) for table in self.tables]
         if not dense_groups and not self._table_groups:
-            raise BadRequest("DistributedOptimizer: the model has neither parameters nor tables")
+            raise BadRequest(
+                "DistributedOptimizer: expected a model with tables or an optimizer of parameters,"
+                f" found neither: optimizer={optimizer and type(optimizer).__name__}"
+            )
         super().__init__(
             [*dense_groups, *self._table_groups],
             {} if optimizer is None else dict(optimizer.defaults),

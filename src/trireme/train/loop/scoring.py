@@ -230,6 +230,7 @@ def _not_finite(wrong_value: str, batch: Batch, rows: list[int], ids: ExampleIds
     wrong = rows if is_by_example else list(range(batch.num_examples))
     called = "examples" if names is None else "examples with ins_id"
     shown = ", ".join(str(i) if names is None else repr(names[i]) for i in wrong[:SHOWN_MAX])
+    shown = shown or "(there is none: a mean over an empty batch is NaN)"
     more = f" and {len(wrong) - SHOWN_MAX} more" if len(wrong) > SHOWN_MAX else ""
     return NotFinite(
         f"Trainer: expected finite outputs and loss, found {wrong_value} {called} {shown}{more};"
