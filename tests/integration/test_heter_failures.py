@@ -122,7 +122,7 @@ def test_another_model_is_refused_with_the_parts_that_differ(programs: Template)
     wrong = {**OPTIONS, "wrong": "model"}
     with HeterJob(programs, OPTIONS, compute_options=wrong) as job:
         error = job.workers[0].wait_line(r"^trireme.errors.SchemaMismatch: (.*)")[1]
-        assert job.workers[0].finish() == 1
+        assert job.workers[0].finish() == 2
     assert "compute worker 0 (cpu) runs another model: parameter top.5.weight: none here" in error
     assert "float32 (1, 1) there" in error
 
@@ -131,7 +131,7 @@ def test_another_autocast_is_refused(programs: Template) -> None:
     half = {**OPTIONS, "autocast": "bfloat16"}
     with HeterJob(programs, half, compute_options=OPTIONS) as job:
         error = job.workers[0].wait_line(r"^trireme.errors.SchemaMismatch: (.*)")[1]
-        assert job.workers[0].finish() == 1
+        assert job.workers[0].finish() == 2
     assert "trainer autocast: torch.bfloat16 here, None there" in error
 
 
