@@ -74,7 +74,7 @@ class DevicePass(Mode):
     ) -> None:
         self._setup, self._outside, self._client = setup, outside, setup.cluster.client
         self._import_id = ""  # of the last attempt to end
-        self._has_trained = False
+        self._has_trained = self._is_ending = False
         self.last_push = outside.last_push
         self.rows: RowsOnDevice | None = None
         self._lease: PassLease | None = None
@@ -143,7 +143,10 @@ class DevicePass(Mode):
     # ---- its end ----
 
     def end_device_pass(self) -> Mode:
-        """Raises as `importing`; the rows stay, and the call may be repeated."""
+        """Raises as `importing`; the rows stay, and the call may be repeated. They are trained no
+        more: the servers may have them, or take them yet.
+        """
+        self._is_ending = True
         for attempt in range(ATTEMPTS):
             try:
                 self._give()
@@ -165,12 +168,11 @@ class DevicePass(Mode):
 
     def _give(self) -> None:
         """Bring to the servers what the pass has trained, unless they have it."""
-        client, timeout_s = self._client, self._client.timeout_s
+        client = self._client
         if self.rows is None or not self._has_trained:
             self._release()
             return
-        last = self._import_id  # its answer may have been lost
-        if last and client.servers.finish("import", last, commit=False, timeout_s=timeout_s):
+        if self._has_ended():
             return
         self.rows.check_unchanged()
 
@@ -179,6 +181,14 @@ class DevicePass(Mode):
 
         self._import_id = self.rows.import_id()
         self.rows.give(self._import_id, self._blocks(), decide)
+
+    def _has_ended(self) -> bool:
+        """Whether the last attempt to end has taken place: its answer may have been lost. If not,
+        it does not any more.
+        """
+        last, timeout_s = self._import_id, self._client.timeout_s
+        finish = self._client.servers.finish
+        return bool(last) and finish("import", last, commit=False, timeout_s=timeout_s)
 
     def _blocks(self) -> BlockTensors:
         """The dense weights, and the state of their optimizer."""
@@ -195,6 +205,17 @@ class DevicePass(Mode):
             log.warning("pass on a device: a server may keep the lease of %s: %s", lease, error)
 
     def abandon_device_pass(self) -> Mode:
+        """Raises BadRequest: its end, which seemed to fail, has taken place."""
+        try:
+            has_ended = self._has_ended()
+        except TriremeError as error:
+            has_ended = False
+            log.warning("pass on a device: abandoned, its end may take place: %s", error)
+        if has_ended:
+            raise BadRequest(
+                "abandon_pass: expected a pass without an end, found that the servers have its rows"
+                " since the end_pass that failed: call end_pass again, which finds them there"
+            )
         self._close()
         self._adopt_if_servers_answer()
         return self._outside
@@ -253,6 +274,11 @@ class DevicePass(Mode):
     def _open_rows(self) -> RowsOnDevice:
         if self._is_over:
             check_loop(PredecessorProgress(is_over=True))
+        if self._is_ending:
+            raise BadRequest(
+                "pass on a device: expected no training after end_pass, which has failed but may"
+                " have taken place, found some: call end_pass again, or abandon_pass"
+            )
         assert self.rows is not None
         return self.rows
 

@@ -125,13 +125,8 @@ class RowsOnDevice:
         """Bring the changed rows and these tensors to the servers, as the import `id`. decide: see
         `importing`.
         """
-        try:
-            with self.ending(id, blocks, decide):
-                self.send(id)
-        except BaseException:  # a server in this process may have, and install, rows of this moment
-            for block in self.blocks.values():
-                block.leave_rows()
-            raise
+        with self.ending(id, blocks, decide):
+            self.send(id)
 
     def ending(
         self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
