@@ -466,17 +466,14 @@ class Trainer:
 
     def end_pass(self) -> None:
         """Give the servers what has been trained since `begin_pass`: rows, dense weights, optimizer
-        state; all of it, or after an error nothing. After an error it may be called again, which
-        finds out whether the servers have it; the pass trains no more.
+        state; all of it or nothing. After an error train no more: call it again, or `abandon_pass`.
 
         Raises BadRequest: there is no pass. Unavailable: servers did not take it.
         """
         self.optimizer.mode = self.optimizer.mode.end_device_pass()
 
     def abandon_pass(self) -> None:
-        """Forget what has been trained since `begin_pass`. Raises BadRequest: there is no pass, or
-        an `end_pass` that raised has given the servers all of it.
-        """
+        """Forget what has been trained. Raises BadRequest: no pass, or the servers have it all."""
         self.optimizer.mode = self.optimizer.mode.abandon_device_pass()
 
     # ---- the life of rows ----

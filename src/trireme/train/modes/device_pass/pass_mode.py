@@ -143,9 +143,7 @@ class DevicePass(Mode):
     # ---- its end ----
 
     def end_device_pass(self) -> Mode:
-        """Raises as `importing`; the rows stay, and the call may be repeated. They are trained no
-        more: the servers may have them, or take them yet.
-        """
+        """Raises as `importing`; the rows stay, untrained, and the call may be repeated."""
         self._is_ending = True
         for attempt in range(ATTEMPTS):
             try:
@@ -168,7 +166,6 @@ class DevicePass(Mode):
 
     def _give(self) -> None:
         """Bring to the servers what the pass has trained, unless they have it."""
-        client = self._client
         if self.rows is None or not self._has_trained:
             self._release()
             return
@@ -177,15 +174,14 @@ class DevicePass(Mode):
         self.rows.check_unchanged()
 
         def decide(id: str) -> bool:
-            return passes.end_device_pass(client, id, self.num_steps)
+            return passes.end_device_pass(self._client, id, self.num_steps)
 
-        self._import_id = self.rows.import_id()
-        self.rows.give(self._import_id, self._blocks(), decide)
+        self._import_id = id = self.rows.import_id()
+        with self.rows.ending(id, self._blocks(), decide):
+            self.rows.send(id)
 
     def _has_ended(self) -> bool:
-        """Whether the last attempt to end has taken place: its answer may have been lost. If not,
-        it does not any more.
-        """
+        """Whether the last attempt to end has taken place, or else never does."""
         last, timeout_s = self._import_id, self._client.timeout_s
         finish = self._client.servers.finish
         return bool(last) and finish("import", last, commit=False, timeout_s=timeout_s)
@@ -205,13 +201,8 @@ class DevicePass(Mode):
             log.warning("pass on a device: a server may keep the lease of %s: %s", lease, error)
 
     def abandon_device_pass(self) -> Mode:
-        """Raises BadRequest: its end, which seemed to fail, has taken place."""
-        try:
-            has_ended = self._has_ended()
-        except TriremeError as error:
-            has_ended = False
-            log.warning("pass on a device: abandoned, its end may take place: %s", error)
-        if has_ended:
+        """Raises BadRequest: an end that raised has taken place. Unavailable: nobody knows yet."""
+        if self._has_ended():
             raise BadRequest(
                 "abandon_pass: expected a pass without an end, found that the servers have its rows"
                 " since the end_pass that failed: call end_pass again, which finds them there"
