@@ -55,7 +55,7 @@ class OnednnLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if (
             torch.compiler.is_compiling()  # first: a graph would keep what else depends on shapes
-            or torch.jit.is_tracing()
+            or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
             or torch.is_autocast_enabled("cpu")
             or not all(map(_is_plain, (input, self.weight)))
             or input.numel() * self.out_features < _PRODUCTS_MIN
