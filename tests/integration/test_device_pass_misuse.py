@@ -31,7 +31,6 @@ from trireme.interchange.plain_rows import export_parquet, import_parquet
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.server.prepared_import import PreparedImport
 from trireme.train import row_life
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.save import save
@@ -218,31 +217,39 @@ def test_parameters_without_elements_are_trained_with(mode: str) -> None:
             assert_equal(contents_after(training(begin, mode)), expected)
 
 
-def test_an_end_whose_decision_is_unknown_gives_the_rows_of_its_moment(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_decided", [False, True])
+@pytest.mark.parametrize("again", ["end", "abandon"])
+def test_after_an_end_whose_answer_was_lost_no_step_is_made_that_may_be_forgotten(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_decided: bool, again: str
 ) -> None:
-    """A server in this process has the rows themselves, which training would change."""
+    """The servers may have the rows of its moment already, and end the pass no second time."""
     one = trainer(tr.optim.Adagrad(lr=0.1))
     one.begin_pass(data(0))
     one.fit(data(0))
+    decide = passes.end_device_pass
 
-    def lost(*_: Any, **__: Any) -> bool:
+    def lost(*args: Any, **options: Any) -> bool:
+        if is_decided:
+            decide(*args, **options)
         raise Unavailable("lost")
 
     with monkeypatch.context() as patch:
         patch.setattr(passes, "end_device_pass", lost)
         with pytest.raises(Unavailable, match="lost"):
             one.end_pass()
-    assert cluster.server is not None
-    prepared = cluster.server.prepared
-    assert isinstance(prepared, PreparedImport)
-    handed_over = [part.rows for part in prepared.parts["keys"]]
-    before = [rows.copy() for rows in handed_over]
-    one.fit(data(0))
-    assert sum(map(len, handed_over)) > 0
-    for rows, expected in zip(handed_over, before, strict=True):
-        np.testing.assert_array_equal(rows, expected)
-    one.end_pass()
+    with pytest.raises(BadRequest, match="expected no training after end_pass"):
+        one.fit(data(0))
+    if again == "abandon" and not is_decided:
+        one.abandon_pass()
+        assert one.optimizer.num_steps == 0
+        one.fit(data(0))
+    else:
+        if again == "abandon":
+            with pytest.raises(BadRequest, match="the servers have its rows"):
+                one.abandon_pass()
+        one.end_pass()
+    assert one.optimizer.num_steps == len(data(0))
+    assert_equal(contents(cluster), trained(0))
 
 
 def test_a_pass_uses_the_memory_of_the_one_before(cluster: Cluster) -> None:

@@ -183,6 +183,23 @@ except Exception as error:
     raise tr.errors.{error}("line 3 of a.txt: expected a number, found 'x'") from error
 """
 OF_VALUE, OF_DISK = "float('x')", "raise OSError('the disk does not answer')"
+OF_FILE = """
+    try:
+        raise OSError("the disk does not answer")
+    except OSError as error:
+        raise tr.errors.DataError("cannot read a.txt") from error
+"""
+IN_LOADER = """
+    from torch.utils.data import DataLoader, IterableDataset
+    class OfDisk(IterableDataset):
+        def __iter__(self):
+            try:
+                raise OSError("the disk does not answer")
+            except OSError as error:
+                raise tr.errors.DataError("cannot read") from error
+            yield
+    next(iter(DataLoader(OfDisk(), num_workers=1)))
+"""
 
 
 @pytest.mark.parametrize(
@@ -192,6 +209,8 @@ OF_VALUE, OF_DISK = "float('x')", "raise OSError('the disk does not answer')"
         ("NotFinite", OF_VALUE, 0),
         ("SchemaMismatch", OF_VALUE, 0),
         ("DataError", OF_DISK, 1),
+        ("DataError", OF_FILE, 1),
+        ("DataError", IN_LOADER, 1),
         ("Unavailable", OF_VALUE, 1),
     ],
 )

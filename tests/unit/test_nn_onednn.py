@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -135,6 +136,28 @@ def test_a_model_stays_what_it_was() -> None:
     assert torch.equal(again(x), model(x))
     exported = torch.export.export(model, (x,)).module()
     torch.testing.assert_close(exported(x), model(x), rtol=1e-4, atol=1e-3)
+
+
+def test_graphs_are_those_of_torch() -> None:
+    """Also for batches of any size: the size from which oneDNN is used is no part of them."""
+    _, onednn = both(100, 64)
+    x = torch.randn(512, 100)
+    sizes = ({0: torch.export.Dim("batch", min=2)},)
+    exported = torch.export.export(onednn, (x,), dynamic_shapes=sizes).module()
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        traced = torch.jit.trace(onednn, x)  # type: ignore[no-untyped-call]
+    for graph in (exported, traced):
+        for num in (3, 512, 1000):
+            y = torch.randn(num, 100)
+            torch.testing.assert_close(graph(y), onednn(y), rtol=1e-4, atol=1e-3)
+
+
+def test_inputs_that_are_no_plain_tensors_of_the_cpu_are_torchs() -> None:
+    plain, onednn = both(100, 64)
+    x = torch.randn(512, 100)
+    assert torch.equal(onednn(x.to_sparse()), plain(x.to_sparse()))
+    with pytest.raises(RuntimeError, match="device"):
+        onednn.to("meta")(x)
 
 
 def test_what_it_cannot_change_is_refused() -> None:

@@ -72,15 +72,12 @@ class RowBlock:
         tensors = rows if isinstance(rows, RowTensors) else self._sent(rows)
         if kernels == "triton":  # which do not know strides
             tensors = RowTensors(*(part.contiguous() for part in tensors))
-        self._use(tensors)
+        self.tensors = tensors
+        self.rows = tensors.weights.detach().requires_grad_()
         self.is_changed = torch.from_numpy(np.zeros(len(self), np.bool_)).to(self.device)
         self._is_fused = is_fused
         self._index_of_lookup: Tensor | None = None  # of the gradient of the last one
         self._unsummed: list[tuple[SlotBags, Tensor]] = []
-
-    def _use(self, tensors: RowTensors) -> None:
-        self.tensors = tensors
-        self.rows = tensors.weights.detach().requires_grad_()
 
     def __len__(self) -> int:
         """U."""
@@ -89,14 +86,9 @@ class RowBlock:
     @property
     def wide_rows(self) -> WideRows | None:
         """(U, row_bytes) uint8: the rows of the slots, in the memory of the block; None: they do
-        not lie so there. Whoever keeps a part beyond the next step has the block `leave` it.
+        not lie so there. The next step changes them.
         """
         return self.layout.wide_rows(self.tensors) if self._link.is_host else None
-
-    def leave(self) -> None:
-        """Copy the rows to other memory, if they lie as `wide_rows`."""
-        if (rows := self.wide_rows) is not None:
-            self._use(self.layout.views(rows.copy()))
 
     def pool(self, bags: SlotBags) -> Tensor:
         """(B, F, D) float32: the sum of the rows of each bag, differentiable in `rows`. Slots are

@@ -150,8 +150,11 @@ def _end_as_refused() -> None:
     def show(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        cause = error.__cause__ or error
+        cause = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
         is_permanent = isinstance(error, PERMANENT) and isinstance(cause, _OF_VALUES)
+        is_permanent &= not str(cause).startswith("Caught ")  # by torch's DataLoader: lacks causes
         is_permanent &= not getattr(cause, "retry", False)
         before(kind, error, traceback)
         if is_permanent:

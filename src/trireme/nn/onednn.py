@@ -53,14 +53,13 @@ class OnednnLinear(nn.Linear):
     """`torch.nn.Linear` after `use_onednn`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        is_plain = input.dtype == self.weight.dtype == torch.float32
         if (
-            not is_plain
-            or input.device.type != "cpu"
+            torch.compiler.is_compiling()  # first: a graph would keep what else depends on shapes
+            or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+            or torch.is_autocast_enabled("cpu")
+            or not all(map(_is_plain, (input, self.weight)))
             or input.numel() * self.out_features < _PRODUCTS_MIN
             or input.shape[-1] != self.in_features  # whose error is torch's
-            or torch.is_autocast_enabled("cpu")
-            or torch.compiler.is_compiling()
         ):
             return super().forward(input)
         rows = input.reshape(-1, self.in_features)
@@ -70,6 +69,11 @@ class OnednnLinear(nn.Linear):
         if num_missing:
             output = output[:-num_missing]
         return output.view(*input.shape[:-1], self.out_features)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    is_dense = tensor.layout == torch.strided
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and is_dense
 
 
 def _rows_step(num_rows: int) -> int:

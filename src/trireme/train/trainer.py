@@ -466,14 +466,14 @@ class Trainer:
 
     def end_pass(self) -> None:
         """Give the servers what has been trained since `begin_pass`: rows, dense weights, optimizer
-        state; all of it, or after an error nothing. After an error it may be called again.
+        state; all of it or nothing. After an error train no more: call it again, or `abandon_pass`.
 
         Raises BadRequest: there is no pass. Unavailable: servers did not take it.
         """
         self.optimizer.mode = self.optimizer.mode.end_device_pass()
 
     def abandon_pass(self) -> None:
-        """Forget what has been trained since `begin_pass`. Raises BadRequest: there is no pass."""
+        """Forget what has been trained. Raises BadRequest: no pass, or the servers have it all."""
         self.optimizer.mode = self.optimizer.mode.abandon_device_pass()
 
     # ---- the life of rows ----

@@ -152,7 +152,3 @@ class BlockOfKeys:
     def wide_rows(self) -> WideRows | None:
         """See RowBlock."""
         return self._block.wide_rows
-
-    def leave_rows(self) -> None:
-        """Change no row any more that `changed` has given."""
-        self._block.leave()

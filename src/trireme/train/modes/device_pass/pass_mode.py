@@ -74,7 +74,7 @@ class DevicePass(Mode):
     ) -> None:
         self._setup, self._outside, self._client = setup, outside, setup.cluster.client
         self._import_id = ""  # of the last attempt to end
-        self._has_trained = False
+        self._has_trained = self._is_ending = False
         self.last_push = outside.last_push
         self.rows: RowsOnDevice | None = None
         self._lease: PassLease | None = None
@@ -143,7 +143,8 @@ class DevicePass(Mode):
     # ---- its end ----
 
     def end_device_pass(self) -> Mode:
-        """Raises as `importing`; the rows stay, and the call may be repeated."""
+        """Raises as `importing`; the rows stay, untrained, and the call may be repeated."""
+        self._is_ending = True
         for attempt in range(ATTEMPTS):
             try:
                 self._give()
@@ -165,20 +166,25 @@ class DevicePass(Mode):
 
     def _give(self) -> None:
         """Bring to the servers what the pass has trained, unless they have it."""
-        client, timeout_s = self._client, self._client.timeout_s
         if self.rows is None or not self._has_trained:
             self._release()
             return
-        last = self._import_id  # its answer may have been lost
-        if last and client.servers.finish("import", last, commit=False, timeout_s=timeout_s):
+        if self._has_ended():
             return
         self.rows.check_unchanged()
 
         def decide(id: str) -> bool:
-            return passes.end_device_pass(client, id, self.num_steps)
+            return passes.end_device_pass(self._client, id, self.num_steps)
 
-        self._import_id = self.rows.import_id()
-        self.rows.give(self._import_id, self._blocks(), decide)
+        self._import_id = id = self.rows.import_id()
+        with self.rows.ending(id, self._blocks(), decide):
+            self.rows.send(id)
+
+    def _has_ended(self) -> bool:
+        """Whether the last attempt to end has taken place, or else never does."""
+        last, timeout_s = self._import_id, self._client.timeout_s
+        finish = self._client.servers.finish
+        return bool(last) and finish("import", last, commit=False, timeout_s=timeout_s)
 
     def _blocks(self) -> BlockTensors:
         """The dense weights, and the state of their optimizer."""
@@ -195,6 +201,12 @@ class DevicePass(Mode):
             log.warning("pass on a device: a server may keep the lease of %s: %s", lease, error)
 
     def abandon_device_pass(self) -> Mode:
+        """Raises BadRequest: an end that raised has taken place. Unavailable: nobody knows yet."""
+        if self._has_ended():
+            raise BadRequest(
+                "abandon_pass: expected a pass without an end, found that the servers have its rows"
+                " since the end_pass that failed: call end_pass again, which finds them there"
+            )
         self._close()
         self._adopt_if_servers_answer()
         return self._outside
@@ -253,6 +265,11 @@ class DevicePass(Mode):
     def _open_rows(self) -> RowsOnDevice:
         if self._is_over:
             check_loop(PredecessorProgress(is_over=True))
+        if self._is_ending:
+            raise BadRequest(
+                "pass on a device: expected no training after end_pass, which has failed but may"
+                " have taken place, found some: call end_pass again, or abandon_pass"
+            )
         assert self.rows is not None
         return self.rows
 

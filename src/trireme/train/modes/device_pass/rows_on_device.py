@@ -118,25 +118,13 @@ class RowsOnDevice:
     # ---- the end ----
 
     def import_id(self) -> str:
-        """The id of the import that the next `give` makes."""
+        """The id of the import that the next end makes."""
         return new_id()
-
-    def give(self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]) -> None:
-        """Bring the changed rows and these tensors to the servers, as the import `id`. decide: see
-        `importing`.
-        """
-        try:
-            with self.ending(id, blocks, decide):
-                self.send(id)
-        except BaseException:  # a server in this process may have, and install, rows of this moment
-            for block in self.blocks.values():
-                block.leave_rows()
-            raise
 
     def ending(
         self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
     ) -> AbstractContextManager[None]:
-        """The import that ends the pass, to which the block sends rows."""
+        """The import that ends the pass, to which the block sends rows. decide: see `importing`."""
         return importing(
             self._client,
             list(self._schemas),
