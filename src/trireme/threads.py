@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from trireme import _core
 from trireme.errors import BadRequest
 
@@ -83,6 +81,8 @@ def frozen_objects(num_new: int = 0) -> Iterator[None]:
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
     """While the block runs, each operation of torch uses at most this many threads."""
+    import torch  # here, for commands that read settings do without it
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -36,7 +36,7 @@ LONGER: dict[str, str] = {}
 # same time, of which none mixes models or counts twice; what ends a job at once, and what a killed
 # one leaves; and rows of passes that tables read and write in place. A feature raises it by what it
 # needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 83_889
+PACKAGE_LINES_MAX = 83_893
 
 CODE = (".py", ".h", ".cc")
 

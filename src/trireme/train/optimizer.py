@@ -132,10 +132,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         dense_groups = dense_groups_of(optimizer)
         self._table_groups = [table_group(table) for table in self.tables]
         if not dense_groups and not self._table_groups:
-            raise BadRequest(
-                "DistributedOptimizer: expected a model with tables or an optimizer of parameters,"
-                f" found neither: optimizer={optimizer and type(optimizer).__name__}"
-            )
+            raise _nothing_to_train(optimizer)
         super().__init__(
             [*dense_groups, *self._table_groups],
             {} if optimizer is None else dict(optimizer.defaults),
@@ -499,3 +496,10 @@ def newest_optimizer(cluster: Cluster) -> DistributedOptimizer | None:
     """The optimizer that training on this cluster uses; None: there is none yet."""
     source = session_of(cluster).row_source()
     return source if isinstance(source, DistributedOptimizer) else None
+
+
+def _nothing_to_train(optimizer: torch.optim.Optimizer | None) -> BadRequest:
+    return BadRequest(
+        "DistributedOptimizer: expected a model with tables or an optimizer of parameters, found"
+        f" neither: optimizer={optimizer and type(optimizer).__name__}"
+    )
