@@ -142,7 +142,8 @@ def test_graphs_are_those_of_torch() -> None:
     x = torch.randn(512, 100)
     sizes = ({0: torch.export.Dim("batch", min=2)},)
     exported = torch.export.export(onednn, (x,), dynamic_shapes=sizes).module()
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
         traced = torch.jit.trace(onednn, x)  # type: ignore[no-untyped-call]
     for graph in (exported, traced):
         for num in (3, 512, 1000):
