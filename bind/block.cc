@@ -178,15 +178,14 @@ void register_slots(nb::module_& m) {
   nb::class_<SlotIndex>(m, "SlotIndex",
                         "Which slot of a block the row of each key has. Any threads may find; "
                         "assign and remove run alone.")
-      .def(nb::init<std::size_t>(), "num_slots"_a)
-      .def_prop_ro("num_keys", &SlotIndex::num_keys, "Keys that have a slot.")
-      .def_prop_ro(
-          "keys",
-          [](nb::handle self) {
-            const std::span<std::uint64_t> keys = nb::cast<SlotIndex&>(self).keys();
-            return Result1<const std::uint64_t>(keys.data(), {keys.size()}, self);
+      .def(
+          "__init__",
+          [](SlotIndex* self, Array1<std::uint64_t> keys, Pool& pool) {
+            new (self) SlotIndex({keys.data(), keys.size()}, pool);
           },
-          "(num_slots,) uint64: of each slot, in its memory; anything where no key has it.")
+          "keys"_a.noconvert(), "pool"_a, nb::keep_alive<1, 2>(),
+          "keys: (num_slots,) uint64, memory for the key of each slot.")
+      .def_prop_ro("num_keys", &SlotIndex::num_keys, "Keys that have a slot.")
       .def(
           "assign",
           [](SlotIndex& index, Keys keys, const std::optional<Slots>& slots, Pool& pool) {

@@ -56,6 +56,12 @@ void expect_int32(const char* who, const char* what, std::size_t found) {
                                           std::to_string(found) + ", expected fewer than 2^31");
 }
 
+std::vector<std::span<const std::uint64_t>> spans_of(const std::vector<Keys>& arrays) {
+  std::vector<std::span<const std::uint64_t>> spans;
+  for (const Keys& keys : arrays) spans.push_back(as_span(keys));
+  return spans;
+}
+
 nb::tuple bind_unique(Keys values, Pool& pool, Key padding_key) {
   Unique u;
   {
@@ -67,11 +73,12 @@ nb::tuple bind_unique(Keys values, Pool& pool, Key padding_key) {
                         result(std::move(u.occurrences.starts)));
 }
 
-Result1<std::uint64_t> bind_distinct(Keys values, Pool& pool, Key padding_key) {
+Result1<std::uint64_t> bind_distinct(const std::vector<Keys>& parts, Pool& pool) {
+  const std::vector<std::span<const std::uint64_t>> spans = spans_of(parts);
   Array<std::uint64_t> keys;
   {
     nb::gil_scoped_release release;
-    keys = distinct(as_span(values), padding_key, pool);
+    keys = distinct(spans, pool);
   }
   return result(std::move(keys));
 }
@@ -197,9 +204,8 @@ nb::tuple bind_split(Keys keys, Array1<const std::uint16_t> owners, std::uint16_
   return nb::make_tuple(result(std::move(s.order)), result(std::move(s.counts)));
 }
 
-nb::tuple bind_partition(Keys keys, std::vector<Keys> sets) {
-  std::vector<std::span<const std::uint64_t>> spans;
-  for (const Keys& set : sets) spans.push_back(as_span(set));
+nb::tuple bind_partition(Keys keys, const std::vector<Keys>& sets) {
+  const std::vector<std::span<const std::uint64_t>> spans = spans_of(sets);
   Partition p;
   {
     nb::gil_scoped_release release;
@@ -264,8 +270,10 @@ nb::tuple bind_merge(nb::list parts, Pool& pool) {
 }  // namespace
 
 void register_feed(nb::module_& m) {
-  m.def("distinct", &bind_distinct, "values"_a.noconvert(), "pool"_a, "padding_key"_a = nb::none(),
-        "Return the keys of `unique`, in its order. values: (N,) uint64.");
+  m.def(
+      "distinct", &bind_distinct, "parts"_a.noconvert(), "pool"_a,
+      "Return the distinct keys of several arrays, (N,) uint64, in the order of their hashes, and "
+      "so of their buckets.");
   m.def("unique", &bind_unique, "values"_a.noconvert(), "pool"_a, "padding_key"_a = nb::none(),
         R"(Return the distinct keys of a batch and where each occurs.
 

@@ -7,15 +7,11 @@ begin_pass_rows_per_s  begin_pass over data that has each key of a table once: i
 end_pass_rows_per_s    end_pass after a step on each of these rows
 
 memcpy copies rows of the same bytes, in memory that both sides have touched before, on one thread.
-probe_gather is the least that a beginning has to do: it finds keys in an open table and copies
-their rows, which lie in random order, on two threads, without any of our code.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import subprocess
 import time
 from functools import partial
 from typing import Any
@@ -25,7 +21,6 @@ import torch
 from torch import nn
 
 import trireme as tr
-from benchmarks.compiled import compiled
 from benchmarks.criteo import tsv_files
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
 from benchmarks.macro.ours import run_job
@@ -57,12 +52,11 @@ def contests(settings: Settings) -> list[Contest]:
             {
                 "begin_pass_rows_per_s": partial(_ends, num_rows, "begin"),
                 "end_pass_rows_per_s": partial(_ends, num_rows, "end"),
-                "probe_gather": partial(_probe_gather, settings, num_rows),
                 "memcpy": partial(_copy, num_rows),
             },
             [
                 Claim(name, name, ("memcpy",), unit="rows/s")
-                for name in ("begin_pass_rows_per_s", "end_pass_rows_per_s", "probe_gather")
+                for name in ("begin_pass_rows_per_s", "end_pass_rows_per_s")
             ],
             settings.rounds,
         ),
@@ -143,11 +137,3 @@ def _copy(num_rows: int, _: int) -> Run:
     np.copyto(target, source)
     seconds = time.perf_counter() - started
     return Run(num_rows / seconds, detail={"row_bytes": _row_bytes()})
-
-
-def _probe_gather(settings: Settings, num_rows: int, _: int) -> Run:
-    options = ["-march=native", "-pthread", f"-DROWS={num_rows}"]
-    program = compiled(settings, "random_rows", options)
-    done = subprocess.run([program], capture_output=True, text=True, check=True)
-    nanoseconds = json.loads(done.stdout.splitlines()[-1])
-    return Run(1e9 / nanoseconds["probe_gather"], detail={"ns_per_row": nanoseconds})

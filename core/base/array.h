@@ -1,10 +1,12 @@
 // An owned array whose elements start uninitialized: the results of batch operations, which write
-// every element.
+// every element. So a large one is taken in huge pages, a few faults in place of thousands.
 #pragma once
 
 #include <cstddef>
 #include <memory>
 #include <span>
+
+#include "base/pages.h"
 
 namespace trireme {
 
@@ -12,7 +14,9 @@ template <class T>
 class Array {
  public:
   Array() = default;
-  explicit Array(std::size_t size) : data_(new T[size]), size_(size) {}
+  explicit Array(std::size_t size) : data_(new T[size]), size_(size) {
+    advise_huge_within(data(), size * sizeof(T));
+  }
 
   T* data() noexcept { return data_.get(); }
   const T* data() const noexcept { return data_.get(); }

@@ -117,4 +117,12 @@ void advise(std::byte* data, std::size_t bytes, PageAdvice advice) noexcept {
   if (advice == PageAdvice::kMakeHuge) ::madvise(data, bytes, kCollapse);
 }
 
+void advise_huge_within(void* data, std::size_t bytes) noexcept {
+  if (bytes < 2 * kHugePageBytes) return;
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::size_t begin = round_up(address, kHugePageBytes) - address;
+  const std::size_t end = (address + bytes) / kHugePageBytes * kHugePageBytes - address;
+  if (begin < end) advise(static_cast<std::byte*>(data) + begin, end - begin, PageAdvice::kHuge);
+}
+
 }  // namespace trireme

@@ -56,4 +56,7 @@ enum class PageAdvice {
 };
 void advise(std::byte* data, std::size_t bytes, PageAdvice advice) noexcept;
 
+// Advises kHuge for the whole huge pages within memory of any alignment, if it has two at least.
+void advise_huge_within(void* data, std::size_t bytes) noexcept;
+
 }  // namespace trireme

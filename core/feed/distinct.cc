@@ -1,54 +1,89 @@
 #include "feed/distinct.h"
 
 #include <bit>
+#include <cstring>
+#include <utility>
 #include <vector>
 
+#include "base/hash.h"
+#include "feed/chunks.h"
 #include "feed/key_pieces.h"
 
 namespace trireme {
 namespace {
 
 constexpr int kPieceBitsMax = 11;
+constexpr std::size_t kChunksPerThread = 16;
+constexpr std::size_t kChunkKeysMin = 8192;  // fewer are not worth waking a thread for
 
-// Keeps the first of equal hashes, in the order of buckets, at the begin of the piece; returns how
-// many.
-std::size_t reduce(std::span<std::uint64_t> hashes, const KeyPieces& pieces) {
-  const std::size_t mask = std::bit_ceil(3 * hashes.size() + 1) - 1;
-  std::vector<std::uint32_t> numbers(mask + 1, 0);  // of the hashes in `kept`, from 1; 0 is free
-  Array<std::uint64_t> kept(hashes.size());
-  std::uint32_t num_kept = 0;
+// Leaves the distinct hashes, ascending, at the begin of the piece; returns how many. All have the
+// same `bits` first bits. An open table whose places follow the order of hashes drops those that
+// repeat, and has the others nearly in order. table: memory for it, from piece to piece.
+std::size_t reduce(std::span<std::uint64_t> hashes, int bits, std::vector<std::uint64_t>& table) {
+  const int home_bits = std::bit_width(3 * hashes.size());
+  const std::size_t mask = (std::size_t{1} << home_bits) - 1;
+  table.assign(mask + 1, 0);  // 0: free
+  bool has_zero = false;
   for (const std::uint64_t hash : hashes) {
-    std::size_t slot = hash & mask;
-    while (numbers[slot] != 0 && kept[numbers[slot] - 1] != hash) slot = (slot + 1) & mask;
-    if (numbers[slot] != 0) continue;
-    kept[num_kept] = hash;
-    numbers[slot] = ++num_kept;
+    // Two shifts each, because a shift by 64 is undefined.
+    std::size_t i = hash << bits >> 1 >> (63 - home_bits);
+    while (table[i] != 0 && table[i] != hash) i = (i + 1) & mask;
+    table[i] = hash;
+    has_zero |= hash == 0;
   }
-  kept.truncate(num_kept);
-  pieces.order_by_bucket(kept.span(),
-                         [&](std::size_t i, std::size_t rank) { hashes[rank] = kept[i]; });
-  return num_kept;
+  std::size_t num_others = 0;
+  for (const std::uint64_t hash : table) {
+    table[num_others] = hash;
+    num_others += hash != 0 ? 1 : 0;  // without a branch that nobody could predict
+  }
+  std::size_t num = 0;
+  std::uint64_t last = 0;
+  if (has_zero) hashes[num++] = 0;
+  for (std::size_t from = 0; from < num_others; ++from) {
+    const std::uint64_t hash = table[from];
+    std::size_t at = num++;
+    if (hash > last) {
+      last = hash;
+    } else {
+      for (; at > 0 && hashes[at - 1] > hash; --at) hashes[at] = hashes[at - 1];
+    }
+    hashes[at] = hash;
+  }
+  return num;
 }
 
 }  // namespace
 
-Array<std::uint64_t> distinct(std::span<const std::uint64_t> values,
-                              std::optional<std::uint64_t> padding_key, Pool& pool) {
-  KeyPieces pieces(values, padding_key, kPieceBitsMax, pool);
-  Array<std::uint64_t> hashes(values.size());  // by piece
+Array<std::uint64_t> distinct(std::span<const std::span<const std::uint64_t>> parts, Pool& pool) {
+  KeyPieces pieces({parts.begin(), parts.end()}, std::nullopt, kPieceBitsMax, pool);
+  Array<std::uint64_t> hashes(pieces.total());  // by piece
   pieces.distribute([&](std::size_t at, std::uint64_t hash, std::size_t) { hashes[at] = hash; },
                     [](std::size_t) {});
-  std::vector<std::size_t> first(pieces.size() + 1, 0);
-  pool.run(pieces.size(), [&](std::size_t p) {
-    first[p + 1] = reduce({hashes.data() + pieces.begin(p), pieces.num_values(p)}, pieces);
+  std::vector<std::size_t> nums(pieces.size());
+  const std::size_t num_groups = num_chunks(pieces.size(), 1, pool, kChunksPerThread);
+  pool.run(num_groups, [&](std::size_t g) {
+    std::vector<std::uint64_t> table;
+    const std::size_t end = chunk_begin(pieces.size(), g + 1, num_groups);
+    for (std::size_t p = chunk_begin(pieces.size(), g, num_groups); p < end; ++p) {
+      const std::span piece(hashes.data() + pieces.begin(p), pieces.num_values(p));
+      nums[p] = reduce(piece, pieces.bits(), table);
+    }
   });
-  for (std::size_t p = 0; p < pieces.size(); ++p) first[p + 1] += first[p];
-  Array<std::uint64_t> keys(first.back());
-  pool.run(pieces.size(), [&](std::size_t p) {
-    const std::uint64_t* const kept = hashes.data() + pieces.begin(p);
-    for (std::size_t i = first[p]; i < first[p + 1]; ++i) keys[i] = unmix64(kept[i - first[p]]);
+  std::size_t num = 0;
+  for (std::size_t p = 0; p < pieces.size(); num += nums[p++]) {
+    if (num == pieces.begin(p)) continue;
+    std::memmove(hashes.data() + num, hashes.data() + pieces.begin(p), nums[p] * sizeof(hashes[0]));
+  }
+  const bool repeat = num < hashes.size() / 2;  // so most of the memory is not needed any more
+  Array<std::uint64_t> others(repeat ? num : 0);
+  Array<std::uint64_t>& keys = repeat ? others : hashes;
+  const std::size_t chunks = num_chunks(num, kChunkKeysMin, pool, kChunksPerThread);
+  pool.run(chunks, [&](std::size_t c) {
+    const std::size_t end = chunk_begin(num, c + 1, chunks);
+    for (std::size_t i = chunk_begin(num, c, chunks); i < end; ++i) keys[i] = unmix64(hashes[i]);
   });
-  return keys;
+  keys.truncate(num);
+  return std::move(keys);
 }
 
 }  // namespace trireme

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 
 #include "base/array.h"
@@ -10,10 +9,10 @@
 
 namespace trireme {
 
-// The keys of unique(), in its order.
+// parts: the values, in several arrays. The keys are in the order of their hashes, and so of their
+// buckets, too.
 // Threads: a pure function; the result is the same for any number of threads.
-// Cost: O(N); scratch memory of 16 bytes per value.
-Array<std::uint64_t> distinct(std::span<const std::uint64_t> values,
-                              std::optional<std::uint64_t> padding_key, Pool& pool);
+// Cost: O(N); of N values, 8 bytes of memory each, and of scratch memory if most keys repeat.
+Array<std::uint64_t> distinct(std::span<const std::span<const std::uint64_t>> parts, Pool& pool);
 
 }  // namespace trireme

@@ -21,16 +21,25 @@ namespace trireme {
 
 class KeyPieces {
  public:
-  // bits_max: of the number of pieces; distributing to more would cost more than it saves.
-  KeyPieces(std::span<const std::uint64_t> values, std::optional<std::uint64_t> padding_key,
-            int bits_max, Pool& pool)
-      : values_(values),
+  using Part = std::span<const std::uint64_t>;
+
+  // parts: the values, in one array or several. bits_max: of the number of pieces; distributing to
+  // more would cost more than it saves.
+  KeyPieces(std::vector<Part> parts, std::optional<std::uint64_t> padding_key, int bits_max,
+            Pool& pool)
+      : parts_(std::move(parts)),
+        total_(total_of(parts_)),
         has_padding_(padding_key.has_value()),
         padding_(padding_key.value_or(0)),
         pool_(pool),
-        bits_(std::min(static_cast<int>(std::bit_width(values.size() / kValues)), bits_max)),
-        num_chunks_(num_chunks(values.size(), kChunkValuesMin, pool, 1)) {}
+        bits_(std::min(static_cast<int>(std::bit_width(total_ / kValues)), bits_max)),
+        num_chunks_(num_chunks(total_, kChunkValuesMin, pool, 1)) {}
 
+  // Values in all parts.
+  std::size_t total() const noexcept { return total_; }
+
+  // The first bits of a hash, which number its piece.
+  int bits() const noexcept { return bits_; }
   std::size_t size() const noexcept { return std::size_t{1} << bits_; }
   // Where the values of a piece are, after distribute(). Piece size() begins behind the last value.
   std::size_t begin(std::size_t piece) const noexcept { return begins_[piece]; }
@@ -88,17 +97,30 @@ class KeyPieces {
 
   template <class Visit, class Skip>
   void for_chunk(std::size_t chunk, const Visit& visit, const Skip& skip) const {
-    const std::size_t end = chunk_begin(values_.size(), chunk + 1, num_chunks_);
-    for (std::size_t i = chunk_begin(values_.size(), chunk, num_chunks_); i < end; ++i) {
-      if (has_padding_ && values_[i] == padding_) {
-        skip(i);
-      } else {
-        visit(i, mix64(values_[i]));
+    const std::size_t begin = chunk_begin(total_, chunk, num_chunks_);
+    const std::size_t end = chunk_begin(total_, chunk + 1, num_chunks_);
+    std::size_t first = 0;  // of the part's values
+    for (const Part& part : parts_) {
+      for (std::size_t i = std::max(begin, first); i < std::min(end, first + part.size()); ++i) {
+        const std::uint64_t value = part[i - first];
+        if (has_padding_ && value == padding_) {
+          skip(i);
+        } else {
+          visit(i, mix64(value));
+        }
       }
+      first += part.size();
     }
   }
 
-  const std::span<const std::uint64_t> values_;
+  static std::size_t total_of(const std::vector<Part>& parts) noexcept {
+    std::size_t total = 0;
+    for (const Part& part : parts) total += part.size();
+    return total;
+  }
+
+  const std::vector<Part> parts_;
+  const std::size_t total_;
   const bool has_padding_;
   const std::uint64_t padding_;
   Pool& pool_;

@@ -32,7 +32,7 @@ class Deduplicator {
   Deduplicator(std::span<const std::uint64_t> values, std::optional<std::uint64_t> padding_key,
                Pool& pool)
       : pool_(pool),
-        pieces_(values, padding_key, kPieceBitsMax, pool),
+        pieces_({values}, padding_key, kPieceBitsMax, pool),
         entries_(values.size()),
         row_hash_(values.size()),
         row_count_(values.size()) {

@@ -21,23 +21,15 @@ std::size_t checked(std::size_t num_slots) {
               "SlotIndex: expected fewer than 2^31 slots, found " + std::to_string(num_slots));
 }
 
-void advise_huge(const Pages& memory) noexcept {
-  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
-  const std::size_t begin = round_up(address, kHugePageBytes) - address;
-  const std::size_t end = (address + memory.size()) / kHugePageBytes * kHugePageBytes - address;
-  if (begin < end && end <= memory.size()) {
-    advise(memory.data() + begin, end - begin, PageAdvice::kHuge);
-  }
-}
-
 }  // namespace
 
-SlotIndex::SlotIndex(std::size_t num_slots)
-    : keys_(checked(num_slots)),
-      size_(2 * num_slots + 1),
-      memory_(round_up(size_ * sizeof(Entry), kPageBytes)),
-      entries_(reinterpret_cast<Entry*>(memory_.data())) {
-  advise_huge(memory_);
+SlotIndex::SlotIndex(std::span<std::uint64_t> keys, Pool& pool)
+    : keys_(keys), size_(2 * checked(keys.size()) + 1), entries_(size_) {
+  const std::size_t num_chunks = std::clamp<std::size_t>(size_ / kChunkKeys, 1, kChunksMax);
+  pool.run(num_chunks, [&](std::size_t c) {
+    const std::size_t begin = size_ * c / num_chunks, end = size_ * (c + 1) / num_chunks;
+    std::fill(entries_.data() + begin, entries_.data() + end, Entry{0});
+  });
 }
 
 std::size_t SlotIndex::place_of(std::uint64_t key, std::size_t home) const noexcept {
@@ -58,7 +50,12 @@ void SlotIndex::assign(std::span<const std::uint64_t> keys, std::span<const std:
                     (wrong != slots.end() ? "slot " + std::to_string(*wrong)
                                           : std::to_string(slots.size()) + " slots"));
   }
-  assign_all(keys, [&](std::size_t i) { return static_cast<std::uint32_t>(slots[i]); }, pool);
+  const auto take = [&](std::size_t i) {
+    const auto slot = static_cast<std::uint32_t>(slots[i]);
+    keys_[slot] = keys[i];
+    return slot;
+  };
+  assign_all(keys, take, pool);
 }
 
 void SlotIndex::assign(std::span<const std::uint64_t> keys, Pool& pool) {
@@ -67,11 +64,12 @@ void SlotIndex::assign(std::span<const std::uint64_t> keys, Pool& pool) {
                                             std::to_string(keys_.size()) + " keys, found " +
                                             std::to_string(keys.size()));
   }
+  if (keys.data() != keys_.data()) std::ranges::copy(keys, keys_.begin());
   assign_all(keys, [](std::size_t i) { return static_cast<std::uint32_t>(i); }, pool);
 }
 
-template <class SlotOf>
-void SlotIndex::assign_all(std::span<const std::uint64_t> keys, const SlotOf& slot_of, Pool& pool) {
+template <class Take>
+void SlotIndex::assign_all(std::span<const std::uint64_t> keys, const Take& take, Pool& pool) {
   // A chunk of keys has the entries from the home of its first key to that of the next chunk's. A
   // key with a home elsewhere, or whose search would leave them, is left to one thread.
   const std::size_t num_chunks = std::clamp<std::size_t>(keys.size() / kChunkKeys, 1, kChunksMax);
@@ -80,45 +78,47 @@ void SlotIndex::assign_all(std::span<const std::uint64_t> keys, const SlotOf& sl
   for (std::size_t c = 1; c < num_chunks; ++c) borders[c] = home_of(keys[first_of(c)]);
   borders[num_chunks] = size_;
   if (!std::ranges::is_sorted(borders)) {  // keys in another order
-    for (std::size_t i = 0; i < keys.size(); ++i) assign_one(keys[i], slot_of(i));
+    for (std::size_t i = 0; i < keys.size(); ++i) assign_one(keys[i], take(i));
     return;
   }
   std::vector<std::vector<std::size_t>> left(num_chunks);
   std::atomic<std::size_t> num_assigned{0};
+  const bool is_empty = num_keys_ == 0;
   pool.run(num_chunks, [&](std::size_t c) {
-    const std::size_t begin = first_of(c), end = first_of(c + 1);
-    std::array<std::size_t, kAhead> homes;  // of the keys that come
-    const auto fetch = [&](std::size_t i) {
-      homes[i % kAhead] = home_of(keys[i]);
-      __builtin_prefetch(entries_ + homes[i % kAhead], 1);
-    };
-    for (std::size_t i = begin; i < std::min(end, begin + kAhead); ++i) fetch(i);
+    // Of hashes that ascend, each is behind the last: all entries from its home to there are full.
+    const std::size_t begin = first_of(c), end = first_of(c + 1), stop = borders[c + 1];
+    std::size_t after_last = borders[c];
+    std::uint64_t newest = is_empty ? 0 : ~std::uint64_t{0};
     for (std::size_t i = begin; i < end; ++i) {
-      const std::size_t home = homes[i % kAhead];
-      if (i + kAhead < end) fetch(i + kAhead);
-      if (home < borders[c] || !assign_within(keys[i], slot_of(i), home, borders[c + 1])) {
-        left[c].push_back(i);
+      const std::uint64_t key = keys[i], hash = mix64(key);
+      const std::size_t home = home_of_hash(hash);
+      std::size_t place = std::max(home, after_last);
+      if (hash > newest && home >= borders[c]) {
+        newest = hash;
+      } else {
+        place = home < borders[c] ? stop : place_before(key, home, stop);
       }
+      if (place >= stop) {
+        left[c].push_back(i);
+        continue;
+      }
+      entries_[place] = take(i) + 1;
+      after_last = std::max(after_last, place + 1);
     }
     num_assigned += end - begin - left[c].size();
   });
   num_keys_ += num_assigned;
   for (const std::vector<std::size_t>& of_chunk : left) {
-    for (const std::size_t i : of_chunk) assign_one(keys[i], slot_of(i));
+    for (const std::size_t i : of_chunk) assign_one(keys[i], take(i));
   }
 }
 
-bool SlotIndex::assign_within(std::uint64_t key, std::uint32_t slot, std::size_t home,
-                              std::size_t end) noexcept {
-  for (std::size_t i = home; i < end; ++i) {
-    if (entries_[i] == 0) {
-      entries_[i] = slot + 1;
-      keys_[slot] = key;
-      return true;
-    }
-    if (key_of(entries_[i]) == key) return false;
+std::size_t SlotIndex::place_before(std::uint64_t key, std::size_t home,
+                                    std::size_t end) const noexcept {
+  for (std::size_t i = home; i < end && (entries_[i] == 0 || key_of(entries_[i]) != key); ++i) {
+    if (entries_[i] == 0) return i;
   }
-  return false;
+  return end;
 }
 
 void SlotIndex::assign_one(std::uint64_t key, std::uint32_t slot) {
@@ -129,7 +129,6 @@ void SlotIndex::assign_one(std::uint64_t key, std::uint32_t slot) {
                                             std::to_string(entry - 1));
   }
   entry = slot + 1;
-  keys_[slot] = key;
   ++num_keys_;
 }
 
@@ -162,7 +161,7 @@ void SlotIndex::find(std::span<const std::uint64_t> keys, std::int32_t* out, Poo
     std::array<std::size_t, 2 * kAhead> homes;  // of the keys that come
     const auto fetch = [&](std::size_t i) {
       homes[i % homes.size()] = home_of(keys[i]);
-      __builtin_prefetch(entries_ + homes[i % homes.size()]);
+      __builtin_prefetch(entries_.data() + homes[i % homes.size()]);
     };
     const auto fetch_key = [&](std::size_t i) {
       const Entry entry = entries_[homes[i % homes.size()]];

@@ -5,7 +5,7 @@
 // slots back, so there are no tombstones.
 //
 // Invariants: half of the entries, at least, is free, so every search ends. Threads: any number
-// may find; assign and remove run alone. Memory: 16 bytes per slot.
+// may find; assign and remove run alone. Memory: 8 bytes per slot, beside its key.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,6 @@
 
 #include "base/array.h"
 #include "base/hash.h"
-#include "base/pages.h"
 #include "base/pool.h"
 
 namespace trireme {
@@ -23,15 +22,15 @@ class SlotIndex {
  public:
   static constexpr std::int32_t kAbsent = -1;
 
-  // Errors: kBadRequest for 2^31 slots or more; kResourceExhausted.
-  explicit SlotIndex(std::size_t num_slots);
+  // keys: of each slot, memory of the caller, which outlives the index; anything where no key has
+  // the slot. Errors: kBadRequest for 2^31 slots or more.
+  SlotIndex(std::span<std::uint64_t> keys, Pool& pool);
 
   std::size_t num_keys() const noexcept { return num_keys_; }
-  // (num_slots): of each slot; anything where none has it.
-  std::span<std::uint64_t> keys() noexcept { return keys_.span(); }
 
   // Gives keys slots that no key has. Many keys in the order of their buckets are divided among the
-  // threads.   keys, slots: (n); without slots, key i gets slot i.
+  // threads; those in the order of their hashes need no search, if the index has no other keys.
+  // keys, slots: (n); without slots, key i gets slot i, and may be there already.
   // Errors: kBadRequest: a slot that there is not, nothing changed; a key that has a slot already,
   // some of the others have theirs.
   void assign(std::span<const std::uint64_t> keys, std::span<const std::int32_t> slots, Pool& pool);
@@ -44,26 +43,25 @@ class SlotIndex {
  private:
   using Entry = std::uint32_t;  // slot + 1; 0: the entry is free
 
-  template <class SlotOf>
-  void assign_all(std::span<const std::uint64_t> keys, const SlotOf& slot_of, Pool& pool);
-  std::size_t home_of(std::uint64_t key) const noexcept { return (mix64(key) >> 32) * size_ >> 32; }
+  // take(i): the slot of key i, where the key is now.
+  template <class Take>
+  void assign_all(std::span<const std::uint64_t> keys, const Take& take, Pool& pool);
+  std::size_t home_of_hash(std::uint64_t hash) const noexcept { return (hash >> 32) * size_ >> 32; }
+  std::size_t home_of(std::uint64_t key) const noexcept { return home_of_hash(mix64(key)); }
   std::size_t after(std::size_t i) const noexcept { return i + 1 < size_ ? i + 1 : 0; }
   std::uint64_t key_of(Entry entry) const noexcept { return keys_[entry - 1]; }
   // The entry of the key, or a free one.
   std::size_t place_of(std::uint64_t key, std::size_t home) const noexcept;
   void remove_at(std::size_t i) noexcept;
-  // Gives a key its slot. Errors: kBadRequest: it has one.
+  // Enters a key that its slot has. Errors: kBadRequest: it has another one.
   void assign_one(std::uint64_t key, std::uint32_t slot);
-  // Gives a key its slot if a free entry for it is among those from `home` to `end`. Returns false:
-  // none is, or the key has a slot.
-  bool assign_within(std::uint64_t key, std::uint32_t slot, std::size_t home,
-                     std::size_t end) noexcept;
+  // The first free entry from `home` on, if it is before `end`; else `end`, and if the key has one.
+  std::size_t place_before(std::uint64_t key, std::size_t home, std::size_t end) const noexcept;
 
   std::size_t num_keys_ = 0;
-  Array<std::uint64_t> keys_;
+  std::span<std::uint64_t> keys_;
   std::size_t size_;  // of the entries
-  Pages memory_;
-  Entry* entries_;
+  Array<Entry> entries_;
 };
 
 }  // namespace trireme

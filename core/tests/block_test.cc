@@ -448,7 +448,8 @@ std::size_t size_of(std::int32_t slot) { return static_cast<std::size_t>(slot); 
 
 void slots_equal_a_map(test::Random& random, std::size_t num_max) {
   Pool pool(3);
-  SlotIndex index(num_max);
+  Keys keys_of_slots(num_max);
+  SlotIndex index(keys_of_slots, pool);
   std::map<std::uint64_t, std::int32_t> model;
   std::vector<std::int32_t> free(num_max);
   std::iota(free.begin(), free.end(), 0);
@@ -483,7 +484,7 @@ void slots_equal_a_map(test::Random& random, std::size_t num_max) {
       const auto expected = model.find(asked[i]);
       CHECK_EQUAL(found[i], expected == model.end() ? SlotIndex::kAbsent : expected->second);
     }
-    for (const auto& [key, slot] : model) CHECK_EQUAL(index.keys()[size_of(slot)], key);
+    for (const auto& [key, slot] : model) CHECK_EQUAL(keys_of_slots[size_of(slot)], key);
     if (model.empty() || free.empty()) continue;
     const std::array twice{model.begin()->first};
     check_refused([&] { index.assign(twice, std::array{free.back()}, pool); });
@@ -497,20 +498,28 @@ void many_slots_are_found(test::Random& random, std::size_t num) {
   Keys keys = distinct_keys(random, num);
   std::vector<std::int32_t> slots(num), found(num);
   std::iota(slots.begin(), slots.end(), 0);
-  for (int order = 0; order < 3; ++order) {
+  for (int order = 0; order < 4; ++order) {
     if (order == 1) std::ranges::sort(keys, {}, bucket_of);
-    if (order == 2) std::ranges::reverse(keys);
-    SlotIndex index(num);
+    if (order == 2) std::ranges::sort(keys, {}, mix64);
+    if (order == 3) std::ranges::reverse(keys);
+    Keys memory(num);
+    SlotIndex index(memory, pool);
     index.assign(keys, slots, pool);
     CHECK_EQUAL(index.num_keys(), num);
     index.find(keys, found.data(), pool);
     CHECK(found == slots);
-    SlotIndex with_one(num + 1);
-    with_one.assign(std::array{keys[num / 2]}, std::array{static_cast<std::int32_t>(num)}, pool);
-    check_refused([&] { with_one.assign(keys, slots, pool); });
+    CHECK(memory == keys);
+    SlotIndex in_place(memory, pool);  // the keys are where they shall be
+    in_place.assign(memory, pool);
+    in_place.find(keys, found.data(), pool);
+    CHECK(found == slots);
+    Keys others(num + 1);
+    SlotIndex with_others(others, pool);
+    with_others.assign(std::array{keys[num / 2]}, std::array{static_cast<std::int32_t>(num)}, pool);
+    check_refused([&] { with_others.assign(keys, slots, pool); });
     Keys twice = keys;
     twice[num / 3] = twice[num / 3 + 1];
-    SlotIndex other(num);
+    SlotIndex other(memory, pool);
     check_refused([&] { other.assign(twice, slots, pool); });
   }
 }

@@ -58,8 +58,6 @@ void check_unique(const std::vector<std::uint64_t>& values, std::optional<std::u
   std::stable_sort(keys.begin(), keys.end(),
                    [](auto a, auto b) { return bucket_of(a) < bucket_of(b); });
   const Unique found = unique(values, padding, pool);
-  const Array<std::uint64_t> alone = distinct(values, padding, pool);
-  CHECK(same(alone.span(), found.keys.span()));
   CHECK(same(found.keys.span(), std::span<const std::uint64_t>(keys)));
   CHECK_EQUAL(found.index.size(), values.size());
   CHECK_EQUAL(found.occurrences.starts.size(), keys.size() + 1);
@@ -81,6 +79,34 @@ void check_unique(const std::vector<std::uint64_t>& values, std::optional<std::u
       occurrences(found.index.span(), static_cast<std::int32_t>(keys.size()), pool);
   CHECK(same(again.order.span(), found.occurrences.order.span()));
   CHECK(same(again.starts.span(), found.occurrences.starts.span()));
+}
+
+void check_distinct(const std::vector<std::uint64_t>& values, std::size_t num_parts, Pool& pool) {
+  std::vector<std::uint64_t> keys = values;
+  std::ranges::sort(keys, {}, mix64);
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  std::vector<std::span<const std::uint64_t>> parts;
+  for (std::size_t p = 0; p < num_parts; ++p) {
+    const std::size_t begin = values.size() * p / num_parts;
+    const std::size_t end = values.size() * (p + 1) / num_parts;
+    parts.emplace_back(values.data() + begin, end - begin);
+  }
+  const Array<std::uint64_t> found = distinct(parts, pool);
+  CHECK(same(found.span(), std::span<const std::uint64_t>(keys)));
+}
+
+void distinct_are_sorted(Random& random, Pool& pool) {
+  check_distinct({}, 0, pool);
+  for (std::size_t n : {0, 1, 2, 100, 5'000, 70'000, 300'000}) {
+    std::vector<std::uint64_t> values(n);
+    for (auto& value : values) value = random.next();
+    check_distinct(values, 1 + random.below(9), pool);  // few repeat
+    check_distinct(random_values(random, n), 1 + random.below(9), pool);
+    for (auto& value : values) value = random.below(3);
+    check_distinct(values, 3, pool);
+    for (std::size_t i = 0; i < n; ++i) values[i] = unmix64(~std::uint64_t{0} - i % 999);
+    check_distinct(values, 2, pool);  // places at the end of a table, which begins again
+  }
 }
 
 void unique_equals_a_map(Random& random, Pool& pool) {
@@ -397,6 +423,7 @@ int main(int argc, char** argv) {
   for (int threads : {1, 4}) {
     Pool pool(threads);
     unique_equals_a_map(random, pool);
+    distinct_are_sorted(random, pool);
     occurrences_refuse_a_wrong_index(pool);
     for (int round = 0; round < 20; ++round) gather_and_scatter_equal_a_loop(random, pool);
     wrong_numbers_are_errors_that_name_them(pool);

@@ -46,7 +46,6 @@ REAL_CLAIMS = {
     ("pass", "ctr_b4096"): ("async",),
     ("pass", "begin_pass_rows_per_s"): ("memcpy",),
     ("pass", "end_pass_rows_per_s"): ("memcpy",),
-    ("pass", "probe_gather"): ("memcpy",),
     ("heter", "level1_1x1"): ("async",),
     ("heter", "cpu2_gpu1"): ("sum_of_parts",),
     ("startup", "run"): ("import_torch",),

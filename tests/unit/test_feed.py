@@ -32,13 +32,20 @@ def bucket(keys):
     return out
 
 
+def test_distinct_agrees_with_numpy(pool):
+    values = random_values(np.random.default_rng(1), 40_000)
+    keys = _core.distinct(np.array_split(values, 7), pool)
+    np.testing.assert_array_equal(np.sort(keys), np.unique(values))
+    assert (np.diff(bucket(keys).astype(int)) >= 0).all()
+    assert not len(_core.distinct([], pool))
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("padding_key", [None, 0, MASK])
 def test_unique_agrees_with_numpy(pool, seed, padding_key):
     rng = np.random.default_rng(seed)
     values = random_values(rng, int(rng.integers(1, 40_000)))
     keys, index, order, starts = _core.unique(values, pool, padding_key)
-    np.testing.assert_array_equal(_core.distinct(values, pool, padding_key), keys)
     is_key = np.ones(len(values), bool) if padding_key is None else values != padding_key
 
     expected, first = np.unique(values[is_key], return_index=True)
@@ -306,7 +313,6 @@ def u64(*values):
 POOL = object()
 CALLS = {
     "unique": ({"values": u64(3, 4), "pool": POOL}, ()),
-    "distinct": ({"values": u64(3, 4), "pool": POOL}, ()),
     "occurrences": ({"index": i32(0, 1), "num_rows": 2, "pool": POOL}, ()),
     "gather": (
         {
@@ -399,6 +405,15 @@ def test_merge_never_converts_an_array(pool):
     for part in [(keys.astype(np.int64), grads, 1.0), (keys, grads.astype(float), 1.0), (keys, 1)]:
         with pytest.raises(TypeError, match="merge: expected parts"):
             _core.merge([part], pool)
+
+
+def test_distinct_never_converts_an_array(pool):
+    values = u64(3, 4)
+    _core.distinct([read_only(values.copy()), values], pool)
+    for what, bad in bad_arrays(values, is_written=False):
+        print(f"distinct: parts with another {what}")
+        with pytest.raises(TypeError):
+            _core.distinct([values, bad], pool)
 
 
 def test_inputs_may_be_read_only(pool):

@@ -98,7 +98,7 @@ class TableView:
         if isinstance(values, (int, str, np.integer)):
             return self[[values]][0]
         keys, inverse = np.unique(self._keys_of(values), return_inverse=True)
-        ordered: Keys = _core.distinct(keys, self._cluster.pool)
+        ordered: Keys = _core.distinct([keys], self._cluster.pool)
         pulled = self._cluster.client.pull({self._table.class_id: ordered})
         place = np.argsort(ordered)  # of each of `keys`, which ascend
         rows = pulled.rows[self._table.class_id][torch.from_numpy(place[inverse])]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -22,12 +21,6 @@ from trireme.train.loop.worker_batches import worker_batches
 
 _PENDING_KEYS = 1 << 22
 BATCHES_MAX = 1024
-
-
-def distinct(parts: Sequence[Keys], pool: _core.Pool) -> Keys:
-    """The distinct keys of several arrays, in the order of their buckets."""
-    keys: Keys = _core.distinct(np.concatenate(parts), pool)
-    return keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +52,10 @@ class PassData:
                 parts = pending[class_id]
                 parts.append(keys_N)
                 if sum(map(len, parts[1:])) > max(_PENDING_KEYS, len(parts[0])):
-                    pending[class_id] = [distinct(parts, self.pool)]
+                    pending[class_id] = [_core.distinct(parts, self.pool)]
             if stop():
                 break
-        return {class_id: distinct(parts, self.pool) for class_id, parts in pending.items()}
+        return {class_id: _core.distinct(parts, self.pool) for class_id, parts in pending.items()}
 
     def check_beside_training(self) -> None:
         """Raises BadRequest: reading it in another thread would change what training draws."""

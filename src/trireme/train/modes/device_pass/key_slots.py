@@ -22,9 +22,9 @@ class KeySlots:
     """
 
     def __init__(self, keys_U: Keys, pool: _core.Pool, num_slots: int | None = None) -> None:
-        """Key i has slot i; num_slots: default U."""
-        self._index = _core.SlotIndex(len(keys_U) if num_slots is None else num_slots)
-        self.keys, self._pool = self._index.keys, pool
+        """Key i has slot i. num_slots: for keys to come; None: U, in the memory of `keys_U`."""
+        self.keys = keys_U if num_slots is None else np.empty(num_slots, np.uint64)
+        self._index, self._pool = _core.SlotIndex(self.keys, pool), pool
         self._index.assign(keys_U, None, pool)
 
     def assign(self, keys_N: Keys, slots_N: npt.NDArray[np.intp]) -> None:

@@ -16,7 +16,6 @@ from trireme.rows.wide_rows import WideRows
 from trireme.table import TableSchema
 from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys
 from trireme.train.modes.device_pass.key_slots import ABSENT, KeySlots
-from trireme.train.pass_data import distinct
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -51,7 +50,7 @@ class WindowBlock(BlockOfKeys):
         """
         self._number += 1
         if (self.find(batches[0]) == ABSENT).any():
-            first = distinct([*in_use, batches[0]], self._pool) if in_use else batches[0]
+            first = _core.distinct([*in_use, batches[0]], self._pool) if in_use else batches[0]
             known = [first, *batches[1:]]
             self._fill(self._fitting(known, 1 + len(in_use)), known)
         self._last_use[self.find(batches[0])] = self._number
@@ -71,7 +70,7 @@ class WindowBlock(BlockOfKeys):
             )
         needed = first
         for keys in known[1:]:
-            more = distinct([needed, keys], self._pool)
+            more = _core.distinct([needed, keys], self._pool)
             if len(more) > len(self):
                 break
             needed = more

@@ -18,6 +18,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from trireme import _core
 from trireme.device import BlockLayout, RowBlock
 from trireme.device.block_layout import SLOTS_MAX
 from trireme.errors import BadRequest, ResourceExhausted
@@ -31,7 +32,7 @@ from trireme.train.modes.device_pass.block_of_keys import rows_or_new
 from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
 from trireme.train.modes.device_pass.window_block import WindowBlock
 from trireme.train.modes.setup import TrainingSetup
-from trireme.train.pass_data import WindowSize, distinct
+from trireme.train.pass_data import WindowSize
 from trireme.worker.gradients import KeysByClass
 
 log = logging.getLogger("trireme.train")
@@ -133,7 +134,9 @@ class RowsInWindow(RowsOnDevice):
         as the others have on average.
         """
         num_keys = {
-            class_id: len(distinct([batch.get(class_id, NO_KEYS) for batch in batches], self._pool))
+            class_id: len(
+                _core.distinct([batch.get(class_id, NO_KEYS) for batch in batches], self._pool)
+            )
             for class_id in self._classes
         }
         some = [num for num in num_keys.values() if num]

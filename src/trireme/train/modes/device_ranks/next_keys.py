@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from trireme import _core
 from trireme.errors import BadRequest, TriremeError, Unavailable
 from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_ranks.owners import Owners
-from trireme.train.pass_data import PassData, distinct
+from trireme.train.pass_data import PassData
 
 PART_KEYS = 1 << 17
 """Of a row class that one message brings an owner: a training step waits for so many at most."""
@@ -57,7 +58,7 @@ class NextKeys:
                     raise _ReadingStopped("keys of the next pass: the reading was stopped")
                 self._changed.wait(_CHECK_S)
             for class_id, parts in self._received.items():
-                self._received[class_id] = [distinct(parts, self.data.pool)]
+                self._received[class_id] = [_core.distinct(parts, self.data.pool)]
             return {class_id: part for class_id, [part] in self._received.items()}
 
     def _read(self, stop: Callable[[], bool]) -> None:

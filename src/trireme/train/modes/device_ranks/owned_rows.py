@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trireme import _core
 from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.pass_rows import PassRows
 from trireme.train.modes.device_ranks.exchange import Exchange, caught
 from trireme.train.modes.device_ranks.next_keys import NextKeys
 from trireme.train.modes.device_ranks.owners import Owners
-from trireme.train.pass_data import PassData, distinct
+from trireme.train.pass_data import PassData
 from trireme.worker.gradients import KeysByClass
 
 
@@ -76,7 +77,7 @@ def keys_of_owner(exchange: Exchange, owners: Owners, source: PassData) -> Owned
     _, outgoing = owners.by_owner(needed)
     received = exchange.share("keys", {}, outgoing)
     owned = {
-        class_id: distinct([one.arrays[number] for one in received], source.pool)
+        class_id: _core.distinct([one.arrays[number] for one in received], source.pool)
         for number, (class_id, _) in enumerate(owners.classes)
     }
     return OwnedKeys.of(source, lambda _: owned)

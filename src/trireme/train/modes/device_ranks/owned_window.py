@@ -13,13 +13,14 @@ from itertools import zip_longest
 
 import torch
 
+from trireme import _core
 from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import NO_KEYS, Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.window_rows import RowsInWindow
 from trireme.train.modes.device_ranks.owned_rows import Ahead
 from trireme.train.modes.setup import TrainingSetup
-from trireme.train.pass_data import WindowSize, distinct
+from trireme.train.pass_data import WindowSize
 from trireme.worker.gradients import KeysByClass
 
 
@@ -82,6 +83,6 @@ class OwnedWindow(RowsInWindow):
     def _union(self, batches: Iterable[KeysByClass]) -> dict[RowClassId, Keys]:
         parts = list(batches)
         return {
-            class_id: distinct([one.get(class_id, NO_KEYS) for one in parts], self._pool)
+            class_id: _core.distinct([one.get(class_id, NO_KEYS) for one in parts], self._pool)
             for class_id in self._classes
         }
