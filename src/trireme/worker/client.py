@@ -338,7 +338,7 @@ class WorkerClient:
             # A server handles the requests of a connection in their order.
             plan = PullPlan(following.keys, bucket_map, self._pool)
             body = self._pull_body(plan, bucket_map, blocks=following.blocks, time=following.time)
-            body |= {"staged": 0, "after": header.sequence}
+            body |= {"staged": header.step if staged else 0, "after": header.sequence}
             replies = via.call_all([*calls, *plan.calls(body)], left_s)[len(calls) :]
             if refusals := [reason for r in replies if (reason := r.body.get("refused"))]:
                 log.info("a pull behind push %d is made later: %s", header.sequence, refusals[0])

@@ -58,9 +58,18 @@ class Sync(NumberedSteps):
             via=via,
             blocks=blocks,
             staged=self._staged,
-            clipped=self._server_clip is not None and self._server_clip.kind == "norm",
+            clipped=self.waits_for_norm,
             time=self.setup.data_time.seconds(),
         )
+        return self.note_pulled(pulled)
+
+    @property
+    def waits_for_norm(self) -> bool:
+        """Whether servers clip a step by its norm, which workers compute from those of servers."""
+        return self._server_clip is not None and self._server_clip.kind == "norm"
+
+    def note_pulled(self, pulled: Pulled) -> Pulled:
+        """Return what has been pulled after the last step; it says whether all stop."""
         self._has_stopped, self._pulled = False, self._staged
         # Servers tell of a stop until the next pass begins; that of an ended pass stops nothing.
         first = self._first_step
@@ -82,7 +91,8 @@ class Sync(NumberedSteps):
         if self._pulled != self._staged:  # nothing has been looked up since the step before, and
             self.pull_after_steps({}, blocks=False)  # servers take a step when they have made that
         header = replace(self.header(step), clip=self._server_clip, stops=step.stops)
-        self.stream.push(header, step.tables, self.dense_gradient(step.dense), staged=True)
+        dense, following = self.dense_gradient(step.dense), self.following(step)
+        self.stream.push(header, step.tables, dense, staged=True, following=following)
         self._staged = self._last_step = header.step
 
     # ---- the count ----

@@ -28,12 +28,11 @@ CHUNK_BYTES = 64 << 20
 class Received:
     """What an exchange has brought.
 
-    messages: of each worker, in its order. is_any_active: of any worker. is_empty: no worker has
-    sent anything.
+    messages: of each worker, in its order. notes: of each. is_empty: no worker has sent a message.
     """
 
     messages: list[list[list[memoryview]]]
-    is_any_active: bool
+    notes: list[int]
     is_empty: bool
 
 
@@ -43,28 +42,28 @@ class ByteExchange:
     def __init__(self, group: WorkerGroup, rank: int, size: int) -> None:
         self._group, self._rank, self._size = group, rank, size
 
-    def exchange(self, outgoing: Sequence[Sequence[Parts]], *, is_active: bool) -> Received:
+    def exchange(self, outgoing: Sequence[Sequence[Parts]], *, note: int = 0) -> Received:
         """Send each worker its messages. Raises as `WorkerGroup.all_to_all`.
 
         Args:
             outgoing: per worker. None for the own one.
-            is_active: told to all.
+            note: for all of them.
         """
         runs = [_Run(messages) for messages in outgoing]
-        sizes = self._share_sizes([run.num_bytes for run in runs], is_active)
+        sizes = self._share_sizes([run.num_bytes for run in runs], note)
         between = sizes[:, :-1]
         written = [torch.from_numpy(run.write()) for run in runs]
         received = exchange_in_chunks(self._group, self._rank, written, between)
         return Received(
             [_messages_of(run.numpy()) for run in received],
-            bool(sizes[:, -1].any()),
+            sizes[:, -1].tolist(),
             not between.any(),
         )
 
-    def _share_sizes(self, own: list[int], is_active: bool) -> npt.NDArray[np.int64]:
-        """(size, size + 1) bytes from each worker to each, then whether it is active."""
+    def _share_sizes(self, own: list[int], note: int) -> npt.NDArray[np.int64]:
+        """(size, size + 1) bytes from each worker to each, then its note."""
         width = self._size + 1
-        row = torch.tensor([*own, int(is_active)], dtype=torch.int64)
+        row = torch.tensor([*own, note], dtype=torch.int64)
         widths = [width] * self._size
         rows = self._group.all_to_all(row.repeat(self._size), widths, widths).cpu()
         return rows.reshape(self._size, width).numpy()
@@ -73,8 +72,8 @@ class ByteExchange:
 def exchange_in_chunks(
     group: WorkerGroup, rank: int, sent: Sequence[Tensor], between: npt.NDArray[np.int64]
 ) -> list[Tensor]:
-    """Send each worker its (n,) elements, in as many chunks as the largest message needs. Every
-    worker calls it. Raises as `WorkerGroup.all_to_all`.
+    """Send each worker its (n,) elements, in as many chunks as the largest message needs: in none
+    if there are no elements. Every worker calls it. Raises as `WorkerGroup.all_to_all`.
 
     Args:
         rank: of this worker. What is sent to it comes back.
@@ -88,7 +87,7 @@ def exchange_in_chunks(
     np.fill_diagonal(sizes, 0)
     chunk = max(1, CHUNK_BYTES // sent[0].element_size() // len(sent))
     parts: list[list[Tensor]] = [[] for _ in sent]
-    for begin in range(0, max(1, int(sizes.max())), chunk):
+    for begin in range(0, int(sizes.max()), chunk):
         now = np.clip(sizes - begin, 0, chunk)
         outgoing = [one[begin : begin + int(num)] for one, num in zip(sent, now[rank], strict=True)]
         incoming = now[:, rank].tolist()
@@ -97,7 +96,7 @@ def exchange_in_chunks(
         for part, new in zip(parts, split, strict=True):
             part.append(new)
     parts[rank] = [sent[rank]]
-    return [torch.cat(one) if len(one) > 1 else one[0] for one in parts]
+    return [torch.cat(one or [sent[0][:0]]) if len(one) != 1 else one[0] for one in parts]
 
 
 class _Run:

@@ -6,16 +6,29 @@ its server answers at once, as when all workers pull for the same step. Workers 
 methods in one exchange, and an answer may take more exchanges: nobody waits for anything but the
 next exchange of the others. A worker that has nothing to call takes part all the same, until all
 have nothing (`idle`).
+
+A pull may be called together with the push of the step that it waits for. A step may be applied
+when every server has all its pushes, of which a note tells all workers in the next exchange. So if
+all that call anything call both, the servers keep the pulls until then, and a step takes
+
+    1. pushes and pulls,
+    2. notes, and nothing else: no worker need be told that its push is staged,
+    3. rows,
+
+in place of four exchanges with messages. If a push is refused, or somebody calls other things, the
+pulls are refused, and made once more when they may be: then a worker that comes out of this call
+leaves nobody waiting for what it may not do before it has met the others.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from trireme.errors import BadRequest, DeadlineExceeded, Internal, TriremeError
 from trireme.rpc import Call, CallObserver, Deferred, Ended, Handler, Limits, Reply, Request, frames
@@ -29,6 +42,40 @@ _PEER = "all-to-all"
 _LIMITS = Limits()
 _PAUSE_S = 0.001
 """Between two exchanges in which nobody had anything to send: an answer waits for a thread."""
+_PUSH = "ps.push"
+
+
+class _Note(enum.IntFlag):
+    """What a worker tells all with an exchange."""
+
+    ACTIVE = 1  # it waits for answers
+    IS_FOLLOWED = 2  # it sends pulls that follow pushes
+    HAS_OPEN = 4  # its server has not answered every push yet
+    HAS_REFUSED = 8  # it has refused one since the last exchange
+
+
+class _Stage(enum.Enum):
+    """Of pulls that follow pushes, the same at all workers."""
+
+    NONE = enum.auto()
+    KEPT = enum.auto()  # until all servers have all pushes
+    ANSWERED = enum.auto()  # with the next exchange
+
+
+class _Called(NamedTuple):
+    """A call on its way to the handlers of this server. deadline: time.monotonic."""
+
+    rank: int
+    id: int
+    method: str
+    body: Any
+    arrays: list[Any]
+    deadline: float
+
+    @property
+    def is_following(self) -> bool:
+        """Whether it is kept until all servers have the push before it."""
+        return isinstance(self.body, dict) and "after" in self.body
 
 
 class CallsTogether:
@@ -57,6 +104,14 @@ class CallsTogether:
         self._outgoing: list[list[Parts]] = [[] for _ in endpoints]
         # (rank, id, answer) of requests that have been answered; any thread may append.
         self._answered: deque[tuple[int, int, Answer]] = deque()
+        self._stage = _Stage.NONE
+        self._pushes: list[int] = []  # own ones that are followed
+        self._following: list[int] = []  # own pulls that follow them
+        self._is_followed = False  # they are sent with the next exchange
+        self._kept: list[_Called] = []  # pulls at this server
+        self._staged: list[tuple[int, int]] = []  # pushes whose workers learn it from the notes
+        self._open: set[tuple[int, int]] = set()  # pushes that are not answered yet
+        self._has_refused = False
 
     def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
         """Make these calls; replies in their order. Raises the first error. DeadlineExceeded,
@@ -64,6 +119,10 @@ class CallsTogether:
         """
         start = time.monotonic()
         ids = [self._send(call, start + timeout_s) for call in calls]
+        named = list(zip(ids, calls, strict=True))
+        self._following = [id for id, call in named if "after" in call.body]
+        self._pushes = [id for id, call in named if call.method == _PUSH and self._following]
+        self._is_followed = bool(self._following)
         while any(self._pending[id] is None for id in ids):
             if time.monotonic() > start + timeout_s:
                 raise DeadlineExceeded(
@@ -98,7 +157,7 @@ class CallsTogether:
         self._next_id += 1
         self._pending[id] = None
         if rank == self._rank:
-            self._handle(rank, id, call.method, call.body, list(call.arrays), deadline)
+            self._take_call(_Called(rank, id, call.method, call.body, list(call.arrays), deadline))
         else:
             timeout_ms = int(1000 * max(0.0, deadline - time.monotonic()))
             header = {"t": frames.CALL, "id": id, "m": call.method, "b": call.body}
@@ -109,20 +168,82 @@ class CallsTogether:
     def _run_exchange(self, *, is_active: bool) -> bool:
         """One exchange; returns whether any worker was active in it."""
         self._send_answers()
+        note = self._note(is_active=is_active)
         outgoing, self._outgoing = self._outgoing, [[] for _ in self._outgoing]
-        received = self._exchange.exchange(outgoing, is_active=is_active)
+        received = self._exchange.exchange(outgoing, note=note)
+        notes = [_Note(one) for one in received.notes]
+        is_last = self._stage is _Stage.ANSWERED
+        self._advance(notes)
+        if self._is_followed and self._stage is not _Stage.KEPT:
+            self._refuse("some workers call other things")
+        self._is_followed = False
         for rank, messages in enumerate(received.messages):
             for parts in messages:
                 self._take(rank, parts)
-        if received.is_empty and received.is_any_active and not self._answered:
+        if is_last:
+            self._refuse("not answered together with the others")
+        is_any_active = any(_Note.ACTIVE in one for one in notes)
+        if received.is_empty and is_any_active and not self._answered:
             time.sleep(_PAUSE_S)
-        return received.is_any_active
+        return is_any_active
+
+    def _note(self, *, is_active: bool) -> _Note:
+        note = _Note.ACTIVE if is_active else _Note(0)
+        if self._is_followed:
+            note |= _Note.IS_FOLLOWED
+        if self._open:
+            note |= _Note.HAS_OPEN
+        if self._has_refused:
+            note |= _Note.HAS_REFUSED
+            self._has_refused = False
+        return note
+
+    # ---- pulls that follow pushes ----
+
+    def _advance(self, notes: Sequence[_Note]) -> None:
+        """Before what an exchange has brought is handled: go on as its notes say."""
+        is_refused = any(_Note.HAS_REFUSED in one for one in notes)
+        if self._stage is _Stage.NONE:
+            is_followed = [_Note.IS_FOLLOWED in one for one in notes if _Note.ACTIVE in one]
+            if any(is_followed) and all(is_followed) and not is_refused:
+                self._stage = _Stage.KEPT
+        elif self._stage is _Stage.ANSWERED:
+            self._stage = _Stage.NONE
+        elif is_refused:
+            self._stage = _Stage.NONE
+            self._refuse("a push was refused")
+            self._answered.extend((rank, id, Reply()) for rank, id in self._staged)
+            self._staged.clear()
+        elif not any(_Note.HAS_OPEN in one for one in notes):
+            self._stage = _Stage.ANSWERED
+            self._staged.clear()
+            for id in self._pushes:
+                self._settle(id, Reply())
+            kept, self._kept = self._kept, []
+            for call in kept:
+                body = {name: value for name, value in call.body.items() if name != "after"}
+                self._handle(call._replace(body=body))
+
+    def _refuse(self, reason: str) -> None:
+        """Have the own pulls made later; all workers do so at the same time."""
+        self._kept.clear()
+        for id in self._following:
+            if self._pending.get(id, Reply()) is None:
+                self._settle(id, Reply({"refused": reason}))
+
+    # ---- messages ----
 
     def _send_answers(self) -> None:
         while self._answered:
             rank, id, answer = self._answered.popleft()
+            if (rank, id) in self._open:
+                self._open.remove((rank, id))
+                self._has_refused |= isinstance(answer, TriremeError)
+                if self._stage is _Stage.KEPT and isinstance(answer, Reply):
+                    self._staged.append((rank, id))
+                    continue
             if rank == self._rank:
-                self._pending[id] = answer
+                self._settle(id, answer)
             elif isinstance(answer, TriremeError):
                 self._outgoing[rank].append(pack_error(id, answer, handled=True))
             else:
@@ -135,17 +256,33 @@ class CallsTogether:
         if header["t"] == frames.CALL:
             seconds = frames.int_field(header, "ms", high=frames.TIMEOUT_MS_MAX) / 1000
             method, body = frames.str_field(header, "m"), frames.map_field(header, "b")
-            self._handle(rank, id, method, body, arrays, time.monotonic() + seconds)
-        elif id in self._pending:  # else its caller has given up
-            is_reply = header["t"] == frames.REPLY
-            self._pending[id] = (
-                Reply(frames.map_field(header, "b"), arrays) if is_reply else error_of(header)
-            )
+            deadline = time.monotonic() + seconds
+            self._take_call(_Called(rank, id, method, body, arrays, deadline))
+        elif header["t"] == frames.REPLY:
+            self._settle(id, Reply(frames.map_field(header, "b"), arrays))
+        else:
+            self._settle(id, error_of(header))
 
-    def _handle(
-        self, rank: int, id: int, method: str, body: Any, arrays: list[Any], deadline: float
-    ) -> None:
-        request = Request(id, method, body, arrays, f"worker {rank}", _PEER, "", deadline)
+    def _settle(self, id: int, answer: Answer) -> None:
+        """Note the answer of an own call, unless its caller has given up."""
+        if id in self._following and isinstance(answer, TriremeError):
+            answer = Reply({"refused": f"{answer.name}: {answer}"})  # the push counts
+        if id in self._pending:
+            self._pending[id] = answer
+
+    def _take_call(self, call: _Called) -> None:
+        if not call.is_following:
+            self._handle(call)
+        elif call.rank == self._rank or self._stage is _Stage.KEPT:
+            self._kept.append(call)
+
+    def _handle(self, call: _Called) -> None:
+        rank, id = call.rank, call.id
+        if call.method == _PUSH:
+            self._open.add((rank, id))
+        request = Request(
+            id, call.method, call.body, call.arrays, f"worker {rank}", _PEER, "", call.deadline
+        )
         answer = self._answer(request)
         if isinstance(answer, Deferred):
             answer.bind(lambda reply: self._answered.append((rank, id, reply)))

@@ -8,6 +8,7 @@ weights. What is not a step of training goes to the servers as in any job: it ne
 """
 
 import logging
+from collections import deque
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,12 +17,12 @@ from trireme.errors import BadRequest
 from trireme.train.modes.collective.byte_exchange import ByteExchange
 from trireme.train.modes.collective.calls_together import CallsTogether, IdleWorker
 from trireme.train.modes.lost_workers import ways_to_find
-from trireme.train.modes.setup import TrainingSetup
+from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.train.modes.sync import Sync
 from trireme.train.modes.worker_group import WorkerGroup, device_of
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.gradients import KeysByClass
-from trireme.worker.pull import Pulled
+from trireme.worker.pull import FollowingPull, Pulled
 from trireme.worker.transport import LockedTransport
 
 log = logging.getLogger("trireme.train")
@@ -42,6 +43,8 @@ class Collective(Sync):
             )
         self._together: LockedTransport | None = None
         self._idle: IdleWorker | None = None
+        self._planned: deque[KeysByClass] = deque()  # of batches that are not pulled yet
+        self._following: FollowingPull | None = None  # of the last step
 
     def open(self) -> None:
         super().open()
@@ -66,8 +69,29 @@ class Collective(Sync):
 
     # ---- what all workers do together ----
 
+    def begin_run(self) -> None:
+        self._planned.clear()
+        super().begin_run()
+
+    def plan(self, keys: KeysByClass | None) -> None:
+        if keys is not None and self._together is not None:
+            self._planned.append(keys)
+
+    def following(self, step: WorkerStep) -> FollowingPull | None:
+        """The pull of the next batch, if that is planned already."""
+        self._following = None
+        if self._planned and not self.waits_for_norm:
+            time = self.setup.data_time.seconds()
+            self._following = FollowingPull(self._planned[0], blocks=True, time=time)
+        return self._following
+
     def pull_after_steps(self, keys: KeysByClass, *, blocks: bool) -> Pulled:
-        return self.pull_staged(keys, blocks=blocks, via=self._together)
+        following, self._following = self._following, None
+        if self._planned and _are_same(keys, self._planned[0]):
+            self._planned.popleft()
+        if following is None or following.pulled is None or not _are_same(keys, following.keys):
+            return self.pull_staged(keys, blocks=blocks, via=self._together)
+        return self.note_pulled(following.pulled)
 
     def wait_for_step(self) -> None:
         self.setup.replica.install(self.pull_after_steps({}, blocks=True))
@@ -75,6 +99,7 @@ class Collective(Sync):
     # ---- what each does alone ----
 
     def refresh(self) -> None:
+        self._following = None
         self.flush()
         self.setup.replica.install(self.pull_staged({}, blocks=True))
 
@@ -96,6 +121,11 @@ class Collective(Sync):
         super().finish()
         if self._idle is not None:
             self._idle.end()
+
+
+def _are_same(keys: KeysByClass, others: KeysByClass) -> bool:
+    """Whether they are of the same batch."""
+    return keys.keys() == others.keys() and all(keys[c] is others[c] for c in keys)
 
 
 def _leave_sums_to_steps(model: nn.Module) -> None:

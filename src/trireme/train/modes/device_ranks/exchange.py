@@ -72,7 +72,7 @@ class Exchange:
             [] if rank == self.rank else [frames.pack({**header, "own": len(own)}, [*own, *more])]
             for rank, (own, more) in enumerate(zip(each, ahead, strict=True))
         ]
-        received = self._bytes.exchange(outgoing, is_active=kind != IDLE).messages
+        received = self._bytes.exchange(outgoing).messages
         messages = []
         for rank, parts in enumerate(received):
             if rank == self.rank:

@@ -80,8 +80,7 @@ class PushStream:
         kind: str = GRADIENT,
     ) -> None:
         """Make a push. in_background: return when it is on its way, not when all servers have it; a
-        later push or flush then raises its error. following: of a push in the background; this and
-        staged, kind: see WorkerClient.push.
+        later push or flush then raises its error. following, staged, kind: see WorkerClient.push.
         """
         if not in_background:
             self.flush()
@@ -90,7 +89,15 @@ class PushStream:
                 self._running_pusher().submit(header, tables, dense, following)
             else:
                 client = self._cluster.client
-                client.push(header, tables, dense, via=self.via, staged=staged, kind=kind)
+                client.push(
+                    header,
+                    tables,
+                    dense,
+                    via=self.via,
+                    staged=staged,
+                    kind=kind,
+                    following=following,
+                )
             self.pushed_keys = {class_id: part.keys for class_id, part in tables.items()}
             self.sequence, self.position = header.sequence, header.position
         except BaseException as error:
