@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -13,8 +14,7 @@ namespace trireme {
 namespace {
 
 constexpr int kPieceBitsMax = 11;
-constexpr std::size_t kChunksPerThread = 16;
-constexpr std::size_t kChunkKeysMin = 8192;  // fewer are not worth waking a thread for
+constexpr std::size_t kGroupsPerThread = 16;
 
 // Leaves the distinct hashes, ascending, at the begin of the piece; returns how many. All have the
 // same `bits` first bits. An open table whose places follow the order of hashes drops those that
@@ -60,28 +60,23 @@ Array<std::uint64_t> distinct(std::span<const std::span<const std::uint64_t>> pa
   pieces.distribute([&](std::size_t at, std::uint64_t hash, std::size_t) { hashes[at] = hash; },
                     [](std::size_t) {});
   std::vector<std::size_t> nums(pieces.size());
-  const std::size_t num_groups = num_chunks(pieces.size(), 1, pool, kChunksPerThread);
+  const std::size_t num_groups = num_chunks(pieces.size(), 1, pool, kGroupsPerThread);
   pool.run(num_groups, [&](std::size_t g) {
     std::vector<std::uint64_t> table;
     const std::size_t end = chunk_begin(pieces.size(), g + 1, num_groups);
     for (std::size_t p = chunk_begin(pieces.size(), g, num_groups); p < end; ++p) {
       const std::span piece(hashes.data() + pieces.begin(p), pieces.num_values(p));
       nums[p] = reduce(piece, pieces.bits(), table);
+      for (std::uint64_t& hash : piece.first(nums[p])) hash = unmix64(hash);
     }
   });
-  std::size_t num = 0;
-  for (std::size_t p = 0; p < pieces.size(); num += nums[p++]) {
-    if (num == pieces.begin(p)) continue;
-    std::memmove(hashes.data() + num, hashes.data() + pieces.begin(p), nums[p] * sizeof(hashes[0]));
+  const std::size_t num = std::reduce(nums.begin(), nums.end());
+  Array<std::uint64_t> others(num < hashes.size() / 2 ? num : 0);  // else the memory is kept
+  Array<std::uint64_t>& keys = num < hashes.size() / 2 ? others : hashes;
+  for (std::size_t p = 0, to = 0; p < pieces.size(); to += nums[p++]) {
+    const std::uint64_t* const from = hashes.data() + pieces.begin(p);
+    if (keys.data() + to != from) std::memmove(keys.data() + to, from, nums[p] * sizeof *from);
   }
-  const bool repeat = num < hashes.size() / 2;  // so most of the memory is not needed any more
-  Array<std::uint64_t> others(repeat ? num : 0);
-  Array<std::uint64_t>& keys = repeat ? others : hashes;
-  const std::size_t chunks = num_chunks(num, kChunkKeysMin, pool, kChunksPerThread);
-  pool.run(chunks, [&](std::size_t c) {
-    const std::size_t end = chunk_begin(num, c + 1, chunks);
-    for (std::size_t i = chunk_begin(num, c, chunks); i < end; ++i) keys[i] = unmix64(hashes[i]);
-  });
   keys.truncate(num);
   return std::move(keys);
 }
