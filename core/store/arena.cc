@@ -10,6 +10,8 @@
 namespace trireme {
 namespace {
 
+constexpr std::size_t kFewBytes = std::size_t{16} << 20;
+constexpr std::size_t kBoundRows = 1'000'000;
 constexpr std::size_t kSmallPagesRows = 3'500'000;
 constexpr std::size_t kSmallPagesBytesMax = std::size_t{512} << 20;
 constexpr std::size_t kReservedBytesMin = std::size_t{64} << 20;
@@ -37,6 +39,7 @@ Arena::Arena(std::size_t row_bytes)
     : row_bytes_(row_bytes),
       pages_(reserve(row_bytes)),
       num_rows_max_(std::min(pages_.size() / row_bytes, kLast)),
+      bound_bytes_(kBoundRows * row_bytes / kHugePageBytes * kHugePageBytes),
       small_pages_bytes_(
           round_up(std::min(kSmallPagesRows * row_bytes, kSmallPagesBytesMax), kHugePageBytes)) {
   TRIREME_CHECK(row_bytes % 8 == 0 && row_bytes <= kRowBytesMax);
@@ -170,7 +173,8 @@ void Arena::expect(std::size_t num_rows) noexcept {
 // Whether the 2 MiB that begin at `offset` are, or will be, taken as a huge page.
 bool Arena::is_huge(std::size_t offset) const noexcept {
   const bool is_expected = expected_from_ <= offset && offset < expected_until_;
-  return is_expected || offset >= small_pages_bytes_;
+  const bool is_full_in_time = kFewBytes <= offset && offset < bound_bytes_;
+  return is_expected || is_full_in_time || offset >= small_pages_bytes_;
 }
 
 // Makes the first `num_rows` rows writable, 2 MiB at a time.

@@ -5,11 +5,11 @@
 // multiplication, and a pointer obtained under a stripe's lock stays valid under that lock. Freed
 // rows are reused.
 //
-// The first 3.5 M rows, or 512 MiB, are taken in small pages, and each 2 MiB becomes a huge page
-// when it is full. So a table uses no more memory than it needs. Small pages that become a huge one
-// take several times as long as a huge page at once. So memory after that is taken in huge pages,
-// whose unused part is at most 0.6 bytes per row or 0.4 % then, and so is memory that a caller
-// expects to fill at once.
+// Memory is taken in small pages, of which each 2 MiB become a huge page when they are full, where
+// the unused part of a huge page would weigh: in the first 16 MiB, because there may be many
+// tables, and from 1 M to 3.5 M rows, or 512 MiB, because a table of 1 M rows promises at most 16
+// bytes beside each. Elsewhere memory is taken in huge pages at once, in a fraction of the time. So
+// is memory that a caller expects to fill.
 //
 // Threads: allocate, free and bytes may be called by any thread. row() takes no lock: a reference
 // comes from allocate(), or through a lock that its owner released.
@@ -98,7 +98,8 @@ class Arena {
   const std::size_t row_bytes_;
   const Pages pages_;
   const std::size_t num_rows_max_;
-  const std::size_t small_pages_bytes_;  // memory up to this offset is taken in small pages
+  const std::size_t bound_bytes_;        // memory up to this offset is full at 1 M rows
+  const std::size_t small_pages_bytes_;  // memory from there to this offset is taken in small pages
 
   mutable std::mutex mutex_;         // guards the members below
   std::size_t committed_bytes_ = 0;  // may be touched
