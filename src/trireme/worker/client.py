@@ -341,7 +341,7 @@ class WorkerClient:
             body |= {"staged": header.step if staged else 0, "after": header.sequence}
             replies = via.call_all([*calls, *plan.calls(body)], left_s)[len(calls) :]
             if refusals := [reason for r in replies if (reason := r.body.get("refused"))]:
-                log.info("a pull behind push %d is made later: %s", header.sequence, refusals[0])
+                log.debug("a pull behind push %d is made later: %s", header.sequence, refusals[0])
             else:
                 following.pulled = plan.join(replies, blocks=following.blocks)
 
