@@ -71,9 +71,8 @@ class Servers:
         self.lengths, self._refuses, self._defers = lengths, refuses, defers
         self._lock = threading.Lock()
         self.staged: dict[int, set[tuple[int, int]]] = defaultdict(set)  # step -> (worker, server)
-        self._declared: dict[tuple[int, int], set[int]] = defaultdict(
-            set
-        )  # (server, step) -> workers
+        # (server, step) -> workers
+        self._declared: dict[tuple[int, int], set[int]] = defaultdict(set)
         self._waiting: dict[tuple[int, int], list[Deferred]] = defaultdict(list)
         self.applied: set[tuple[int, int]] = set()  # (server, step)
         self.num_refused = 0
