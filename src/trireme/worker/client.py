@@ -335,7 +335,8 @@ class WorkerClient:
             if following is None:
                 via.call_all(calls, left_s)
                 return
-            # A server handles the requests of a connection in their order.
+            # A server handles the requests of a connection in their order. The pull of a staged
+            # push has to wait for all servers: only `via` of mode collective sees to that.
             plan = PullPlan(following.keys, bucket_map, self._pool)
             body = self._pull_body(plan, bucket_map, blocks=following.blocks, time=following.time)
             body |= {"staged": header.step if staged else 0, "after": header.sequence}

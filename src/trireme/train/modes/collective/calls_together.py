@@ -150,8 +150,7 @@ class CallsTogether:
         else:
             timeout_ms = int(1000 * max(0.0, deadline - time.monotonic()))
             header = {"t": frames.CALL, "id": id, "m": call.method, "b": call.body}
-            parts = frames.pack({**header, "ms": timeout_ms}, call.arrays)
-            self._outgoing[rank].append(parts)
+            self._outgoing[rank].append(frames.pack({**header, "ms": timeout_ms}, call.arrays))
         return id
 
     def _run_exchange(self, *, is_active: bool) -> bool:
