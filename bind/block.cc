@@ -184,7 +184,7 @@ void register_slots(nb::module_& m) {
             new (self) SlotIndex({keys.data(), keys.size()}, pool);
           },
           "keys"_a.noconvert(), "pool"_a, nb::keep_alive<1, 2>(),
-          "keys: (num_slots,) uint64, memory for the key of each slot.")
+          "keys: (num_slots,) uint64, memory in which the index keeps the key of each slot.")
       .def_prop_ro("num_keys", &SlotIndex::num_keys, "Keys that have a slot.")
       .def(
           "assign",

@@ -272,8 +272,8 @@ nb::tuple bind_merge(nb::list parts, Pool& pool) {
 void register_feed(nb::module_& m) {
   m.def(
       "distinct", &bind_distinct, "parts"_a.noconvert(), "pool"_a,
-      "Return the distinct keys of several arrays, (N,) uint64, in the order of their hashes, and "
-      "so of their buckets.");
+      "Return the distinct keys of several arrays, (K,) uint64, in the order of their hashes, and "
+      "so of their buckets. parts: list of (N_i,) uint64.");
   m.def("unique", &bind_unique, "values"_a.noconvert(), "pool"_a, "padding_key"_a = nb::none(),
         R"(Return the distinct keys of a batch and where each occurs.
 

@@ -1,5 +1,5 @@
 // An owned array whose elements start uninitialized: the results of batch operations, which write
-// every element. So a large one is taken in huge pages, a few faults in place of thousands.
+// every element. A large one therefore takes huge pages: a few page faults in place of thousands.
 #pragma once
 
 #include <cstddef>

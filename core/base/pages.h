@@ -56,7 +56,8 @@ enum class PageAdvice {
 };
 void advise(std::byte* data, std::size_t bytes, PageAdvice advice) noexcept;
 
-// Advises kHuge for the whole huge pages within memory of any alignment, if it has two at least.
+// Advises kHuge for the huge pages that lie within memory of any alignment. Less memory than two
+// huge pages is left as it is.
 void advise_huge_within(void* data, std::size_t bytes) noexcept;
 
 }  // namespace trireme

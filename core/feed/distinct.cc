@@ -16,9 +16,10 @@ namespace {
 constexpr int kPieceBitsMax = 11;
 constexpr std::size_t kGroupsPerThread = 16;
 
-// Leaves the distinct hashes, ascending, at the begin of the piece; returns how many. All have the
-// same `bits` first bits. An open table whose places follow the order of hashes drops those that
-// repeat, and has the others nearly in order. table: memory for it, from piece to piece.
+// Sorts the hashes of a piece, without those that repeat, into its beginning; returns how many they
+// are. All begin with the same `bits` bits. They go through an open table whose places are in the
+// order of hashes: it drops those that repeat, and has the others nearly sorted. table: its memory,
+// which serves many pieces.
 std::size_t reduce(std::span<std::uint64_t> hashes, int bits, std::vector<std::uint64_t>& table) {
   const int home_bits = std::bit_width(3 * hashes.size());
   const std::size_t mask = (std::size_t{1} << home_bits) - 1;
@@ -34,7 +35,7 @@ std::size_t reduce(std::span<std::uint64_t> hashes, int bits, std::vector<std::u
   std::size_t num_others = 0;
   for (const std::uint64_t hash : table) {
     table[num_others] = hash;
-    num_others += hash != 0 ? 1 : 0;  // without a branch that nobody could predict
+    num_others += hash != 0 ? 1 : 0;  // no branch: it could not be predicted
   }
   std::size_t num = 0;
   std::uint64_t last = 0;
@@ -71,7 +72,8 @@ Array<std::uint64_t> distinct(std::span<const std::span<const std::uint64_t>> pa
     }
   });
   const std::size_t num = std::reduce(nums.begin(), nums.end());
-  Array<std::uint64_t> others(num < hashes.size() / 2 ? num : 0);  // else the memory is kept
+  // Where few repeat, the keys stay in this memory; else they get some of their own size.
+  Array<std::uint64_t> others(num < hashes.size() / 2 ? num : 0);
   Array<std::uint64_t>& keys = num < hashes.size() / 2 ? others : hashes;
   for (std::size_t p = 0, to = 0; p < pieces.size(); to += nums[p++]) {
     const std::uint64_t* const from = hashes.data() + pieces.begin(p);

@@ -9,10 +9,9 @@
 
 namespace trireme {
 
-// parts: the values, in several arrays. The keys are in the order of their hashes, and so of their
-// buckets, too.
+// The distinct keys of several arrays, in the order of their hashes, and so of their buckets.
 // Threads: a pure function; the result is the same for any number of threads.
-// Cost: O(N); of N values, 8 bytes of memory each, and of scratch memory if most keys repeat.
+// Cost: O(N) for N values, and 8 N bytes, which the result keeps if it has at least N / 2 keys.
 Array<std::uint64_t> distinct(std::span<const std::span<const std::uint64_t>> parts, Pool& pool);
 
 }  // namespace trireme

@@ -99,7 +99,7 @@ class KeyPieces {
   void for_chunk(std::size_t chunk, const Visit& visit, const Skip& skip) const {
     const std::size_t begin = chunk_begin(total_, chunk, num_chunks_);
     const std::size_t end = chunk_begin(total_, chunk + 1, num_chunks_);
-    std::size_t first = 0;  // of the part's values
+    std::size_t first = 0;  // the number of the part's first value among all
     for (const Part& part : parts_) {
       for (std::size_t i = std::max(begin, first); i < std::min(end, first + part.size()); ++i) {
         const std::uint64_t value = part[i - first];

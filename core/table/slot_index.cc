@@ -85,16 +85,16 @@ void SlotIndex::assign_all(std::span<const std::uint64_t> keys, const Take& take
   std::atomic<std::size_t> num_assigned{0};
   const bool is_empty = num_keys_ == 0;
   pool.run(num_chunks, [&](std::size_t c) {
-    // Of hashes that ascend, each is behind the last: all entries from its home to there are full.
+    // An ascending hash goes behind all before it: the entries from its home to there are full.
     const std::size_t begin = first_of(c), end = first_of(c + 1), stop = borders[c + 1];
     std::size_t after_last = borders[c];
-    std::uint64_t newest = is_empty ? 0 : ~std::uint64_t{0};
+    std::uint64_t largest = is_empty ? 0 : ~std::uint64_t{0};  // of the hashes so far
     for (std::size_t i = begin; i < end; ++i) {
       const std::uint64_t key = keys[i], hash = mix64(key);
       const std::size_t home = home_of_hash(hash);
       std::size_t place = std::max(home, after_last);
-      if (hash > newest && home >= borders[c]) {
-        newest = hash;
+      if (hash > largest && home >= borders[c]) {
+        largest = hash;
       } else {
         place = home < borders[c] ? stop : place_before(key, home, stop);
       }

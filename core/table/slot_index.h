@@ -1,7 +1,7 @@
 // Which slot of a block the row of each key has, and the key of each slot.
 //
-// An open table of slots with linear search; keys are compared where the slots have them. A key's
-// home follows the order of buckets, so that keys in that order are near each other. Removing moves
+// An open table of slots with linear search; keys are compared where the slots have them. Homes are
+// in the order of hashes, and so of buckets: keys in that order are near each other. Removing moves
 // slots back, so there are no tombstones.
 //
 // Invariants: half of the entries, at least, is free, so every search ends. Threads: any number
@@ -22,14 +22,14 @@ class SlotIndex {
  public:
   static constexpr std::int32_t kAbsent = -1;
 
-  // keys: of each slot, memory of the caller, which outlives the index; anything where no key has
-  // the slot. Errors: kBadRequest for 2^31 slots or more.
+  // keys: (num_slots), of each slot; anything where no key has it. The caller's memory, which
+  // outlives the index. Errors: kBadRequest for 2^31 slots or more.
   SlotIndex(std::span<std::uint64_t> keys, Pool& pool);
 
   std::size_t num_keys() const noexcept { return num_keys_; }
 
   // Gives keys slots that no key has. Many keys in the order of their buckets are divided among the
-  // threads; those in the order of their hashes need no search, if the index has no other keys.
+  // threads; in the order of their hashes they need no search, if the index has no other keys.
   // keys, slots: (n); without slots, key i gets slot i, and may be there already.
   // Errors: kBadRequest: a slot that there is not, nothing changed; a key that has a slot already,
   // some of the others have theirs.
@@ -43,7 +43,7 @@ class SlotIndex {
  private:
   using Entry = std::uint32_t;  // slot + 1; 0: the entry is free
 
-  // take(i): the slot of key i, where the key is now.
+  // take(i): writes key i to its slot, if it is not there, and returns the slot.
   template <class Take>
   void assign_all(std::span<const std::uint64_t> keys, const Take& take, Pool& pool);
   std::size_t home_of_hash(std::uint64_t hash) const noexcept { return (hash >> 32) * size_ >> 32; }
@@ -53,9 +53,9 @@ class SlotIndex {
   // The entry of the key, or a free one.
   std::size_t place_of(std::uint64_t key, std::size_t home) const noexcept;
   void remove_at(std::size_t i) noexcept;
-  // Enters a key that its slot has. Errors: kBadRequest: it has another one.
+  // Enters a key that its slot has. Errors: kBadRequest: another slot has it, too.
   void assign_one(std::uint64_t key, std::uint32_t slot);
-  // The first free entry from `home` on, if it is before `end`; else `end`, and if the key has one.
+  // The first free entry from `home` on; `end` if there is none before it, or the key has an entry.
   std::size_t place_before(std::uint64_t key, std::size_t home, std::size_t end) const noexcept;
 
   std::size_t num_keys_ = 0;

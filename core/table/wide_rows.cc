@@ -22,8 +22,8 @@ namespace {
 constexpr std::size_t kTieredKeys = 256;
 
 constexpr std::size_t kChunkRows = 8192;  // to check: fewer are not worth waking threads for
-// Rows to write that are brought into cache: between random writes a CPU does not see that they
-// follow one another.
+// How far ahead the rows to write are brought into cache. They are read in order, but the CPU does
+// not see it between writes to random places.
 constexpr std::size_t kAheadBytes = 2048;
 
 template <class Function>

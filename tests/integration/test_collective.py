@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import trireme as tr
 from tests.integration import all_rules_model as all_rules
+from tests.integration import test_own_pushes as own_pushes
 from tests.integration import test_sync as exact
 from tests.integration.test_predecessor import Model, counts, make_trainer
 from tests.integration.test_uneven import BATCH, EPOCHS, LENGTHS, Data, expected_counts
@@ -68,6 +70,18 @@ def test_each_batch_counts_once_whatever_the_lengths_of_the_streams() -> None:
     for trained, actual in run_ranks(3, work):
         assert trained["examples"] == sum(LENGTHS) * BATCH
         assert actual == expected_counts(is_sync=True)
+
+
+def test_shows_are_those_of_the_data_time_of_the_batch() -> None:
+    """The time may move on after a step, which has pulled rows for the next batch."""
+    policy = tr.policy.ScorePolicy(pulls_statistics=True, decay_rate=0.5)
+
+    def work(cluster: Cluster, strategy: tr.Strategy) -> list[Any]:
+        return own_pushes.run(cluster, strategy, own_pushes.plain, 3, policy)
+
+    with Job(2) as job:
+        expected = job.run(2, lambda cluster: work(cluster, tr.Strategy("sync")))
+    assert run_ranks(2, lambda cluster: work(cluster, COLLECTIVE)) == expected
 
 
 def test_a_job_with_servers_refuses_the_mode() -> None:

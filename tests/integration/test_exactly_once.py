@@ -129,7 +129,7 @@ def test_a_push_counts_whatever_happens_to_the_pull_that_follows_it(
         for sequence in (1, 2, 3):
             pushed.append(some_keys(cluster, sequence))
             following = FollowingPull({class_id: pushed[0]}, blocks=False, time=0)
-            with caplog.at_level("INFO", "trireme.worker"):
+            with caplog.at_level("DEBUG", "trireme.worker"):
                 push(cluster, sequence, pushed[-1], following=following)
             assert following.pulled is None
             assert counts(cluster) == expected(pushed)

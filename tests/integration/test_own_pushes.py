@@ -251,7 +251,9 @@ def test_a_loop_may_push_what_other_forward_passes_have_looked_up(loop: Loop) ->
 
 
 @pytest.mark.parametrize(
-    "policy", [Policy(max_rows=4096), ScorePolicy(pulls_statistics=True)], ids=["evicts", "fades"]
+    "policy",
+    [Policy(max_rows=4096), ScorePolicy(pulls_statistics=True, decay_rate=0.5)],
+    ids=["evicts", "fades"],
 )
 def test_rows_that_change_without_a_push_of_their_key_are_pulled_late(policy: Policy) -> None:
     results = []

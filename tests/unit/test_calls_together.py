@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trireme.errors import NotReady
+from trireme.errors import DeadlineExceeded, NotReady
 from trireme.rpc import Call, Deferred, Reply, Request
 from trireme.train.modes.collective.byte_exchange import Parts, Received
 from trireme.train.modes.collective.calls_together import CallsTogether
@@ -71,9 +71,8 @@ class Servers:
         self.lengths, self._refuses, self._defers = lengths, refuses, defers
         self._lock = threading.Lock()
         self.staged: dict[int, set[tuple[int, int]]] = defaultdict(set)  # step -> (worker, server)
-        self._declared: dict[tuple[int, int], set[int]] = defaultdict(
-            set
-        )  # (server, step) -> workers
+        # (server, step) -> workers
+        self._declared: dict[tuple[int, int], set[int]] = defaultdict(set)
         self._waiting: dict[tuple[int, int], list[Deferred]] = defaultdict(list)
         self.applied: set[tuple[int, int]] = set()  # (server, step)
         self.num_refused = 0
@@ -231,6 +230,49 @@ def test_a_push_that_is_refused_is_repeated_before_any_pull_is_answered() -> Non
 def test_pulls_wait_until_a_server_has_kept_all_pushes() -> None:
     train(Servers([4] * 3, defers=lambda worker, server, step: server == step % 3), hall := Hall(3))
     assert sum(num > 0 for num in hall.num_bytes) == 2 * 4  # none but pushes and rows
+
+
+def test_what_all_have_given_up_is_forgotten() -> None:
+    """A pull that nobody waits for is not answered later, and hides no error of a later push."""
+    given_up: list[Deferred] = []
+    handled = []
+    hall = Hall(2)
+
+    def calls_of(rank: int) -> CallsTogether:
+        def push(request: Request) -> Deferred | Reply:
+            if request.body["step"] == 1:
+                given_up.append(Deferred())
+                return given_up[-1]
+            if rank != request.body["worker"]:
+                raise NotReady("refused")
+            return Reply()
+
+        def pull(request: Request) -> Reply:
+            handled.append(request.body)
+            return Reply()
+
+        handlers = {"ps.push": push, "ps.pull": pull}
+        end: Any = hall.end_of(rank)
+        return CallsTogether(end, ["0", "1"], rank, handlers, lambda _: None)
+
+    workers = [calls_of(rank) for rank in range(2)]
+
+    def give_up(rank: int) -> None:
+        with pytest.raises(DeadlineExceeded):
+            workers[rank].call_all(push_and_pull(rank, 2, 1, both=True), timeout_s=0.05)
+        workers[rank].idle()
+
+    def go_on(rank: int) -> None:
+        with pytest.raises(NotReady, match="refused"):
+            workers[rank].call_all(push_and_pull(rank, 2, 2, both=True), timeout_s=WAIT_S)
+        workers[rank].idle()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(give_up, range(2)))
+        for deferred in given_up:
+            deferred.reply(Reply())
+        list(pool.map(go_on, range(2)))
+    assert not handled
 
 
 @pytest.mark.parametrize("seed", range(12))

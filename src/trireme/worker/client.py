@@ -335,13 +335,14 @@ class WorkerClient:
             if following is None:
                 via.call_all(calls, left_s)
                 return
-            # A server handles the requests of a connection in their order.
+            # A server handles the requests of a connection in their order. The pull of a staged
+            # push has to wait for all servers: only `via` of mode collective sees to that.
             plan = PullPlan(following.keys, bucket_map, self._pool)
             body = self._pull_body(plan, bucket_map, blocks=following.blocks, time=following.time)
             body |= {"staged": header.step if staged else 0, "after": header.sequence}
             replies = via.call_all([*calls, *plan.calls(body)], left_s)[len(calls) :]
             if refusals := [reason for r in replies if (reason := r.body.get("refused"))]:
-                log.info("a pull behind push %d is made later: %s", header.sequence, refusals[0])
+                log.debug("a pull behind push %d is made later: %s", header.sequence, refusals[0])
             else:
                 following.pulled = plan.join(replies, blocks=following.blocks)
 

@@ -36,6 +36,11 @@ class TrainingSetup:
     data_time: DataTime
     timing: Timing
 
+    def reads_alike(self, time: int) -> bool:
+        """Whether lookups return the same now as at this data time, if no row changes."""
+        has_statistics = any(table.schema.pulls_statistics for table in self.tables)
+        return not has_statistics or self.data_time.seconds() == time
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerStep:

@@ -28,7 +28,7 @@ CHUNK_BYTES = 64 << 20
 class Received:
     """What an exchange has brought.
 
-    messages: of each worker, in its order. notes: of each. is_empty: no worker has sent a message.
+    messages, notes: of each worker. is_empty: no worker has sent a message to any.
     """
 
     messages: list[list[list[memoryview]]]
@@ -47,7 +47,7 @@ class ByteExchange:
 
         Args:
             outgoing: per worker. None for the own one.
-            note: for all of them.
+            note: a number that every worker gets.
         """
         runs = [_Run(messages) for messages in outgoing]
         sizes = self._share_sizes([run.num_bytes for run in runs], note)

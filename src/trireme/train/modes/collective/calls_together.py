@@ -7,17 +7,19 @@ methods in one exchange, and an answer may take more exchanges: nobody waits for
 next exchange of the others. A worker that has nothing to call takes part all the same, until all
 have nothing (`idle`).
 
-A pull may be called together with the push of the step that it waits for. A step may be applied
-when every server has all its pushes, of which a note tells all workers in the next exchange. So if
-all that call anything call both, the servers keep the pulls until then, and a step takes
+A pull may follow a push in the same call (`after` in its body). The step of that push may be
+applied when every server has the pushes of all workers; with each exchange a worker notes whether
+its server has them. If every worker that calls anything calls both, servers keep the pulls until
+all have noted it, and a step takes
 
     1. pushes and pulls,
-    2. notes, and nothing else: no worker need be told that its push is staged,
+    2. notes alone: they tell workers that their pushes are staged, in place of answers,
     3. rows,
 
-in place of four exchanges with messages. If a push is refused, or somebody calls other things, the
-pulls are refused, and made once more when they may be: then a worker that comes out of this call
-leaves nobody waiting for what it may not do before it has met the others.
+where pushes and pulls by themselves take four exchanges with messages. If a push is refused, or a
+worker calls something else, all workers have their pulls refused at once, and make them again
+later: so none waits in an exchange for one that has gone on to a meeting. When all have given up
+waiting, servers forget the pulls that they kept.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from trireme.errors import BadRequest, DeadlineExceeded, Internal, TriremeError
 from trireme.rpc import Call, CallObserver, Deferred, Ended, Handler, Limits, Reply, Request, frames
@@ -62,22 +65,6 @@ class _Stage(enum.Enum):
     ANSWERED = enum.auto()  # with the next exchange
 
 
-class _Called(NamedTuple):
-    """A call on its way to the handlers of this server. deadline: time.monotonic."""
-
-    rank: int
-    id: int
-    method: str
-    body: Any
-    arrays: list[Any]
-    deadline: float
-
-    @property
-    def is_following(self) -> bool:
-        """Whether it is kept until all servers have the push before it."""
-        return isinstance(self.body, dict) and "after" in self.body
-
-
 class CallsTogether:
     """A transport to the servers of all workers. One thread uses it at a time.
 
@@ -105,12 +92,14 @@ class CallsTogether:
         # (rank, id, answer) of requests that have been answered; any thread may append.
         self._answered: deque[tuple[int, int, Answer]] = deque()
         self._stage = _Stage.NONE
-        self._pushes: list[int] = []  # own ones that are followed
-        self._following: list[int] = []  # own pulls that follow them
+        self._pushes: list[int] = []  # ids of own pushes that are followed
+        self._following: list[int] = []  # ids of own pulls that follow them
         self._is_followed = False  # they are sent with the next exchange
-        self._kept: list[_Called] = []  # pulls at this server
-        self._staged: list[tuple[int, int]] = []  # pushes whose workers learn it from the notes
-        self._open: set[tuple[int, int]] = set()  # pushes that are not answered yet
+        # At this server: (rank, request) of the pulls that it keeps; (rank, id) of the pushes that
+        # it has answered, which workers learn from the notes, and of those that it has not yet.
+        self._kept: list[tuple[int, Request]] = []
+        self._staged: list[tuple[int, int]] = []
+        self._open: set[tuple[int, int]] = set()
         self._has_refused = False
 
     def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
@@ -157,12 +146,11 @@ class CallsTogether:
         self._next_id += 1
         self._pending[id] = None
         if rank == self._rank:
-            self._take_call(_Called(rank, id, call.method, call.body, list(call.arrays), deadline))
+            self._take_call(rank, id, call.method, call.body, list(call.arrays), deadline)
         else:
             timeout_ms = int(1000 * max(0.0, deadline - time.monotonic()))
             header = {"t": frames.CALL, "id": id, "m": call.method, "b": call.body}
-            parts = frames.pack({**header, "ms": timeout_ms}, call.arrays)
-            self._outgoing[rank].append(parts)
+            self._outgoing[rank].append(frames.pack({**header, "ms": timeout_ms}, call.arrays))
         return id
 
     def _run_exchange(self, *, is_active: bool) -> bool:
@@ -202,13 +190,15 @@ class CallsTogether:
 
     def _advance(self, notes: Sequence[_Note]) -> None:
         """Before what an exchange has brought is handled: go on as its notes say."""
+        active = [one for one in notes if _Note.ACTIVE in one]
         is_refused = any(_Note.HAS_REFUSED in one for one in notes)
-        if self._stage is _Stage.NONE:
-            is_followed = [_Note.IS_FOLLOWED in one for one in notes if _Note.ACTIVE in one]
-            if any(is_followed) and all(is_followed) and not is_refused:
-                self._stage = _Stage.KEPT
-        elif self._stage is _Stage.ANSWERED:
+        if self._stage is _Stage.ANSWERED or not active:
             self._stage = _Stage.NONE
+            self._kept.clear()
+            self._staged.clear()
+        elif self._stage is _Stage.NONE:
+            if all(_Note.IS_FOLLOWED in one for one in active) and not is_refused:
+                self._stage = _Stage.KEPT
         elif is_refused:
             self._stage = _Stage.NONE
             self._refuse("a push was refused")
@@ -220,12 +210,12 @@ class CallsTogether:
             for id in self._pushes:
                 self._settle(id, Reply())
             kept, self._kept = self._kept, []
-            for call in kept:
-                body = {name: value for name, value in call.body.items() if name != "after"}
-                self._handle(call._replace(body=body))
+            for rank, request in kept:
+                body = {name: value for name, value in request.body.items() if name != "after"}
+                self._handle(rank, replace(request, body=body))
 
     def _refuse(self, reason: str) -> None:
-        """Have the own pulls made later; all workers do so at the same time."""
+        """Have the own pulls that are not answered made later."""
         self._kept.clear()
         for id in self._following:
             if self._pending.get(id, Reply()) is None:
@@ -256,8 +246,7 @@ class CallsTogether:
         if header["t"] == frames.CALL:
             seconds = frames.int_field(header, "ms", high=frames.TIMEOUT_MS_MAX) / 1000
             method, body = frames.str_field(header, "m"), frames.map_field(header, "b")
-            deadline = time.monotonic() + seconds
-            self._take_call(_Called(rank, id, method, body, arrays, deadline))
+            self._take_call(rank, id, method, body, arrays, time.monotonic() + seconds)
         elif header["t"] == frames.REPLY:
             self._settle(id, Reply(frames.map_field(header, "b"), arrays))
         else:
@@ -270,19 +259,19 @@ class CallsTogether:
         if id in self._pending:
             self._pending[id] = answer
 
-    def _take_call(self, call: _Called) -> None:
-        if not call.is_following:
-            self._handle(call)
-        elif call.rank == self._rank or self._stage is _Stage.KEPT:
-            self._kept.append(call)
+    def _take_call(
+        self, rank: int, id: int, method: str, body: Any, arrays: list[Any], deadline: float
+    ) -> None:
+        request = Request(id, method, body, arrays, f"worker {rank}", _PEER, "", deadline)
+        if "after" not in body:
+            self._handle(rank, request)
+        elif rank == self._rank or self._stage is _Stage.KEPT:
+            self._kept.append((rank, request))
 
-    def _handle(self, call: _Called) -> None:
-        rank, id = call.rank, call.id
-        if call.method == _PUSH:
+    def _handle(self, rank: int, request: Request) -> None:
+        id = request.id
+        if request.method == _PUSH:
             self._open.add((rank, id))
-        request = Request(
-            id, call.method, call.body, call.arrays, f"worker {rank}", _PEER, "", call.deadline
-        )
         answer = self._answer(request)
         if isinstance(answer, Deferred):
             answer.bind(lambda reply: self._answered.append((rank, id, reply)))

@@ -43,8 +43,8 @@ class Collective(Sync):
             )
         self._together: LockedTransport | None = None
         self._idle: IdleWorker | None = None
-        self._planned: deque[KeysByClass] = deque()  # of batches that are not pulled yet
-        self._following: FollowingPull | None = None  # of the last step
+        self._planned: deque[KeysByClass] = deque()  # the keys of batches that are not pulled yet
+        self._following: FollowingPull | None = None  # the pull that followed the last push
 
     def open(self) -> None:
         super().open()
@@ -89,9 +89,14 @@ class Collective(Sync):
         following, self._following = self._following, None
         if self._planned and _are_same(keys, self._planned[0]):
             self._planned.popleft()
-        if following is None or following.pulled is None or not _are_same(keys, following.keys):
-            return self.pull_staged(keys, blocks=blocks, via=self._together)
-        return self.note_pulled(following.pulled)
+        if (
+            following is not None
+            and following.pulled is not None
+            and _are_same(keys, following.keys)
+            and self.setup.reads_alike(following.time)
+        ):
+            return self.note_pulled(following.pulled)
+        return self.pull_staged(keys, blocks=blocks, via=self._together)
 
     def wait_for_step(self) -> None:
         self.setup.replica.install(self.pull_after_steps({}, blocks=True))

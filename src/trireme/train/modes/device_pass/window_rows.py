@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -126,6 +126,13 @@ class RowsInWindow(RowsOnDevice):
             self._plans.popleft()
             return known
 
+    def _union(self, batches: Sequence[KeysByClass]) -> dict[RowClassId, Keys]:
+        """The distinct keys of several batches."""
+        return {
+            class_id: _core.distinct([one.get(class_id, NO_KEYS) for one in batches], self._pool)
+            for class_id in self._classes
+        }
+
     # ---- blocks ----
 
     def _make_blocks(self, batches: list[KeysByClass]) -> None:
@@ -133,12 +140,7 @@ class RowsInWindow(RowsOnDevice):
         nothing of, as of a loop that looks up one table after the other, gets room for as many rows
         as the others have on average.
         """
-        num_keys = {
-            class_id: len(
-                _core.distinct([batch.get(class_id, NO_KEYS) for batch in batches], self._pool)
-            )
-            for class_id in self._classes
-        }
+        num_keys = {class_id: len(keys) for class_id, keys in self._union(batches).items()}
         some = [num for num in num_keys.values() if num]
         usual = -(-sum(some) // max(1, len(some)))
         needs, row_bytes = {}, {}

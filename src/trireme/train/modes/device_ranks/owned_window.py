@@ -8,14 +8,12 @@ the batches of all workers that are equally far ahead for one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from itertools import zip_longest
 
 import torch
 
-from trireme import _core
 from trireme.protocol.pass_lease import PassLease
-from trireme.protocol.routing import NO_KEYS, Keys
+from trireme.protocol.routing import Keys
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.window_rows import RowsInWindow
 from trireme.train.modes.device_ranks.owned_rows import Ahead
@@ -79,10 +77,3 @@ class OwnedWindow(RowsInWindow):
         """As there, of the batches of all workers."""
         earlier = (keys for of_step in self._of_step for keys in of_step[:-1])
         return [keys[class_id] for keys in earlier if class_id in keys]
-
-    def _union(self, batches: Iterable[KeysByClass]) -> dict[RowClassId, Keys]:
-        parts = list(batches)
-        return {
-            class_id: _core.distinct([one.get(class_id, NO_KEYS) for one in parts], self._pool)
-            for class_id in self._classes
-        }

@@ -176,10 +176,8 @@ class PullAhead:
         since, if there is one, is that of the batch under way, the statistics that lookups return
         are of the same time, and nobody has asked for what is newest, to evaluate or to load.
         """
-        if self._stream.num_refreshes != self._num_refreshes:
-            return False
-        has_statistics = any(table.schema.pulls_statistics for table in self._setup.tables)
-        if has_statistics and self._setup.data_time.seconds() != self._time:
+        has_refreshed = self._stream.num_refreshes != self._num_refreshes
+        if has_refreshed or not self._setup.reads_alike(self._time):
             return False
         num_pushes = self._stream.sequence - self._sequence
         if num_pushes != 1:
