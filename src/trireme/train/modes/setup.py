@@ -36,6 +36,11 @@ class TrainingSetup:
     data_time: DataTime
     timing: Timing
 
+    def pull_time(self) -> int:
+        """The data time of what lookups return now; 0: it has none, without statistics."""
+        has_statistics = any(table.schema.pulls_statistics for table in self.tables)
+        return self.data_time.seconds() if has_statistics else 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerStep:

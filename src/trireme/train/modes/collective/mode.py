@@ -81,7 +81,7 @@ class Collective(Sync):
         """The pull of the next batch, if that is planned already."""
         self._following = None
         if self._planned and not self.waits_for_norm:
-            time = self.setup.data_time.seconds()
+            time = self.setup.pull_time()
             self._following = FollowingPull(self._planned[0], blocks=True, time=time)
         return self._following
 
@@ -89,19 +89,27 @@ class Collective(Sync):
         following, self._following = self._following, None
         if self._planned and _are_same(keys, self._planned[0]):
             self._planned.popleft()
-        if following is None or following.pulled is None or not _are_same(keys, following.keys):
-            return self.pull_staged(keys, blocks=blocks, via=self._together)
-        return self.note_pulled(following.pulled)
+        if (
+            following is not None
+            and following.pulled is not None
+            and following.time == self.setup.pull_time()
+            and _are_same(keys, following.keys)
+        ):
+            return self.note_pulled(following.pulled)
+        return self.pull_staged(keys, blocks=blocks, via=self._together)
 
     def wait_for_step(self) -> None:
         self.setup.replica.install(self.pull_after_steps({}, blocks=True))
 
-    # ---- what each does alone ----
-
     def refresh(self) -> None:
+        """A worker may call it alone. As long as it is in the pass, the others are in an exchange
+        until their last step has been applied, and wait there for this worker.
+        """
         self._following = None
         self.flush()
-        self.setup.replica.install(self.pull_staged({}, blocks=True))
+        waits = self._first_step is not None and self._pulled != self._staged
+        via = self._together if waits else None
+        self.setup.replica.install(self.pull_staged({}, blocks=True, via=via))
 
     # ---- the pass ----
 

@@ -71,7 +71,7 @@ class PullAhead:
     ) -> None:
         self._setup, self._stream, self._pull = setup, stream, pull
         self._keys, self._under_way, self._blocks = keys, under_way, blocks
-        self._sequence, self._time = stream.sequence, setup.data_time.seconds()
+        self._sequence, self._time = stream.sequence, setup.pull_time()
         self._num_refreshes = stream.num_refreshes
         self._schemas = {table.schema.name: table.schema for table in setup.tables}
         early, self._late = self._divided()
@@ -178,8 +178,7 @@ class PullAhead:
         """
         if self._stream.num_refreshes != self._num_refreshes:
             return False
-        has_statistics = any(table.schema.pulls_statistics for table in self._setup.tables)
-        if has_statistics and self._setup.data_time.seconds() != self._time:
+        if self._setup.pull_time() != self._time:
             return False
         num_pushes = self._stream.sequence - self._sequence
         if num_pushes != 1:
