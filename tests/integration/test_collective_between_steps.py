@@ -4,6 +4,8 @@ in sync.
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +18,10 @@ import trireme as tr
 from tests.integration.test_sync import assert_same_bits
 from tests.jobs import Job
 from tests.ranks import run_ranks
+from trireme.errors import Unavailable
 from trireme.job.cluster import Cluster
 from trireme.policy import ScorePolicy, ShowClick
+from trireme.train.modes.worker_group import WorkerGroup
 
 TIMEOUT_S = 15.0
 DAY = 86400
@@ -144,3 +148,36 @@ def test_who_leaves_its_loop_alone_keeps_nobody_waiting(clip_norm: float | None)
         return weights_at_end(cluster, optimizer, model)
 
     assert_as_in_sync(work, num_ranks=3)
+
+
+@pytest.mark.parametrize("at", [3, 7, 8])
+def test_after_an_interrupted_exchange_a_worker_ends_at_once(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, num = WorkerGroup.all_to_all, Counter[int]()
+
+    def all_to_all(group: WorkerGroup, *arguments: Any) -> torch.Tensor:
+        received = real(group, *arguments)
+        num[id(group)] += 1
+        if num[id(group)] == at and group._cluster.worker == 0:
+            raise KeyboardInterrupt  # between two messages of an exchange, or behind them
+        return received
+
+    monkeypatch.setattr(WorkerGroup, "all_to_all", all_to_all)
+
+    def work(cluster: Cluster) -> str:
+        model = Model()
+        dense = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = tr.DistributedOptimizer(
+            dense, model, strategy=tr.Strategy("collective"), cluster=cluster
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            for batch in tr.prefetch(batches(), model, cluster=cluster):
+                nn.functional.mse_loss(model(batch), batch["label"]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        optimizer.end_pass()
+        return "ended"
+
+    with pytest.raises(Unavailable, match=r"found an interrupted one|workers \[0\] have gone"):
+        run_ranks(2, work, timeout_s=TIMEOUT_S)

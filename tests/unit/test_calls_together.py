@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trireme.errors import NotReady
+from trireme.errors import NotReady, Unavailable
 from trireme.rpc import Call, Deferred, Reply, Request
 from trireme.train.modes.collective.byte_exchange import Parts, Received
 from trireme.train.modes.collective.calls_together import CallsTogether
@@ -231,6 +231,24 @@ def test_a_push_that_is_refused_is_repeated_before_any_pull_is_answered() -> Non
 def test_pulls_wait_until_a_server_has_kept_all_pushes() -> None:
     train(Servers([4] * 3, defers=lambda worker, server, step: server == step % 3), hall := Hall(3))
     assert sum(num > 0 for num in hall.num_bytes) == 2 * 4  # none but pushes and rows
+
+
+def test_no_exchange_follows_one_that_was_interrupted() -> None:
+    class Interrupted:
+        num = 0
+
+        def exchange(self, *_: Any, **__: Any) -> Received:
+            self.num += 1
+            raise KeyboardInterrupt
+
+    exchange = Interrupted()
+    calls = CallsTogether(exchange, ["0", "1"], 0, {}, lambda _: None)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        calls.call_all(pulls(0, 2, 1), timeout_s=WAIT_S)
+    for call in (calls.idle, calls.check_whole):
+        with pytest.raises(Unavailable, match="found an interrupted one; start all workers again"):
+            call()
+    assert exchange.num == 1
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trireme.errors import BadRequest, DeadlineExceeded, Internal, TriremeError
+from trireme.errors import BadRequest, DeadlineExceeded, Internal, TriremeError, Unavailable
 from trireme.rpc import Call, CallObserver, Deferred, Ended, Handler, Limits, Reply, Request, frames
 from trireme.rpc.errors_on_wire import error_of, pack_error
 from trireme.rpc.messages import Answer
@@ -112,6 +112,19 @@ class CallsTogether:
         self._staged: list[tuple[int, int]] = []  # pushes whose workers learn it from the notes
         self._open: set[tuple[int, int]] = set()  # pushes that are not answered yet
         self._has_refused = False
+        self._broken: BaseException | None = None  # what ended an exchange
+
+    def check_whole(self) -> None:
+        """Raises why the last exchange failed. Unavailable: it was interrupted. In another one the
+        others would take what this worker sends for something else.
+        """
+        if isinstance(self._broken, TriremeError):
+            raise self._broken
+        if self._broken is not None:
+            raise Unavailable(
+                "collective: expected exchanges made as a whole, found an interrupted one; start"
+                " all workers again"
+            ) from self._broken
 
     def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
         """Make these calls; replies in their order. Raises the first error. DeadlineExceeded,
@@ -167,6 +180,14 @@ class CallsTogether:
 
     def _run_exchange(self, *, is_active: bool) -> bool:
         """One exchange; returns whether any worker was active in it."""
+        self.check_whole()
+        try:
+            return self._exchange_once(is_active=is_active)
+        except BaseException as error:
+            self._broken = error
+            raise
+
+    def _exchange_once(self, *, is_active: bool) -> bool:
         self._send_answers()
         note = self._note(is_active=is_active)
         outgoing, self._outgoing = self._outgoing, [[] for _ in self._outgoing]

@@ -41,6 +41,7 @@ class Collective(Sync):
                 " 'collective' (torchrun, or trireme launch --server_num 0), found one with servers"
                 f" {', '.join(self.client.servers.endpoints)}"
             )
+        self._calls: CallsTogether | None = None
         self._together: LockedTransport | None = None
         self._idle: IdleWorker | None = None
         self._planned: deque[KeysByClass] = deque()  # of batches that are not pulled yet
@@ -64,7 +65,7 @@ class Collective(Sync):
             host.handlers,
             cluster.metrics.calls.observe,
         )
-        self._together, self._idle = LockedTransport(calls), IdleWorker(calls)
+        self._calls, self._together, self._idle = calls, LockedTransport(calls), IdleWorker(calls)
         self.stream.via = self._together
 
     # ---- what all workers do together ----
@@ -100,6 +101,11 @@ class Collective(Sync):
 
     def wait_for_step(self) -> None:
         self.setup.replica.install(self.pull_after_steps({}, blocks=True))
+
+    def flush(self) -> None:
+        super().flush()
+        if self._calls is not None:
+            self._calls.check_whole()
 
     def refresh(self) -> None:
         """A worker may call it alone. As long as it is in the pass, the others are in an exchange
