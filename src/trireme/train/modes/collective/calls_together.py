@@ -43,6 +43,7 @@ _LIMITS = Limits()
 _PAUSE_S = 0.001
 """Between two exchanges in which nobody had anything to send: an answer waits for a thread."""
 _PUSH = "ps.push"
+_INTERRUPTED = "collective: an exchange was interrupted: start all workers again"
 
 
 class _Note(enum.IntFlag):
@@ -112,19 +113,12 @@ class CallsTogether:
         self._staged: list[tuple[int, int]] = []  # pushes whose workers learn it from the notes
         self._open: set[tuple[int, int]] = set()  # pushes that are not answered yet
         self._has_refused = False
-        self._broken: BaseException | None = None  # what ended an exchange
+        self._broken: TriremeError | None = None  # what ended an exchange
 
     def check_whole(self) -> None:
-        """Raises why the last exchange failed. Unavailable: it was interrupted. In another one the
-        others would take what this worker sends for something else.
-        """
-        if isinstance(self._broken, TriremeError):
-            raise self._broken
+        """Raises why the last exchange was none, so that the others would misread the next."""
         if self._broken is not None:
-            raise Unavailable(
-                "collective: expected exchanges made as a whole, found an interrupted one; start"
-                " all workers again"
-            ) from self._broken
+            raise self._broken
 
     def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
         """Make these calls; replies in their order. Raises the first error. DeadlineExceeded,
@@ -184,7 +178,7 @@ class CallsTogether:
         try:
             return self._exchange_once(is_active=is_active)
         except BaseException as error:
-            self._broken = error
+            self._broken = error if isinstance(error, TriremeError) else Unavailable(_INTERRUPTED)
             raise
 
     def _exchange_once(self, *, is_active: bool) -> bool:
@@ -329,7 +323,7 @@ class IdleWorker:
     """
 
     def __init__(self, calls: CallsTogether) -> None:
-        self._calls = calls
+        self.calls = calls
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -339,7 +333,7 @@ class IdleWorker:
 
     def _run(self) -> None:
         try:
-            self._calls.idle()
+            self.calls.idle()
         except BaseException as error:  # noqa: BLE001 raised by `end`
             self._error = error
 

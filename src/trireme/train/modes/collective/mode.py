@@ -41,7 +41,6 @@ class Collective(Sync):
                 " 'collective' (torchrun, or trireme launch --server_num 0), found one with servers"
                 f" {', '.join(self.client.servers.endpoints)}"
             )
-        self._calls: CallsTogether | None = None
         self._together: LockedTransport | None = None
         self._idle: IdleWorker | None = None
         self._planned: deque[KeysByClass] = deque()  # of batches that are not pulled yet
@@ -65,7 +64,7 @@ class Collective(Sync):
             host.handlers,
             cluster.metrics.calls.observe,
         )
-        self._calls, self._together, self._idle = calls, LockedTransport(calls), IdleWorker(calls)
+        self._together, self._idle = LockedTransport(calls), IdleWorker(calls)
         self.stream.via = self._together
 
     # ---- what all workers do together ----
@@ -104,15 +103,13 @@ class Collective(Sync):
 
     def flush(self) -> None:
         super().flush()
-        if self._calls is not None:
-            self._calls.check_whole()
+        if self._idle is not None:
+            self._idle.calls.check_whole()
 
     def refresh(self) -> None:
-        """A worker may call it alone. As long as it is in the pass, the others are in an exchange
-        until their last step has been applied, and wait there for this worker.
-        """
         self._following = None
         self.flush()
+        # Others of the pass wait in an exchange until the last step has been applied.
         waits = self._first_step is not None and self._pulled != self._staged
         via = self._together if waits else None
         self.setup.replica.install(self.pull_staged({}, blocks=True, via=via))
