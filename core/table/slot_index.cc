@@ -40,6 +40,7 @@ std::size_t SlotIndex::place_of(std::uint64_t key, std::size_t home) const noexc
 
 void SlotIndex::assign(std::span<const std::uint64_t> keys, std::span<const std::int32_t> slots,
                        Pool& pool) {
+  check_room(keys.size());
   const auto wrong = std::ranges::find_if(slots, [&](std::int32_t slot) {
     return static_cast<std::uint32_t>(slot) >= keys_.size();  // slots below 0 are large ones
   });
@@ -59,13 +60,16 @@ void SlotIndex::assign(std::span<const std::uint64_t> keys, std::span<const std:
 }
 
 void SlotIndex::assign(std::span<const std::uint64_t> keys, Pool& pool) {
-  if (keys.size() > keys_.size()) {
-    throw Error(ErrorCode::kBadRequest, "SlotIndex.assign: expected at most " +
-                                            std::to_string(keys_.size()) + " keys, found " +
-                                            std::to_string(keys.size()));
-  }
+  check_room(keys.size());
   if (keys.data() != keys_.data()) std::ranges::copy(keys, keys_.begin());
   assign_all(keys, [](std::size_t i) { return static_cast<std::uint32_t>(i); }, pool);
+}
+
+void SlotIndex::check_room(std::size_t num_keys) const {
+  if (num_keys <= keys_.size() - num_keys_) return;
+  throw Error(ErrorCode::kBadRequest,
+              "SlotIndex.assign: expected at most " + std::to_string(keys_.size() - num_keys_) +
+                  " keys, as many slots are free, found " + std::to_string(num_keys));
 }
 
 template <class Take>

@@ -31,8 +31,8 @@ class SlotIndex {
   // Gives keys slots that no key has. Many keys in the order of their buckets are divided among the
   // threads; in the order of their hashes they need no search, if the index has no other keys.
   // keys, slots: (n); without slots, key i gets slot i, and may be there already.
-  // Errors: kBadRequest: a slot that there is not, nothing changed; a key that has a slot already,
-  // some of the others have theirs.
+  // Errors: kBadRequest: a slot that there is not, or more keys than free slots, nothing changed; a
+  // key that has a slot already, some of the others have theirs.
   void assign(std::span<const std::uint64_t> keys, std::span<const std::int32_t> slots, Pool& pool);
   void assign(std::span<const std::uint64_t> keys, Pool& pool);
   // Forgets keys; those without a slot are ignored.
@@ -43,6 +43,7 @@ class SlotIndex {
  private:
   using Entry = std::uint32_t;  // slot + 1; 0: the entry is free
 
+  void check_room(std::size_t num_keys) const;  // for more; without room no search would end
   // take(i): writes key i to its slot, if it is not there, and returns the slot.
   template <class Take>
   void assign_all(std::span<const std::uint64_t> keys, const Take& take, Pool& pool);

@@ -465,6 +465,7 @@ void slots_equal_a_map(test::Random& random, std::size_t num_max) {
     index.assign(fresh, slots, pool);
     CHECK_EQUAL(index.num_keys(), model.size());
     check_refused([&] { index.assign(std::array{random.next()}, none, pool); });
+    check_refused([&] { index.assign(std::array{random.next()}, std::array{0}, pool); });  // full
     Keys gone;
     for (const auto& [key, slot] : model) {
       if (random.below(2) == 0) gone.push_back(key);

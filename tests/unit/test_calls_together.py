@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trireme.errors import DeadlineExceeded, NotReady
+from trireme.errors import DeadlineExceeded, NotReady, Unavailable
 from trireme.rpc import Call, Deferred, Reply, Request
 from trireme.train.modes.collective.byte_exchange import Parts, Received
 from trireme.train.modes.collective.calls_together import CallsTogether
@@ -273,6 +273,24 @@ def test_what_all_have_given_up_is_forgotten() -> None:
             deferred.reply(Reply())
         list(pool.map(go_on, range(2)))
     assert not handled
+
+
+def test_no_exchange_follows_one_that_was_interrupted() -> None:
+    class Interrupted:
+        num = 0
+
+        def exchange(self, *_: Any, **__: Any) -> Received:
+            self.num += 1
+            raise KeyboardInterrupt
+
+    exchange = Interrupted()
+    calls = CallsTogether(exchange, ["0", "1"], 0, {}, lambda _: None)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        calls.call_all(pulls(0, 2, 1), timeout_s=WAIT_S)
+    for call in (calls.idle, calls.check_whole):
+        with pytest.raises(Unavailable, match="an exchange was interrupted"):
+            call()
+    assert exchange.num == 1
 
 
 @pytest.mark.parametrize("seed", range(12))

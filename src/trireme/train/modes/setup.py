@@ -36,10 +36,10 @@ class TrainingSetup:
     data_time: DataTime
     timing: Timing
 
-    def reads_alike(self, time: int) -> bool:
-        """Whether lookups return the same now as at this data time, if no row changes."""
+    def pull_time(self) -> int:
+        """The data time of what lookups return now; 0: it has none, without statistics."""
         has_statistics = any(table.schema.pulls_statistics for table in self.tables)
-        return not has_statistics or self.data_time.seconds() == time
+        return self.data_time.seconds() if has_statistics else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -94,6 +94,8 @@ class Sync(NumberedSteps):
         dense, following = self.dense_gradient(step.dense), self.following(step)
         self.stream.push(header, step.tables, dense, staged=True, following=following)
         self._staged = self._last_step = header.step
+        if following is not None and following.pulled is not None:
+            self._pulled = header.step
 
     # ---- the count ----
 

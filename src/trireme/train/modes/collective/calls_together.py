@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trireme.errors import BadRequest, DeadlineExceeded, Internal, TriremeError
+from trireme.errors import BadRequest, DeadlineExceeded, Internal, TriremeError, Unavailable
 from trireme.rpc import Call, CallObserver, Deferred, Ended, Handler, Limits, Reply, Request, frames
 from trireme.rpc.errors_on_wire import error_of, pack_error
 from trireme.rpc.messages import Answer
@@ -46,6 +46,7 @@ _LIMITS = Limits()
 _PAUSE_S = 0.001
 """Between two exchanges in which nobody had anything to send: an answer waits for a thread."""
 _PUSH = "ps.push"
+_INTERRUPTED = "collective: an exchange was interrupted: start all workers again"
 
 
 class _Note(enum.IntFlag):
@@ -101,6 +102,12 @@ class CallsTogether:
         self._staged: list[tuple[int, int]] = []
         self._open: set[tuple[int, int]] = set()
         self._has_refused = False
+        self._broken: TriremeError | None = None  # what ended an exchange
+
+    def check_whole(self) -> None:
+        """Raises why the last exchange was none, so that the others would misread the next."""
+        if self._broken is not None:
+            raise self._broken
 
     def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
         """Make these calls; replies in their order. Raises the first error. DeadlineExceeded,
@@ -155,6 +162,14 @@ class CallsTogether:
 
     def _run_exchange(self, *, is_active: bool) -> bool:
         """One exchange; returns whether any worker was active in it."""
+        self.check_whole()
+        try:
+            return self._exchange_once(is_active=is_active)
+        except BaseException as error:
+            self._broken = error if isinstance(error, TriremeError) else Unavailable(_INTERRUPTED)
+            raise
+
+    def _exchange_once(self, *, is_active: bool) -> bool:
         self._send_answers()
         note = self._note(is_active=is_active)
         outgoing, self._outgoing = self._outgoing, [[] for _ in self._outgoing]
@@ -297,7 +312,7 @@ class IdleWorker:
     """
 
     def __init__(self, calls: CallsTogether) -> None:
-        self._calls = calls
+        self.calls = calls
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -307,7 +322,7 @@ class IdleWorker:
 
     def _run(self) -> None:
         try:
-            self._calls.idle()
+            self.calls.idle()
         except BaseException as error:  # noqa: BLE001 raised by `end`
             self._error = error
 

@@ -81,7 +81,7 @@ class Collective(Sync):
         """The pull of the next batch, if that is planned already."""
         self._following = None
         if self._planned and not self.waits_for_norm:
-            time = self.setup.data_time.seconds()
+            time = self.setup.pull_time()
             self._following = FollowingPull(self._planned[0], blocks=True, time=time)
         return self._following
 
@@ -92,8 +92,8 @@ class Collective(Sync):
         if (
             following is not None
             and following.pulled is not None
+            and following.time == self.setup.pull_time()
             and _are_same(keys, following.keys)
-            and self.setup.reads_alike(following.time)
         ):
             return self.note_pulled(following.pulled)
         return self.pull_staged(keys, blocks=blocks, via=self._together)
@@ -101,12 +101,18 @@ class Collective(Sync):
     def wait_for_step(self) -> None:
         self.setup.replica.install(self.pull_after_steps({}, blocks=True))
 
-    # ---- what each does alone ----
+    def flush(self) -> None:
+        super().flush()
+        if self._idle is not None:
+            self._idle.calls.check_whole()
 
     def refresh(self) -> None:
         self._following = None
         self.flush()
-        self.setup.replica.install(self.pull_staged({}, blocks=True))
+        # Others of the pass wait in an exchange until the last step has been applied.
+        waits = self._first_step is not None and self._pulled != self._staged
+        via = self._together if waits else None
+        self.setup.replica.install(self.pull_staged({}, blocks=True, via=via))
 
     # ---- the pass ----
 

@@ -71,7 +71,7 @@ class PullAhead:
     ) -> None:
         self._setup, self._stream, self._pull = setup, stream, pull
         self._keys, self._under_way, self._blocks = keys, under_way, blocks
-        self._sequence, self._time = stream.sequence, setup.data_time.seconds()
+        self._sequence, self._time = stream.sequence, setup.pull_time()
         self._num_refreshes = stream.num_refreshes
         self._schemas = {table.schema.name: table.schema for table in setup.tables}
         early, self._late = self._divided()
@@ -176,8 +176,9 @@ class PullAhead:
         since, if there is one, is that of the batch under way, the statistics that lookups return
         are of the same time, and nobody has asked for what is newest, to evaluate or to load.
         """
-        has_refreshed = self._stream.num_refreshes != self._num_refreshes
-        if has_refreshed or not self._setup.reads_alike(self._time):
+        if self._stream.num_refreshes != self._num_refreshes:
+            return False
+        if self._setup.pull_time() != self._time:
             return False
         num_pushes = self._stream.sequence - self._sequence
         if num_pushes != 1:
