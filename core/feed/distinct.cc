@@ -1,5 +1,6 @@
 #include "feed/distinct.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <numeric>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int kPieceBitsMax = 11;
 constexpr std::size_t kGroupsPerThread = 16;
+constexpr std::size_t kStepsPerHash = 16;  // only keys that somebody chose for it take more
 
 // Sorts the hashes of a piece, without those that repeat, into its beginning; returns how many they
 // are. All begin with the same `bits` bits. They go through an open table whose places are in the
@@ -24,11 +26,17 @@ std::size_t reduce(std::span<std::uint64_t> hashes, int bits, std::vector<std::u
   const int home_bits = std::bit_width(3 * hashes.size());
   const std::size_t mask = (std::size_t{1} << home_bits) - 1;
   table.assign(mask + 1, 0);  // 0: free
+  std::size_t steps_left = kStepsPerHash * hashes.size();
   bool has_zero = false;
   for (const std::uint64_t hash : hashes) {
     // Two shifts each, because a shift by 64 is undefined.
     std::size_t i = hash << bits >> 1 >> (63 - home_bits);
-    while (table[i] != 0 && table[i] != hash) i = (i + 1) & mask;
+    for (; table[i] != 0 && table[i] != hash; i = (i + 1) & mask) {
+      if (--steps_left > 0) continue;
+      std::ranges::sort(hashes);
+      const auto repeated = std::ranges::unique(hashes);
+      return hashes.size() - repeated.size();
+    }
     table[i] = hash;
     has_zero |= hash == 0;
   }

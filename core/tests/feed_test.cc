@@ -107,6 +107,8 @@ void distinct_are_sorted(Random& random, Pool& pool) {
     check_distinct(values, 3, pool);
     for (std::size_t i = 0; i < n; ++i) values[i] = unmix64(~std::uint64_t{0} - i % 999);
     check_distinct(values, 2, pool);  // places at the end of a table, which begins again
+    for (auto& value : values) value = unmix64(random.below(n));
+    check_distinct(values, 2, pool);  // one place for all: without a limit, minutes
   }
 }
 
