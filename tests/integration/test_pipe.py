@@ -46,9 +46,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """No descriptor of this process, no child of its keeper."""
+    gc.collect()  # threads close descriptors of earlier tests now, not meanwhile
     with Pipe("true") as pipe, pipe.open(file_at(Path(__file__))) as stream:
         read(stream)  # there is a keeper from now on
-    gc.collect()  # descriptors of earlier tests are closed now, not meanwhile
     before = set(os.listdir("/proc/self/fd"))
     yield
     assert set(os.listdir("/proc/self/fd")) == before
