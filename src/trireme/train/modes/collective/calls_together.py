@@ -284,14 +284,13 @@ class CallsTogether:
             self._kept.append((rank, request))
 
     def _handle(self, rank: int, request: Request) -> None:
-        id = request.id
         if request.method == _PUSH:
-            self._open.add((rank, id))
+            self._open.add((rank, request.id))
         answer = self._answer(request)
         if isinstance(answer, Deferred):
-            answer.bind(lambda reply: self._answered.append((rank, id, reply)))
+            answer.bind(lambda reply: self._answered.append((rank, request.id, reply)))
         else:
-            self._answered.append((rank, id, answer))
+            self._answered.append((rank, request.id, answer))
 
     def _answer(self, request: Request) -> Answer | Deferred:
         handler = self._handlers.get(request.method)

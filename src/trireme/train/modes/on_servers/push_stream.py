@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Mapping
-from functools import partial
 
 from trireme.errors import BadRequest, TriremeError
 from trireme.job.cluster import Cluster
@@ -89,8 +88,10 @@ class PushStream:
             if in_background:
                 self._running_pusher().submit(header, tables, dense, following)
             else:
-                push = partial(self._cluster.client.push, via=self.via, following=following)
-                push(header, tables, dense, staged=staged, kind=kind)
+                client, via = self._cluster.client, self.via
+                client.push(
+                    header, tables, dense, via=via, staged=staged, kind=kind, following=following
+                )
             self.pushed_keys = {class_id: part.keys for class_id, part in tables.items()}
             self.sequence, self.position = header.sequence, header.position
         except BaseException as error:
