@@ -60,7 +60,7 @@ class RowTier:
     folders: exist, on SSD; segments are spread over them.
     timeout_s: that workers wait for a server. A disk that does not answer is given up before.
     fetcher: brings rows into memory ahead of pulls.
-    Raises BadRequest: no folder, or one that cannot be used.
+    Raises BadRequest: no folder, one that cannot be used, or one twice.
     """
 
     def __init__(

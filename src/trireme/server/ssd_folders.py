@@ -22,13 +22,15 @@ class OwnFolders:
     """Locked as long as the process lives. Those of processes that have ended are removed.
 
     paths: of the folders. io: how files in them are read, "io_uring" or "threads".
-    parents: of the folders. Raises BadRequest: none, or one that is no folder; the errors of
-    `writing`.
+    parents: of the folders. Raises BadRequest: none, one that is no folder, or one twice; the
+    errors of `writing`.
     """
 
     def __init__(self, parents: Sequence[Path]) -> None:
         if not parents:
             raise BadRequest("--ssd_dir: expected a folder, found none")
+        if len({parent.resolve() for parent in parents}) < len(parents):
+            raise BadRequest(f"--ssd_dir: expected each folder once, found {[*map(str, parents)]}")
         self.paths: list[Path] = []
         self._locks: list[int] = []
         try:
