@@ -17,14 +17,25 @@ constexpr std::uint8_t kPassedMax = 255;
 // visited.
 constexpr std::uint32_t kVersionsTold = 1U << 15;
 
-// The new size of a full bucket: an eighth more; for small buckets more than that, so that they do
-// not grow for every dozen rows.
 constexpr std::uint64_t kGrowthMin = 3;
-constexpr std::uint64_t grown(std::uint64_t num_lines) noexcept {
-  return num_lines + std::max(num_lines / 8, kGrowthMin);
-}
+// About as many as a bucket has in a table of 1 M rows.
+constexpr std::uint64_t kDoubledMax = 24;
 
 }  // namespace
+
+Index::Index(const Arenas& arenas, SmallBuckets small)
+    : arenas_(arenas), doubled_max_(small == SmallBuckets::kDouble ? kDoubledMax : 0) {}
+
+// The new size of a full bucket: an eighth more; for small buckets more than that, so that they do
+// not grow for every dozen rows.
+std::uint64_t Index::grown(std::uint64_t num_lines) const noexcept {
+  const std::uint64_t least = num_lines + kGrowthMin;
+  if (least < doubled_max_) return std::clamp(2 * num_lines, least, doubled_max_);
+  return std::max(num_lines + num_lines / 8, least);
+}
+
+// By how many lines a bucket grows at most, if not by an eighth.
+std::uint64_t Index::growth_max() const noexcept { return std::max(doubled_max_, kGrowthMin); }
 
 Index::Place Index::place_of(std::uint64_t key, std::uint64_t hash) const noexcept {
   for (std::uint32_t distance = 0;; ++distance) {
@@ -130,10 +141,10 @@ void Index::release(std::uint32_t bucket) noexcept {
 }
 
 void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entry>& scratch) {
-  // A bucket grows when it is full, by an eighth of what is full then. So however often it grows,
-  // it ends with at most grown(n) lines, of which n are full, both rounded up.
-  const std::uint64_t lines_max = grown(num_lines_of_stripe(stripe) + lines_for(num_rows)) +
-                                  (kGrowthMin + 2) * kBucketsPerStripe;
+  // A bucket grows when it is full, by an eighth of what is full then, or by growth_max(). So
+  // however often it grows, it ends with at most so many more than are full, both rounded up.
+  const std::uint64_t num_full = num_lines_of_stripe(stripe) + lines_for(num_rows);
+  const std::uint64_t lines_max = num_full + num_full / 8 + (growth_max() + 2) * kBucketsPerStripe;
   if (lines_max > std::numeric_limits<std::uint32_t>::max()) {
     throw Error(ErrorCode::kResourceExhausted,
                 "Index.prepare: expected fewer than 2^32 lines in a stripe, found " +
@@ -164,11 +175,11 @@ Index::Size Index::size(std::uint32_t stripe) const noexcept {
 
 // A bucket grows when its rows need one line more than it has. So it has at most
 // grown(lines_for(rows) - 1) lines, or those that it had before.
-std::size_t Index::growth(const Size& size, std::size_t num_rows) noexcept {
+std::size_t Index::growth(const Size& size, std::size_t num_rows) const noexcept {
   if (num_rows == 0) return 0;
   const std::size_t all = size.num_rows + num_rows;
   const std::uint64_t num_lines = lines_for(all) + lines_for(all) / 8 + 1 + size.num_lines_left +
-                                  kGrowthMin * std::min<std::size_t>(all, kBucketsPerStripe);
+                                  growth_max() * std::min<std::size_t>(all, kBucketsPerStripe);
   const std::size_t then = round_up(num_lines * sizeof(IndexLine), kPageBytes);
   return std::max(then, size.bytes) - size.bytes;
 }

@@ -6,8 +6,8 @@
 // line that it passes counts it. So a search can stop early, and erasing leaves no tombstones (as
 // in Facebook's F14; here the next line is the neighbour).
 //
-// The 64 buckets of a stripe are contiguous in one range of address space. A bucket grows by a few
-// per cent and moves those after it. So no memory is unused in between, unlike with doubling or a
+// The 64 buckets of a stripe are contiguous in one range of address space. A bucket grows by an
+// eighth and moves those after it. So no memory is unused in between, unlike with doubling or a
 // fragmented heap.
 //
 // A line also stores the low 16 bits of the newest version of its rows, so that a search for the
@@ -79,7 +79,10 @@ inline constexpr IndexLine kEmptyLine{};
 
 class Index {
  public:
-  explicit Index(const Arenas& arenas) : arenas_(arenas) {}
+  // How buckets grow that have few rows: by a few lines, or to twice their lines, which costs less
+  // time and more memory.
+  enum class SmallBuckets { kGrowByFew, kDouble };
+  Index(const Arenas& arenas, SmallBuckets small);
 
   // The line where the search for a key begins.
   TRIREME_INLINE const IndexLine* home(std::uint64_t hash) const noexcept {
@@ -122,7 +125,7 @@ class Index {
   Size size(std::uint32_t stripe) const noexcept;
   // How many bytes more a stripe of this size takes at most when it has so many rows more. Rows
   // that come meanwhile and were among them leave the sum of both as it is, or lower.
-  static std::size_t growth(const Size& size, std::size_t num_rows) noexcept;
+  std::size_t growth(const Size& size, std::size_t num_rows) const noexcept;
   // Makes room for `num_rows` rows in a bucket. Requires: prepare(), and no more than that.
   void reserve(std::uint32_t bucket, std::size_t num_rows, std::uint32_t now,
                std::vector<Entry>& scratch) noexcept;
@@ -176,6 +179,8 @@ class Index {
     constexpr std::uint64_t kPerHundredLines = IndexLine::kSlots * kLoadPercent;
     return (num_rows * 100 + kPerHundredLines - 1) / kPerHundredLines;
   }
+  std::uint64_t grown(std::uint64_t num_lines) const noexcept;
+  std::uint64_t growth_max() const noexcept;
   // Thirty-two bits of the hash, below the bucket's and above the tag's, scaled to the number of
   // lines.
   TRIREME_INLINE static std::uint64_t home_of(std::uint64_t hash,
@@ -197,6 +202,7 @@ class Index {
   void insert_again(const std::vector<Entry>& entries, std::uint32_t now) noexcept;
 
   const Arenas& arenas_;
+  const std::uint64_t doubled_max_;        // lines up to which a bucket doubles them
   std::array<Pages, kNumStripes> memory_;  // the lines of a stripe's buckets, in order
   std::array<std::size_t, kNumStripes> num_lines_max_{};  // the most lines used so far
   alignas(64) std::array<Bucket, kNumBuckets> buckets_{};

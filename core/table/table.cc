@@ -28,7 +28,8 @@ Table::Table(const TableConfig& config)
       absent_is_zero_(checked_absent_is_zero(config.absent)),
       seed_(config.seed),
       arenas_(classes_.row_bytes()),
-      index_(arenas_),
+      index_(arenas_, config.tier.devices.empty() ? Index::SmallBuckets::kDouble
+                                                  : Index::SmallBuckets::kGrowByFew),
       marks_(config.num_streams_max),
       admission_(config.admission, config.seed),
       tier_(config.tier.devices.empty() ? nullptr : std::make_unique<Tier>(*this, config.tier)) {

@@ -88,7 +88,7 @@ std::size_t Tier::index_growth(const Promises& promises) const noexcept {
     const std::size_t promised = promises.in_stripe[stripe];
     if (promised == 0) continue;
     const NotedSize& noted = index_sizes_[stripe];
-    n += Index::growth(
+    n += table_.index_.growth(
         {.num_rows = noted.num_rows, .num_lines_left = noted.num_lines_left, .bytes = noted.bytes},
         promised);
   }

@@ -310,8 +310,9 @@ def test_a_key_that_occurs_twice_grows_once() -> None:
 def test_a_table_of_heads_takes_the_memory_of_heads() -> None:
     many = random_keys(np.random.default_rng(1), 200_000)
     table, whole = heads(32, "adagrad", 5.0), heads(32, "adagrad", 0.0)
-    for each in (table, whole):
-        shown(each, many, 32, 1, 2)
+    narrow = heads(1, "sgd", 0.0)
+    for each, dim in ((table, 32), (whole, 32), (narrow, 1)):
+        shown(each, many, dim, 1, 2)
     # Of a head: key, one weight, one sum, statistics; and what the index takes.
     assert table.bytes - make_table(32, "adagrad").bytes < len(many) * (8 + 4 + 4 + 32 + 9)
     assert whole.bytes > len(many) * (8 + 4 * 32 + 4 * 32 + 32)
@@ -319,8 +320,11 @@ def test_a_table_of_heads_takes_the_memory_of_heads() -> None:
     shown(table, many[:20_000], 32, 2, 20)
     grown = table.bytes - before
     assert grown == pytest.approx(20_000 * (8 + 8 * 32 + 32), rel=0.05)
-    shown(table, random_keys(np.random.default_rng(2), 20_000), 32, 3, 2)
-    assert table.bytes < before + grown + 20_000 * 30, "rows that heads have left are used again"
+    others, before_others = random_keys(np.random.default_rng(2), 20_000), narrow.bytes
+    shown(table, others, 32, 3, 2)
+    shown(narrow, others, 1, 2, 2)
+    of_index = narrow.bytes - before_others - 20_000 * narrow.row_bytes
+    assert table.bytes - before - grown < of_index + 20_000, "rows that heads left are used again"
 
 
 def test_heads_belong_to_scored_tables() -> None:
