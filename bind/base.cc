@@ -95,7 +95,10 @@ Raises BadRequest if the sizes differ.)");
   m.def(
       "first_not_finite",
       [](Array1<const float> values) -> std::optional<std::size_t> {
-        nb::gil_scoped_release release;
+        // To hand the interpreter over takes longer than to check a small array.
+        constexpr std::size_t kSmall = std::size_t{1} << 15;
+        std::optional<nb::gil_scoped_release> release;
+        if (values.size() > kSmall) release.emplace();
         const std::size_t first = first_not_finite({values.data(), values.size()});
         return first < values.size() ? std::optional(first) : std::nullopt;
       },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,21 @@ def test_a_model_of_files_is_served_columns_of_numbers(tmp_path: Path) -> None:
     frame = pd.read_csv(tmp_path / "part.csv").drop(columns="label")
     prediction = Predictor(tmp_path / "export").predict(frame)
     assert torch.equal(prediction.outputs["output"], outputs)
+
+
+def test_integers_in_the_place_of_strings_of_files_are_refused(tmp_path: Path) -> None:
+    """The batch still says of the other features, all known, that they are strings."""
+    (tmp_path / "part.csv").write_text("user,movie,genres,age,label\na,Heat,war,20,1\n")
+    hashed = [tr.data.Sparse(name, hashed=True) for name in ("user", "movie", "genres")]
+    schema = tr.data.csv([tr.data.Label(), *hashed, tr.data.Dense("age")])
+    data = tr.data.QueueDataset(tmp_path / "part.csv", schema=schema, batch_size=1, own_files=True)
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, salt=True)
+        trainer.fit(data)
+        [batch] = data
+        columns = {**batch.columns, "movie": torch.tensor([7])}
+        with pytest.raises(BadRequest, match=r"strings.*'movie'|'movie'.*strings"):
+            trainer.predict([replace(batch, columns=columns)])
 
 
 def test_a_table_of_another_salt_is_refused() -> None:

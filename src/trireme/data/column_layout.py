@@ -79,12 +79,12 @@ def to_batch(schema: Schema, columns: tuple[Any, ...]) -> Batch:
     numbers, strings, keys, offsets, weights = columns
     numbers_left, strings_left = iter(numbers), iter(strings)
     named: dict[str, Column] = {}
-    for field in schema.fields:
+    for field in schema.not_sparse:
         if isinstance(field, (InsId, Content)):
             named[field.name] = Strings(*map(torch.from_numpy, next(strings_left)))
         elif isinstance(field, Dense):
             named[field.name] = torch.from_numpy(next(numbers_left))
-        elif not isinstance(field, Sparse):
+        else:
             named[field.name] = torch.from_numpy(next(numbers_left)).view(-1)
     if not schema.sparse:
         return Batch(named)

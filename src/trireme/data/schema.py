@@ -136,10 +136,15 @@ class Schema:
     def names(self) -> tuple[str, ...]:
         return tuple(field.name for field in self.fields)
 
-    @property
+    @cached_property
     def sparse(self) -> tuple[str, ...]:
         """Names of the sparse features, in order."""
         return tuple(field.name for field in self.fields if isinstance(field, Sparse))
+
+    @cached_property
+    def not_sparse(self) -> tuple[Field, ...]:
+        """The other fields, in order."""
+        return tuple(field for field in self.fields if not isinstance(field, Sparse))
 
     @cached_property
     def hashed(self) -> dict[str, bool]:

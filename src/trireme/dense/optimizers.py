@@ -119,6 +119,8 @@ def group_values(group: Mapping[str, Any], names: Collection[str]) -> GroupValue
 
 
 def _checked_value(key: str, value: Any) -> Any:
+    if type(value) in (float, int, bool):
+        return value
     scalars = value if isinstance(value, list) else [value]
     kinds = bool | int | float | str if key in FIXED else bool | int | float
     if not all(scalar is None or isinstance(scalar, kinds) for scalar in scalars):

@@ -13,7 +13,7 @@ Shapes: B examples, K rows, W columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -122,14 +122,21 @@ class Planner:
 
     def __init__(self, *modules: nn.Module, pool: _core.Pool) -> None:
         self._pool = pool
-        self._specs = specs_by_class(specs_of(modules))
+        self._read(specs_of(modules))
 
     @classmethod
     def of_specs(cls, specs: Iterable[LookupSpec], *, pool: _core.Pool) -> Planner:
         """A planner for lookups without modules. Raises as the constructor."""
         planner = cls(pool=pool)
-        planner._specs = specs_by_class(specs)
+        planner._read(specs)
         return planner
+
+    def _read(self, specs: Iterable[LookupSpec]) -> None:
+        self._specs = specs_by_class(specs)
+        self._features = {
+            class_id: tuple(dict.fromkeys(name for spec in own for name in spec.features))
+            for class_id, own in self._specs.items()
+        }
 
     @property
     def specs(self) -> tuple[LookupSpec, ...]:
@@ -149,7 +156,7 @@ class Planner:
         keys = {}
         for class_id, specs in self._specs.items():
             table, padding_key = specs[0].table, specs[0].padding_key
-            features = tuple(dict.fromkeys(name for spec in specs for name in spec.features))
+            features = self._features[class_id]
             reader = f"Planner.keys_of_ids of table {table.name!r}"
             ids = read_ids(batch, features, reader)
             check_kinds(table, batch, features, reader)
@@ -176,9 +183,9 @@ class Planner:
         positions: dict[str, tuple[RowClassId, tuple[Tensor, ...]]] = {}
         keys_by_ids: dict[tuple[object, ...], DistinctKeys] = {}  # shared by tables with equal ids
         num_examples = 0
-        for specs in self._specs.values():
+        for class_id, specs in self._specs.items():
             table, padding_key = specs[0].table, specs[0].padding_key
-            features = tuple(dict.fromkeys(name for spec in specs for name in spec.features))
+            features = self._features[class_id]
             reader = f"Planner.plan of table {table.name!r}"
             ids_read = (features, padding_key, table.salt)
             if ids_read not in keys_by_ids:
@@ -194,20 +201,24 @@ class Planner:
             tables.append(TablePlan(table, distinct.keys, scale, columns))
             for spec in specs:
                 tensors = distinct.positions(spec.features, spec.mode)
-                positions[spec.name] = table.class_id, tensors
+                positions[spec.name] = class_id, tensors
         return BatchPlan(num_examples, tuple(tables), self._pool, positions)
 
 
 def check_kinds(
-    table: Table, batch: Batch, features: Iterable[str], reader: str, *, train: bool = False
+    table: Table, batch: Batch, features: Collection[str], reader: str, *, train: bool = False
 ) -> None:
     """Raises BadRequest: training took strings as a feature, and these are integers, or the
     reverse; missing values are neither. train: this is training, and later values are compared
     with these.
     """
+    known = table.features.are_strings
+    is_all = batch.hashed.keys() >= set(features) and batch.columns.keys().isdisjoint(features)
+    if is_all and batch.hashed.items() <= known.items():
+        return
     for feature in features:
         are_strings = batch.has_strings(feature)
-        if are_strings is None or are_strings == table.features.are_strings.get(feature):
+        if are_strings is None or are_strings == known.get(feature):
             continue
         if not batch.has_values(feature):
             continue

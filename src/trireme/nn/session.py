@@ -148,7 +148,7 @@ def lose_rows(module: Module, why: str) -> None:
 
 def why_lost(modules: Iterable[Module]) -> str:
     """Why the rows of one of these modules are gone; empty: they are not."""
-    lost = (m for m in modules if m in _losses)
+    lost = (m for m in modules if m in _losses) if _losses else ()
     return next((f"{type(m).__name__}: expected {_losses[m]}" for m in lost), "")
 
 

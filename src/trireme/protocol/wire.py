@@ -284,7 +284,7 @@ def _rule_values(values: Mapping[str, Any]) -> dict[str, float | int]:
     if set(values) != set(RULE_VALUES):
         raise BadRequest(f"push: expected values {RULE_VALUES}, found {sorted(map(str, values))}")
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        if type(value) not in (int, float) or value != value:
             raise BadRequest(f"push: expected {name} as a number, found {value!r}")
     need(values, "step", int)
     rule_values(values)  # raises here what it would raise when they are used

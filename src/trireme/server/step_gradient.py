@@ -1,6 +1,6 @@
 """The gradient of a step: the sum of the pushes of one sync step, or a single push."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import KeysView, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,17 +47,21 @@ class StepGradient:
         self._pushes, self._pool, self._norm = pushes, pool, norm
         self._examples = total = sum(push.examples for push in step or pushes)
         self._weights = [push.examples / total if total else 1.0 for push in pushes]
+        self._of_table: dict[str, list[tuple[TablePush, float]]] = {}
+        for push, weight in zip(pushes, self._weights, strict=True):
+            for part in push.tables:
+                self._of_table.setdefault(part.table, []).append((part, weight))
         self.ids = [push.id for push in pushes]
         self.time = max(push.time for push in pushes)
         self.kind = pushes[0].kind
         self._clip = pushes[0].clip
 
-    def table_names(self) -> list[str]:
+    def table_names(self) -> KeysView[str]:
         """Tables that have rows in the step."""
-        return list(dict.fromkeys(part.table for push in self._pushes for part in push.tables))
+        return self._of_table.keys()
 
     def rule_values(self, name: str) -> _core.RuleValues:
-        return rule_values(next(push.values for push, _ in self._table_pushes(name)))
+        return rule_values(self._of_table[name][0][0].values)
 
     def of_table(self, schema: TableSchema) -> SummedTable:
         summed = self._sum_table(schema)
@@ -80,14 +84,8 @@ class StepGradient:
             total += squares
         return total
 
-    def _table_pushes(self, name: str) -> Iterator[tuple[TablePush, float]]:
-        for push, weight in zip(self._pushes, self._weights, strict=True):
-            for part in push.tables:
-                if part.table == name:
-                    yield part, weight
-
     def _sum_table(self, schema: TableSchema) -> SummedTable:
-        pushes = list(self._table_pushes(schema.name))
+        pushes = self._of_table[schema.name]
         classes = range(len(schema.dims))
         return SummedTable(*_join_classes([self._sum_class(schema, c, pushes) for c in classes]))
 

@@ -24,7 +24,7 @@ from trireme.table import TableSchema
 
 MARKS_BYTES = 8 * _core.NUM_BUCKETS
 LINE_BYTES, LINE_SLOTS, LOAD_PERCENT = 64, 12, 82  # core/store/index.h
-LINES_MIN = 3  # smallest growth of a bucket, core/store/index.cc
+LINES_MIN, DOUBLED_MAX = 3, 24  # smallest growth of a bucket, and up to where it doubles: index.cc
 PENDING_KEY_BYTES = 16 * (16 + 23) / 32  # core/table/pending_counts.h: between 16 and 23
 PENDING_KEY_FILE_BYTES = 16
 QUANTILES = 33
@@ -174,7 +174,11 @@ def _lines(num_rows: int) -> int:
     needed = math.ceil(num_rows * 100 / (LINE_SLOTS * LOAD_PERCENT))
     lines = 0
     while lines < needed:
-        lines += max(lines // 8, LINES_MIN)
+        least = lines + LINES_MIN
+        if least < DOUBLED_MAX:
+            lines = min(max(2 * lines, least), DOUBLED_MAX)
+        else:
+            lines = max(lines * 9 // 8, least)
     return lines
 
 

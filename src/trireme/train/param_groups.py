@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trireme import _core
 from trireme.blocks import Blocks
@@ -16,7 +16,7 @@ from trireme.optim import values_of_group
 from trireme.protocol.columns import merge
 from trireme.table import RowClassId, Table
 from trireme.worker.gradients import TableGradient
-from trireme.worker.lookups import PendingLookups, pushed_gradients
+from trireme.worker.lookups import PendingLookups, RowLookup, pushed_gradients
 
 _SAVED_AS_EPS = {"beta", "initial_g2sum"}  # of FTRL and FleetAdagrad, which have no eps
 
@@ -71,9 +71,11 @@ def row_gradients(
     not where the rows are.
     """
     gradients: dict[RowClassId, TableGradient] = {}
-    pushed = list(
-        zip(lookups.entries, pushed_gradients(lookups.entries, on_host=on_host), strict=True)
-    )
+    pushed: dict[RowClassId, list[tuple[RowLookup, Tensor]]] = {}
+    gradients_of = pushed_gradients(lookups.entries, on_host=on_host)
+    for entry, gradients_KD in zip(lookups.entries, gradients_of, strict=True):
+        if gradients_KD is not None:
+            pushed.setdefault(entry.table.class_id, []).append((entry, gradients_KD))
     for group in groups:
         # Not what torch has added to the group: the dense optimizer's defaults, betas say.
         own = {name: group[name] for name in group["table"].optimizer.group()}
@@ -81,8 +83,7 @@ def row_gradients(
         for table in group["table"].parts:
             parts = [
                 TableGradient(entry.keys, gradients_KD, values, entry.columns)
-                for entry, gradients_KD in pushed
-                if entry.table.class_id == table.class_id and gradients_KD is not None
+                for entry, gradients_KD in pushed.get(table.class_id, ())
             ]
             if parts:
                 gradients[table.class_id] = _sum(parts, pool)

@@ -181,9 +181,10 @@ class DataPass:
 
         def work(replica: Replica) -> None:
             session_of(optimizer.cluster).use_pending(replica.pending)
-            compute = compute_on(replica)
+            compute, parameters = compute_on(replica), list(replica.model.parameters())
             for batch in pipeline.batches(replica):
-                replica.model.zero_grad()
+                for parameter in parameters:  # as zero_grad, which looks for them in all modules
+                    parameter.grad = None
                 scored = optimizer.mode.compute(replica.model, batch, compute)
                 with order.turn(replica):
                     # First, because a metric refuses outputs that are not numbers, before they
