@@ -4,7 +4,7 @@ in hybrid. A step that is not finite is not made.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -27,18 +27,22 @@ def check_finite_step(
     """Raises NotFinite: NaN or infinity; names the table and the key, or the parameter. BadRequest:
     a sparse gradient. what: is checked, for the error. dense: by parameter.
     """
-    for class_id, part in tables.items():
-        if not _is_finite(part.gradients):
-            row = _position(part.gradients)[0]
-            where = f"key {part.keys[row]} of table {class_id.table!r}"
-            raise _not_finite(what, part.gradients[row], where)
     for name, values in dense.items():
         if values is not None and values.is_sparse:
             raise BadRequest(
                 f"{what}: expected a dense one for parameter {name}, found a sparse one: make its"
                 " module with sparse=False, or keep its rows in a tr.Table"
             )
-        if values is not None and not _is_finite(values):
+    present = {name: values for name, values in dense.items() if values is not None}
+    if _are_finite([*(part.gradients for part in tables.values()), *present.values()]):
+        return
+    for class_id, part in tables.items():
+        if not _are_finite([part.gradients]):
+            row = _position(part.gradients)[0]
+            where = f"key {part.keys[row]} of table {class_id.table!r}"
+            raise _not_finite(what, part.gradients[row], where)
+    for name, values in present.items():
+        if not _are_finite([values]):
             where = f"parameter {name} at {list(_position(values))}"
             raise _not_finite(what, values, where)
 
@@ -51,12 +55,24 @@ def drop_step(error: NotFinite, *, skips: bool, metrics: WorkerMetrics) -> None:
     log.warning("%s; skipped", error)
 
 
-def _is_finite(values: Tensor) -> bool:
-    is_small = values.numel() <= _ON_ONE_THREAD_MAX and values.dtype == torch.float32
-    if is_small and values.device == accelerator.HOST and values.is_contiguous():
-        return _core.first_not_finite(values.detach().numpy().reshape(-1)) is None
+def _are_finite(tensors: Iterable[Tensor]) -> bool:
+    others: dict[torch.device, list[Tensor]] = {}
+    for values in tensors:
+        is_small = values.numel() <= _ON_ONE_THREAD_MAX and values.dtype == torch.float32
+        if not (is_small and values.device == accelerator.HOST and values.is_contiguous()):
+            others.setdefault(values.device, []).append(values)
+        elif _core.first_not_finite(values.detach().numpy().reshape(-1)) is not None:
+            return False
+    return all(map(_are_finite_there, others.values()))
+
+
+def _are_finite_there(tensors: Iterable[Tensor]) -> bool:
+    """Of one device, which is asked once: it answers when it has computed them."""
     # A finite sum has finite terms, and takes half the time of the exact test.
-    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
+    sums = [values.sum().double() for values in tensors]
+    if math.isfinite(torch.stack(sums).sum().item()):
+        return True
+    return all(bool(torch.isfinite(values).all()) for values in tensors)
 
 
 def _position(values: Tensor) -> tuple[int, ...]:
