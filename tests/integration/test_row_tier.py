@@ -538,7 +538,7 @@ def test_memory_that_the_tables_alone_exceed_is_refused(ssd_dir: Path) -> None:
         ("much", "/", "--memory: expected a number of bytes such as 2GiB, found 'much'"),
         ("1GiB", "/no/such", "--ssd_dir: expected a folder, found '/no/such'"),
         ("1GiB", " ,", "--ssd_dir: expected a folder, found none"),
-        ("1GiB", "/tmp,/tmp/.", "--ssd_dir: expected each folder once, found ['/tmp', '/tmp']"),
+        ("1GiB", "/,/.", "--ssd_dir: expected each folder once, found ['/', '/']"),
     ],
 )
 def test_half_a_tier_is_refused(memory: str | None, folder: str | None, message: str) -> None:
