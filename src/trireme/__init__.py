@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any
 from trireme.tracebacks import shorten as _shorten
 
 if TYPE_CHECKING:
-    from trireme import data, errors, initializer, interchange, metrics, models, nn, optim, policy
+    from trireme import (
+        data,
+        errors,
+        fleet,
+        inference,
+        initializer,
+        interchange,
+        metrics,
+        models,
+        nn,
+        optim,
+        policy,
+    )
     from trireme.blocks import Blocks
     from trireme.config import Config
     from trireme.job.cluster import Cluster
@@ -69,6 +81,8 @@ __all__ = [
     "data",
     "embedded",
     "errors",
+    "fleet",
+    "inference",
     "init",
     "initializer",
     "interchange",

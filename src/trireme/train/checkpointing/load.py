@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
+from trireme.checkpoint.format.manifest import MATCH, CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError, class_of_code
 from trireme.storage.storage import open_storage
@@ -23,6 +23,10 @@ log = logging.getLogger("trireme.train")
 
 
 Dense = Literal["strict", "match", "skip"]
+_RATE = (
+    "load: %s goes on with the checkpoint's lr=%s, not with the script's %s; to change it, set"
+    " it in trainer.optimizer.param_groups after the load"
+)
 LoadOne = Callable[[Location], dict[str, Any]]
 
 
@@ -118,9 +122,11 @@ def load_part(
     parameters = _parameters_to_load(optimizer, manifest, location, dense)
     if dense == "strict":
         check_buffers(location.tensors(), optimizer.model, location.where)
-    loaded = _load_on_servers(
-        optimizer, lambda load_one: load_one(location), wanted, parameters, resumes=False
-    )
+    given = None if dense == "strict" else parameters
+    loaded = _load_on_servers(optimizer, lambda one: one(location), wanted, given, resumes=False)
+    has_other = manifest.optimizer not in (None, optimizer.dense_class)
+    if parameters and has_other and optimizer.cluster.worker == 0:
+        log.info("load: %s begins without %s's state", optimizer.dense_class, manifest.optimizer)
     optimizer.mode.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
     _restore_features(optimizer, loaded["extra"], wanted)
     kept = [name for name in own if name not in wanted]
@@ -150,8 +156,8 @@ def _parameters_to_load(
     if dense == "strict" and (others := [name for name in own if name not in matching]):
         name = others[0]
         raise SchemaMismatch(
-            f"{location.where}: expected parameter {name} of shape {own[name]},"
-            f" found {saved.get(name)}"
+            f"{location.where}: expected parameter {name} of shape {own[name]}, found"
+            f" {saved.get(name)}; {MATCH}"
         )
     if dense == "strict" and (unknown := sorted(saved.keys() - own.keys())):
         raise SchemaMismatch(_found_too(location, "parameters", unknown))
@@ -159,10 +165,7 @@ def _parameters_to_load(
 
 
 def _found_too(location: Location, what: str, names: Collection[str]) -> str:
-    return (
-        f"{location.where}: expected the model's {what} alone, found {names} too;"
-        ' Trainer.load(..., dense="match") leaves them out'
-    )
+    return f"{location.where}: expected the model's {what} alone, found {names} too; {MATCH}"
 
 
 def _load_on_servers(
@@ -310,7 +313,12 @@ def _load_on_worker(
     """Bring this worker to the state that the servers have loaded."""
     path, extra, worker = str(loaded["path"]), loaded["extra"], optimizer.cluster.worker
     steps = extra["optimizer"]
+    script = [group.get("lr") for group in optimizer.param_groups]
     optimizer.load_state_dict(steps)
+    for group, lr in zip(optimizer.param_groups, script, strict=True):
+        if worker == 0 and group.get("lr") != lr:
+            name = f"table {group['table'].name!r}" if "table" in group else "the dense part"
+            log.info(_RATE, name, group.get("lr"), lr)
     _restore_features(optimizer, extra, [table.name for table in optimizer.tables])
     try:
         tensors = location.tensors()
