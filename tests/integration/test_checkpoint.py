@@ -294,7 +294,7 @@ def test_a_model_with_a_feature_more_starts_from_what_matches(
 def test_rates_of_a_checkpoint_that_differ_from_the_script_are_told(
     saved: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = "table 't' goes on with the checkpoint's lr=0.05, not with the script's 0.5"
+    told = "table 't' goes on with the checkpoint's {'lr': 0.05}, not with the script's {'lr': 0.5}"
     with embedded() as cluster, caplog.at_level("INFO", "trireme.train"):
         trainer = make_trainer(cluster)
         trainer.load(saved["path"])

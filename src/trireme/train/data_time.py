@@ -1,7 +1,9 @@
 """The time of the data, by which rows fade and expire."""
 
 from collections.abc import Callable
-from numbers import Real
+from typing import Any
+
+import numpy as np
 
 from trireme.errors import BadRequest
 
@@ -21,8 +23,9 @@ class DataTime:
 
 def seconds_of(source: float | Callable[[], float]) -> int:
     """Whole seconds of a number, or of what a function returns now. Raises BadRequest."""
-    time = source() if callable(source) else source
-    if isinstance(time, bool) or not isinstance(time, Real) or not 0 <= time < 2**32:
+    time: Any = source() if callable(source) else source
+    is_number = isinstance(time, (int, float, np.number)) and not isinstance(time, bool)
+    if not is_number or not 0 <= time < 2**32:
         what = f"seconds since 1970, 0 to {2**32 - 1}, as `timestamp()` of a datetime"
         raise BadRequest(f"set_time: expected {what}, found {time!r}")
     return int(time)

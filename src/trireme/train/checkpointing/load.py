@@ -23,9 +23,9 @@ log = logging.getLogger("trireme.train")
 
 
 Dense = Literal["strict", "match", "skip"]
-_RATE = (
-    "load: %s goes on with the checkpoint's lr=%s, not with the script's %s; to change it, set"
-    " it in trainer.optimizer.param_groups after the load"
+_VALUES = (
+    "load: %s goes on with the checkpoint's %s, not with the script's %s; to change them, set"
+    " trainer.optimizer.param_groups after the load"
 )
 LoadOne = Callable[[Location], dict[str, Any]]
 
@@ -313,12 +313,13 @@ def _load_on_worker(
     """Bring this worker to the state that the servers have loaded."""
     path, extra, worker = str(loaded["path"]), loaded["extra"], optimizer.cluster.worker
     steps = extra["optimizer"]
-    script = [group.get("lr") for group in optimizer.param_groups]
+    script = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(steps)
-    for group, lr in zip(optimizer.param_groups, script, strict=True):
-        if worker == 0 and group.get("lr") != lr:
-            name = f"table {group['table'].name!r}" if "table" in group else "the dense part"
-            log.info(_RATE, name, group.get("lr"), lr)
+    for group, own in zip(optimizer.param_groups, script, strict=True):
+        changed = {name: own[name] for name in own if name != "params" and own[name] != group[name]}
+        if changed and worker == 0:
+            part = f"table {group['table'].name!r}" if "table" in group else "the dense part"
+            log.info(_VALUES, part, {name: group[name] for name in changed}, changed)
     _restore_features(optimizer, extra, [table.name for table in optimizer.tables])
     try:
         tensors = location.tensors()
