@@ -220,7 +220,8 @@ class Epochs:
         self.random.begin_epoch(dataset)
         leased = LeasedPass(self._optimizer, dataset, self.num_epochs, resumes=resumes)
         if leased.is_over:
-            log.info("train: worker %d: epoch %d is over", self._cluster.worker, self.num_epochs)
+            number = self.num_epochs + 1
+            log.info("train: worker %d: epoch %d is over", self._cluster.worker, number)
             self._optimizer.end_pass()
             return None
         if saver is not None:
@@ -260,7 +261,7 @@ class Epochs:
         log.info(
             "train: worker %d was restarted: continuing after batch %d of epoch %d; figures are"
             " of the rest",
-            *(worker, position.batches, self.num_epochs),
+            *(worker, position.batches, self.num_epochs + 1),
         )
         warn_of_lost_buffers(self._optimizer.model, worker)
         return position
