@@ -100,7 +100,7 @@ def load_part(
 
     Args:
         dense: "strict": all dense parameters and buffers. "match": those of the same name and
-            shape. "skip": none.
+            shape, without the state of another optimizer. "skip": none.
         tables: names of tables; None: all of the model, with "match" those in the checkpoint.
 
     Returns:
@@ -108,7 +108,7 @@ def load_part(
 
     Raises:
         BadRequest: no checkpoint there, or an unknown table. Corruption: a damaged file.
-        SchemaMismatch: something is missing, or a table or the optimizer differs.
+        SchemaMismatch: something is missing, or a table differs; with "strict" the optimizer.
     """
     if dense not in ("strict", "match", "skip"):
         raise BadRequest(f"load: expected dense 'strict', 'match' or 'skip', found {dense!r}")
