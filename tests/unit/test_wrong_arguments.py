@@ -60,6 +60,11 @@ CASES: list[tuple[Callable[[Model], Any], str]] = [
     (lambda m: tr.Table(5, dim=2), "Table: expected name as a string, found 5"),
     (lambda m: tr.Table("x", dim=2, seed=None), "expected seed as a whole number, found None"),
     (lambda m: tr.Table("x", dim=2, initializer="normal"), "initializer as one of .*'normal'"),
+    (
+        lambda m: tr.Table("x", dim=2, admit=3),
+        r"admit as one of .* tr.policy.CountFilter\(2\), .* 3",
+    ),
+    (lambda m: tr.Table("x", dim=2, policy="ttl"), r"policy as one of .*\(ttl_s=86400\), .* 'ttl'"),
     (lambda m: EmbeddingBag(m.table, features=5), "features as a name or a list of names, found 5"),
     (
         lambda m: Embedding(m.table, features=["a"], padding_key="0"),
