@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Any
 from trireme.tracebacks import shorten as _shorten
 
 if TYPE_CHECKING:
-    from trireme import (
-        data,
-        errors,
-        fleet,
-        inference,
-        initializer,
-        interchange,
-        metrics,
-        models,
-        nn,
-        optim,
-        policy,
-    )
+    from trireme import data, errors, initializer, interchange, metrics, models, nn, optim, policy
+    from trireme import fleet as fleet
+    from trireme import inference as inference
     from trireme.blocks import Blocks
     from trireme.config import Config
     from trireme.job.cluster import Cluster

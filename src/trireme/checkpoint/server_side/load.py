@@ -43,10 +43,7 @@ from trireme.server.state import ServerState
 from trireme.storage.checked_file import check_file
 from trireme.storage.storage import Storage
 
-OTHER_TABLE = (
-    "Trainer.load(PATH, tables=[...]) leaves a table out; how its weights come into one with other"
-    " dims, rule or policy: docs/checkpoints.md, A model that changes"
-)
+OTHER_TABLE = "tables=[...] leaves it out; its weights: docs/checkpoints.md, A model that changes"
 NO_OFFSETS = np.empty(0, np.int32)
 
 

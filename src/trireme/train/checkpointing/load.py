@@ -122,8 +122,8 @@ def load_part(
     parameters = _parameters_to_load(optimizer, manifest, location, dense)
     if dense == "strict":
         check_buffers(location.tensors(), optimizer.model, location.where)
-    given = None if dense == "strict" else parameters
-    loaded = _load_on_servers(optimizer, lambda one: one(location), wanted, given, resumes=False)
+    chosen = None if dense == "strict" else parameters
+    loaded = _load_on_servers(optimizer, lambda one: one(location), wanted, chosen, resumes=False)
     has_other = manifest.optimizer not in (None, optimizer.dense_class)
     if parameters and has_other and optimizer.cluster.worker == 0:
         log.info("load: %s begins without %s's state", optimizer.dense_class, manifest.optimizer)
