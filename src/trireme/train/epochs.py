@@ -149,9 +149,8 @@ class Epochs:
     ) -> FitProgress:
         """Load the newest checkpoint of an earlier run of the same call of fit, if there is one."""
         if not isinstance(checkpoints, Checkpoints):
-            raise BadRequest(
-                f"Trainer.fit: expected checkpoints with resume=True, found {checkpoints}"
-            )
+            what = "expected checkpoints with resume=True"
+            raise BadRequest(f"Trainer.fit: {what}, found {checkpoints}")
         if self.num_epochs or self._optimizer.num_steps > self._optimizer.steps_before:
             raise BadRequest(
                 "Trainer.fit: expected resume=True at the first fit of a trainer, found one that"
