@@ -10,6 +10,8 @@ from trireme.tracebacks import shorten as _shorten
 
 if TYPE_CHECKING:
     from trireme import data, errors, initializer, interchange, metrics, models, nn, optim, policy
+    from trireme import fleet as fleet
+    from trireme import inference as inference
     from trireme.blocks import Blocks
     from trireme.config import Config
     from trireme.job.cluster import Cluster
@@ -69,6 +71,8 @@ __all__ = [
     "data",
     "embedded",
     "errors",
+    "fleet",
+    "inference",
     "init",
     "initializer",
     "interchange",

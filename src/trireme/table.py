@@ -292,18 +292,14 @@ class Table:
             example = "one of trireme.initializer, such as tr.initializer.Normal(0.01)"
             check_kind(f"Table {name!r}", "initializer", initializer, INITIALIZERS, example)
         self.optimizer = Adagrad() if optimizer is None else optimizer
-        if not isinstance(self.optimizer, Rule):
-            raise BadRequest(
-                f"Table {name!r}: expected optimizer to be one of trireme.optim, such as"
-                f" tr.optim.Adagrad(lr=0.05), found {optimizer!r}"
-            )
+        example = "one of trireme.optim, such as tr.optim.Adagrad(lr=0.05)"
+        check_kind(f"Table {name!r}", "optimizer", self.optimizer, Rule, example)
         self.policy = Policy() if policy is None else policy
-        for what, value, kind in (("policy", self.policy, Policy), ("admit", admit, Admission)):
-            if value is not None and not isinstance(value, kind):
-                raise BadRequest(
-                    f"Table {name!r}: expected {what} to be one of trireme.policy,"
-                    f" found {type(value).__name__}"
-                )
+        example = "one of trireme.policy, such as tr.policy.Policy(ttl_s=86400)"
+        check_kind(f"Table {name!r}", "policy", self.policy, Policy, example)
+        if admit is not None:
+            example = "one of trireme.policy, such as tr.policy.CountFilter(2)"
+            check_kind(f"Table {name!r}", "admit", admit, Admission, example)
         self.salt = bool(salt)
         self.feature_numbers: dict[str, int] = {}
         self.features = FeatureValues()

@@ -202,10 +202,10 @@ def test_servers_write_below_their_root_only(tmp_path: Path) -> None:
 
 
 def test_another_model_is_refused_with_both_sides(saved: dict[str, Any]) -> None:
-    both = r"'dims': \[4\].*found.*'dims': \[3\]"
+    both = r"'dims': \[4\].*found.*'dims': \[3\].*tables=.* leaves it out.*A model that changes"
     with embedded() as cluster, pytest.raises(SchemaMismatch, match=both):
         make_trainer(cluster, dim=4).load(saved["path"])
-    both = "its optimizer is Adam, the model's is SGD"
+    both = 'its optimizer is Adam, the model\'s is SGD; .*dense="match"'
     with embedded() as cluster, pytest.raises(SchemaMismatch, match=both):
         make_trainer(cluster, optimizer=torch.optim.SGD).load(saved["path"])
 
@@ -235,7 +235,7 @@ def test_a_checkpoint_without_a_table_of_the_model_changes_nothing(saved: dict[s
         cluster.client.create_table(extra.schema)
         trainer.fit(batches(5))
         before = everything(cluster, trainer)
-        with pytest.raises(SchemaMismatch, match=r"expected tables \['extra'\], found"):
+        with pytest.raises(SchemaMismatch, match=r"tables \['extra'\], found .*dense=\"match\""):
             trainer.load(saved["path"])
         assert_equal(everything(cluster, trainer), before)
 
@@ -289,6 +289,60 @@ def test_a_model_with_a_feature_more_starts_from_what_matches(
 
     with Job(2) as job:
         job.run(num_workers, work)
+
+
+def test_rates_of_a_checkpoint_that_differ_from_the_script_are_told(
+    saved: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    message = (
+        "table 't' goes on with the checkpoint's {'lr': 0.05}, not with the script's {'lr': 0.5}"
+    )
+    with embedded() as cluster, caplog.at_level("INFO", "trireme.train"):
+        trainer = make_trainer(cluster)
+        trainer.load(saved["path"])
+        assert "goes on with" not in caplog.text
+        trainer.optimizer.param_groups[1]["lr"] = 0.5
+        trainer.load(saved["path"])
+        assert message in caplog.text
+        assert trainer.optimizer.param_groups[1]["lr"] == 0.05
+
+
+@pytest.mark.parametrize("mode", ["sync", "hybrid", "geo"])
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "AdamW"])
+def test_another_optimizer_begins_with_the_weights_and_without_the_state(
+    saved: dict[str, Any], name: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It trains on as one whose model had these weights from the beginning."""
+
+    def trained(dense: Any, weights: dict[str, Any]) -> dict[str, np.ndarray]:
+        with embedded(threads=1) as cluster:
+            model = Model()
+            model.load_state_dict(weights, strict=False)
+            trainer = tr.Trainer(
+                model,
+                getattr(torch.optim, name)(model.parameters(), lr=0.25),
+                strategy=tr.Strategy(mode, **({"k": 3} if mode == "geo" else {})),  # type: ignore[arg-type]
+                loss=nn.functional.binary_cross_entropy_with_logits,
+                progress=False,
+                cluster=cluster,
+            )
+            kept = trainer.load(saved["path"], dense=dense)
+            assert bool(kept) == (dense == "skip")
+            assert trainer.optimizer.param_groups[0]["lr"] == 0.25
+            trainer.fit(batches(6, 3))
+            return everything(cluster, trainer)
+
+    weights = {n: torch.from_numpy(a) for n, a in saved["at_save"].items() if n != "rows"}
+    with caplog.at_level("INFO", "trireme.train"):
+        assert_equal(trained("match", {}), trained("skip", weights))
+    assert f"load: {name} begins without Adam's state" in caplog.text
+
+
+def test_a_strict_load_of_some_tables_refuses_another_optimizer(saved: dict[str, Any]) -> None:
+    with embedded() as cluster:
+        trainer = make_trainer(cluster, optimizer=torch.optim.SGD)
+        with pytest.raises(SchemaMismatch, match="its optimizer is Adam, the model's is SGD"):
+            trainer.load(saved["path"], tables=["t"])
 
 
 def test_a_table_of_another_width_never_matches(saved: dict[str, Any]) -> None:

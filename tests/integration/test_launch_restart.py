@@ -18,6 +18,7 @@ import pytest
 from tests.integration import restarted_script, training_script
 from tests.integration.processes import clean_environment
 from tests.integration.resumed_jobs import RESUMED_SCRIPT, Jobs, assert_same, complete
+from tests.ports import free_ports
 from tests.programs import Template
 
 SCRIPT = str(Path(restarted_script.__file__))
@@ -46,7 +47,7 @@ class Job:
         python: str,
         script: Sequence[str] = (),
     ) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         place = ["--server_num", "2", "--worker_num", "2", "--timeout_s", "60"]
         script = [*script] or [SCRIPT, "."]
@@ -130,6 +131,23 @@ def test_a_job_whose_processes_are_killed_ends_like_an_undisturbed_one(
     assert not list((tmp_path / "killed/log/state").rglob("*.log")), (
         "a job that ends well tidies up"
     )
+
+
+def test_a_job_that_goes_on_after_its_launcher_keeps_what_it_has_logged(
+    programs: Template, tmp_path: Path
+) -> None:
+    first = free_ports(["127.0.0.1"], 2)
+    addresses = f"127.0.0.1:{first},127.0.0.1:{first + 1}"
+    options = ["--max_restart", "1", "--servers", addresses]
+    with Job(tmp_path / "job", *options, python=programs.python) as killed:
+        killed.wait_steps(2)
+    logs = {path: path.read_bytes() for path in (tmp_path / "job/log").glob("*log.*")}
+    assert len(logs) == 4
+    with Job(tmp_path / "job", *options, python=programs.python) as job:
+        assert "done" in job.finish().splitlines()
+    for path, before in logs.items():
+        assert path.read_bytes().startswith(before)
+        assert len(path.read_bytes()) > len(before)
 
 
 def test_a_job_that_is_stopped_takes_a_checkpoint_and_exits_with_0(

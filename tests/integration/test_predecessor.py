@@ -270,6 +270,9 @@ def test_data_without_streams_is_read_again(
         assert counts(cluster) == times(2, batches())
     assert figures["examples"] == BATCH * (8 if kill_at < 10 else 17 - kill_at)
     assert ("worker 0 was restarted" in caplog.text) == (kill_at > 1)
+    assert (" of epoch 1; " in caplog.text) == (kill_at == 6)  # counted as the progress lines do
+    assert ("epoch 1 is over" in caplog.text) == (kill_at > 8)
+    assert (" of epoch 2; " in caplog.text) == (kill_at == 15)
 
 
 class Scoring(tr.Callback):

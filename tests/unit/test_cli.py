@@ -232,7 +232,10 @@ def test_cli_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> N
         (["launch", "--grace_s", "0", "x.py"], "--grace_s: expected seconds > 0, found '0'"),
         (["launch", "--timeout_s", "soon", "x.py"], "expected seconds > 0, found 'soon'"),
         (["launch", "--timeout_s", "1e18", "x.py"], "expected at most 1e+08 s, found '1e18'"),
-        (["server", "train.py"], "expected options only, found 'train.py'"),
+        (
+            ["server", "train.py"],
+            "no further argument, found 'train.py'; trireme server --help has",
+        ),
         (["version", "--start_port", "1"], "unknown option --start_port"),
         (["convert", "a", "b", "--to", "fleet", "--tables", "t=1,t=2"], "each name once, found"),
         (["keys", ""], "expected a value, found an empty one behind keys: is a variable of the"),

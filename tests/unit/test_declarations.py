@@ -55,7 +55,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: Table("t", dim=0), r"found \(0,\)"),
     (lambda: Table("t", dim=5000), r"found \(5000,\)"),
     (lambda: Table("t", dim=1, seed=-1), "expected 0 <= seed"),
-    (lambda: Table("t", dim=1, optimizer="adam"), "expected optimizer to be one of"),
+    (lambda: Table("t", dim=1, optimizer="adam"), "expected optimizer as one of"),
 ]
 
 

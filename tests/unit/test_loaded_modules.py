@@ -33,6 +33,11 @@ def test_a_predictor_loads_no_training_code_and_no_servers() -> None:
     assert loaded("import trireme.inference", PREDICTOR) == []
 
 
+def test_packages_are_found_by_their_names_alone() -> None:
+    assert loaded("import trireme as tr; tr.inference.Predictor", ("inference",)) != []
+    assert loaded("import trireme as tr; tr.fleet.MultiSlotDataGenerator", ("fleet",)) != []
+
+
 def test_a_worker_loads_no_server() -> None:
     program = "import trireme.launch.init, trireme.job.connecting, trireme.train.trainer"
     assert loaded(program, WORKER) == []

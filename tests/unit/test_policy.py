@@ -82,9 +82,9 @@ def test_a_wrong_policy_from_the_wire_is_refused(body: dict[str, Any]) -> None:
 
 
 def test_values_that_are_no_policy_are_refused() -> None:
-    with pytest.raises(BadRequest, match=r"expected policy to be one of trireme\.policy"):
+    with pytest.raises(BadRequest, match=r"expected policy as one of trireme\.policy"):
         Table("t", dim=4, policy=CountFilter(2))  # type: ignore[arg-type]
-    with pytest.raises(BadRequest, match=r"expected admit to be one of trireme\.policy"):
+    with pytest.raises(BadRequest, match=r"expected admit as one of trireme\.policy"):
         Table("t", dim=4, admit=Policy())  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match="ScoreFilter needs a ScorePolicy"):
         Table("t", dim=4, admit=ScoreFilter(1.0))

@@ -210,7 +210,7 @@ def test_no_stage_is_refused() -> None:
 
 
 def test_what_is_not_a_module_is_refused() -> None:
-    with pytest.raises(BadRequest, match="stage 'gpu', found function"):
+    with pytest.raises(BadRequest, match=r"expected stage 'gpu' as a module, found <function"):
         tr.Stages(gpu=hidden)  # type: ignore[arg-type]
 
 

@@ -31,6 +31,15 @@ def model() -> Iterator[Model]:
         yield Model()
 
 
+class Other(torch.nn.Module):
+    """A metric of another library, with a name that is no attribute."""
+
+    def update(self, *_: Any) -> None: ...
+
+    def __repr__(self) -> str:
+        return "another's"
+
+
 def sgd(model: Model) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -51,6 +60,11 @@ CASES: list[tuple[Callable[[Model], Any], str]] = [
     (lambda m: tr.Table(5, dim=2), "Table: expected name as a string, found 5"),
     (lambda m: tr.Table("x", dim=2, seed=None), "expected seed as a whole number, found None"),
     (lambda m: tr.Table("x", dim=2, initializer="normal"), "initializer as one of .*'normal'"),
+    (
+        lambda m: tr.Table("x", dim=2, admit=3),
+        r"admit as one of .* tr.policy.CountFilter\(2\), .* 3",
+    ),
+    (lambda m: tr.Table("x", dim=2, policy="ttl"), r"policy as one of .*\(ttl_s=86400\), .* 'ttl'"),
     (lambda m: EmbeddingBag(m.table, features=5), "features as a name or a list of names, found 5"),
     (
         lambda m: Embedding(m.table, features=["a"], padding_key="0"),
@@ -62,7 +76,10 @@ CASES: list[tuple[Callable[[Model], Any], str]] = [
     ),
     (lambda m: tr.DistributedOptimizer(sgd(m), m, strategy="sync"), "a Strategy, such as .*'sync'"),
     (lambda m: trainer(m, model=Model), "Trainer: expected model as .*, found the class Model"),
-    (lambda m: trainer(m, metrics=[1]), "expected a metric, or the name of one, found 1"),
+    (lambda m: trainer(m, metrics=[1]), "expected a metric of .*, or the name of one, found 1"),
+    (lambda m: trainer(m, metrics=[Other()]), "a metric of trireme.metrics, .* found another's"),
+    (lambda m: trainer(m).set_time("2026-11-05"), "seconds since 1970, .*, found '2026-11-05'"),
+    (lambda m: trainer(m).set_time(lambda: None), "expected seconds since 1970, .*, found None"),
     (lambda m: trainer(m, threads="2"), "expected threads as a whole number, found '2'"),
     (lambda m: trainer(m, blocks=64), "expected blocks as tr.Blocks.*, found 64"),
     (lambda m: tr.prefetch([], Model), "prefetch: expected model as .*, found the class Model"),
@@ -82,6 +99,14 @@ def test_an_argument_of_another_type_is_refused_by_name(
 ) -> None:
     with pytest.raises(BadRequest, match=message):
         make(model)
+
+
+def test_a_time_that_is_refused_leaves_the_one_before(model: Model) -> None:
+    refusing = trainer(model)
+    refusing.set_time(86_400)
+    with pytest.raises(BadRequest):
+        refusing.set_time("2026-11-05")  # type: ignore[arg-type]
+    assert refusing.optimizer.data_time.seconds() == 86_400
 
 
 DATA = {"a": [1], "label": [1.0]}

@@ -191,7 +191,7 @@ def _explain_unknown(option: str, command: argparse.ArgumentParser) -> str:
     if name in launch.FLEETRUN_ONLY and command.prog.endswith(" launch"):
         return f"fleetrun's {name} has no meaning here: {launch.FLEETRUN_ONLY[name]}"
     if not name.startswith("-"):
-        return f"expected options only, found {name!r}"
+        return f"expected no further argument, found {name!r}; {command.prog} --help has them"
     known = [flag for action in command._actions for flag in action.option_strings]
     near = difflib.get_close_matches(name, known, n=1)
     return f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "")

@@ -173,7 +173,7 @@ def count(text: str) -> int:
     """A whole number as text: 1000000, 1e6, 1_000_000."""
     value = number(text)
     if not (0 <= value < 2**63 and value == int(value)):
-        raise argparse.ArgumentTypeError(f"expected a whole number >= 0, found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number, such as 1e8, found {text!r}")
     return int(value)
 
 

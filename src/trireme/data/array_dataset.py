@@ -85,7 +85,8 @@ class ArrayDataset:
             schema = Schema(_field(name, values) for name, values in columns.items())
         if schema.format is not None:
             raise BadRequest(
-                f"ArrayDataset: expected a schema without text format, found {schema.format}"
+                "ArrayDataset: expected tr.data.Schema(fields), without a format of files,"
+                f" found one of {type(schema.format).__name__}"
             )
         if batch_size < 1:
             raise BadRequest(f"ArrayDataset: expected batch_size >= 1, found {batch_size}")

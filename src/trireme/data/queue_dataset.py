@@ -68,10 +68,8 @@ class QueueDataset:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(schema.format, (ArrowTable, TextFormat)):
-            raise BadRequest(
-                "QueueDataset: expected a schema with a format, as tr.data.criteo() returns it, "
-                f"found {schema!r}"
-            )
+            example = "a schema with a format, as tr.data.criteo() returns it"
+            raise BadRequest(f"QueueDataset: expected {example}, found {schema!r}")
         check_flags("QueueDataset", drop_last=drop_last, own_files=own_files)
         if on_error not in ("raise", "count"):
             raise BadRequest(

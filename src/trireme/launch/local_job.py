@@ -105,6 +105,7 @@ class _LocalJob:
         self._console: LaunchedProcess | None = None
         self._fork_servers: list[ForkServer] = []
         self._num_restarts: Counter[str] = Counter()  # by name of the process
+        self._continues = False  # a job that a launcher before has started
         self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
         self._asked: set[LaunchedProcess] = set()  # to stop
         self._stateless: set[str] = set()  # names of servers that were started again without state
@@ -243,6 +244,8 @@ class _LocalJob:
 
     def _start_server(self, index: int) -> None:
         variables = durability_variables(self._config, index)
+        kept = Path(variables.get("TRIREME_STATE_DIR", os.devnull))
+        self._continues |= any(kept.glob("log-*"))  # what happened before stays in the logs
         self._servers[index] = self._launch_listening("server", index, variables)
 
     def _start_worker(self, index: int) -> None:
@@ -275,7 +278,7 @@ class _LocalJob:
             self._log_path(role, index),
             pass_fds=pass_fds,
             console=sys.stdout.fileno() if is_first_worker else None,
-            appends=self._num_restarts[name] > 0,
+            appends=self._continues or self._num_restarts[name] > 0,
             fork_server=next((s for s in self._fork_servers if s.has_loaded_for(env)), None),
         )
         self._drop_fork_servers()

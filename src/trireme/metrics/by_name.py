@@ -12,9 +12,10 @@ def metric_of(metric: Metric | str) -> Metric:
     BadRequest: an unknown name, or what is neither.
     """
     if not isinstance(metric, str):
-        if isinstance(metric, type) or not hasattr(metric, "update"):
+        if isinstance(metric, type) or not (hasattr(metric, "update") and hasattr(metric, "name")):
             shown = f"the class {metric.__name__}" if isinstance(metric, type) else repr(metric)
-            raise BadRequest(f"metrics: expected a metric, or the name of one, found {shown}")
+            what = "a metric of trireme.metrics, or the name of one"
+            raise BadRequest(f"metrics: expected {what}, found {shown}")
         return metric
     made = _by_name()
     if metric not in made:

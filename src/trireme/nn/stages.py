@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from trireme.accelerator import HOST
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.label import is_label, without_number
@@ -51,10 +51,7 @@ class Stages(nn.Module):
         for name, stage in stages.items():
             if not is_label(name):
                 raise BadRequest(f"Stages: expected a label, as in gpu or gpu_2, found {name!r}")
-            if not isinstance(stage, nn.Module):
-                raise BadRequest(
-                    f"Stages: expected a module as stage {name!r}, found {type(stage).__name__}"
-                )
+            check_kind("Stages", f"stage {name!r}", stage, nn.Module, "a module")
             self.add_module(f"stage_{name}", stage)
         self.names = tuple(stages)
         self.devices = dict.fromkeys(stages, HOST)

@@ -23,8 +23,6 @@ def create_recipe(config: Config, settings: Settings) -> Recipe:
         )
     recipe = create(config)
     if not isinstance(recipe, Recipe):
-        raise BadRequest(
-            f"{source}: expected create(config) to return a trireme.Recipe, found"
-            f" {type(recipe).__name__}"
-        )
+        what = f"create(config) to return a trireme.Recipe, found {type(recipe).__name__}"
+        raise BadRequest(f"{source}: expected {what}")
     return recipe

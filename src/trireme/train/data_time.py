@@ -1,6 +1,9 @@
 """The time of the data, by which rows fade and expire."""
 
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from trireme.errors import BadRequest
 
@@ -15,7 +18,14 @@ class DataTime:
 
     def seconds(self) -> int:
         """Whole seconds as of now. Raises BadRequest: pushes cannot carry them."""
-        time = self.source() if callable(self.source) else self.source
-        if isinstance(time, bool) or not 0 <= time < 2**32:
-            raise BadRequest(f"set_time: expected seconds from 0 to {2**32 - 1}, found {time!r}")
-        return int(time)
+        return seconds_of(self.source)
+
+
+def seconds_of(source: float | Callable[[], float]) -> int:
+    """Whole seconds of a number, or of what a function returns now. Raises BadRequest."""
+    time: Any = source() if callable(source) else source
+    is_number = isinstance(time, (int, float, np.number)) and not isinstance(time, bool)
+    if not is_number or not 0 <= time < 2**32:
+        what = f"seconds since 1970, 0 to {2**32 - 1}, as `timestamp()` of a datetime"
+        raise BadRequest(f"set_time: expected {what}, found {time!r}")
+    return int(time)

@@ -149,9 +149,8 @@ class Epochs:
     ) -> FitProgress:
         """Load the newest checkpoint of an earlier run of the same call of fit, if there is one."""
         if not isinstance(checkpoints, Checkpoints):
-            raise BadRequest(
-                f"Trainer.fit: expected checkpoints with resume=True, found {checkpoints}"
-            )
+            what = "expected checkpoints with resume=True"
+            raise BadRequest(f"Trainer.fit: {what}, found {checkpoints}")
         if self.num_epochs or self._optimizer.num_steps > self._optimizer.steps_before:
             raise BadRequest(
                 "Trainer.fit: expected resume=True at the first fit of a trainer, found one that"
@@ -220,7 +219,8 @@ class Epochs:
         self.random.begin_epoch(dataset)
         leased = LeasedPass(self._optimizer, dataset, self.num_epochs, resumes=resumes)
         if leased.is_over:
-            log.info("train: worker %d: epoch %d is over", self._cluster.worker, self.num_epochs)
+            number = self.num_epochs + 1
+            log.info("train: worker %d: epoch %d is over", self._cluster.worker, number)
             self._optimizer.end_pass()
             return None
         if saver is not None:
@@ -260,7 +260,7 @@ class Epochs:
         log.info(
             "train: worker %d was restarted: continuing after batch %d of epoch %d; figures are"
             " of the rest",
-            *(worker, position.batches, self.num_epochs),
+            *(worker, position.batches, self.num_epochs + 1),
         )
         warn_of_lost_buffers(self._optimizer.model, worker)
         return position

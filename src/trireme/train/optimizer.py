@@ -25,7 +25,7 @@ from trireme.nn.session import session_of, why_lost
 from trireme.nn.stages import place_stages
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
-from trireme.train.data_time import DataTime
+from trireme.train.data_time import DataTime, seconds_of
 from trireme.train.earlier_models import DENSE, TWO_MODELS, Marks, earlier_models
 from trireme.train.finite import check_finite_step, drop_step
 from trireme.train.loop.replica import Replica
@@ -143,6 +143,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.replica = Replica(model, dense, self._session.pending)
         for group in self._table_groups:
             group["params"] = PendingRows(group["table"], lambda: self.replica.pending)
+        self.dense_class = type(optimizer).__name__
         self.num_threads = 1  # that train now, each on a replica
         self.timing = Timing()
         self.data_time = DataTime()
@@ -226,8 +227,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def set_time(self, time: float | Callable[[], float]) -> None:
         """Data time that pushes carry from now on; see Trainer.set_time."""
+        seconds_of(time)
         self.data_time.source = time
-        self.data_time.seconds()
 
     def pull_rows(self, keys: KeysByClass, *, training: bool) -> Pulled:
         """Rows of a forward pass without a pipeline."""

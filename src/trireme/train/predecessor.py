@@ -98,7 +98,7 @@ def warn_of_lost_buffers(model: nn.Module, worker: int) -> None:
 
 def skip_epoch(dataset: Iterable[Any], cluster: Cluster, epoch: int) -> None:
     """Leave out a finished epoch. Without streams it is read: the next order may depend on that."""
-    log.info("train: worker %d was restarted: epoch %d is over", cluster.worker, epoch)
+    log.info("train: worker %d was restarted: epoch %d is over", cluster.worker, epoch + 1)
     if not hasattr(dataset, "stream"):
         check_order(dataset)
         for _ in worker_batches(dataset, cluster, epoch):

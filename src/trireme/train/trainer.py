@@ -559,8 +559,8 @@ class Trainer:
         Args:
             dense: "strict": continue the run that wrote the checkpoint. "match": begin a new run
                 of a changed model, with tables by name, and dense parameters and buffers by name
-                and shape; learning rates are this run's. "skip": the same without dense parameters
-                and buffers.
+                and shape, of another optimizer without its state; learning rates are this run's.
+                "skip": the same without dense parameters and buffers.
             tables: load these alone, which begins a new run too; None: all of the model.
 
         Returns:

@@ -74,11 +74,10 @@ def check_not_in_autocast(what: str) -> None:
 
 def check_checkpoints(checkpoints: Any) -> None:
     """Raises BadRequest: a path in place of Checkpoints."""
-    if checkpoints is not None and not isinstance(checkpoints, (Checkpoints, CheckpointAtStop)):
-        raise BadRequest(
-            "Trainer.fit: expected checkpoints as Checkpoints, such as"
-            f" tr.Checkpoints('ckpt', every_s=600), found {checkpoints!r}"
-        )
+    if checkpoints is not None:
+        example = "Checkpoints, such as tr.Checkpoints('ckpt', every_s=600)"
+        kinds = (Checkpoints, CheckpointAtStop)
+        check_kind("Trainer.fit", "checkpoints", checkpoints, kinds, example)
 
 
 def check_threads(threads: int | None, strategy: Strategy) -> None:

@@ -28,6 +28,7 @@ from trireme.table import TableSchema
 FORMAT = 3
 MANIFEST = "manifest.json"
 MANIFEST_BYTES_MAX = 1 << 30
+MATCH = 'Trainer.load(PATH, dense="match") begins a new run with what has the same name and shape'
 MEMORY_PER_BYTE = 32
 """Most bytes of memory that Python needs for a byte of JSON, such as one of "[],[],[]"."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from trireme.checkpoint.format.manifest import MATCH
 from trireme.errors import SchemaMismatch
 from trireme.protocol.block_spec import BlockSpec
 from trireme.server.block_slice import BlockSlice
@@ -68,7 +69,7 @@ def _sources(spec: BlockSpec, saved: Sequence[BlockSpec], where: str) -> list[Bl
         raise SchemaMismatch(
             f"{where}: expected elements {spec.start} to {spec.end} of parameter {spec.param},"
             f" found {f'none from {reached} on' if saved else 'none of it'};"
-            ' Trainer.load(PATH, dense="match") begins a new run with what has the same name'
+            f" {MATCH}"
         )
     if spec.shape != sources[0].shape or (spec.shape and sources[0].size != spec.size):
         raise SchemaMismatch(

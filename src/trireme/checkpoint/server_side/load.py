@@ -22,7 +22,7 @@ import pyarrow as pa
 from trireme import _core
 from trireme.checkpoint.format.arrow_arrays import to_numpy
 from trireme.checkpoint.format.block_files import read_blocks
-from trireme.checkpoint.format.manifest import BlockFile, CheckpointManifest, RowFiles
+from trireme.checkpoint.format.manifest import MATCH, BlockFile, CheckpointManifest, RowFiles
 from trireme.checkpoint.format.row_files import (
     BucketLines,
     RowColumns,
@@ -43,6 +43,7 @@ from trireme.server.state import ServerState
 from trireme.storage.checked_file import check_file
 from trireme.storage.storage import Storage
 
+OTHER_TABLE = "tables=[...] leaves it out; its weights: docs/checkpoints.md, A model that changes"
 NO_OFFSETS = np.empty(0, np.int32)
 
 
@@ -113,10 +114,10 @@ class CheckpointLoad:
     def check(self, progress: OperationProgress) -> None:
         """Read all files of this server, and compare them with manifest, schemas and blocks."""
         self._check_tables()
-        if self._blocks() and self.manifest.optimizer != self._server.blocks.class_name:
+        if self.plan.parameters is None and self._has_other_optimizer():
             raise SchemaMismatch(
-                f"{self._where}: its optimizer is {self.manifest.optimizer},"
-                f" the model's is {self._server.blocks.class_name}"
+                f"{self._where}: its optimizer is {self.manifest.optimizer}, the model's is"
+                f" {self._server.blocks.class_name}; {MATCH}, and without the optimizer's state"
             )
         self._assembly()
         tasks: list[Callable[[], None]] = []
@@ -144,12 +145,14 @@ class CheckpointLoad:
         saved, served = self.manifest.tables, self._server.tables
         wanted = served.keys() if self.plan.tables is None else self.plan.tables
         if missing := set(wanted) - saved.keys():
-            raise SchemaMismatch(
-                f"{self._where}: expected tables {sorted(missing)}, found {sorted(saved)}"
-            )
+            what = f"expected tables {sorted(missing)}, found {sorted(saved)}"
+            raise SchemaMismatch(f"{self._where}: {what}; {MATCH}")
         new = [name for name in self._tables() if name not in served]
         for name in self._tables():
-            self._server.tables.check_schema(saved[name].schema)
+            try:
+                self._server.tables.check_schema(saved[name].schema)
+            except SchemaMismatch as error:
+                raise SchemaMismatch(f"{self._where}: {error}; {OTHER_TABLE}") from None
         for number, name in enumerate(new, len(served)):
             self._server.limits.check_new_table(number, saved[name].schema.admission)
         if self.manifest.mode != "delta":
@@ -339,6 +342,8 @@ class CheckpointLoad:
             for blocks in self._block_files():
                 for spec, tensors, marks in read_blocks(self._storage, blocks, self._sources):
                     kept = marks if self.plan.resumes else {}
+                    if self._has_other_optimizer():
+                        tensors = {"weights": tensors["weights"]}
                     for block, parts in assembly.add(spec, tensors, kept):
                         store.restore(block.id, parts)
 
@@ -375,6 +380,9 @@ class CheckpointLoad:
         """Wanted blocks of this server."""
         wanted = self.plan.parameters
         return [s for s in self._server.blocks.specs() if wanted is None or s.param in wanted]
+
+    def _has_other_optimizer(self) -> bool:
+        return self._blocks() != [] and self.manifest.optimizer != self._server.blocks.class_name
 
     def _assembly(self) -> BlockAssembly:
         """Raises SchemaMismatch where the saved blocks lack something."""

@@ -32,7 +32,7 @@ class Monitor:
         if mode not in ("min", "max"):
             raise BadRequest(
                 f"{who}: expected mode 'min' or 'max', whether a lower or a higher {figure!r} is"
-                f" better, found {mode!r}; a figure has a metric's name, such as 'auc'"
+                f" better, found {mode!r}; a figure has its metric's name, also of valid=: 'auc'"
             )
         if not 0 <= min_delta < math.inf:
             raise BadRequest(f"{who}: expected min_delta >= 0, found {min_delta}")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from trireme.checkpoint.format.manifest import CheckpointManifest, read_manifest
+from trireme.checkpoint.format.manifest import MATCH, CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError, class_of_code
 from trireme.storage.storage import open_storage
@@ -23,6 +23,10 @@ log = logging.getLogger("trireme.train")
 
 
 Dense = Literal["strict", "match", "skip"]
+_VALUES = (
+    "load: %s goes on with the checkpoint's %s, not with the script's %s; to change them, set"
+    " trainer.optimizer.param_groups after the load"
+)
 LoadOne = Callable[[Location], dict[str, Any]]
 
 
@@ -96,7 +100,7 @@ def load_part(
 
     Args:
         dense: "strict": all dense parameters and buffers. "match": those of the same name and
-            shape. "skip": none.
+            shape, without the state of another optimizer. "skip": none.
         tables: names of tables; None: all of the model, with "match" those in the checkpoint.
 
     Returns:
@@ -104,7 +108,7 @@ def load_part(
 
     Raises:
         BadRequest: no checkpoint there, or an unknown table. Corruption: a damaged file.
-        SchemaMismatch: something is missing, or a table or the optimizer differs.
+        SchemaMismatch: something is missing, or a table differs; with "strict" the optimizer.
     """
     if dense not in ("strict", "match", "skip"):
         raise BadRequest(f"load: expected dense 'strict', 'match' or 'skip', found {dense!r}")
@@ -118,9 +122,11 @@ def load_part(
     parameters = _parameters_to_load(optimizer, manifest, location, dense)
     if dense == "strict":
         check_buffers(location.tensors(), optimizer.model, location.where)
-    loaded = _load_on_servers(
-        optimizer, lambda load_one: load_one(location), wanted, parameters, resumes=False
-    )
+    chosen = None if dense == "strict" else parameters
+    loaded = _load_on_servers(optimizer, lambda one: one(location), wanted, chosen, resumes=False)
+    has_other = manifest.optimizer not in (None, optimizer.dense_class)
+    if parameters and has_other and optimizer.cluster.worker == 0:
+        log.info("load: %s begins without %s's state", optimizer.dense_class, manifest.optimizer)
     optimizer.mode.set_num_steps(int(loaded["extra"]["optimizer"]["num_steps"]))
     _restore_features(optimizer, loaded["extra"], wanted)
     kept = [name for name in own if name not in wanted]
@@ -150,8 +156,8 @@ def _parameters_to_load(
     if dense == "strict" and (others := [name for name in own if name not in matching]):
         name = others[0]
         raise SchemaMismatch(
-            f"{location.where}: expected parameter {name} of shape {own[name]},"
-            f" found {saved.get(name)}"
+            f"{location.where}: expected parameter {name} of shape {own[name]}, found"
+            f" {saved.get(name)}; {MATCH}"
         )
     if dense == "strict" and (unknown := sorted(saved.keys() - own.keys())):
         raise SchemaMismatch(_found_too(location, "parameters", unknown))
@@ -159,10 +165,7 @@ def _parameters_to_load(
 
 
 def _found_too(location: Location, what: str, names: Collection[str]) -> str:
-    return (
-        f"{location.where}: expected the model's {what} alone, found {names} too;"
-        ' Trainer.load(..., dense="match") leaves them out'
-    )
+    return f"{location.where}: expected the model's {what} alone, found {names} too; {MATCH}"
 
 
 def _load_on_servers(
@@ -310,7 +313,13 @@ def _load_on_worker(
     """Bring this worker to the state that the servers have loaded."""
     path, extra, worker = str(loaded["path"]), loaded["extra"], optimizer.cluster.worker
     steps = extra["optimizer"]
+    script = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(steps)
+    for group, own in zip(optimizer.param_groups, script, strict=True):
+        changed = {name: own[name] for name in own if name != "params" and own[name] != group[name]}
+        if changed and worker == 0:
+            part = f"table {group['table'].name!r}" if "table" in group else "the dense part"
+            log.info(_VALUES, part, {name: group[name] for name in changed}, changed)
     _restore_features(optimizer, extra, [table.name for table in optimizer.tables])
     try:
         tensors = location.tensors()
