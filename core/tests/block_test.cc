@@ -525,6 +525,51 @@ void many_slots_are_found(test::Random& random, std::size_t num) {
   }
 }
 
+// Keys whose searches all begin at one place, or at the last ones: without a bound, minutes.
+void chosen_keys_have_slots(test::Random& random, std::uint64_t first_hash) {
+  constexpr std::size_t kKeys = 200'000;
+  Pool pool(3);
+  Keys keys(kKeys);
+  for (std::size_t i = 0; i < kKeys; ++i) keys[i] = unmix64(first_hash + i);
+  std::vector<std::int32_t> slots(kKeys), actual(kKeys);
+  std::iota(slots.begin(), slots.end(), 0);
+  Keys memory(kKeys);
+  SlotIndex index(memory, pool);
+  index.assign(keys, slots, pool);
+  const auto check = [&](std::size_t first_present) {
+    CHECK_EQUAL(index.num_keys(), kKeys - first_present);
+    index.find(keys, actual.data(), pool);
+    for (std::size_t i = 0; i < kKeys; ++i) {
+      CHECK_EQUAL(actual[i], i < first_present ? SlotIndex::kAbsent : slots[i]);
+    }
+  };
+  check(0);
+  for (int round = 0; round < 3; ++round) {
+    for (std::size_t i = kKeys - 1; i > 0; --i) {
+      const std::size_t j = random.below(i + 1);
+      std::swap(keys[i], keys[j]);
+      std::swap(slots[i], slots[j]);
+    }
+    const std::size_t num = kKeys / 3;
+    const auto gone = std::span(keys).first(num);
+    index.remove(gone);
+    index.remove(gone);  // ignored
+    check(num);
+    const std::array last{keys.back()};
+    check_refused([&] { index.assign(last, std::array{slots[0]}, pool); });
+    if (round == 1) std::ranges::sort(gone, {}, mix64);
+    std::vector<std::int32_t> free;
+    std::vector<bool> is_used(kKeys);
+    for (std::size_t i = num; i < kKeys; ++i) is_used[size_of(slots[i])] = true;
+    for (std::size_t slot = 0; slot < kKeys; ++slot) {
+      if (!is_used[slot]) free.push_back(static_cast<std::int32_t>(slot));
+    }
+    std::ranges::copy(free, slots.begin());
+    index.assign(gone, free, pool);
+    check(0);
+  }
+}
+
 // ---- many callers ----
 
 void rows_are_written_beside_others(test::Random& random) {
@@ -575,6 +620,8 @@ int main(int argc, char** argv) {
   many_rows_come_back(random);
   for (const std::size_t num_max : {0, 1, 2, 50, 20'000}) slots_equal_a_map(random, num_max);
   many_slots_are_found(random, 40'000);
+  chosen_keys_have_slots(random, 0);
+  chosen_keys_have_slots(random, ~std::uint64_t{0} - 200'000);
   rows_are_written_beside_others(random);
   return 0;
 }
