@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr int kPieceBitsMax = 10;
 constexpr std::size_t kChunkValuesMin = 8192;  // less is not worth waking a thread for
+constexpr std::size_t kStepsPerValue = 16;     // only keys that somebody chose for it take more
 
 struct Entry {
   std::uint64_t hash;
@@ -68,16 +70,25 @@ class Deduplicator {
     std::vector<std::uint32_t> slots(mask + 1, 0);  // row + 1, 0 for empty
     std::uint64_t* const row_hash = row_hash_.data() + begin;
     std::uint32_t* const row_count = row_count_.data() + begin;
+    std::map<std::uint64_t, std::uint32_t> tree;  // the same, of keys after too many steps
+    std::size_t steps_left = kStepsPerValue * size;
     std::uint32_t rows = 0;
     for (Entry& entry : std::span(entries_.data() + begin, size)) {
       std::size_t slot = entry.hash & mask;
-      while (slots[slot] != 0 && row_hash[slots[slot] - 1] != entry.hash) slot = (slot + 1) & mask;
-      if (slots[slot] == 0) {
+      while (slots[slot] != 0 && row_hash[slots[slot] - 1] != entry.hash && steps_left > 0) {
+        slot = (slot + 1) & mask;
+        --steps_left;
+      }
+      if (steps_left == 0 && tree.empty()) {
+        for (std::uint32_t row = 0; row < rows; ++row) tree[row_hash[row]] = row + 1;
+      }
+      std::uint32_t& row = steps_left > 0 ? slots[slot] : tree[entry.hash];
+      if (row == 0) {
         row_hash[rows] = entry.hash;
         row_count[rows] = 0;
-        slots[slot] = ++rows;
+        row = ++rows;
       }
-      entry.row = slots[slot] - 1;
+      entry.row = row - 1;
       ++row_count[entry.row];
     }
     return rows;

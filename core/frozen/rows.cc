@@ -122,20 +122,21 @@ void FrozenRows::add_bucket(const FrozenFile& file, std::uint32_t number, const 
 const std::byte* FrozenRows::find(std::uint64_t key, std::uint64_t hash) const noexcept {
   const Bucket& bucket = buckets_[bucket_of_hash(hash)];
   const FrozenLine* line = home(hash);
-  const auto row_at = [&](std::uint64_t slot) -> const std::byte* {
-    const std::uint64_t row = line->first_row + slot;
-    if (row >= bucket.num_rows) return nullptr;
-    const std::byte* at = bucket.rows + row * row_bytes_;
-    return key_of_row(at) == key ? at : nullptr;
-  };
+  const std::uint64_t first = std::min(line->first_row, bucket.num_rows);
+  const std::uint64_t num_rows = std::min<std::uint64_t>(line->num_rows, bucket.num_rows - first);
+  const auto row_at = [&](std::uint64_t slot) { return bucket.rows + (first + slot) * row_bytes_; };
   for (std::uint32_t slots = match(line, FrozenLine::tag_of(hash)); slots != 0;
        slots &= slots - 1) {
-    const auto* row = row_at(static_cast<std::uint64_t>(std::countr_zero(slots)));
-    if (row != nullptr) return row;
+    const auto slot = static_cast<std::uint64_t>(std::countr_zero(slots));
+    if (slot < num_rows && key_of_row(row_at(slot)) == key) return row_at(slot);
   }
-  const std::uint64_t end = std::min(line->num_rows, bucket.num_rows);
-  for (std::uint64_t slot = FrozenLine::kTags; slot < end; ++slot) {
-    if (const auto* row = row_at(slot); row != nullptr) return row;
+  // Of the others, which may be many if keys were chosen for one line, the order is known.
+  std::uint64_t low = FrozenLine::kTags, high = num_rows;
+  while (low < high) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    const std::uint64_t key_there = key_of_row(row_at(middle));
+    if (key_there == key) return row_at(middle);
+    mix64(key_there) < hash ? low = middle + 1 : high = middle;
   }
   return nullptr;
 }

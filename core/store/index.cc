@@ -21,6 +21,9 @@ constexpr std::uint64_t kGrowthMin = 3;
 // About as many as a bucket has in a table of 1 M rows.
 constexpr std::uint64_t kDoubledMax = 24;
 
+// Lines that a key may pass: more of a larger bucket, whose rows take longer to insert again.
+constexpr std::uint64_t passed_max(std::uint64_t num_lines) noexcept { return 64 + num_lines / 64; }
+
 }  // namespace
 
 Index::Index(const Arenas& arenas, SmallBuckets small)
@@ -57,10 +60,10 @@ void Index::touch(std::uint64_t key, std::uint32_t version, std::uint32_t now) n
   mark(const_cast<IndexLine&>(*line), static_cast<std::uint16_t>(version), now);
 }
 
-void Index::insert(std::uint64_t hash, Entry entry, std::uint32_t now) noexcept {
+std::uint64_t Index::place(std::uint64_t hash, Entry entry, std::uint32_t now) noexcept {
   Bucket& bucket = buckets_[bucket_of_hash(hash)];
-  for (std::uint64_t i = home_of(hash, bucket.num_lines);;
-       i = i + 1 < bucket.num_lines ? i + 1 : 0) {
+  std::uint64_t i = home_of(hash, bucket);
+  for (std::uint64_t num_passed = 0;; ++num_passed, i = i + 1 < bucket.num_lines ? i + 1 : 0) {
     IndexLine& line = bucket.lines[i];
     if (const std::uint32_t free = line.match(0); free != 0) {
       const std::uint32_t slot = IndexLine::first_slot(free);
@@ -68,10 +71,22 @@ void Index::insert(std::uint64_t hash, Entry entry, std::uint32_t now) noexcept 
       line.refs[slot] = entry.ref;
       mark(line, entry.version, now);
       ++bucket.num_rows;
-      return;
+      return num_passed;
     }
     if (line.passed != kPassedMax) ++line.passed;
   }
+}
+
+void Index::insert(std::uint64_t hash, Entry entry, std::uint32_t now,
+                   std::vector<Entry>& scratch) noexcept {
+  const std::uint32_t number = bucket_of_hash(hash);
+  Bucket& bucket = buckets_[number];
+  if (place(hash, entry, now) <= passed_max(bucket.num_lines)) return;
+  scratch.clear();
+  entries_of(number, scratch);
+  clear(number);
+  bucket.factor = mix64(bucket.factor) | 1;
+  insert_again(scratch, now);
 }
 
 // Requires: the row is on the line.
@@ -200,7 +215,7 @@ void Index::insert_again(const std::vector<Entry>& entries, std::uint32_t now) n
   constexpr std::size_t kRowsAhead = 64;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     __builtin_prefetch(arenas_.row(entries[std::min(i + kRowsAhead, entries.size() - 1)].ref));
-    insert(mix64(key_of_row(arenas_.row(entries[i].ref))), entries[i], now);
+    place(mix64(key_of_row(arenas_.row(entries[i].ref))), entries[i], now);
   }
 }
 

@@ -15,6 +15,9 @@
 // the newest version that ends in them. A line whose rows have not changed for 2^16 versions looks
 // newer than it is, never older.
 //
+// Keys that somebody chose would all have one home. A bucket where a key has passed too many lines
+// computes homes in another way from then on: few keys, if any, have one home in several ways.
+//
 // Invariants: a bucket's lines are at most kLoadPercent full, so every search ends; no key occurs
 // twice. Keys are read from the rows. Threads: the data of a stripe is guarded by the stripe's
 // lock, which the table holds.
@@ -87,7 +90,7 @@ class Index {
   // The line where the search for a key begins.
   TRIREME_INLINE const IndexLine* home(std::uint64_t hash) const noexcept {
     const Bucket& bucket = buckets_[bucket_of_hash(hash)];
-    return bucket.lines + home_of(hash, bucket.num_lines);
+    return bucket.lines + home_of(hash, bucket);
   }
   // The second row to try for a key, and its line: that of the second slot with the key's tag on
   // the home line, else of the first on the next line; Arena::kNullRef if there is none.
@@ -131,8 +134,10 @@ class Index {
                std::vector<Entry>& scratch) noexcept;
 
   // In all functions below, `now` is the newest version of the table.
-  // Requires: the key is absent, and there is room for it.
-  void insert(std::uint64_t hash, Entry entry, std::uint32_t now) noexcept;
+  // May move the bucket's rows to other lines. Requires: the key is absent, and there is room for
+  // it; scratch is that of prepare().
+  void insert(std::uint64_t hash, Entry entry, std::uint32_t now,
+              std::vector<Entry>& scratch) noexcept;
   // Sets the version of the line of a changed row: to `now`, or to the version of the row that
   // replaced it.
   TRIREME_INLINE void touch(const IndexLine* line, std::uint32_t now) noexcept {
@@ -169,10 +174,11 @@ class Index {
  private:
   static constexpr std::uint64_t kLoadPercent = 82;
 
-  struct Bucket {
+  struct alignas(32) Bucket {                                // on one cache line
     IndexLine* lines = const_cast<IndexLine*>(&kEmptyLine);  // not written while num_lines is 0
     std::uint32_t num_lines = 0;
     std::uint32_t num_rows = 0;
+    std::uint64_t factor = 1;  // odd; see home_of
   };
 
   static std::uint64_t lines_for(std::uint64_t num_rows) noexcept {
@@ -181,11 +187,10 @@ class Index {
   }
   std::uint64_t grown(std::uint64_t num_lines) const noexcept;
   std::uint64_t growth_max() const noexcept;
-  // Thirty-two bits of the hash, below the bucket's and above the tag's, scaled to the number of
-  // lines.
-  TRIREME_INLINE static std::uint64_t home_of(std::uint64_t hash,
-                                              std::uint32_t num_lines) noexcept {
-    return std::uint64_t{static_cast<std::uint32_t>(hash >> 20)} * num_lines >> 32;
+  // The first thirty-two bits of a product of the hash, without the bucket's bits, scaled to the
+  // number of lines. With factor 1 they are bits of the hash above the tag's.
+  TRIREME_INLINE static std::uint64_t home_of(std::uint64_t hash, const Bucket& bucket) noexcept {
+    return ((hash << 12) * bucket.factor >> 32) * bucket.num_lines >> 32;
   }
   // The place of a key's row; null if absent.
   struct Place {
@@ -199,6 +204,8 @@ class Index {
   void entries_of(std::uint32_t bucket, std::vector<Entry>& entries) const;
   std::size_t num_lines_of_stripe(std::uint32_t stripe) const noexcept;
   void lay_out(std::uint32_t bucket, std::uint32_t num_lines) noexcept;
+  // Inserts a row; returns how many lines it has passed.
+  std::uint64_t place(std::uint64_t hash, Entry entry, std::uint32_t now) noexcept;
   void insert_again(const std::vector<Entry>& entries, std::uint32_t now) noexcept;
 
   const Arenas& arenas_;
@@ -235,7 +242,7 @@ std::byte* IndexLine::find(std::uint64_t key, std::uint8_t tag, const Rows& rows
 
 TRIREME_INLINE Index::Match Index::second_match(std::uint64_t hash) const noexcept {
   const Bucket& bucket = buckets_[bucket_of_hash(hash)];
-  const std::uint64_t home = home_of(hash, bucket.num_lines);
+  const std::uint64_t home = home_of(hash, bucket);
   const IndexLine* line = bucket.lines + home;
   const IndexLine* next = bucket.lines + (home + 1 < bucket.num_lines ? home + 1 : 0);
   const std::uint32_t first = line->match(IndexLine::tag_of(hash));
@@ -248,7 +255,7 @@ TRIREME_INLINE Index::Match Index::second_match(std::uint64_t hash) const noexce
 
 inline const IndexLine* Index::line_at(std::uint64_t hash, std::uint32_t distance) const noexcept {
   const Bucket& bucket = buckets_[bucket_of_hash(hash)];
-  std::uint64_t line = home_of(hash, bucket.num_lines) + distance;
+  std::uint64_t line = home_of(hash, bucket) + distance;
   if (line >= bucket.num_lines && line > 0) line -= bucket.num_lines;
   return bucket.lines + line;
 }

@@ -308,7 +308,7 @@ void Table::replace(std::uint32_t bucket, const BucketView& content, Tier::Claim
   admission_.replace(bucket, std::move(pending));
   std::array<std::size_t, Arenas::kClassesMax> next = take_by_class(reservation, counts, refs);
   for (std::size_t i = 0; i < num_rows; ++i) {
-    insert_row(refs[next[content.classes[i]]++], content, i);
+    insert_row(refs[next[content.classes[i]]++], content, i, scratch);
   }
   for (const auto& [stream, mark] : marks) stream->set(bucket, mark);
 }
@@ -332,13 +332,14 @@ std::vector<std::pair<StreamMarks*, std::uint64_t>> Table::changed_marks(
 
 // Inserts row i of the content, whose key is absent, as `ref`, a row of its class. Requires: there
 // is room for it.
-void Table::insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept {
+void Table::insert_row(Arena::Ref ref, const BucketView& content, std::size_t i,
+                       std::vector<Index::Entry>& scratch) noexcept {
   const int row_class = content.classes[i];
   std::byte* row = arenas_.row(ref);
   std::memcpy(row, &content.keys[i], sizeof content.keys[i]);
   classes_[row_class].read_wide(row, content.rows.data() + i * row_bytes());
   const auto version = static_cast<std::uint16_t>(classes_[row_class].stamp(row).version);
-  index_.insert(mix64(content.keys[i]), {ref, version}, this->version());
+  index_.insert(mix64(content.keys[i]), {ref, version}, this->version(), scratch);
   if (tier_ != nullptr) tier_->uses().begin(ref);
   admission_.settle(content.keys[i]);
 }
@@ -374,7 +375,7 @@ void Table::apply(std::uint32_t bucket, const BucketView& content,
       index_.touch(content.keys[i], layout.stamp(row).version, version());
     } else {
       forget(content.keys[i]);
-      insert_row(reservation.take(content.classes[i]), content, i);
+      insert_row(reservation.take(content.classes[i]), content, i, scratch);
     }
   }
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <new>
 
 #include "base/hash.h"
 
@@ -11,17 +13,38 @@ namespace {
 // Seven of eight slots may be in use.
 constexpr std::size_t slots_for(std::size_t num_keys) noexcept { return num_keys * 8 / 7 + 1; }
 
+constexpr std::size_t kPassed = 64;  // slots; twice as many as a search passes on average, at most
+
 }  // namespace
 
-// Computed from the bits of the hash that do not select the bucket.
+// Computed from a product of the bits of the hash that do not select the bucket.
 std::size_t PendingCounts::home_of(std::uint64_t key) const noexcept {
-  return std::uint64_t{static_cast<std::uint32_t>(mix64(key) >> 20)} * slots_.size() >> 32;
+  return ((mix64(key) << 12) * factor_ >> 32) * slots_.size() >> 32;
 }
 
 std::size_t PendingCounts::find(std::uint64_t key) const noexcept {
   std::size_t slot = home_of(key);
   while (slots_[slot].count != 0 && slots_[slot].key != key) slot = next(slot);
   return slot;
+}
+
+std::size_t PendingCounts::search(std::uint64_t key) noexcept {
+  const std::size_t slot = find(key), home = home_of(key);
+  const std::size_t passed = slot >= home ? slot - home : slot + slots_.size() - home;
+  num_passed_ += passed - std::min(passed, kPassed);
+  if (num_passed_ <= kPassed * slots_.size()) return slot;
+  spread();
+  return find(key);
+}
+
+void PendingCounts::spread() noexcept {
+  num_passed_ = 0;
+  const std::unique_ptr<PendingKey[]> old(new (std::nothrow) PendingKey[size_]);
+  if (old == nullptr) return;  // searches remain long, and right
+  std::ranges::copy_if(slots_, old.get(), [](const PendingKey& key) { return key.count != 0; });
+  std::ranges::fill(slots_, PendingKey{});
+  factor_ = mix64(factor_) | 1;
+  for (const PendingKey& pending : std::span(old.get(), size_)) slots_[find(pending.key)] = pending;
 }
 
 void PendingCounts::reserve(std::size_t num_more) {
@@ -40,7 +63,7 @@ void PendingCounts::rebuild(std::size_t num_slots) {
 std::uint32_t PendingCounts::add(std::uint64_t key, std::uint32_t count,
                                  std::uint32_t time) noexcept {
   if (count == 0) return 0;
-  PendingKey& pending = slots_[find(key)];
+  PendingKey& pending = slots_[search(key)];
   if (pending.count == 0) {
     pending = {.key = key, .count = 0, .time = 0};
     ++size_;
@@ -55,7 +78,7 @@ std::uint32_t PendingCounts::add(std::uint64_t key, std::uint32_t count,
 // free slot.
 void PendingCounts::forget(std::uint64_t key) noexcept {
   if (size_ == 0) return;
-  std::size_t hole = find(key);
+  std::size_t hole = search(key);
   if (slots_[hole].count == 0) return;
   --size_;
   for (std::size_t slot = next(hole); slots_[slot].count != 0; slot = next(slot)) {

@@ -34,8 +34,18 @@ SlotIndex::SlotIndex(std::span<std::uint64_t> keys, Pool& pool)
 
 std::size_t SlotIndex::place_of(std::uint64_t key, std::size_t home) const noexcept {
   std::size_t i = home;
-  while (entries_[i] != 0 && key_of(entries_[i]) != key) i = after(i);
-  return i;
+  for (std::size_t n = 0; n < kReach; ++n, i = after(i)) {
+    if (entries_[i] == 0 || key_of(entries_[i]) == key) return i;
+  }
+  return kNowhere;
+}
+
+SlotIndex::Entry SlotIndex::entry_of(std::uint64_t key, std::size_t home) const noexcept {
+  const std::size_t place = place_of(key, home);
+  const Entry entry = place != kNowhere ? entries_[place] : 0;
+  if (entry != 0 || far_.empty()) return entry;
+  const auto far = far_.find(key);  // there may be room within reach since then
+  return far != far_.end() ? far->second : 0;
 }
 
 void SlotIndex::assign(std::span<const std::uint64_t> keys, std::span<const std::int32_t> slots,
@@ -81,7 +91,8 @@ void SlotIndex::assign_all(std::span<const std::uint64_t> keys, const Take& take
   std::vector<std::size_t> borders(num_chunks + 1, 0);
   for (std::size_t c = 1; c < num_chunks; ++c) borders[c] = home_of(keys[first_of(c)]);
   borders[num_chunks] = size_;
-  if (!std::ranges::is_sorted(borders)) {  // keys in another order
+  // Keys in another order, or some that may be in the tree.
+  if (!std::ranges::is_sorted(borders) || !far_.empty()) {
     for (std::size_t i = 0; i < keys.size(); ++i) assign_one(keys[i], take(i));
     return;
   }
@@ -102,7 +113,7 @@ void SlotIndex::assign_all(std::span<const std::uint64_t> keys, const Take& take
       } else {
         place = home < borders[c] ? stop : place_before(key, home, stop);
       }
-      if (place >= stop) {
+      if (place >= stop || place - home >= kReach) {
         left[c].push_back(i);
         continue;
       }
@@ -119,43 +130,46 @@ void SlotIndex::assign_all(std::span<const std::uint64_t> keys, const Take& take
 
 std::size_t SlotIndex::place_before(std::uint64_t key, std::size_t home,
                                     std::size_t end) const noexcept {
-  for (std::size_t i = home; i < end && (entries_[i] == 0 || key_of(entries_[i]) != key); ++i) {
+  const std::size_t stop = std::min(end, home + kReach);
+  for (std::size_t i = home; i < stop && (entries_[i] == 0 || key_of(entries_[i]) != key); ++i) {
     if (entries_[i] == 0) return i;
   }
   return end;
 }
 
 void SlotIndex::assign_one(std::uint64_t key, std::uint32_t slot) {
-  Entry& entry = entries_[place_of(key, home_of(key))];
-  if (entry != 0) {
+  const std::size_t home = home_of(key);
+  if (const Entry entry = entry_of(key, home); entry != 0) {
     throw Error(ErrorCode::kBadRequest, "SlotIndex.assign: expected keys without a slot, found " +
                                             std::to_string(key) + ", which has slot " +
                                             std::to_string(entry - 1));
   }
-  entry = slot + 1;
+  const std::size_t place = place_of(key, home);
+  (place != kNowhere ? entries_[place] : far_[key]) = slot + 1;
   ++num_keys_;
 }
 
 void SlotIndex::remove(std::span<const std::uint64_t> keys) noexcept {
   for (const std::uint64_t key : keys) {
     const std::size_t i = place_of(key, home_of(key));
-    if (entries_[i] != 0) remove_at(i);
+    if (i != kNowhere && entries_[i] != 0) {
+      remove_at(i);
+      --num_keys_;
+    } else {
+      num_keys_ -= far_.erase(key);
+    }
   }
 }
 
 // Fills the gap with the next key whose search passes it, and so on.
 void SlotIndex::remove_at(std::size_t i) noexcept {
-  const auto distance = [&](std::size_t from, std::size_t to) {
-    return to >= from ? to - from : to + size_ - from;
-  };
   std::size_t gap = i;
-  for (std::size_t j = after(i); entries_[j] != 0; j = after(j)) {
+  for (std::size_t j = after(i); entries_[j] != 0 && distance(gap, j) < kReach; j = after(j)) {
     if (distance(home_of(key_of(entries_[j])), j) < distance(gap, j)) continue;
     entries_[gap] = entries_[j];
     gap = j;
   }
   entries_[gap] = 0;
-  --num_keys_;
 }
 
 void SlotIndex::find(std::span<const std::uint64_t> keys, std::int32_t* out, Pool& pool) const {
@@ -174,10 +188,9 @@ void SlotIndex::find(std::span<const std::uint64_t> keys, std::int32_t* out, Poo
     for (std::size_t i = begin; i < std::min(end, begin + 2 * kAhead); ++i) fetch(i);
     for (std::size_t i = begin; i < std::min(end, begin + kAhead); ++i) fetch_key(i);
     for (std::size_t i = begin; i < end; ++i) {
-      const std::size_t place = place_of(keys[i], homes[i % homes.size()]);
+      out[i] = static_cast<std::int32_t>(entry_of(keys[i], homes[i % homes.size()])) - 1;
       if (i + 2 * kAhead < end) fetch(i + 2 * kAhead);
       if (i + kAhead < end) fetch_key(i + kAhead);
-      out[i] = static_cast<std::int32_t>(entries_[place]) - 1;
     }
   });
 }

@@ -2,7 +2,8 @@
 //
 // An open table of slots with linear search; keys are compared where the slots have them. Homes are
 // in the order of hashes, and so of buckets: keys in that order are near each other. Removing moves
-// slots back, so there are no tombstones.
+// slots back, so there are no tombstones. A key that finds no entry within kReach of its home, as
+// only keys do that somebody chose for it, is in a tree: so no search is longer, whatever the keys.
 //
 // Invariants: half of the entries, at least, is free, so every search ends. Threads: any number
 // may find; assign and remove run alone. Memory: 8 bytes per slot, beside its key.
@@ -10,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 
 #include "base/array.h"
@@ -50,19 +52,30 @@ class SlotIndex {
   std::size_t home_of_hash(std::uint64_t hash) const noexcept { return (hash >> 32) * size_ >> 32; }
   std::size_t home_of(std::uint64_t key) const noexcept { return home_of_hash(mix64(key)); }
   std::size_t after(std::size_t i) const noexcept { return i + 1 < size_ ? i + 1 : 0; }
+  // How many entries `to` is behind `from`.
+  std::size_t distance(std::size_t from, std::size_t to) const noexcept {
+    return to >= from ? to - from : to + size_ - from;
+  }
   std::uint64_t key_of(Entry entry) const noexcept { return keys_[entry - 1]; }
-  // The entry of the key, or a free one.
+  // The entry of the key, or a free one; kNowhere if there is neither within reach of its home.
   std::size_t place_of(std::uint64_t key, std::size_t home) const noexcept;
+  // What the key's entry has, or had if there were one; 0 if it has no slot.
+  Entry entry_of(std::uint64_t key, std::size_t home) const noexcept;
   void remove_at(std::size_t i) noexcept;
   // Enters a key that its slot has. Errors: kBadRequest: another slot has it, too.
   void assign_one(std::uint64_t key, std::uint32_t slot);
   // The first free entry from `home` on; `end` if there is none before it, or the key has an entry.
   std::size_t place_before(std::uint64_t key, std::size_t home, std::size_t end) const noexcept;
 
+  // Random keys that fill half of 2^31 entries are all within 107, probably.
+  static constexpr std::size_t kReach = 256;
+  static constexpr std::size_t kNowhere = ~std::size_t{0};
+
   std::size_t num_keys_ = 0;
   std::span<std::uint64_t> keys_;
   std::size_t size_;  // of the entries
   Array<Entry> entries_;
+  std::map<std::uint64_t, Entry> far_;  // by key
 };
 
 }  // namespace trireme

@@ -378,7 +378,8 @@ class Table {
   void write_row(BucketContent& content, std::size_t i, const std::byte* row, int row_class) const;
   std::size_t keep_rows(BucketContent& content, std::span<const char> is_kept) const;
   std::vector<Arena::Ref> refs_since(std::uint32_t bucket, std::uint32_t since) const;
-  void insert_row(Arena::Ref ref, const BucketView& content, std::size_t i) noexcept;
+  void insert_row(Arena::Ref ref, const BucketView& content, std::size_t i,
+                  std::vector<Index::Entry>& scratch) noexcept;
 
   const Isa isa_;
   const Rule rule_;

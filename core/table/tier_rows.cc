@@ -160,7 +160,7 @@ std::size_t Tier::move_in(std::uint32_t stripe, const Places& places, std::optio
     std::memcpy(table_.arenas_.row(ref), place.row, layout.row_bytes());
     const auto version = static_cast<std::uint16_t>(layout.stamp(place.row).version);
     table_.index_.reserve(place.bucket, table_.index_.num_rows(place.bucket) + 1, now, scratch);
-    table_.index_.insert(mix64(key), {ref, version}, now);
+    table_.index_.insert(mix64(key), {ref, version}, now, scratch);
     uses_.begin(ref, place.uses, place.time);
     if (what) note_use(ref, *what);
     cold_.take(place);

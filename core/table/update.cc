@@ -399,7 +399,7 @@ void Table::insert_rows(Selection& absent, std::span<Arena::Ref> rows,
     rest = rest.subspan(1);
     ++num_used;
     initialize(arenas_.row(ref), row_class, key, update.scratch);
-    index_.insert(mix64(key), {ref, static_cast<std::uint16_t>(now)}, now);
+    index_.insert(mix64(key), {ref, static_cast<std::uint16_t>(now)}, now, scratch);
     if (tier_ != nullptr) tier_->uses().begin(ref);
     admission_.settle(key);
     return true;

@@ -293,7 +293,7 @@ void Table::insert_wide(const Group& group, std::span<const std::uint32_t> numbe
     row = arenas_.row(ref);
     std::memcpy(row, &key, sizeof key);
     write(i, row);
-    index_.insert(mix64(key), {ref, static_cast<std::uint16_t>(now)}, now);
+    index_.insert(mix64(key), {ref, static_cast<std::uint16_t>(now)}, now, reserved.scratch);
     if (tier_ != nullptr) tier_->uses().begin(ref);
     admission_.settle(key);
   }

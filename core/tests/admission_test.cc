@@ -46,6 +46,25 @@ AdmissionConfig counting(std::uint32_t n, std::uint64_t sketch_bytes = 0) {
   return {.name = "count_filter", .n = n, .sketch_bytes = sketch_bytes};
 }
 
+// Keys of one home: without other homes for them, minutes.
+void chosen_keys_are_counted() {
+  constexpr std::uint64_t kKeys = 150'000;
+  Admission admission(counting(2), 1);
+  Keys keys;
+  for (std::uint64_t i = 0; i < kKeys; ++i)
+    keys.push_back(unmix64(std::uint64_t{kBucket} << 52 | i));
+  admission.prepare(keys);
+  for (const int count : {1, 2}) {
+    for (const std::uint64_t key : keys) {
+      const Occurrence once{.key = key, .count = 1, .score = 0.0, .time = 0};
+      CHECK_EQUAL(admission.admit(once, kId), count == 2);
+    }
+  }
+  CHECK_EQUAL(saved(admission).size(), 24 + 16 * kKeys);
+  for (const std::uint64_t key : keys) admission.settle(key);
+  CHECK(saved(admission).empty());
+}
+
 void counts_agree_with_a_map(std::uint64_t seed) {
   test::Random random(seed);
   constexpr std::uint32_t kN = 6;
@@ -258,6 +277,7 @@ void damaged_bytes_are_refused_or_harmless(std::uint64_t seed) {
 int main(int argc, char** argv) {
   const std::uint64_t seed = test::seed_of(argc, argv);
   counts_agree_with_a_map(seed);
+  chosen_keys_are_counted();
   memory_per_pending_key_is_as_stated(seed);
   a_large_count_does_not_wrap();
   a_sketch_keeps_its_bound(seed);

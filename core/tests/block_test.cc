@@ -1,5 +1,5 @@
-// Wide rows in and out of tables and blocks, and the slots of keys, against plain models; and all
-// of them beside other callers, for TSan.
+// Wide rows in and out of tables and blocks against plain models, and beside other callers, for
+// TSan.
 #include "table/block.h"
 
 #include <algorithm>
@@ -14,7 +14,6 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "table/slot_index.h"
 #include "table/table.h"
 #include "tiered.h"
 
@@ -442,89 +441,6 @@ void many_rows_come_back(test::Random& random) {
   }
 }
 
-// ---- slots ----
-
-std::size_t size_of(std::int32_t slot) { return static_cast<std::size_t>(slot); }
-
-void slots_equal_a_map(test::Random& random, std::size_t num_max) {
-  Pool pool(3);
-  Keys keys_of_slots(num_max);
-  SlotIndex index(keys_of_slots, pool);
-  std::map<std::uint64_t, std::int32_t> model;
-  std::vector<std::int32_t> free(num_max);
-  std::iota(free.begin(), free.end(), 0);
-  const std::array none{static_cast<std::int32_t>(num_max)};
-  for (int round = 0; round < 6; ++round) {
-    Keys fresh = distinct_keys(random, num_max - model.size());
-    std::vector<std::int32_t> slots;
-    for (const std::uint64_t key : fresh) {
-      slots.push_back(free.back());
-      free.pop_back();
-      model[key] = slots.back();
-    }
-    index.assign(fresh, slots, pool);
-    CHECK_EQUAL(index.num_keys(), model.size());
-    check_refused([&] { index.assign(std::array{random.next()}, none, pool); });
-    check_refused([&] { index.assign(std::array{random.next()}, std::array{0}, pool); });  // full
-    Keys gone;
-    for (const auto& [key, slot] : model) {
-      if (random.below(2) == 0) gone.push_back(key);
-    }
-    for (const std::uint64_t key : gone) {
-      free.push_back(model[key]);
-      model.erase(key);
-    }
-    for (int i = 0; i < 10; ++i) gone.push_back(random.next());
-    index.remove(gone);
-    CHECK_EQUAL(index.num_keys(), model.size());
-    Keys asked = gone;
-    for (const auto& [key, slot] : model) asked.push_back(key);
-    std::vector<std::int32_t> found(asked.size());
-    index.find(asked, found.data(), pool);
-    for (std::size_t i = 0; i < asked.size(); ++i) {
-      const auto expected = model.find(asked[i]);
-      CHECK_EQUAL(found[i], expected == model.end() ? SlotIndex::kAbsent : expected->second);
-    }
-    for (const auto& [key, slot] : model) CHECK_EQUAL(keys_of_slots[size_of(slot)], key);
-    if (model.empty() || free.empty()) continue;
-    const std::array twice{model.begin()->first};
-    check_refused([&] { index.assign(twice, std::array{free.back()}, pool); });
-    check_refused([&] { index.assign(std::array{random.next()}, std::array{-2}, pool); });
-  }
-}
-
-// Many keys in the order of their buckets, which threads divide among them; and in others.
-void many_slots_are_found(test::Random& random, std::size_t num) {
-  Pool pool(3);
-  Keys keys = distinct_keys(random, num);
-  std::vector<std::int32_t> slots(num), found(num);
-  std::iota(slots.begin(), slots.end(), 0);
-  for (int order = 0; order < 4; ++order) {
-    if (order == 1) std::ranges::sort(keys, {}, bucket_of);
-    if (order == 2) std::ranges::sort(keys, {}, mix64);
-    if (order == 3) std::ranges::reverse(keys);
-    Keys memory(num);
-    SlotIndex index(memory, pool);
-    index.assign(keys, slots, pool);
-    CHECK_EQUAL(index.num_keys(), num);
-    index.find(keys, found.data(), pool);
-    CHECK(found == slots);
-    CHECK(memory == keys);
-    SlotIndex in_place(memory, pool);  // the keys are where they shall be
-    in_place.assign(memory, pool);
-    in_place.find(keys, found.data(), pool);
-    CHECK(found == slots);
-    Keys others(num + 1);
-    SlotIndex with_others(others, pool);
-    with_others.assign(std::array{keys[num / 2]}, std::array{static_cast<std::int32_t>(num)}, pool);
-    check_refused([&] { with_others.assign(keys, slots, pool); });
-    Keys twice = keys;
-    twice[num / 3] = twice[num / 3 + 1];
-    SlotIndex other(memory, pool);
-    check_refused([&] { other.assign(twice, slots, pool); });
-  }
-}
-
 // ---- many callers ----
 
 void rows_are_written_beside_others(test::Random& random) {
@@ -573,8 +489,6 @@ int main(int argc, char** argv) {
   updates_equal_those_of_a_table(random);
   blocks_lie_in_wide_rows(random);
   many_rows_come_back(random);
-  for (const std::size_t num_max : {0, 1, 2, 50, 20'000}) slots_equal_a_map(random, num_max);
-  many_slots_are_found(random, 40'000);
   rows_are_written_beside_others(random);
   return 0;
 }

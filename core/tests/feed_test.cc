@@ -119,6 +119,9 @@ void unique_equals_a_map(Random& random, Pool& pool) {
     if (n > 0) check_unique(values, values[random.below(n)], pool);
     check_unique(std::vector<std::uint64_t>(n, 7), 7, pool);
   }
+  std::vector<std::uint64_t> chosen(300'000);  // one place for all: without a limit, a minute
+  for (auto& key : chosen) key = unmix64(random.below(chosen.size()) << 32);
+  check_unique(chosen, chosen[0], pool);
 }
 
 void occurrences_refuse_a_wrong_index(Pool& pool) {

@@ -115,6 +115,16 @@ void test_layers(test::Random& random) {
   check_lookup(table_of(layers), rows, pool);
 }
 
+// Rows that are all on one line: looked up one after the other, they would take a minute.
+void test_chosen_keys() {
+  Pool pool(1);
+  Rows rows;
+  for (std::uint64_t i = 0; i < 200'000; ++i) rows[unmix64(2 * i)] = {false, {1, 2, 3, 4, 5}};
+  const Bytes bytes = file_of(rows, true);
+  for (std::uint64_t i = 0; i < 200'000; ++i) rows[unmix64(2 * i + 1)].is_removed = true;  // absent
+  check_lookup(table_of({opened(bytes)}), rows, pool);
+}
+
 // A damaged file is refused, or returns some rows; no read is outside the file.
 void test_damage(test::Random& random) {
   Pool pool(1);
@@ -154,6 +164,7 @@ void test_callers(test::Random& random) {
 int main(int argc, char** argv) {
   test::Random random(test::seed_of(argc, argv));
   test_layers(random);
+  test_chosen_keys();
   test_damage(random);
   test_callers(random);
   return 0;

@@ -138,6 +138,45 @@ void a_growing_table_finds_every_row(std::uint64_t seed) {
   for (const float count : counts_of(table, keys, pool)) CHECK_EQUAL(count, 0.0F);
 }
 
+// Keys of bucket 0 with one home in an index whose factor is this one, and one tag.
+Keys keys_of_one_home(std::uint64_t factor, std::size_t n) {
+  std::uint64_t inverse = factor;
+  for (int i = 0; i < 6; ++i) inverse *= 2 - factor * inverse;
+  Keys keys(n);
+  for (std::size_t i = 0; i < n; ++i) keys[i] = unmix64((i << 20) * inverse >> 12);
+  return keys;
+}
+
+// Without other homes for them, minutes.
+void chosen_keys_are_found() {
+  constexpr std::size_t kKeys = 150'000;
+  Pool pool(2);
+  Table table(counting(1));
+  Keys all;
+  for (const std::uint64_t factor : {std::uint64_t{1}, mix64(1) | 1, mix64(mix64(1) | 1) | 1}) {
+    const Keys keys = keys_of_one_home(factor, kKeys);
+    const auto sequence = static_cast<std::int64_t>(2 * all.size());
+    push(table, keys, {{0, sequence + 1}}, pool);
+    push(table, keys, {{0, sequence + 2}}, pool);
+    all.insert(all.end(), keys.begin(), keys.end());
+  }
+  std::ranges::sort(all);
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  Keys gone;
+  for (std::size_t i = 0; i < all.size(); i += 2) gone.push_back(all[i]);
+  CHECK_EQUAL(table.erase(gone, pool), gone.size());
+  const auto check = [&](const Table& actual) {
+    CHECK_EQUAL(actual.num_rows(), all.size() - gone.size());
+    const std::vector<float> counts = counts_of(actual, all, pool);
+    for (std::size_t i = 0; i < all.size(); ++i)
+      CHECK(i % 2 == 0 ? counts[i] == 0 : counts[i] >= 2);
+  };
+  check(table);
+  Table other(counting(1));
+  other.restore(0, view_of(table.snapshot(0)));
+  check(other);
+}
+
 void a_push_counts_once_in_every_bucket() {
   test::Random random(1);
   Pool pool(2);
@@ -431,6 +470,7 @@ int main(int argc, char** argv) {
   const std::uint64_t seed = test::seed_of(argc, argv);
   a_table_agrees_with_a_map(seed);
   a_growing_table_finds_every_row(seed);
+  chosen_keys_are_found();
   a_push_counts_once_in_every_bucket();
   buckets_move_to_another_table();
   wrong_content_is_refused_and_nothing_changes();

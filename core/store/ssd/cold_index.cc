@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <utility>
 
 #include "base/error.h"
 
@@ -27,7 +28,8 @@ void ColdIndex::write(std::uint32_t i, std::uint64_t entry) noexcept {
 }
 
 ColdIndex ColdIndex::with(std::size_t num_pages, std::span<Entry> added) const {
-  std::ranges::sort(added, {}, [](const Entry& entry) { return bits_of(entry.hash); });
+  std::ranges::sort(added, {},
+                    [](const Entry& entry) { return std::pair(bits_of(entry.hash), entry.page); });
   ColdIndex merged;
   const std::size_t size = num_entries() + added.size();
   TRIREME_CHECK(size < std::numeric_limits<Start>::max() && num_pages <= kNumPagesMax);

@@ -32,16 +32,20 @@ class ColdIndex {
     PageNumber page;
   };
 
-  // Calls visit(page) for each entry that agrees with the hash. A page may come twice.
+  // Calls visit(page) for the page of each entry that agrees with the hash. Of entries that were
+  // added together it comes once.
   template <class Visit>
   void find(std::uint64_t hash, const Visit& visit) const {
     if (num_entries_ == 0) return;
     const std::uint32_t bits = bits_of(hash);
     const std::uint64_t rest = bits & ((1U << rest_bits_) - 1);
     const std::size_t cell = bits >> rest_bits_;
+    std::uint64_t last = ~std::uint64_t{0};
     for (std::uint32_t i = starts_[cell]; i < starts_[cell + 1]; ++i) {
       const std::uint64_t entry = read(i);
-      if (entry >> page_bits_ == rest && !is_erased(entry)) visit(page_of(entry));
+      if (entry >> page_bits_ != rest || entry == last || is_erased(entry)) continue;
+      visit(page_of(entry));
+      last = entry;
     }
   }
 
