@@ -61,7 +61,8 @@ void Index::touch(std::uint64_t key, std::uint32_t version, std::uint32_t now) n
 }
 
 std::uint64_t Index::place(std::uint64_t hash, Entry entry, std::uint32_t now) noexcept {
-  Bucket& bucket = buckets_[bucket_of_hash(hash)];
+  const std::uint32_t number = bucket_of_hash(hash);
+  const Bucket& bucket = buckets_[number];
   std::uint64_t i = home_of(hash, bucket);
   for (std::uint64_t num_passed = 0;; ++num_passed, i = i + 1 < bucket.num_lines ? i + 1 : 0) {
     IndexLine& line = bucket.lines[i];
@@ -70,7 +71,7 @@ std::uint64_t Index::place(std::uint64_t hash, Entry entry, std::uint32_t now) n
       line.tags[slot] = IndexLine::tag_of(hash);
       line.refs[slot] = entry.ref;
       mark(line, entry.version, now);
-      ++bucket.num_rows;
+      ++num_rows_[number];
       return num_passed;
     }
     if (line.passed != kPassedMax) ++line.passed;
@@ -85,7 +86,7 @@ void Index::insert(std::uint64_t hash, Entry entry, std::uint32_t now,
   scratch.clear();
   entries_of(number, scratch);
   clear(number);
-  bucket.factor = mix64(bucket.factor) | 1;
+  bucket.factor = static_cast<std::uint32_t>(mix64(bucket.factor)) | 1;
   insert_again(scratch, now);
 }
 
@@ -112,7 +113,7 @@ bool Index::erase(std::uint64_t key, Arena::Ref& ref) noexcept {
   const std::uint32_t slot = slot_of(line, hash, row);
   ref = line.refs[slot];
   line.tags[slot] = 0;
-  --buckets_[bucket_of_hash(hash)].num_rows;
+  --num_rows_[bucket_of_hash(hash)];
   for (std::uint32_t i = 0; i < distance; ++i) {
     auto& before = const_cast<IndexLine&>(*line_at(hash, i));
     if (before.passed != kPassedMax) --before.passed;
@@ -124,7 +125,7 @@ void Index::refs_since(std::uint32_t bucket, std::uint32_t since, std::uint32_t 
                        std::vector<Arena::Ref>& refs) const {
   const Bucket& b = buckets_[bucket];
   const bool tells = since != 0 && now - since < kVersionsTold;
-  if (!tells) refs.reserve(refs.size() + b.num_rows);
+  if (!tells) refs.reserve(refs.size() + num_rows_[bucket]);
   for (std::uint32_t i = 0; i < b.num_lines; ++i) {
     const IndexLine& line = b.lines[i];
     if (tells && line.age(now) >= now - since) continue;
@@ -147,11 +148,11 @@ void Index::entries_of(std::uint32_t bucket, std::vector<Entry>& entries) const 
 void Index::clear(std::uint32_t bucket) noexcept {
   Bucket& b = buckets_[bucket];
   std::fill_n(b.lines, b.num_lines, IndexLine{});
-  b.num_rows = 0;
+  num_rows_[bucket] = 0;
 }
 
 void Index::release(std::uint32_t bucket) noexcept {
-  TRIREME_CHECK(buckets_[bucket].num_rows == 0);
+  TRIREME_CHECK(num_rows_[bucket] == 0);
   lay_out(bucket, 0);
 }
 
@@ -172,7 +173,7 @@ void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entr
   }
   std::size_t rows_max = 0;
   for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
-    rows_max = std::max<std::size_t>(rows_max, buckets_[stripe * kBucketsPerStripe + i].num_rows);
+    rows_max = std::max<std::size_t>(rows_max, num_rows_[stripe * kBucketsPerStripe + i]);
   }
   scratch.reserve(rows_max + num_rows);
 }
@@ -180,10 +181,11 @@ void Index::prepare(std::uint32_t stripe, std::size_t num_rows, std::vector<Entr
 Index::Size Index::size(std::uint32_t stripe) const noexcept {
   Size size{.bytes = bytes(stripe)};
   for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
-    const Bucket& b = buckets_[stripe * kBucketsPerStripe + i];
-    const std::uint64_t num_lines = b.num_rows == 0 ? 0 : grown(lines_for(b.num_rows) - 1);
-    size.num_rows += b.num_rows;
-    size.num_lines_left += b.num_lines > num_lines ? b.num_lines - num_lines : 0;
+    const std::uint32_t bucket = stripe * kBucketsPerStripe + i;
+    const std::uint32_t num_rows = num_rows_[bucket], all_lines = buckets_[bucket].num_lines;
+    const std::uint64_t num_lines = num_rows == 0 ? 0 : grown(lines_for(num_rows) - 1);
+    size.num_rows += num_rows;
+    size.num_lines_left += all_lines > num_lines ? all_lines - num_lines : 0;
   }
   return size;
 }
@@ -220,11 +222,11 @@ void Index::insert_again(const std::vector<Entry>& entries, std::uint32_t now) n
 }
 
 void Index::trim(std::uint32_t bucket, std::uint32_t now, std::vector<Entry>& scratch) {
-  const Bucket& b = buckets_[bucket];
-  const std::uint64_t num_lines = b.num_rows == 0 ? 0 : grown(lines_for(b.num_rows));
-  if (num_lines * 2 > b.num_lines) return;
+  const std::uint32_t num_rows = num_rows_[bucket];
+  const std::uint64_t num_lines = num_rows == 0 ? 0 : grown(lines_for(num_rows));
+  if (num_lines * 2 > buckets_[bucket].num_lines) return;
   scratch.clear();
-  scratch.reserve(b.num_rows);
+  scratch.reserve(num_rows);
   entries_of(bucket, scratch);
   lay_out(bucket, static_cast<std::uint32_t>(num_lines));
   clear(bucket);

@@ -166,7 +166,7 @@ class Index {
   // Frees the lines of an empty bucket.
   void release(std::uint32_t bucket) noexcept;
 
-  std::size_t num_rows(std::uint32_t bucket) const noexcept { return buckets_[bucket].num_rows; }
+  std::size_t num_rows(std::uint32_t bucket) const noexcept { return num_rows_[bucket]; }
   std::size_t bytes(std::uint32_t stripe) const noexcept {  // taken from the system
     return round_up(num_lines_max_[stripe] * sizeof(IndexLine), kPageBytes);
   }
@@ -174,11 +174,10 @@ class Index {
  private:
   static constexpr std::uint64_t kLoadPercent = 82;
 
-  struct alignas(32) Bucket {                                // on one cache line
+  struct Bucket {                                            // what each search reads
     IndexLine* lines = const_cast<IndexLine*>(&kEmptyLine);  // not written while num_lines is 0
     std::uint32_t num_lines = 0;
-    std::uint32_t num_rows = 0;
-    std::uint64_t factor = 1;  // odd; see home_of
+    std::uint32_t factor = 1;  // odd; see home_of
   };
 
   static std::uint64_t lines_for(std::uint64_t num_rows) noexcept {
@@ -213,6 +212,7 @@ class Index {
   std::array<Pages, kNumStripes> memory_;  // the lines of a stripe's buckets, in order
   std::array<std::size_t, kNumStripes> num_lines_max_{};  // the most lines used so far
   alignas(64) std::array<Bucket, kNumBuckets> buckets_{};
+  std::array<std::uint32_t, kNumBuckets> num_rows_{};
 };
 
 TRIREME_INLINE std::uint32_t IndexLine::match(std::uint8_t tag) const noexcept {
