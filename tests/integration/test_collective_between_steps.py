@@ -18,7 +18,7 @@ import trireme as tr
 from tests.integration.test_sync import assert_same_bits
 from tests.jobs import Job
 from tests.ranks import run_ranks
-from trireme.errors import Unavailable
+from trireme.errors import BadRequest, Unavailable
 from trireme.job.cluster import Cluster
 from trireme.policy import ScorePolicy, ShowClick
 from trireme.train.modes.worker_group import WorkerGroup
@@ -107,6 +107,35 @@ def test_statistics_in_lookups_are_of_the_time_of_the_lookup() -> None:
     assert_as_in_sync(
         lambda cluster, mode: fit(cluster, mode, Model(pulls_statistics=True), Calendar())
     )
+
+
+class Alone(tr.Callback):
+    """Worker 0 evaluates after the third step, and no other does."""
+
+    def step(self, fit: Any) -> None:
+        if fit.trainer.optimizer.num_steps == 3:
+            fit.trainer.evaluate(batches(2))
+
+
+@pytest.mark.parametrize("mode", ["collective", "hybrid"])
+def test_a_worker_that_meets_alone_while_others_make_steps_ends_all_with_an_error(
+    mode: str,
+) -> None:
+    errors: dict[int, str] = {}
+
+    def work(cluster: Cluster) -> None:
+        with pytest.raises(BadRequest) as error:
+            fit(cluster, mode, Model(), Alone())
+        errors[cluster.worker] = str(error.value)
+        cluster.abandon()
+
+    if mode == "collective":
+        run_ranks(2, work, timeout_s=TIMEOUT_S)
+    else:
+        with Job(1) as job:
+            job.run(2, work, timeout_s=TIMEOUT_S)
+    for text in errors.values():
+        assert "workers [0] came for 'evaluate', workers [1] for 'the next step'" in text
 
 
 class Refresher(tr.Callback):
