@@ -37,7 +37,7 @@ LONGER: dict[str, str] = {}
 # one leaves; and rows of passes that tables read and write in place; and pulls that workers make
 # with their pushes; and what workers without servers do alone, or when they are interrupted.
 # A feature raises it by what it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 84_180
+PACKAGE_LINES_MAX = 84_181
 
 CODE = (".py", ".h", ".cc")
 

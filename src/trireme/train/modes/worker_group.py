@@ -105,6 +105,7 @@ class WorkerGroup:
     def close(self) -> None:
         """Drop the connections, so that the others do not wait for this worker."""
         backend, self._backend = self._backend, None
+        self._exchanges[self.name] = None
         if backend is not None and accelerator.reduces_by_nccl(self.device):
             backend.abort()
 
