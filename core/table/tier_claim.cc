@@ -62,6 +62,8 @@ std::unique_ptr<Tier::Claim> Tier::claim(std::span<const std::uint64_t> keys, Po
     try {
       hold(*claim, pool);
       return claim;
+    } catch (const ssd::FullDevice&) {
+      throw;  // a change that makes room as it goes would stop halfway
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kResourceExhausted) throw;
     }

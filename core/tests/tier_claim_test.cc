@@ -108,6 +108,26 @@ void test_a_claimed_merge_needs_no_device(std::uint64_t seed) {
   for (const float n : counted.counts_of(std::span(counted.keys).first(1000))) CHECK_EQUAL(n, 1);
 }
 
+// Else the push that the claim is for would be recorded, and applied in part.
+void test_a_claim_on_a_full_device_is_refused(std::uint64_t seed) {
+  Counted counted(seed, 60000, std::size_t{1} << 20);
+  fill(counted, 30000);
+  counted.device->set_faults({.capacity_bytes = 0});
+  bool is_refused = false;
+  for (std::size_t i = 30000; i < 60000 && !is_refused; i += 1000) {
+    const auto some = std::span<const std::uint64_t>(counted.keys).subspan(i, 1000);
+    try {
+      std::vector<Claimed> claims;
+      claims.push_back(counted.table->claim(some, counted.pool));
+      CHECK(claims[0] != nullptr);
+      push_claimed(counted, some, claims);
+    } catch (const ssd::FullDevice&) {
+      is_refused = true;
+    }
+  }
+  CHECK(is_refused);
+}
+
 void test_rows_that_nobody_claims_any_more_leave(std::uint64_t seed) {
   Counted counted(seed, 40000, std::size_t{1} << 20);
   fill(counted, 40000);
@@ -223,6 +243,7 @@ int main(int argc, char** argv) {
   test_claimed_keys_need_no_device(seed);
   test_a_claimed_merge_needs_no_device(seed);
   test_rows_that_nobody_claims_any_more_leave(seed);
+  test_a_claim_on_a_full_device_is_refused(seed);
   test_a_table_that_outgrows_its_budget_keeps_it(seed);
   test_what_was_claimed_is_applied_at_any_budget(seed);
 }

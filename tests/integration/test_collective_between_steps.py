@@ -18,7 +18,7 @@ import trireme as tr
 from tests.integration.test_sync import assert_same_bits
 from tests.jobs import Job
 from tests.ranks import run_ranks
-from trireme.errors import Unavailable
+from trireme.errors import BadRequest, Unavailable
 from trireme.job.cluster import Cluster
 from trireme.policy import ScorePolicy, ShowClick
 from trireme.train.modes.worker_group import WorkerGroup
@@ -60,7 +60,13 @@ def batches(num: int = 16) -> list[dict[str, torch.Tensor]]:
 
 
 def fit(
-    cluster: Cluster, mode: str, model: Model, callback: tr.Callback, **options: Any
+    cluster: Cluster,
+    mode: str,
+    model: Model,
+    callback: tr.Callback,
+    *,
+    on_device: bool = False,
+    **options: Any,
 ) -> Weights:
     trainer = tr.Trainer(
         model,
@@ -73,7 +79,8 @@ def fit(
         **options,
     )
     trainer.set_time(100 * DAY)
-    trainer.fit(batches())
+    with trainer.on_device(batches()) if on_device else contextlib.nullcontext():
+        trainer.fit(batches())
     return weights_at_end(cluster, trainer.optimizer, model)
 
 
@@ -107,6 +114,38 @@ def test_statistics_in_lookups_are_of_the_time_of_the_lookup() -> None:
     assert_as_in_sync(
         lambda cluster, mode: fit(cluster, mode, Model(pulls_statistics=True), Calendar())
     )
+
+
+class Alone(tr.Callback):
+    """Worker 0 evaluates after the third step, and no other does."""
+
+    def step(self, fit: Any) -> None:
+        if fit.trainer.optimizer.num_steps == 3:
+            fit.trainer.evaluate(batches(2))
+
+
+@pytest.mark.parametrize(
+    ("mode", "on_device"), [("collective", False), ("collective", True), ("hybrid", False)]
+)
+def test_a_worker_that_meets_alone_while_others_make_steps_ends_all_with_an_error(
+    mode: str, on_device: bool
+) -> None:
+    errors: dict[int, str] = {}
+
+    def work(cluster: Cluster) -> None:
+        with pytest.raises(BadRequest) as error:
+            fit(cluster, mode, Model(), Alone(), on_device=on_device)
+        errors[cluster.worker] = str(error.value)
+        cluster.abandon()
+
+    timeout_s = 6.0 if on_device else TIMEOUT_S  # the pass is abandoned beside a worker that stays
+    if mode != "hybrid":
+        run_ranks(2, work, timeout_s=timeout_s)
+    else:
+        with Job(1) as job:
+            job.run(2, work, timeout_s=timeout_s)
+    for text in errors.values():
+        assert "workers [0] came for 'evaluate', workers [1] for 'the next step'" in text
 
 
 class Refresher(tr.Callback):

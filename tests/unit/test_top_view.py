@@ -90,6 +90,16 @@ def test_a_server_without_an_answer_is_shown_and_the_others_are_summed() -> None
     assert "2 servers (1 without an answer), 1 workers, 12.0k rows" in " ".join(lines["trireme"])
 
 
+def test_what_a_server_counted_before_it_was_silent_is_no_rate() -> None:
+    gone = ServerSamples("a:1", {}, "server.metrics at a:1: no answer")
+    before = Snapshot(0.0, [gone, busy("b:2", 1000)])
+    lines = shown(before, Snapshot(2.0, [busy("a:1", 1000), busy("b:2", 1040)]))
+    assert lines["a:1"][6:10] == ["0", "0", "-", "-"]
+    assert lines["b:2"][6:10] == ["20", "20", "10.00", "30.00"]
+    assert lines["ads"][-3:] == ["20.0k", "25.0%", "18.0k"]
+    assert lines["0"][4] == "1280"  # examples per second, as b:2 has counted them
+
+
 def test_a_job_that_has_not_begun_has_nothing_to_show() -> None:
     lines = shown(Snapshot(0.0, [samples_of("a:1")]), Snapshot(1.0, [samples_of("a:1")]))
     assert lines["staleness:"] == ["no", "push", "yet"]
@@ -152,6 +162,15 @@ def test_a_line_for_each_label_says_who_waits_for_whom() -> None:
     idle = labeled(140.0, 1.4, reachable=1.0)
     lines = shown(Snapshot(10.0, [begin]), Snapshot(12.0, [idle]))
     assert lines["gpu"] == ["1", "of", "2", "8", "6", "40", "10.00", "20.0%", "2", "gpu"]
+
+
+def test_labels_are_shown_when_the_first_server_has_started_again() -> None:
+    begin, busy = labeled(100.0, 1.0), labeled(140.0, 2.8)
+    before = Snapshot(10.0, [begin, ServerSamples("b:2", begin.samples)])
+    now = Snapshot(12.0, [samples_of("a:1"), ServerSamples("b:2", busy.samples)])
+    assert shown(before, now)["gpu"] == ["2", "8", "6", "40", "45.00", "90.0%", "2", "workers"]
+    alone = Snapshot(10.0, [samples_of("a:1")]), Snapshot(12.0, [labeled(140.0, 45.0)])
+    assert shown(*alone)["gpu"] == ["2", "8", "6", "0", "-", "0.0%", "2", "gpu"]
 
 
 def test_the_lines_of_labels_fit_a_narrow_terminal() -> None:

@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+
 namespace trireme::ssd {
 
 // Offsets, sizes and addresses of transfers are multiples of it: they pass the page cache by.
@@ -66,8 +68,14 @@ class Queue {
   Queue() = default;
 };
 
-// Errors of all methods that touch the disk: kResourceExhausted if it is full, else kUnavailable;
-// they name the file.
+// A disk is full. Who finds no room in memory for it does not find any by asking for less at a
+// time.
+class FullDevice : public Error {
+ public:
+  explicit FullDevice(const std::string& message) : Error(ErrorCode::kResourceExhausted, message) {}
+};
+
+// Errors of all methods that touch the disk: FullDevice, or kUnavailable; they name the file.
 class Device {
  public:
   virtual ~Device() = default;

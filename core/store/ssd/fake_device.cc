@@ -180,9 +180,8 @@ FileId FakeDevice::create(const std::string& name, std::uint64_t num_bytes) {
     throw Error(ErrorCode::kUnavailable, "ssd: expected to make " + name + ", found it");
   }
   if (!has_space(num_bytes)) {
-    throw Error(ErrorCode::kResourceExhausted, "ssd: expected to take " +
-                                                   std::to_string(num_bytes) + " bytes for " +
-                                                   name + ", found the device full");
+    throw FullDevice("ssd: expected to take " + std::to_string(num_bytes) + " bytes for " + name +
+                     ", found the device full");
   }
   auto file = std::make_shared<File>();
   // What a disk has at a place that was not written yet may be anything.

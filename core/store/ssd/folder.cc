@@ -139,8 +139,10 @@ std::string Folder::name_of(FileId file) {
 
 void Folder::fail(const std::string& what, const std::string& name, int error) const {
   const bool is_full = error == ENOSPC || error == EDQUOT;
-  throw Error(is_full ? ErrorCode::kResourceExhausted : ErrorCode::kUnavailable,
-              "ssd: expected to " + what + " " + path_ + "/" + name + ", found " + text_of(error));
+  const std::string message =
+      "ssd: expected to " + what + " " + path_ + "/" + name + ", found " + text_of(error);
+  if (is_full) throw FullDevice(message);
+  throw Error(ErrorCode::kUnavailable, message);
 }
 
 Slots::Slots(std::size_t depth) : transfers_(depth) {

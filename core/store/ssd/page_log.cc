@@ -353,8 +353,9 @@ bool PageLog::write_some(bool must_wait) {
     }
   }
   if (error != 0 && must_wait && !has_written) {
-    throw Error(error == ENOSPC ? ErrorCode::kResourceExhausted : ErrorCode::kUnavailable,
-                "PageLog: expected to write " + failed + ", found: " + text_of(error));
+    const std::string message = "PageLog: expected to write " + failed + ", found: ";
+    if (error == ENOSPC) throw FullDevice(message + text_of(error));
+    throw Error(ErrorCode::kUnavailable, message + text_of(error));
   }
   return true;
 }

@@ -24,7 +24,7 @@ from trireme.coordinator.workers import Workers
 from trireme.protocol.wire import need
 from trireme.rpc import Deferred, Handler, HeldBytes, Reply, Request
 
-READ_ONLY = ("coord.map", "coord.chain")
+READ_ONLY = ("coord.map", "coord.chain", "coord.in_exchange")
 POLLED = ("coord.take",)
 """Repeated by workers that wait: it reports itself whether it has changed the state."""
 
@@ -72,6 +72,7 @@ class Coordinator:
             "coord.take": self._leases.on_take,
             "coord.give_back": self._leases.on_give_back,
             "coord.gather": self._meetings.on_gather,
+            "coord.in_exchange": self._meetings.on_in_exchange,
             "coord.end": self._joining.on_end,
         }
         handlers: dict[str, Handler] = {

@@ -55,17 +55,20 @@ class MeetingName:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a worker brings to a meeting."""
+    """What a worker brings to a meeting. exchanges: how many the thread that waits here has made,
+    by group of workers.
+    """
 
     worker: int
     purpose: str
     body: Any = None
     arrays: Sequence[Array] = ()
     kind: str = ALL  # who gets the arrays
+    exchanges: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
-        return _num_bytes(self.body, self.arrays)
+        return _num_bytes([self.body, self.exchanges], self.arrays)
 
 
 @dataclass
@@ -134,7 +137,12 @@ class Meetings:
             return reply
 
         arrays = list(request.arrays)
-        brought = Contribution(worker, purpose, need(body, "body", dict), arrays, kind)
+        exchanges = need({"exchanges": {}, **body}, "exchanges", dict)
+        if not all(isinstance(number, int) for number in exchanges.values()):
+            raise BadRequest(
+                f"coord.gather: expected numbers of exchanges, found {str(exchanges)[:80]}"
+            )
+        brought = Contribution(worker, purpose, need(body, "body", dict), arrays, kind, exchanges)
         return self.attend(name, brought, conclude)
 
     def attend(
@@ -191,6 +199,20 @@ class Meetings:
                 error = _purposes_error(early, meeting, sorted(gone), later.purpose)
                 self._fail(early, error)
                 self._fail(late, error)
+
+    def on_in_exchange(self, worker: int, request: Request) -> Reply:
+        """Fail a meeting at which others wait for this worker, and it for them: in an exchange of a
+        group of workers that they have not begun. Raises BadRequest: there was one.
+        """
+        group, ended = need(request.body, "group", str), need(request.body, "ended", int)
+        for name, meeting in list(self._open.items()):
+            waiting = [one.exchanges.get(group) for one in meeting.contributions.values()]
+            is_late = any(number is not None and number <= ended for number in waiting)
+            if is_late and worker in self._missing(meeting):
+                error = _purposes_error(name, meeting, [worker], "the next step")
+                self._fail(name, error)
+                raise error
+        return Reply()
 
     def fail_without(
         self, away: Set[int], make_error: Callable[[str, list[int]], TriremeError]

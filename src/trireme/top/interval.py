@@ -39,7 +39,17 @@ class _Interval:
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
         self.before, self.now = before, now
         self.seconds = max(now.at - before.at, 1e-9)
-        self._before_by_endpoint = {server.endpoint: server for server in before.servers}
+        self._before = {server.endpoint: server for server in before.answering}
+
+    def has_both(self, server: ServerSamples, name: str, **labels: str) -> bool:
+        """Whether the server has samples like these in both snapshots."""
+        both = [server, self._before.get(server.endpoint)]
+        return all(one is not None and any(one.matching(name, **labels)) for one in both)
+
+    def first(self, name: str, **labels: str) -> ServerSamples:
+        """The first server that has samples like these, in both snapshots if there is one."""
+        having = [one for one in self.now.answering if any(one.matching(name, **labels))]
+        return next((one for one in having if self.has_both(one, name, **labels)), having[0])
 
     def rate(self, name: str, server: ServerSamples | None = None, **labels: str) -> float:
         """Growth of a counter per second, of one server or all."""
@@ -47,9 +57,10 @@ class _Interval:
         return sum(self._growth(server, name, **labels) for server in servers) / self.seconds
 
     def _growth(self, server: ServerSamples, name: str, **labels: str) -> float:
-        before = self._before_by_endpoint.get(server.endpoint)
-        value = server.total(name, **labels)
-        past = 0.0 if before is None else before.total(name, **labels)
+        before, value = self._before.get(server.endpoint), server.total(name, **labels)
+        if before is None:
+            return 0.0  # it was silent, and has counted longer than the interval
+        past = before.total(name, **labels)
         return value - past if value >= past else value  # a restarted server counts from 0
 
     def mean_s(self, server: ServerSamples, method: str) -> float | None:
@@ -151,7 +162,7 @@ def _share(part: float, whole: float) -> float | None:
 def _workers(interval: _Interval) -> list[WorkerStatus]:
     now, states = interval.now, []
     for worker in now.values_of("trireme_worker_silence_seconds", "worker"):
-        first = now.answering[0]
+        first = interval.first("trireme_worker_silence_seconds", worker=worker)
         silences = [
             age for server in now.servers
             for _, age in server.matching("trireme_worker_silence_seconds", worker=worker)
@@ -180,16 +191,18 @@ def _labels(interval: _Interval) -> list[LabelStatus]:
 
 
 def _label(interval: _Interval, label: str) -> LabelStatus:
-    first = interval.now.answering[0]
+    name = "trireme_worker_label"
+    first = interval.first(name, label=label)
+    has_both = interval.has_both(first, name, label=label)  # else it has started since
 
     def total(what: str) -> float:
-        return first.total("trireme_worker_label", label=label, what=what)
+        return first.total(name, label=label, what=what)
 
     def rate(what: str) -> float:
-        return interval.rate("trireme_worker_label", first, label=label, what=what)
+        return interval.rate(name, first, label=label, what=what) if has_both else 0.0
 
     def numbers(what: str) -> list[float]:
-        return [n for _, n in first.matching("trireme_worker_label", label=label, what=what)]
+        return [n for _, n in first.matching(name, label=label, what=what)]
 
     num, computed = max(numbers("compute_workers")), rate("computed_s")
     in_flight = total("in_flight")

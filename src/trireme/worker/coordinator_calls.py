@@ -27,6 +27,8 @@ class CoordinatorCalls:
         self._servers, self._script = servers, script
         self._worker, self._incarnation = worker, incarnation
         self._numbers = itertools.count(1)
+        # By group of workers: the exchanges that this thread has taken part in. None: others do.
+        self.exchanges: dict[str, int | None] = {}
 
     def call(
         self,
@@ -74,6 +76,7 @@ class CoordinatorCalls:
                 attended, and the answers are not kept any more.
         """
         place = {"pass": self._script.number, "name": self._script.next_meeting()}
+        place["exchanges"] = {name: n for name, n in self.exchanges.items() if n is not None}
         message = self._signed({**place, "purpose": purpose, "body": body, "arrays": to})
         part_s = self._servers.timeout_s
         whole_s = part_s * (PATIENCE if patient else 1) if timeout_s is None else timeout_s
@@ -95,6 +98,13 @@ class CoordinatorCalls:
                 log.warning("still waiting, all workers are alive: %s", error)
         rest = iter(reply.arrays)
         return [(one, [next(rest) for _ in range(num)]) for one, num in reply.body["bodies"]]
+
+    def check_exchange(self, group: str, *, timeout_s: float) -> None:
+        """Ask while the next exchange of a group waits. Raises BadRequest: for a worker that waits
+        at a meeting for this one, which then fails too.
+        """
+        body = {"group": group, "ended": self.exchanges[group]}
+        self.call("coord.in_exchange", body, timeout_s=timeout_s)
 
     def silent_workers(self) -> list[int]:
         """Workers without a heartbeat at server 0 for the client's timeout, or that have ended."""

@@ -1,7 +1,9 @@
 """The workers of a job as a process group of torch.distributed, without its global state."""
 
 import datetime
+import logging
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +17,10 @@ from trireme.job.cluster import Cluster
 from trireme.worker.coordinator_calls import PATIENCE
 from trireme.worker.dense_parameters import DenseParameters
 
+log = logging.getLogger("trireme.train")
+
+CHECK_S = 3.0
+"""After which a worker in an exchange asks whether others wait for it at a meeting."""
 FindWorkers: TypeAlias = Callable[[], Sequence[int]]
 Meet: TypeAlias = Callable[[list[Any]], list[Any]]
 _STUCK: list[Any] = []
@@ -53,6 +59,9 @@ class WorkerGroup:
         self._find_silent = find_silent or self._ask_coordinator
         self._find_lost = find_lost or self._find_silent
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
+        self._exchanges = cluster.client.coordinator.exchanges
+        self.name = f"{mode} {len(self._exchanges)}"  # the same at all workers
+        self._num_exchanges, self._exchanges[self.name] = 0, None
         host = cluster.address.strip("[]")
         _check(host, device, cluster, mode)
         self._backend: Any = self._join(host)
@@ -87,9 +96,16 @@ class WorkerGroup:
         address: list[Any] = bodies[0][0]["place"]
         return address
 
+    def note_thread(self, *, is_scripts: bool) -> None:
+        """Whether the thread that runs the script makes the exchanges, and so makes none while it
+        waits at a meeting. At first nothing is known.
+        """
+        self._exchanges[self.name] = self._num_exchanges if is_scripts else None
+
     def close(self) -> None:
         """Drop the connections, so that the others do not wait for this worker."""
         backend, self._backend = self._backend, None
+        self._exchanges[self.name] = None
         if backend is not None and accelerator.reduces_by_nccl(self.device):
             backend.abort()
 
@@ -128,17 +144,41 @@ class WorkerGroup:
         if self._backend is None:
             raise Unavailable(f"{self._mode}: {what}: this worker has left the others")
         work = getattr(self._backend, name)(*arguments)
-        for patience in reversed(range(PATIENCE)):
+        start, timeout_s, num_looks = time.monotonic(), self._timeout.total_seconds(), 0
+        part_s = timeout_s  # NCCL ends an exchange for which a wait is too short
+        if not accelerator.reduces_by_nccl(self.device):
+            part_s = min(CHECK_S, timeout_s)
+        while True:
             try:
-                work.wait(self._timeout)
+                work.wait(datetime.timedelta(seconds=part_s))
                 break
             except RuntimeError as error:
-                is_over = work.is_completed() or patience == 0
-                if is_over or self._find_silent():
+                seconds, is_over = time.monotonic() - start, work.is_completed()
+                if not is_over and seconds >= (num_looks + 1) * timeout_s:
+                    num_looks += 1
+                    is_over = num_looks == PATIENCE or bool(self._find_silent())
+                if is_over:
                     if not work.is_completed():
                         _STUCK.append(self._backend)
                     raise self._error(what, error) from error
+                self._check_meetings(part_s)
+        self._num_exchanges += 1
+        if self._exchanges[self.name] is not None:
+            self._exchanges[self.name] = self._num_exchanges
         accelerator.await_device(self.device)
+
+    def _check_meetings(self, timeout_s: float) -> None:
+        """Raises BadRequest: others wait for this worker at a meeting, and do not come."""
+        if self._exchanges[self.name] is None:
+            return
+        try:
+            self._cluster.client.coordinator.check_exchange(self.name, timeout_s=timeout_s)
+        except BadRequest:
+            self.is_broken = True
+            _STUCK.append(self._backend)
+            raise
+        except TriremeError as error:  # who is silent is found later
+            log.debug("an exchange waits, and the coordinator does not answer: %s", error)
 
     def _ask_coordinator(self) -> list[int]:
         """Workers that are silent; all, if the coordinator cannot be asked."""

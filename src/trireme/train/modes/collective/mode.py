@@ -43,6 +43,7 @@ class Collective(Sync):
             )
         self._together: LockedTransport | None = None
         self._idle: IdleWorker | None = None
+        self._group: WorkerGroup | None = None
         self._planned: deque[KeysByClass] = deque()  # the keys of batches that are not pulled yet
         self._following: FollowingPull | None = None  # the pull that followed the last push
 
@@ -57,6 +58,8 @@ class Collective(Sync):
         device = device_of(self.setup.replica.dense, "collective: expected parameters")
         silent, lost = ways_to_find(cluster)
         group = WorkerGroup(cluster, device, "collective", find_silent=silent, find_lost=lost)
+        group.note_thread(is_scripts=True)
+        self._group = group
         calls = CallsTogether(
             ByteExchange(group, cluster.worker, cluster.num_workers),
             self.client.servers.endpoints,
@@ -117,21 +120,26 @@ class Collective(Sync):
     # ---- the pass ----
 
     def begin_pass(self) -> PredecessorProgress:
-        if self._idle is not None and self.passes.entered is None:
-            self._idle.end()
+        if self.passes.entered is None:
+            self._end_idle()
         return super().begin_pass()
 
     def leave_pass(self) -> None:
         """Leave the pass; from then on a thread takes part in the exchanges of the others."""
         is_in_pass = self._first_step is not None
         super().leave_pass()
-        if self._idle is not None and is_in_pass:
+        if self._idle is not None and self._group is not None and is_in_pass:
+            self._group.note_thread(is_scripts=False)
             self._idle.begin()
 
     def finish(self) -> None:
         super().finish()
-        if self._idle is not None:
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        if self._idle is not None and self._group is not None:
             self._idle.end()
+            self._group.note_thread(is_scripts=True)
 
 
 def _are_same(keys: KeysByClass, others: KeysByClass) -> bool:

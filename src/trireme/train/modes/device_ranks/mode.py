@@ -331,4 +331,5 @@ def _meet(cluster: Cluster, device: torch.device, num_steps: int) -> tuple[Excha
     group = WorkerGroup(
         cluster, device, "pass on devices", find_silent=silent, find_lost=lost, meet=at_coordinator
     )
+    group.note_thread(is_scripts=True)
     return Exchange(group, cluster.worker, cluster.num_workers), max(steps)

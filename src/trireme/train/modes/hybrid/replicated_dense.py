@@ -33,6 +33,8 @@ class ReplicatedDense:
         self._workers = (
             WorkerGroup(cluster, self._device, "hybrid") if cluster.num_workers > 1 else None
         )
+        if self._workers is not None:
+            self._workers.note_thread(is_scripts=True)
         self._is_running = False
         self.saves_next = False  # after the next step
         self._is_held = False  # worker 0 saves after the last step
