@@ -300,6 +300,8 @@ def _attend(client: WorkerClient) -> None:
         client.servers.everywhere("checkpoint.stop", {"job": "none"}, timeout_s=JOB_S)
     client.servers.ask_coordinator("coord.chain", {})
     client.servers.ask_coordinator("coord.map", {})
+    client.coordinator.exchanges["a group"] = 0
+    client.coordinator.check_exchange("a group", timeout_s=JOB_S)
     client.stats()
     me = {"worker": 0, "num_workers": 1, "incarnation": client.incarnation}
     client.servers.everywhere("server.ready", {}, timeout_s=JOB_S)
