@@ -41,14 +41,6 @@ TableConfig config_of(std::vector<int> dims, bool is_scored) {
   return config;
 }
 
-Keys distinct_keys(test::Random& random, std::size_t n) {
-  Keys keys;
-  for (std::uint64_t key = random.next(); keys.size() < n; key += 1 + random.below(1000)) {
-    keys.push_back(key);
-  }
-  return keys;
-}
-
 // Random rows of random classes, versions below 100.
 Rows random_rows(test::Random& random, const Table& table, Keys keys) {
   Rows rows{.keys = std::move(keys), .classes = {}, .wide = {}};
@@ -103,7 +95,7 @@ void written_rows_are_read(test::Random& random, const TableConfig& config, std:
   Table table(config);
   Model model;
   for (int round = 0; round < 4; ++round) {
-    Keys keys = distinct_keys(random, num_keys);
+    Keys keys = test::distinct_keys(random, num_keys);
     for (const auto& [key, row] : model) {
       if (random.below(3) == 0) keys.push_back(key);
     }
@@ -119,7 +111,7 @@ void written_rows_are_read(test::Random& random, const TableConfig& config, std:
   const auto stamp = [&](std::uint8_t* row, std::uint32_t version) {
     std::memcpy(row + table.classes().wide().wide_stamp_offset(), &version, sizeof version);
   };
-  Rows rows = random_rows(random, table, distinct_keys(random, num_keys));
+  Rows rows = random_rows(random, table, test::distinct_keys(random, num_keys));
   table.raise_version(200);
   table.write_wide(std::array{rows.part()}, pool, true);
   for (std::size_t i = 0; i < rows.keys.size(); ++i) stamp(&rows.wide[i * table.row_bytes()], 200);
@@ -133,7 +125,7 @@ void written_rows_are_read(test::Random& random, const TableConfig& config, std:
   CHECK_EQUAL(num_changed, num_keys);
 
   Table merged(config_of(config.dims, config.policy.is_scored));
-  Rows others = random_rows(random, table, distinct_keys(random, num_keys));
+  Rows others = random_rows(random, table, test::distinct_keys(random, num_keys));
   std::copy_n(rows.keys.begin(), num_keys / 2, others.keys.begin());
   merged.write_wide(std::array{others.part()}, pool);
   Model of_both;
@@ -148,41 +140,30 @@ void written_rows_are_read(test::Random& random, const TableConfig& config, std:
   check_equal_model(merged, of_both, pool);
 }
 
-template <class Function>
-void check_refused(const Function& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::kBadRequest);
-    return;
-  }
-  CHECK(false);
-}
-
 void rows_that_do_not_fit_are_refused(test::Random& random) {
   Pool pool(2);
   Table table(config_of({5, 3}, false));
-  Rows rows = random_rows(random, table, distinct_keys(random, 20'000));
+  Rows rows = random_rows(random, table, test::distinct_keys(random, 20'000));
   rows.classes[17'000] = 9;
-  check_refused([&] { table.write_wide(std::array{rows.part()}, pool); });
+  test::check_refused([&] { table.write_wide(std::array{rows.part()}, pool); });
   rows.classes[17'000] = 1;
   rows.wide[17'000 * table.row_bytes() + 4 * sizeof(float)] = 1;  // behind its three weights
-  check_refused([&] { table.write_wide(std::array{rows.part()}, pool); });
+  test::check_refused([&] { table.write_wide(std::array{rows.part()}, pool); });
   CHECK_EQUAL(table.num_rows(), 0U);
   const Table other(config_of({5, 4}, false));
-  check_refused([&] { table.merge(other, 0, kNumBuckets, pool); });
-  check_refused([&] { table.merge(table, 0, kNumBuckets, pool); });
-  check_refused([&] { table.copy(other, 0, kNumBuckets, pool); });
-  check_refused([&] { table.copy(Table(config_of({5, 3}, false)), 1, kNumBuckets, pool); });
-  check_refused([&] { table.merge(Table(config_of({5, 3}, false)), 1, kNumBuckets, pool); });
+  test::check_refused([&] { table.merge(other, 0, kNumBuckets, pool); });
+  test::check_refused([&] { table.merge(table, 0, kNumBuckets, pool); });
+  test::check_refused([&] { table.copy(other, 0, kNumBuckets, pool); });
+  test::check_refused([&] { table.copy(Table(config_of({5, 3}, false)), 1, kNumBuckets, pool); });
+  test::check_refused([&] { table.merge(Table(config_of({5, 3}, false)), 1, kNumBuckets, pool); });
 }
 
 // What belongs to the rows comes with them, and what was there before goes.
 void a_copy_has_all_of_a_table(test::Random& random) {
   Pool pool(2);
   Table table(config_of({4}, false)), copy(config_of({4}, false));
-  const Rows rows = random_rows(random, table, distinct_keys(random, 20'000));
-  const Rows others = random_rows(random, table, distinct_keys(random, 5'000));
+  const Rows rows = random_rows(random, table, test::distinct_keys(random, 20'000));
+  const Rows others = random_rows(random, table, test::distinct_keys(random, 5'000));
   table.write_wide(std::array{rows.part()}, pool);
   copy.write_wide(std::array{others.part()}, pool);
   table.advance(std::array{PushId{.stream = 3, .sequence = 7}});
@@ -268,7 +249,7 @@ void rows_of_a_block_come_back(test::Random& random, int row_class) {
   Pool pool(3);
   const Table table(config_of({6, 3}, true));
   const RowLayout& layout = table.classes()[row_class];
-  Rows rows = random_rows(random, table, distinct_keys(random, kRows));
+  Rows rows = random_rows(random, table, test::distinct_keys(random, kRows));
   for (std::size_t i = 0; i < kRows; ++i) {  // all of one class
     std::uint8_t* row = &rows.wide[i * table.row_bytes()];
     for (int plane = 0; plane < 1 + layout.state_planes(); ++plane) {
@@ -291,13 +272,13 @@ void rows_of_a_block_come_back(test::Random& random, int row_class) {
                       static_cast<std::size_t>(layout.dim()) * sizeof(float)) == 0);
   }
   for (const std::int32_t slot : {-1, static_cast<int>(kRows + 100)}) {
-    check_refused([&] {
+    test::check_refused([&] {
       join_wide(layout, block.rows(), std::array{std::int32_t{0}, slot}, joined.data(), pool);
     });
   }
   if (layout.dim() == layout.wide_dim()) return;
   rows.wide[table.row_bytes() + static_cast<std::size_t>(layout.dim()) * sizeof(float)] = 1;
-  check_refused([&] { split_wide(layout, rows.wide.data(), slots, block.rows(), pool); });
+  test::check_refused([&] { split_wide(layout, rows.wide.data(), slots, block.rows(), pool); });
 }
 
 // A block and a table that get the same pushes have the same rows.
@@ -309,7 +290,7 @@ void updates_equal_those_of_a_table(test::Random& random) {
   config.policy.rates = {.nonclk_coeff = 0.5, .click_coeff = 2.0, .decay_rate = 0.5};
   Table table(config);
   const RowLayout& layout = table.classes()[0];
-  const Keys keys = distinct_keys(random, kRows);
+  const Keys keys = test::distinct_keys(random, kRows);
   Bytes classes(kRows);
   Bytes wide(kRows * table.row_bytes());
   Block block(layout, kRows);
@@ -366,7 +347,7 @@ void blocks_lie_in_wide_rows(test::Random& random) {
   const Table table(config_of({5}, true));
   const RowLayout& layout = table.classes()[0];
   const std::size_t bytes = table.row_bytes();
-  const Rows rows = random_rows(random, table, distinct_keys(random, kRows));
+  const Rows rows = random_rows(random, table, test::distinct_keys(random, kRows));
   std::vector<double> memory(kRows * bytes / sizeof(double));
   auto* const data = reinterpret_cast<std::uint8_t*>(memory.data());
   const auto part = [&]<class T>(std::size_t offset) {
@@ -417,7 +398,7 @@ void many_rows_come_back(test::Random& random) {
   config.rule.name = "adagrad";
   Table table(config);
   CHECK(table.classes()[0].is_wide());
-  const Rows rows = random_rows(random, table, distinct_keys(random, kRows));
+  const Rows rows = random_rows(random, table, test::distinct_keys(random, kRows));
   const std::size_t bytes = table.row_bytes(), half = kRows / 2;
   const Table::WidePart all = rows.part();
   for (int repetition = 0; repetition < 2; ++repetition) {  // first they are new
@@ -447,7 +428,7 @@ void rows_are_written_beside_others(test::Random& random) {
   constexpr std::size_t kKeys = 6'000;
   Pool pool(2);
   Table table(config_of({4}, false));
-  const Rows rows = random_rows(random, table, distinct_keys(random, kKeys));
+  const Rows rows = random_rows(random, table, test::distinct_keys(random, kKeys));
   Table staged(config_of({4}, false));
   staged.write_wide(std::array{rows.part()}, pool);
   std::atomic<bool> is_done{false};

@@ -1,4 +1,5 @@
-// Shared by the C++ tests: CHECK with values printed, and a seeded random source.
+// Shared by the C++ tests: CHECK with values printed, calls that must be refused, and a seeded
+// random source.
 //
 // A test is a plain executable: it returns 0, or prints the failure and exits with 1.
 #pragma once
@@ -7,7 +8,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <string>
+#include <vector>
 
+#include "base/error.h"
 #include "base/hash.h"
 
 namespace trireme::test {
@@ -31,6 +35,14 @@ class Random {
   std::uint64_t state_;
 };
 
+inline std::vector<std::uint64_t> distinct_keys(Random& random, std::size_t n) {
+  std::vector<std::uint64_t> keys;
+  for (std::uint64_t key = random.next(); keys.size() < n; key += 1 + random.below(1000)) {
+    keys.push_back(key);
+  }
+  return keys;
+}
+
 // The seed of a random test: argv[1], or 1; printed, so that a failure can be repeated.
 inline std::uint64_t seed_of(int argc, char** argv) {
   const std::uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
@@ -50,3 +62,21 @@ inline std::uint64_t seed_of(int argc, char** argv) {
 
 #define CHECK_EQUAL(found, expected) \
   ::trireme::test::check_equal((found), (expected), #found, __FILE__, __LINE__)
+
+namespace trireme::test {
+
+template <class Call>
+void check_refused(const Call& call, const std::string& part_of_message = "") {
+  try {
+    call();
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kBadRequest);
+    if (std::string(error.what()).find(part_of_message) == std::string::npos) {
+      CHECK_EQUAL(std::string(error.what()), part_of_message);
+    }
+    return;
+  }
+  CHECK_EQUAL(std::string("no error"), "an error with: " + part_of_message);
+}
+
+}  // namespace trireme::test

@@ -251,20 +251,6 @@ void large_batches_are_the_same_for_any_number_of_threads(Random& random) {
   }
 }
 
-template <class Call>
-void check_refused(Call&& call, const std::string& part_of_message) {
-  try {
-    call();
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::kBadRequest);
-    if (std::string(error.what()).find(part_of_message) == std::string::npos) {
-      CHECK_EQUAL(std::string(error.what()), part_of_message);
-    }
-    return;
-  }
-  CHECK_EQUAL(std::string("no error"), part_of_message);
-}
-
 void wrong_numbers_are_errors_that_name_them(Pool& pool) {
   const std::vector<float> rows(6), grad(8);
   std::vector<float> out(8), row_grad(6);
@@ -272,25 +258,26 @@ void wrong_numbers_are_errors_that_name_them(Pool& pool) {
   const std::array<std::int32_t, 4> index{0, 1, 2, -1}, high{0, 3, 1, 1}, low{0, -2, 1, 1};
   const std::array<std::int64_t, 3> falling{0, 2, 1}, beyond{0, 2, 5};
   gather(rows, 2, {index, {}, {}, 2}, out, pool);
-  check_refused([&] { gather(rows, 2, {high, {}, {}, 2}, out, pool); }, "found 3 at 1");
-  check_refused([&] { gather(rows, 2, {low, {}, {}, 2}, out, pool); }, "found -2 at 1");
-  check_refused([&] { gather(rows, 2, {index, falling, {}, 2}, std::span(out).first(4), pool); },
-                "found 1");
-  check_refused([&] { bag_of(beyond, positions); }, "expected offsets[2] from 2 to 4, found 5");
-  check_refused([&] { bag_of({}, positions); }, "found 0");
+  test::check_refused([&] { gather(rows, 2, {high, {}, {}, 2}, out, pool); }, "found 3 at 1");
+  test::check_refused([&] { gather(rows, 2, {low, {}, {}, 2}, out, pool); }, "found -2 at 1");
+  test::check_refused(
+      [&] { gather(rows, 2, {index, falling, {}, 2}, std::span(out).first(4), pool); }, "found 1");
+  test::check_refused([&] { bag_of(beyond, positions); },
+                      "expected offsets[2] from 2 to 4, found 5");
+  test::check_refused([&] { bag_of({}, positions); }, "found 0");
   const BagGrads grads{grad.data(), 2, 2, 2, 4};
   const std::array<std::int32_t, 4> order{0, 1, 2, 3}, starts{0, 1, 3, 4}, bags{0, 1, 4, 3};
   const std::array<std::int32_t, 4> far_starts{0, 1, 3, 9}, back_starts{0, 3, 1, 4},
       far_order{0, 1, 4, 3};
   scatter(grads, {order, starts, {}, {}}, row_grad, pool);
-  check_refused([&] { scatter(grads, {order, far_starts, {}, {}}, row_grad, pool); },
-                "expected starts[3] of 3 to 4, found 9");
-  check_refused([&] { scatter(grads, {order, back_starts, {}, {}}, row_grad, pool); },
-                "expected starts[2] of 3 to 4, found 1");
-  check_refused([&] { scatter(grads, {far_order, starts, {}, {}}, row_grad, pool); },
-                "expected order[2] of 0 to 3, found 4");
-  check_refused([&] { scatter(grads, {order, starts, bags, {}}, row_grad, pool); },
-                "expected bags[2] of -1 to 3, found 4");
+  test::check_refused([&] { scatter(grads, {order, far_starts, {}, {}}, row_grad, pool); },
+                      "expected starts[3] of 3 to 4, found 9");
+  test::check_refused([&] { scatter(grads, {order, back_starts, {}, {}}, row_grad, pool); },
+                      "expected starts[2] of 3 to 4, found 1");
+  test::check_refused([&] { scatter(grads, {far_order, starts, {}, {}}, row_grad, pool); },
+                      "expected order[2] of 0 to 3, found 4");
+  test::check_refused([&] { scatter(grads, {order, starts, bags, {}}, row_grad, pool); },
+                      "expected bags[2] of -1 to 3, found 4");
 }
 
 void salt_separates_features_and_keeps_padding(Random& random) {
@@ -341,9 +328,9 @@ void split_groups_by_owner(Random& random, Pool& pool) {
     CHECK_EQUAL(found.counts[owner], static_cast<std::int64_t>(expected.size() - before));
   }
   CHECK(same(found.order.span(), std::span<const std::int32_t>(expected)));
-  check_refused([&] { split(keys, owners, 2, pool); }, "found 2 for bucket");
-  check_refused([&] { split(keys, std::span(owners).first(9), 3, pool); },
-                "expected 4096 owners, found 9");
+  test::check_refused([&] { split(keys, owners, 2, pool); }, "found 2 for bucket");
+  test::check_refused([&] { split(keys, std::span(owners).first(9), 3, pool); },
+                      "expected 4096 owners, found 9");
 }
 
 void partition_finds_shared_keys_and_rows_return_to_their_places(Random& random, Pool& pool) {
@@ -387,15 +374,15 @@ void partition_finds_shared_keys_and_rows_return_to_their_places(Random& random,
   }
   std::array<float, 2> row{}, out{};
   const std::array<std::int32_t, 1> behind{1}, before{-1};
-  check_refused([&] { put_rows(row, behind, 2, out); }, "places below 1, found 1");
-  check_refused([&] { put_rows(row, before, 2, out); }, "found -1");
+  test::check_refused([&] { put_rows(row, behind, 2, out); }, "places below 1, found 1");
+  test::check_refused([&] { put_rows(row, before, 2, out); }, "found -1");
   std::vector<std::uint64_t> many(5000);  // of few, any order is right
   std::iota(many.begin(), many.end(), 0);
   many = in_order(many);
   const std::vector<std::uint64_t> wrong{many.back(), many.front()};
   const std::vector<std::span<const std::uint64_t>> sets{many}, wrong_sets{wrong, many};
-  check_refused([&] { partition(wrong, sets); }, "in the order of their buckets");
-  check_refused([&] { partition(many, wrong_sets); }, "in the order of their buckets");
+  test::check_refused([&] { partition(wrong, sets); }, "in the order of their buckets");
+  test::check_refused([&] { partition(many, wrong_sets); }, "in the order of their buckets");
 }
 
 void merge_sums_in_order_of_the_parts(Random& random, Pool& pool) {

@@ -18,25 +18,6 @@ namespace {
 
 using Keys = std::vector<std::uint64_t>;
 
-Keys distinct_keys(test::Random& random, std::size_t n) {
-  Keys keys;
-  for (std::uint64_t key = random.next(); keys.size() < n; key += 1 + random.below(1000)) {
-    keys.push_back(key);
-  }
-  return keys;
-}
-
-template <class Function>
-void check_refused(const Function& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::kBadRequest);
-    return;
-  }
-  CHECK(false);
-}
-
 std::size_t size_of(std::int32_t slot) { return static_cast<std::size_t>(slot); }
 
 void slots_equal_a_map(test::Random& random, std::size_t num_max) {
@@ -48,7 +29,7 @@ void slots_equal_a_map(test::Random& random, std::size_t num_max) {
   std::iota(free.begin(), free.end(), 0);
   const std::array none{static_cast<std::int32_t>(num_max)};
   for (int round = 0; round < 6; ++round) {
-    Keys fresh = distinct_keys(random, num_max - model.size());
+    Keys fresh = test::distinct_keys(random, num_max - model.size());
     std::vector<std::int32_t> slots;
     for (const std::uint64_t key : fresh) {
       slots.push_back(free.back());
@@ -57,8 +38,9 @@ void slots_equal_a_map(test::Random& random, std::size_t num_max) {
     }
     index.assign(fresh, slots, pool);
     CHECK_EQUAL(index.num_keys(), model.size());
-    check_refused([&] { index.assign(std::array{random.next()}, none, pool); });
-    check_refused([&] { index.assign(std::array{random.next()}, std::array{0}, pool); });  // full
+    test::check_refused([&] { index.assign(std::array{random.next()}, none, pool); });
+    test::check_refused(
+        [&] { index.assign(std::array{random.next()}, std::array{0}, pool); });  // full
     Keys gone;
     for (const auto& [key, slot] : model) {
       if (random.below(2) == 0) gone.push_back(key);
@@ -81,15 +63,15 @@ void slots_equal_a_map(test::Random& random, std::size_t num_max) {
     for (const auto& [key, slot] : model) CHECK_EQUAL(keys_of_slots[size_of(slot)], key);
     if (model.empty() || free.empty()) continue;
     const std::array twice{model.begin()->first};
-    check_refused([&] { index.assign(twice, std::array{free.back()}, pool); });
-    check_refused([&] { index.assign(std::array{random.next()}, std::array{-2}, pool); });
+    test::check_refused([&] { index.assign(twice, std::array{free.back()}, pool); });
+    test::check_refused([&] { index.assign(std::array{random.next()}, std::array{-2}, pool); });
   }
 }
 
 // Many keys in the order of their buckets, which threads divide among them; and in others.
 void many_slots_are_found(test::Random& random, std::size_t num) {
   Pool pool(3);
-  Keys keys = distinct_keys(random, num);
+  Keys keys = test::distinct_keys(random, num);
   std::vector<std::int32_t> slots(num), found(num);
   std::iota(slots.begin(), slots.end(), 0);
   for (int order = 0; order < 4; ++order) {
@@ -110,11 +92,11 @@ void many_slots_are_found(test::Random& random, std::size_t num) {
     Keys others(num + 1);
     SlotIndex with_others(others, pool);
     with_others.assign(std::array{keys[num / 2]}, std::array{static_cast<std::int32_t>(num)}, pool);
-    check_refused([&] { with_others.assign(keys, slots, pool); });
+    test::check_refused([&] { with_others.assign(keys, slots, pool); });
     Keys twice = keys;
     twice[num / 3] = twice[num / 3 + 1];
     SlotIndex other(memory, pool);
-    check_refused([&] { other.assign(twice, slots, pool); });
+    test::check_refused([&] { other.assign(twice, slots, pool); });
   }
 }
 
@@ -149,7 +131,7 @@ void chosen_keys_have_slots(test::Random& random, std::uint64_t first_hash) {
     index.remove(gone);  // ignored
     check(num);
     const std::array last{keys.back()};
-    check_refused([&] { index.assign(last, std::array{slots[0]}, pool); });
+    test::check_refused([&] { index.assign(last, std::array{slots[0]}, pool); });
     if (round == 1) std::ranges::sort(gone, {}, mix64);
     std::vector<std::int32_t> free;
     std::vector<bool> is_used(kKeys);

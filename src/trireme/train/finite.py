@@ -4,7 +4,7 @@ in hybrid. A step that is not finite is not made.
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ def _are_finite(tensors: Iterable[Tensor]) -> bool:
     return all(map(_are_finite_there, others.values()))
 
 
-def _are_finite_there(tensors: Iterable[Tensor]) -> bool:
+def _are_finite_there(tensors: Sequence[Tensor]) -> bool:
     """Of one device, which is asked once: it answers when it has computed them."""
     # A finite sum has finite terms, and takes half the time of the exact test.
     sums = [values.sum().double() for values in tensors]
