@@ -136,9 +136,9 @@ class Tier {
   class Claim;
   using Claims = std::span<Claim* const>;
   // Null if all claims together would take more than half of the memory for rows: then the change
-  // makes room for one stripe after the other, for the largest of which there is room now; or for
-  // one bucket, where others have taken that.
-  // Errors: those of make_room, for which it waits; a page that cannot be read.
+  // makes room for one stripe after the other, for the largest of which there is room now, and on
+  // SSD for all; or for one bucket, where others have taken that.
+  // Errors: those of make_room, for which it waits; a page that cannot be read; FullDevice.
   std::unique_ptr<Claim> claim(std::span<const std::uint64_t> keys, Pool& pool);
   // Room for as many rows as buckets will be restored with; null if there is none, or all claims
   // together would take too much.   num_rows: of each bucket.
@@ -270,6 +270,7 @@ class Tier {
   bool are_claims_few() const noexcept;
   void hold(Claim& claim, Pool& pool);
   Need largest_need(const Claim& claim) const;
+  std::size_t num_pages_max(std::size_t num_rows) const;
   void fetch_rest(std::uint32_t stripe, std::span<const std::uint64_t> keys);
   std::vector<std::uint64_t> absent_of(std::span<const std::uint64_t> keys) const;
   std::size_t num_new_max(std::span<const std::uint64_t> keys) const;

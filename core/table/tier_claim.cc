@@ -4,6 +4,7 @@
 // needs of a tier, rows in memory and room for new ones, is taken before the record, and nothing
 // that other callers do takes it away.
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <utility>
 
@@ -72,7 +73,22 @@ std::unique_ptr<Tier::Claim> Tier::claim(std::span<const std::uint64_t> keys, Po
   claim.reset();
   fetch(keys, pool, For::kUpdate);
   make_room(need);
+  log_.extend(num_pages_max(keys.size()));
   return nullptr;
+}
+
+// The pages that leave memory while so many rows come there, as full as memory has rows for, and as
+// many again that are cleaned meanwhile.
+std::size_t Tier::num_pages_max(std::size_t num_rows) const {
+  std::size_t num_buckets = 1;
+  for (const auto& bits : in_memory_) {
+    num_buckets += static_cast<std::size_t>(std::popcount(bits.load()));
+  }
+  std::size_t per_page = num_rows_in_memory() / num_buckets;
+  for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
+    per_page = std::min(per_page, cold_.rows_per_page(i));
+  }
+  return 2 * num_rows / std::max<std::size_t>(per_page, 1);
 }
 
 std::unique_ptr<Tier::Claim> Tier::claim_buckets(

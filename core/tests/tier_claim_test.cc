@@ -128,6 +128,30 @@ void test_a_claim_on_a_full_device_is_refused(std::uint64_t seed) {
   CHECK(is_refused);
 }
 
+// The same for more keys than are claimed, however much space is left.
+void test_what_is_too_large_for_a_claim_is_applied_whole(std::uint64_t seed) {
+  int num_refused = 0, num_applied = 0;
+  for (std::size_t num_segments = 0; num_segments <= 240; num_segments += 40) {
+    Counted counted(seed, 40000, std::size_t{1} << 20, 1024);
+    fill(counted, 30000);
+    const std::uint64_t in_use = counted.table->tier()->use().log.bytes;
+    const std::size_t segment_bytes = counted.config.tier.segment_bytes;
+    counted.device->set_faults({.capacity_bytes = in_use + num_segments * segment_bytes});
+    const auto some = std::span<const std::uint64_t>(counted.keys).subspan(24000);
+    std::vector<Claimed> claims;
+    try {
+      claims.push_back(counted.table->claim(some, counted.pool));
+    } catch (const ssd::FullDevice&) {
+      ++num_refused;
+      continue;
+    }
+    CHECK(claims[0] == nullptr);
+    push_claimed(counted, some, claims);
+    ++num_applied;
+  }
+  CHECK(num_refused > 0 && num_applied > 0);
+}
+
 void test_rows_that_nobody_claims_any_more_leave(std::uint64_t seed) {
   Counted counted(seed, 40000, std::size_t{1} << 20);
   fill(counted, 40000);
@@ -244,6 +268,7 @@ int main(int argc, char** argv) {
   test_a_claimed_merge_needs_no_device(seed);
   test_rows_that_nobody_claims_any_more_leave(seed);
   test_a_claim_on_a_full_device_is_refused(seed);
+  test_what_is_too_large_for_a_claim_is_applied_whole(seed);
   test_a_table_that_outgrows_its_budget_keeps_it(seed);
   test_what_was_claimed_is_applied_at_any_budget(seed);
 }

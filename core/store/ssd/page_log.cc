@@ -173,6 +173,15 @@ PageLog::Room PageLog::reserve(std::size_t num_pages) {
   return room;
 }
 
+void PageLog::extend(std::size_t num_pages) {
+  remove_empty();
+  const auto lacks_segment = [&] {
+    std::lock_guard lock(mutex_);
+    return pages_left() < num_reserved_ + num_pages;
+  };
+  while (lacks_segment()) add_segment(num_pages);
+}
+
 // Appends no more to segments that cannot be written, as far as that takes no room that was
 // promised. Requires: mutex_.
 void PageLog::leave_failed() noexcept {

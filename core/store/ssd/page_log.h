@@ -118,6 +118,9 @@ class PageLog {
   // May write, and wait. Requires: at most half of all buffers. Errors: kResourceExhausted: the
   // devices are full. kUnavailable, kDeadlineExceeded: nothing is lost, a later call tries again.
   Room reserve(std::size_t num_pages);
+  // Takes space on the devices for so many pages that were promised to nobody. Any call may use it.
+  // Errors: FullDevice; those of the devices.
+  void extend(std::size_t num_pages);
   // Appends a sealed page. Requires: room.
   Position append(Room& room, std::span<const std::byte> page) noexcept;
   // Rows of a page are gone.
