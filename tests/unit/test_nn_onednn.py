@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,11 @@ from torch import Tensor, nn
 
 import trireme as tr
 import trireme.nn.onednn as onednn_module
+from trireme.commands import cli
 from trireme.errors import BadRequest
+from trireme.inference import Predictor
+from trireme.inference.export import export_model
+from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 
 
@@ -184,29 +189,38 @@ class Clicks(nn.Module):
         return logits.squeeze(1)
 
 
-def trained(use: bool) -> tuple[Tensor, float]:
-    """The first dense weights after three epochs over four batches of 256, and the loss then."""
+def batches() -> list[dict[str, Tensor]]:
+    """Four of 256 examples."""
     generator = torch.Generator().manual_seed(3)
     data = []
     for _ in range(4):
         a, b = (torch.randint(0, high, (256,), generator=generator) for high in (50, 9))
         x = torch.randn(256, 8, generator=generator)
         data.append({"a": a, "b": b, "x": x, "label": (a % 2).float()})
+    return data
+
+
+def trainer_of(cluster: Cluster, *, use: bool) -> tr.Trainer:
     torch.manual_seed(2)
     model = Clicks()
     if use:
         tr.nn.use_onednn(model)
+    return tr.Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), 1e-2),
+        strategy=tr.Strategy("sync"),
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        cluster=cluster,
+        progress=False,
+    )
+
+
+def trained(*, use: bool) -> tuple[Tensor, float]:
+    """The first dense weights after three epochs, and the loss then."""
     with embedded() as cluster:
-        trainer = tr.Trainer(
-            model,
-            torch.optim.Adam(model.parameters(), 1e-2),
-            strategy=tr.Strategy("sync"),
-            loss=nn.functional.binary_cross_entropy_with_logits,
-            cluster=cluster,
-            progress=False,
-        )
-        trainer.fit(data, epochs=3)
-        return model.hidden.weight.detach(), trainer.evaluate(data)["loss"]
+        trainer = trainer_of(cluster, use=use)
+        trainer.fit(batches(), epochs=3)
+        return trainer.model.hidden.weight.detach(), trainer.evaluate(batches())["loss"]
 
 
 def test_a_model_trains_as_with_torchs_products() -> None:
@@ -214,3 +228,38 @@ def test_a_model_trains_as_with_torchs_products() -> None:
     others, other_loss = trained(use=True)
     assert other_loss == pytest.approx(loss, rel=1e-3)
     torch.testing.assert_close(others, weights, rtol=1e-2, atol=1e-3)
+
+
+def test_a_predictor_gives_the_bits_of_the_trainer(
+    shapes: list[torch.Size], tmp_path: Path
+) -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, use=True)
+        example = batches()[0]
+        trainer.fit(batches())
+        export_model(trainer, tmp_path / "base", batch=example)
+        before = trainer.predict([example])["output"]
+        trainer.fit(batches())
+        export_model(trainer, tmp_path / "delta", batch=example, follows=tmp_path / "base")
+        after = trainer.predict([example])["output"]
+    predictor = Predictor(tmp_path / "base", use_onednn=True)
+    shapes.clear()
+    assert torch.equal(predictor.predict(example).outputs["output"], before)
+    predictor.apply(tmp_path / "delta")
+    assert torch.equal(predictor.predict(example).outputs["output"], after)
+    assert shapes == [(256, 24)] * 2, "the head's product is small"
+
+
+def test_a_predictor_without_a_product_for_onednn_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, use=False)
+        trainer.fit(batches())
+        rows = trainer.model.ids
+        export_model(trainer, tmp_path / "rows", batch=batches()[0], model=rows)
+    with pytest.raises(BadRequest, match=r"expected a model with layers torch.nn.Linear"):
+        Predictor(tmp_path / "rows", use_onednn=True)
+    argv = ["predict", "-m", str(tmp_path / "rows"), "--format", "csv", "--input", "a.csv"]
+    assert cli.main([*argv, "--output", "scores.tsv", "--use_onednn"]) == 2
+    assert "expected a model with layers torch.nn.Linear" in capsys.readouterr().err

@@ -42,6 +42,11 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--no_header", action="store_true", help="the csv files have no first line of names")
     add("--batch_size", type=int, default=4096, metavar="N", help="examples per batch")
     add("--threads", type=int, default=0, metavar="N", help="threads; default: one per core")
+    add(
+        "--use_onednn",
+        action="store_true",
+        help="products of linear layers by oneDNN: faster where `trireme doctor` says so",
+    )
     command.set_defaults(run=_predict)
 
 
@@ -57,5 +62,6 @@ def _predict(arguments: argparse.Namespace) -> int:
         options,
         batch_size=arguments.batch_size,
         threads=arguments.threads,
+        use_onednn=arguments.use_onednn,
     )
     return 0

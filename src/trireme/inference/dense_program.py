@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trireme.data.batch import Batch, Ragged
 from trireme.errors import BadRequest, Corruption, DataError
 from trireme.inference.export_manifest import ExportManifest, ProgramInput, located
+from trireme.nn.onednn import linear
 
 
 class DenseProgram:
@@ -53,14 +54,27 @@ class DenseProgram:
         return outputs
 
 
-def load_program(folder: Path, manifest: ExportManifest, *, verify: bool) -> DenseProgram:
-    """The dense part of a base. Raises Corruption: the file is missing or damaged."""
+def load_program(
+    folder: Path, manifest: ExportManifest, *, verify: bool, use_onednn: bool
+) -> DenseProgram:
+    """The dense part of a base. Raises Corruption: the file is missing or damaged. BadRequest: it
+    has nothing for oneDNN.
+    """
     path = located(folder, manifest.dense, verify=verify)
     try:
         program = torch.export.load(path)
-        return DenseProgram(program, program.module(), manifest.inputs)
+        layers = [n for n in program.graph.nodes if n.target is torch.ops.aten.linear.default]
+        for layer in layers if use_onednn else ():
+            layer.target = linear
+        loaded = DenseProgram(program, program.module(), manifest.inputs)
     except Exception as error:
         raise Corruption(f"{path}: expected a program of torch.export, found {error!r}") from error
+    if use_onednn and not layers:
+        raise BadRequest(
+            f"Predictor: expected a model with layers torch.nn.Linear for use_onednn, found none in"
+            f" {path}"
+        )
+    return loaded
 
 
 def update_program(

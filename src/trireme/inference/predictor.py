@@ -20,6 +20,7 @@ from trireme.inference.export_manifest import ExportedTable, ExportManifest, rea
 from trireme.inference.gathering import gather_lookups
 from trireme.inference.row_layers import Layers, map_rows, merge_deltas
 from trireme.nn.lookup import LookupSpec
+from trireme.nn.onednn import check_onednn
 from trireme.nn.planner import BatchPlan, Planner
 from trireme.policy import ScorePolicy
 from trireme.table import RowClassId, Table
@@ -73,13 +74,25 @@ class Predictor:
         threads: that look keys up; 0: one per core.
         verify: read all files first and compare their checksums. Lengths and structure are always
             checked.
+        use_onednn: let oneDNN compute the products of linear layers, as `trireme.nn.use_onednn`
+            does in training.
 
     Raises:
-        BadRequest: no export there, or a delta. Corruption: a missing or damaged file; named.
+        BadRequest: no export there, or a delta; nothing for oneDNN. Corruption: a missing or
+            damaged file; named.
     """
 
-    def __init__(self, folder: str | Path, *, threads: int = 0, verify: bool = True) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        threads: int = 0,
+        verify: bool = True,
+        use_onednn: bool = False,
+    ) -> None:
         folder = Path(folder)
+        if use_onednn:
+            check_onednn()
         self.manifest = manifest = read_manifest(folder)
         if manifest.is_delta:
             raise BadRequest(
@@ -94,7 +107,7 @@ class Predictor:
             (part.name, part.dim): (map_rows(folder, part, has_flags=False, verify=verify),)
             for part in manifest.tables
         }
-        program = load_program(folder, manifest, verify=verify)
+        program = load_program(folder, manifest, verify=verify, use_onednn=use_onednn)
         self._served = self._serve(manifest, layers, program)
 
     @property

@@ -34,10 +34,7 @@ def use_onednn(model: _M) -> _M:
     Raises:
         BadRequest: this torch has no oneDNN; the model has no `torch.nn.Linear`.
     """
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        raise BadRequest(
-            f"use_onednn: expected a torch with oneDNN for this CPU, found {torch.__version__}"
-        )
+    check_onednn()
     linears = [module for module in model.modules() if type(module) in (nn.Linear, OnednnLinear)]
     if not linears:
         raise BadRequest(
@@ -49,26 +46,41 @@ def use_onednn(model: _M) -> _M:
     return model
 
 
+def check_onednn() -> None:
+    """Raises BadRequest: this torch has no oneDNN."""
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        raise BadRequest(
+            f"use_onednn: expected a torch with oneDNN for this CPU, found {torch.__version__}"
+        )
+
+
 class OnednnLinear(nn.Linear):
     """`torch.nn.Linear` after `use_onednn`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if (
-            torch.compiler.is_compiling()  # first: a graph would keep what else depends on shapes
-            or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-            or torch.is_autocast_enabled("cpu")
-            or not all(map(_is_plain, (input, self.weight)))
-            or input.numel() * self.out_features < _PRODUCTS_MIN
-            or input.shape[-1] != self.in_features  # whose error is torch's
-        ):
+        # A graph would keep what linear() does for this shape.
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return super().forward(input)
-        rows = input.reshape(-1, self.in_features)
-        if num_missing := -len(rows) % _rows_step(len(rows)):
-            rows = nn.functional.pad(rows, (0, 0, 0, num_missing))
-        output: Tensor = _Linear.apply(rows, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        if num_missing:
-            output = output[:-num_missing]
-        return output.view(*input.shape[:-1], self.out_features)
+        return linear(input, self.weight, self.bias)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, by oneDNN if that is worth it."""
+    out_features, in_features = weight.shape if weight.dim() == 2 else (0, 0)
+    if (
+        torch.is_autocast_enabled("cpu")
+        or not all(map(_is_plain, (input, weight)))
+        or input.numel() * out_features < _PRODUCTS_MIN
+        or input.shape[-1] != in_features  # whose error is torch's
+    ):
+        return nn.functional.linear(input, weight, bias)
+    rows = input.reshape(-1, in_features)
+    if num_missing := -len(rows) % _rows_step(len(rows)):
+        rows = nn.functional.pad(rows, (0, 0, 0, num_missing))
+    output: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+    if num_missing:
+        output = output[:-num_missing]
+    return output.view(*input.shape[:-1], out_features)
 
 
 def _is_plain(tensor: Tensor) -> bool:

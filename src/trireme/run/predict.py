@@ -53,6 +53,7 @@ def predict(
     *,
     batch_size: int = 4096,
     threads: int = 0,
+    use_onednn: bool = False,
 ) -> Summary:
     """Write the outputs for every example of the files, in order.
 
@@ -66,7 +67,7 @@ def predict(
         BadRequest: no export, wrong options, or a file that cannot be written. DataError: wrong
             data. Corruption: a damaged export.
     """
-    predictor = Predictor(folder, threads=threads)
+    predictor = Predictor(folder, threads=threads, use_onednn=use_onednn)
     schema = schema_of(options, predictor.manifest)
     dataset = QueueDataset(list(inputs), schema=schema, batch_size=batch_size, own_files=True)
     _hint_at_lists(inputs, options, schema)
