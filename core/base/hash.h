@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 namespace trireme {
 
@@ -21,6 +22,10 @@ constexpr std::uint64_t unmix64(std::uint64_t x) noexcept {
   return x ^ (x >> 30) ^ (x >> 60);
 }
 static_assert(unmix64(mix64(0x123456789ABCDEF0ULL)) == 0x123456789ABCDEF0ULL);
+
+// Of many at once, by this machine's vectors. mix64_all: hashes has as many places as keys.
+void mix64_all(std::span<const std::uint64_t> keys, std::uint64_t* hashes) noexcept;
+void unmix64_all(std::span<std::uint64_t> hashes) noexcept;
 
 // The bucket of a key, 0..4095: placement, atomicity, recovery and files depend on it. It never
 // changes.

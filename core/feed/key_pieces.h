@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <optional>
@@ -91,6 +92,7 @@ class KeyPieces {
  private:
   static constexpr std::size_t kValues = 2048;          // of a piece, about
   static constexpr std::size_t kChunkValuesMin = 8192;  // less is not worth waking a thread for
+  static constexpr std::size_t kHashedAtOnce = 256;     // values
 
   // In two shifts, because a shift by 64 is undefined.
   std::size_t piece_of(std::uint64_t hash) const noexcept { return hash >> 1 >> (63 - bits_); }
@@ -101,12 +103,17 @@ class KeyPieces {
     const std::size_t end = chunk_begin(total_, chunk + 1, num_chunks_);
     std::size_t first = 0;  // the number of the part's first value among all
     for (const Part& part : parts_) {
-      for (std::size_t i = std::max(begin, first); i < std::min(end, first + part.size()); ++i) {
-        const std::uint64_t value = part[i - first];
-        if (has_padding_ && value == padding_) {
-          skip(i);
-        } else {
-          visit(i, mix64(value));
+      const std::size_t last = std::min(end, first + part.size());
+      for (std::size_t i = std::max(begin, first); i < last;) {
+        const Part block = part.subspan(i - first, std::min(kHashedAtOnce, last - i));
+        std::array<std::uint64_t, kHashedAtOnce> hashes;
+        mix64_all(block, hashes.data());
+        for (std::size_t j = 0; j < block.size(); ++j, ++i) {
+          if (has_padding_ && block[j] == padding_) {
+            skip(i);
+          } else {
+            visit(i, hashes[j]);
+          }
         }
       }
       first += part.size();

@@ -106,7 +106,7 @@ void distinct_are_sorted(Random& random, Pool& pool) {
     for (auto& value : values) value = random.below(3);
     check_distinct(values, 3, pool);
     for (std::size_t i = 0; i < n; ++i) values[i] = unmix64(~std::uint64_t{0} - i % 999);
-    check_distinct(values, 2, pool);  // places at the end of a table, which begins again
+    check_distinct(values, 2, pool);  // the last places of the last piece
     for (auto& value : values) value = unmix64(random.below(n));
     check_distinct(values, 2, pool);  // one place for all: without a limit, minutes
   }
