@@ -40,7 +40,7 @@ LONGER: dict[str, str] = {}
 # alone while others exchange; and what a step of training looked up for each batch, and keeps now;
 # and rows that a script removes.
 # A feature raises it by what it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 84_400
+PACKAGE_LINES_MAX = 84_460
 
 CODE = (".py", ".h", ".cc")
 
@@ -121,6 +121,7 @@ BANNED: dict[str, tuple[str, Callable[[Path], bool]]] = {
 }
 MAY_PRINT = {
     "src/trireme/commands/cli.py": "the command",
+    "src/trireme/fleet/util.py": "print_on_rank",
     "src/trireme/launch/": "the launcher",
     "src/trireme/progress.py": "the progress bar",
 }

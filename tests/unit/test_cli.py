@@ -227,6 +227,7 @@ def test_cli_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> N
     ("argv", "words"),
     [
         (["launch", "--worker_nums", "2", "x.py"], "did you mean --worker_num?"),
+        (["top", "10.0.0.1:6000"], "did you mean --servers 10.0.0.1:6000?"),
         (["launch", "--num_workers", "2", "x.py"], "did you mean --worker_num?"),
         (["launch", "--servers-num", "2", "x.py"], "did you mean --server_num?"),
         (["launch", "--trainer", "2", "x.py"], "did you mean --trainers?"),

@@ -16,9 +16,9 @@ def remove(state: ServerState, body: dict[str, Any], arrays: Sequence[Array]) ->
     repetition removes what is left. Raises as `RowClaims.claim`, before it is recorded.
     """
     table = state.table(need(body, "table", str))
-    given = Arrays(arrays)
-    keys: Keys = given.take("keys", np.uint64, (None,))
-    given.end()
+    sent = Arrays(arrays)
+    keys: Keys = sent.take("keys", np.uint64, (None,))
+    sent.end()
     own = np.isin(buckets_of(keys), state.assignment.owned_buckets())
     keys = _core.distinct([keys[own]], state.pool)
     state.claim()
