@@ -41,9 +41,11 @@ class ParamAttr:
 
 @dataclass(frozen=True)
 class ShowClickEntry:
-    """Columns of the batch with the shows and clicks of each example, which rows sum up."""
+    """Columns of the batch with the shows and clicks of each example, which rows sum up. show_name:
+    None: each is one show, as of a variable of ones.
+    """
 
-    show_name: str
+    show_name: str | None
     click_name: str
 
 
