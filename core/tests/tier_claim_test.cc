@@ -90,7 +90,7 @@ void test_claimed_rows_are_erased_without_a_device(std::uint64_t seed) {
   use_others(counted, 1000, 40000);
   counted.device->set_faults({.read_error = 1, .write_error = 1, .stuck = 1});
   const auto before = counted.device->counts();
-  CHECK_EQUAL(counted.table->erase(keys, counted.pool, std::array{claim.get()}), 500);
+  CHECK_EQUAL(counted.table->erase(keys, counted.pool, std::array{claim.get()}), 500U);
   CHECK_EQUAL(counted.device->counts().reads, before.reads);
   counted.device->set_faults({});
   claim.reset();

@@ -24,6 +24,11 @@ ABSENT = {
     "get_hybrid_communicate_group": "a job has workers and servers; fleet.worker_index and"
     " fleet.worker_num say where this one is",
     "init_coordinator": "server 0 coordinates a job: leave it out",
+    **dict.fromkeys(
+        ("init_heter_worker", "run_heter_worker"),
+        "leave it out: exe.run(startup_program), or making the Trainer, computes for the workers and"
+        " ends the process",
+    ),
     "local_device_ids": "CUDA_VISIBLE_DEVICES has the GPUs of this process, fleet.device('gpu') is"
     " its own",
     "main_program": "fleet.static.default_main_program() is that of minimize(fleet.Loss(...))",
