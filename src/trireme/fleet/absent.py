@@ -26,8 +26,8 @@ ABSENT = {
     "init_coordinator": "server 0 coordinates a job: leave it out",
     **dict.fromkeys(
         ("init_heter_worker", "run_heter_worker"),
-        "leave it out: exe.run(startup_program), or making the Trainer, computes for the workers and"
-        " ends the process",
+        "leave it out: exe.run(startup_program), or making the Trainer, computes for the workers"
+        " and ends the process",
     ),
     "local_device_ids": "CUDA_VISIBLE_DEVICES has the GPUs of this process, fleet.device('gpu') is"
     " its own",
