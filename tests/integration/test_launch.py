@@ -412,7 +412,7 @@ def test_joining_workers_get_the_servers_and_no_index(
     launcher.peers["late"].send("exit 0")
     code, _, err = launcher.finish()
     assert code == 0
-    assert "1 worker that join; logs in log/" in err
+    assert "1 worker to join; logs in log/" in err
     assert launcher.process is not None
     assert (launcher.folder / f"log/lateworkerlog.{launcher.process.pid}.0").is_file()
 

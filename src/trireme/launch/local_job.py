@@ -171,7 +171,7 @@ class _LocalJob:
 
     def _start(self) -> None:
         config, placement = self._config, self._placement
-        joining = " that join" if config.join else ""
+        joining = " to join" if config.join else ""
         num_workers = placement.num_workers or len(placement.workers)
         hosting = "in the workers" if placement.workers_host else ", ".join(placement.servers)
         heter = f"compute workers {placement.heter}; " if placement.heter.workers else ""
