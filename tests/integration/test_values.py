@@ -126,9 +126,13 @@ def test_a_checkpoint_and_an_export_are_told_apart(tmp_path: Path) -> None:
             trainer.load(tmp_path / "export")
     with pytest.raises(BadRequest, match="found that of a checkpoint; export_model"):
         Predictor(tmp_path / "ckpt")
+    predictor = Predictor(tmp_path / "export")
+    strings = dict.fromkeys(("movie", "genres"), "strings")
+    assert predictor.columns == {"user": "integers", **strings, "age": "float32 (B)"}
+    assert repr(predictor).startswith("Predictor(version 2, user: integers, movie: strings, ")
     records = FRAME.head(2).to_dict("records")
     with pytest.raises(BadRequest, match=r"found list; of examples .* pandas\.DataFrame"):
-        Predictor(tmp_path / "export").predict(records)
+        predictor.predict(records)
 
 
 @pytest.mark.parametrize("salt", [False, True])
