@@ -79,7 +79,8 @@ def test_deltas_and_exports_tell_of_them(tmp_path: Path) -> None:
         example = batch_of(USERS[:4])
         export_model(trainer, tmp_path / "base", batch=example)
         assert remove_rows(trainer, "ids", USERS[1], feature="user") == 1
-        assert remove_rows(trainer, "ids", np.array([2, 3]), feature="item") == 2
+        table = trainer.optimizer.tables[0]
+        assert remove_rows(trainer, table, np.array([2, 3]), feature="item") == 2
         assert remove_rows(trainer, "ids", USERS[1], feature="user") == 0
         num_left = rows_of(trainer)
         trainer.save(tmp_path / "delta", mode="delta")
@@ -90,6 +91,10 @@ def test_deltas_and_exports_tell_of_them(tmp_path: Path) -> None:
         predictor.apply(tmp_path / "next")
         assert predictor.predict(example).num_missing == missing + 3
         expected = trainer.predict([example])["output"]
+        with pytest.raises(
+            BadRequest, match="folders in it that have one: base, delta, full, next"
+        ):
+            trainer.load(tmp_path)
         trainer.load(tmp_path / "full")
         assert rows_of(trainer) == num_left + 3
         trainer.load(tmp_path / "delta")

@@ -105,7 +105,7 @@ def import_arrays(
 
 def remove_rows(
     trainer: Trainer | DistributedOptimizer,
-    table: str,
+    table: str | Table,
     values: Any,
     *,
     feature: str | None = None,
@@ -126,7 +126,7 @@ def remove_rows(
             on SSD; others may have gone, and a repetition removes the rest.
     """
     optimizer = optimizer_of(trainer)
-    known = _known(optimizer, "remove_rows", table)
+    known = _known(optimizer, "remove_rows", table.name if isinstance(table, Table) else table)
     values = [values] if isinstance(values, (str, int, np.integer)) else values
     if feature is not None:
         keys = keys_of_values(known, feature, values)
@@ -134,7 +134,7 @@ def remove_rows(
         keys = _plain_keys(known, values)
 
     def act() -> dict[str, Any]:
-        return {"rows": expiry_calls.remove(optimizer.cluster.client, table, keys)}
+        return {"rows": expiry_calls.remove(optimizer.cluster.client, known.name, keys)}
 
     return int(on_first_worker(optimizer, "remove_rows", act)["rows"])
 
