@@ -210,9 +210,9 @@ std::size_t settle(Table& table, Keys keys, Array1<const float> delta_scores,
   return table.settle(as_span(keys), delta_scores.data(), claims);
 }
 
-std::size_t erase(Table& table, Keys keys, Pool& pool) {
+std::size_t erase(Table& table, Keys keys, Pool& pool, const std::vector<Tier::Claim*>& claims) {
   nb::gil_scoped_release release;
-  return table.erase(as_span(keys), pool);
+  return table.erase(as_span(keys), pool, claims);
 }
 
 void contains(const Table& table, Keys keys, Array1<bool> out, Pool& pool) {
@@ -369,8 +369,11 @@ keys: (N,) uint64, fastest in the order of buckets. delta_scores: (N,) float32. 
 Returns for how many of the keys, the first, it has done so: fewer than N if a row on SSD cannot be
 brought into memory; a call with the others raises why. Raises, nothing done: BadRequest if the
 table is not scored; ResourceExhausted, Unavailable, DeadlineExceeded, Corruption: the first row.)")
-      .def("erase", &erase, "keys"_a.noconvert(), "pool"_a,
-           "Remove rows and return how many existed. keys: (N,) uint64.")
+      .def("erase", &erase, "keys"_a.noconvert(), "pool"_a, "claims"_a = nb::make_tuple(),
+           R"(Remove rows, and counts of keys that have none yet; return how many rows existed.
+
+keys: (N,) uint64. claims: see `update`. Raises ResourceExhausted, Unavailable, DeadlineExceeded,
+Corruption: rows on SSD; a repetition removes the rest.)")
       .def("contains", &contains, "keys"_a.noconvert(), "out"_a.noconvert(), "pool"_a,
            "Write whether each key has a row. keys: (N,) uint64. out: (N,) bool.")
       .def("read_wide", &read_wide, "keys"_a.noconvert(), "row_classes"_a.noconvert(),

@@ -240,8 +240,10 @@ class Table {
   std::size_t settle(std::span<const std::uint64_t> keys, const float* delta_scores,
                      Tier::Claims claims = {});
 
-  // Removes rows, and remembers that; returns how many were there.   keys: (N).
-  std::size_t erase(std::span<const std::uint64_t> keys, Pool& pool);
+  // Removes rows, what is counted of their keys, and remembers that; returns how many were there.
+  // keys: (N), claims: of all these keys. Errors: those of make_room; a repetition removes the
+  // rest.
+  std::size_t erase(std::span<const std::uint64_t> keys, Pool& pool, Tier::Claims claims = {});
   // out: (N): whether each key has a row.
   void contains(std::span<const std::uint64_t> keys, bool* out, Pool& pool) const;
   // The row class and the wide row of each key; of an absent key kNoClass and zeros.   keys,

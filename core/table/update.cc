@@ -408,18 +408,19 @@ void Table::insert_rows(Selection& absent, std::span<Arena::Ref> rows,
   for (const std::span<Arena::Ref> rest : left) arenas_.free(rest);
 }
 
-std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool) {
+std::size_t Table::erase(std::span<const std::uint64_t> keys, Pool& pool, Tier::Claims claims) {
   std::atomic<std::size_t> erased{0};
   for_stripes(keys, pool, [&](std::uint32_t stripe, const Group& group) {
     if (group.keys.empty()) return;
     std::vector<Arena::Ref> refs;
     refs.reserve(group.keys.size());
-    const Tier::Lock lock = lock_rows(stripe, group.keys, 0);
+    const Tier::Lock lock = lock_rows(stripe, group.keys, 0, claims);
     const auto num_keys = count_by_bucket(group.keys);
     for (std::uint32_t i = 0; i < kBucketsPerStripe; ++i) {
       removed_.prepare(stripe * kBucketsPerStripe + i, num_keys[i]);
     }
     for (const std::uint64_t key : group.keys) {
+      admission_.settle(key);
       Arena::Ref ref;
       if (!index_.erase(key, ref)) continue;
       refs.push_back(ref);

@@ -79,6 +79,26 @@ void test_claimed_keys_need_no_device(std::uint64_t seed) {
   for (const float n : counted.counts_of(all.subspan(40000, 500))) CHECK_EQUAL(n, 1);
 }
 
+void test_claimed_rows_are_erased_without_a_device(std::uint64_t seed) {
+  Counted counted(seed, 42000, std::size_t{1} << 20);
+  fill(counted, 40000);
+  const std::span<const std::uint64_t> all = counted.keys;
+  Keys keys(all.begin(), all.begin() + 500);
+  keys.insert(keys.end(), all.begin() + 40000, all.begin() + 40500);
+  Claimed claim = counted.table->claim(keys, counted.pool);
+  CHECK(claim != nullptr);
+  use_others(counted, 1000, 40000);
+  counted.device->set_faults({.read_error = 1, .write_error = 1, .stuck = 1});
+  const auto before = counted.device->counts();
+  CHECK_EQUAL(counted.table->erase(keys, counted.pool, std::array{claim.get()}), 500U);
+  CHECK_EQUAL(counted.device->counts().reads, before.reads);
+  counted.device->set_faults({});
+  claim.reset();
+  use_others(counted, 1000, 40000);
+  for (const float n : counted.counts_of(keys)) CHECK_EQUAL(n, 0);
+  for (const float n : counted.counts_of(all.subspan(500, 500))) CHECK_EQUAL(n, 1);
+}
+
 // Rows of another table: some keys have rows, some have none.
 void test_a_claimed_merge_needs_no_device(std::uint64_t seed) {
   Counted counted(seed, 40000, std::size_t{1} << 20);
@@ -265,6 +285,7 @@ void test_a_table_that_outgrows_its_budget_keeps_it(std::uint64_t seed) {
 int main(int argc, char** argv) {
   const std::uint64_t seed = test::seed_of(argc, argv);
   test_claimed_keys_need_no_device(seed);
+  test_claimed_rows_are_erased_without_a_device(seed);
   test_a_claimed_merge_needs_no_device(seed);
   test_rows_that_nobody_claims_any_more_leave(seed);
   test_a_claim_on_a_full_device_is_refused(seed);

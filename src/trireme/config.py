@@ -83,6 +83,13 @@ class Config:
         values = _parse(text, f"in {path}")
         if not isinstance(values, Mapping):
             raise BadRequest(f"Config: expected keys and values in {path}, found {values!r}")
+        runners = values.get("runner")
+        if isinstance(runners, list) and all(isinstance(one, dict) for one in runners):
+            raise BadRequest(
+                f"Config: expected keys below runner in {path}, as in 'runner: {{epochs: 2}}',"
+                " found a list of runners, as PaddleRec had before 2.0; docs/paddlerec.md, Files"
+                " with several runners, has the keys of runner for those of runners and phases"
+            )
         config = cls(values, path=path.resolve(), overrides=overrides)
         counts = Counter(override.partition("=")[0] for override in overrides)
         for key in [key for key, num in counts.items() if num > 1]:

@@ -18,6 +18,10 @@ from trireme.errors import BadRequest, check_values
 SKETCH_BYTES_MIN = 4096 * 64  # one cache line per bucket
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
 def _is_number(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
@@ -31,15 +35,17 @@ def _check(owner: object, expected: str, is_valid: Callable[[Any], bool], *names
 
 @dataclass(frozen=True)
 class ShowClick:
-    """The columns of a batch with the number of shows and clicks of each example."""
+    """The columns of a batch with the number of shows and clicks of each example. show: None: each
+    is one show.
+    """
 
-    show: str
+    show: str | None
     click: str
 
     def __post_init__(self) -> None:
-        _check(
-            self, "the name of a column", lambda v: isinstance(v, str) and v != "", "show", "click"
-        )
+        name = "the name of a column"
+        _check(self, f"{name}, or None", lambda v: v is None or _is_name(v), "show")
+        _check(self, name, _is_name, "click")
 
 
 @dataclass(frozen=True)

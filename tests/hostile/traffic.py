@@ -32,7 +32,7 @@ from trireme.server.state import ServerState
 from trireme.train.earlier_models import begin_anew_together
 from trireme.worker import passes
 from trireme.worker.client import WorkerClient
-from trireme.worker.expiry_calls import counters, shrink
+from trireme.worker.expiry_calls import counters, remove, shrink
 from trireme.worker.monitoring import WorkerMetrics
 from trireme.worker.pull import PullPlan
 from trireme.worker.transport import LOCAL, LocalTransport
@@ -256,6 +256,7 @@ def _run(cluster: Cluster, folder: Path) -> None:
     trainer.fit(batches(2, seed=2))
     trainer.save(folder / "delta", mode="delta")
     shrink(cluster.client, time=3 * DAY_S, day_over=True)
+    remove(cluster.client, "plain", np.arange(2, dtype=np.uint64))
     counters(cluster.client)
     servers = cluster.client.servers  # looks, as the console's and a view's
     servers.everywhere("ps.sample", {"table": "plain"})

@@ -38,7 +38,7 @@ from trireme.job.embedded import embedded
 from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.wire import Push, TablePush
 from trireme.worker import passes
-from trireme.worker.expiry_calls import shrink
+from trireme.worker.expiry_calls import remove, shrink
 
 FAR = 10**6
 """A key that no data has."""
@@ -134,6 +134,7 @@ CHANGES: dict[str, Callable[[Cluster, Path], object]] = {
     "blocks": lambda c, _: write_blocks(c.client, read_blocks(c.client)[1]),
     "load": lambda c, path: load_checkpoint(c.client, path / "before"),
     "shrink": lambda c, _: shrink(c.client, time=0, day_over=True),
+    "remove": lambda c, _: remove(c.client, "keys", np.arange(3, dtype=np.uint64)),
 }
 
 

@@ -27,7 +27,7 @@ from tests.integration.test_device_passes import (
 from tests.integration.test_device_windows import memory_of, stream
 from trireme.errors import BadRequest, DataError, ResourceExhausted, Unavailable
 from trireme.inference.export import export_model
-from trireme.interchange.plain_rows import export_parquet, import_parquet
+from trireme.interchange.plain_rows import export_parquet, import_parquet, remove_rows
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
@@ -126,6 +126,7 @@ def test_what_would_read_or_change_rows_of_the_beginning_is_refused_within_a_pas
         lambda: export_model(one, tmp_path / "model", batch=data(0)[0]),
         lambda: export_parquet(one, tmp_path / "again"),
         lambda: import_parquet(one, "keys", tmp_path / "rows" / "keys"),
+        lambda: remove_rows(one, "keys", [1]),
         lambda: save(one.optimizer, Location(tmp_path / "saved")),
         lambda: row_life.shrink(one.optimizer, day_over=True),
         lambda: list(

@@ -278,7 +278,7 @@ def test_a_pass_that_follows_reads_what_the_one_before_lacks(
         assert_equal(actual, contents(opened))
 
 
-@pytest.mark.parametrize("change", ["fit", "load", "shrink", "pass", "none"])
+@pytest.mark.parametrize("change", ["fit", "load", "shrink", "remove", "pass", "none"])
 def test_rows_that_were_read_ahead_are_read_again_if_they_changed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str
 ) -> None:
@@ -293,6 +293,8 @@ def test_rows_that_were_read_ahead_are_read_again_if_they_changed(
         one.load(tmp_path / "empty")
     elif change == "shrink":
         one.shrink()
+    elif change == "remove":
+        tr.interchange.remove_rows(one, "keys", [min(distinct(DAYS[1]) - distinct(DAYS[0]))])
     elif change == "pass":
         with one.on_device(DAYS[2]):
             one.fit(DAYS[2])

@@ -21,12 +21,16 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         table = tr.Table("ads", dim=3, optimizer=tr.optim.Adam(lr=0.05))
-        self.rows = tr.nn.EmbeddingBag(table, features=["a", "b"])
+        self.rows = tr.nn.EmbeddingBag(table, features=["user", "b"])
         self.head = nn.Linear(6, 1)
 
     def forward(self, batch: Any) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.rows(batch).flatten(1))
         return logits.squeeze(1)
+
+
+def of_users(batches: list[Any]) -> list[Any]:
+    return [{**batch, "user": batch["a"]} for batch in batches]
 
 
 def test_the_page_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +45,7 @@ def test_the_page_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             cluster=cluster,
         )
         known: dict[str, Any] = {"tr": tr, "trainer": trainer, "s3": s3, "print": lambda _: None}
-        known |= {"train": batches(3), "test": batches(1, 7)}
+        known |= {"train": of_users(batches(3)), "test": of_users(batches(1, 7))}
         actual = blocks("checkpoints.md")
         assert len(actual) >= 6
         assert {language for language, _ in actual} == {"python"}

@@ -120,7 +120,7 @@ def test_a_compute_worker_is_known_as_such(monkeypatch: pytest.MonkeyPatch) -> N
         fleet.init(is_collective=True)
 
 
-def test_a_process_without_a_job_is_one_worker() -> None:
+def test_a_process_without_a_job_is_one_worker(capsys: pytest.CaptureFixture[str]) -> None:
     with embedded() as cluster:
         set_default(cluster)
         fleet.init()
@@ -129,6 +129,14 @@ def test_a_process_without_a_job_is_one_worker() -> None:
         np.testing.assert_array_equal(fleet.util.all_reduce(np.arange(3), "max"), np.arange(3))
         with pytest.raises(BadRequest, match="expected one of"):
             fleet.util.all_reduce(1, "median")
+        fleet.util.barrier("worker")
+        assert fleet.util.all_gather(3.5, "worker") == [3.5]
+        for call in (fleet.util.all_gather, fleet.util.all_reduce):
+            with pytest.raises(BadRequest, match="expected comm_world 'worker', found 'all'"):
+                call(1, comm_world="all")
+        fleet.util.print_on_rank("of worker 1", 1)
+        fleet.util.print_on_rank("of worker 0", 0)
+        assert capsys.readouterr().out == "of worker 0\n"
         with pytest.raises(BadRequest, match="expected a server"):
             fleet.run_server()
         with pytest.raises(BadRequest, match=r"call fleet\.load_model"):

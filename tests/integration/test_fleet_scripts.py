@@ -86,6 +86,8 @@ def test_a_transpiled_script_serves_and_trains_step_by_step(
             for role in ("PSERVER", "TRAINER")
         )
         assert (worker.finish(), server.finish()) == (0, 0), worker.output + server.output
+    assert re.findall("trireme: (server|worker) 0 of 1", server.output) == ["server"]
+    assert re.findall("trireme: (server|worker) 0 of 1", worker.output) == ["worker"]
     losses = re.search(r"LOSSES (\S+) (\S+) (\S+) (\S+) \(3,\) float32", worker.output)
     assert losses, worker.output
     values = [float(loss) for loss in losses.groups()]

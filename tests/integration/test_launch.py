@@ -77,6 +77,13 @@ def test_a_second_job_does_not_write_the_logs_of_one_that_is_running(launcher: L
     assert launcher.finish()[0] == 0
 
 
+def test_launch_says_what_a_script_imports_in_place_of_paddle(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", num=2)
+    launcher.peers["worker 0"].send("raise No module named 'paddle'")
+    err = launcher.finish()[2]
+    assert "docs/paddlerec.md says what scripts import for paddle" in err
+
+
 @pytest.mark.parametrize("name", ["server 1", "worker 0", "worker 1"])
 def test_launch_ends_with_name_code_and_last_lines_of_the_one_that_fails(
     launcher: Launcher, name: str
@@ -86,6 +93,7 @@ def test_launch_ends_with_name_code_and_last_lines_of_the_one_that_fails(
     launcher.peers[name].send("raise the disk is full")
     code, _, err = launcher.finish()
     assert code == 1
+    assert "tools/*.py are left out" not in err
     path = Path("log") / name.replace(" ", "log.")
     assert f"{name} failed with exit code 1; last lines of {path}:" in err
     assert "    RuntimeError: the disk is full" in err
@@ -265,6 +273,8 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     two = ("--server_num", "1", "--worker_num", "1")
     assert "did you mean --server_num?" in refused(tmp_path, "--server_nun", "1", CONTROLLED_SCRIPT)
     assert "found no file 'train.py'" in refused(tmp_path, *two, "train.py")
+    tool = refused(tmp_path, *two, "tools/static_ps_trainer.py", "-m", "config.yaml")
+    assert "tools/*.py are left out: trireme launch OPTIONS -m FILE" in tool
     assert "--worker_num or --workers before the script, found neither" in refused(
         tmp_path, "--server_num", "1", CONTROLLED_SCRIPT
     )
@@ -402,7 +412,7 @@ def test_joining_workers_get_the_servers_and_no_index(
     launcher.peers["late"].send("exit 0")
     code, _, err = launcher.finish()
     assert code == 0
-    assert "1 worker that join; logs in log/" in err
+    assert "1 worker to join; logs in log/" in err
     assert launcher.process is not None
     assert (launcher.folder / f"log/lateworkerlog.{launcher.process.pid}.0").is_file()
 

@@ -28,6 +28,7 @@ from trireme.job.cluster import Cluster
 NUM_EVENTS = pick(short=16, long=60)
 NUM_KEYS, BATCH, DAY_S = 500, 16, 86400
 ALWAYS = ["train", "full", "train", "delta", "shrink", "import", "load", "train", "delta", "import"]
+ALWAYS += ["train", "remove", "delta"]
 POLICY = tr.policy.SparseAccessor(
     delete_threshold=0.3, delete_after_unseen_days=2, base_threshold=0.2, delta_threshold=0.1
 )
@@ -93,6 +94,9 @@ def live(
             trainer.shrink()
         elif event == "import":
             tr.interchange.import_arrays(trainer, "waiting", some_rows(number))
+        elif event == "remove":
+            for table, feature in (("scored", "a"), ("waiting", "b")):
+                tr.interchange.remove_rows(trainer, table, list(range(5)), feature=feature)
         elif event == "load":
             trainer.load(full[-1])
         else:

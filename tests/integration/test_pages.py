@@ -106,6 +106,9 @@ def test_the_page_of_rows(tmp_path: Path, programs: Template) -> None:
     assert look[-3].startswith("3 torch.Size([4]) torch.Size([2, 4])")
     assert look[-2].startswith("['Heat', ")
     assert "unknown" not in look[-1]
+    trained, today = run(programs, tmp_path, "python why.py").split("today auc ")
+    assert "ad permuted 0.5" in trained
+    assert "0 of 50 values have a row" in today
     run(programs, tmp_path, "python dims.py")
     output = run(programs, tmp_path, "python live.py")
     assert "{'ads': {'expired': 1, 'evicted': 0}, 'users': {'expired': 0, 'evicted': 0}}" in output

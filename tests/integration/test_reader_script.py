@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.integration.processes import clean_environment
 from trireme.data.pipe import Pipe
 from trireme.data.pipe_process import plain_words
 from trireme.data.sources import find_files
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, DataError
 from trireme.fleet.reader_command import UTILS_PATH, reader_command
 
 SCRIPT = Path(__file__).with_name("paddlerec_reader.py")
@@ -94,6 +95,13 @@ def test_the_command_is_one_plain_program_with_absolute_paths(folder: Path) -> N
     words = plain_words(reader_command("python reader.py", "config.yaml", ["a=[1]"]))
     assert words is not None
     assert words[1:3] == ['TRIREME_OVERRIDES=["a=[1]"]', sys.executable]
+
+
+@pytest.mark.parametrize("command", ["python reader.py", f"cat | {sys.executable} reader.py"])
+def test_an_error_shows_the_command_as_it_was_written(command: str, folder: Path) -> None:
+    made = reader_command(command, "config.yaml", ["a=[1]"])
+    with pytest.raises(DataError, match=re.escape(f"pipe_command '{command}' on ")):
+        through(made, folder, "no pair\n")
 
 
 @pytest.mark.parametrize(

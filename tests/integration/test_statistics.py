@@ -58,7 +58,9 @@ def batches_of(stream: int, number: int) -> list[dict[str, torch.Tensor]]:
     return batches
 
 
-def shows_of(batches: list[dict[str, torch.Tensor]], *, columns: bool) -> dict[int, list[float]]:
+def shows_of(
+    batches: list[dict[str, torch.Tensor]], *, names: ShowClick | None
+) -> dict[int, list[float]]:
     """What rows must have gathered, in plain Python."""
     rows: dict[int, list[float]] = {}
     for batch in batches:
@@ -66,8 +68,8 @@ def shows_of(batches: list[dict[str, torch.Tensor]], *, columns: bool) -> dict[i
             for b, ids in enumerate(batch[name].reshape(len(batch["show"]), -1).tolist()):
                 for key in ids:
                     row = rows.setdefault(key, [0.0, 0.0])
-                    row[0] += float(batch["show"][b]) if columns else 1.0
-                    row[1] += float(batch["click"][b]) if columns else 0.0
+                    row[0] += float(batch[names.show][b]) if names and names.show else 1.0
+                    row[1] += float(batch[names.click][b]) if names else 0.0
     return rows
 
 
@@ -94,19 +96,19 @@ def train(
         optimizer.step()
 
 
-@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("names", [SHOW_CLICK, ShowClick(None, "click"), None])
 @pytest.mark.parametrize("num_servers", [1, 2])
 @pytest.mark.parametrize(("mode", "num_workers"), [("sync", 1), ("sync", 2), ("async", 2)])
 def test_rows_gather_the_shows_and_clicks_of_all_workers(
-    mode: str, num_workers: int, num_servers: int, columns: bool
+    mode: str, num_workers: int, num_servers: int, names: ShowClick | None
 ) -> None:
-    table = table_with(SparseAccessor(show_click=SHOW_CLICK if columns else None))
+    table = table_with(SparseAccessor(show_click=names))
     streams = [batches_of(worker, 12 - worker) for worker in range(num_workers)]
     with Job(num_servers) as job:
         job.run(num_workers, lambda c: train(c, table, streams[c.worker], mode))
         actual = statistics([server.state for server in job.servers])
     everything = [batch for batches in streams for batch in batches]
-    expected = shows_of(everything, columns=columns)
+    expected = shows_of(everything, names=names)
     assert {key: [row["show"], row["click"]] for key, row in actual.items()} == expected
     assert {row["time"] for row in actual.values()} == {3 * DAY}
     for key, row in actual.items():

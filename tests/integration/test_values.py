@@ -126,9 +126,13 @@ def test_a_checkpoint_and_an_export_are_told_apart(tmp_path: Path) -> None:
             trainer.load(tmp_path / "export")
     with pytest.raises(BadRequest, match="found that of a checkpoint; export_model"):
         Predictor(tmp_path / "ckpt")
+    predictor = Predictor(tmp_path / "export")
+    strings = dict.fromkeys(("movie", "genres"), "strings")
+    assert predictor.columns == {"user": "integers", **strings, "age": "float32 (B)"}
+    assert repr(predictor).startswith("Predictor(version 2, user: integers, movie: strings, ")
     records = FRAME.head(2).to_dict("records")
     with pytest.raises(BadRequest, match=r"found list; of examples .* pandas\.DataFrame"):
-        Predictor(tmp_path / "export").predict(records)
+        predictor.predict(records)
 
 
 @pytest.mark.parametrize("salt", [False, True])
@@ -207,6 +211,11 @@ def test_exported_values_come_back(tmp_path: Path, salt: bool) -> None:
             assert tr.interchange.import_parquet(trainer, "t", path, feature=feature) == 2
         after = [weights_of(trainer, *one) for one in (("user", users), ("movie", movies))]
         assert after == before
+        frame = pd.read_parquet(tmp_path / "u" / "t")  # with lists, as pandas reads them
+        wider = pd.Series([[1.0], [1.0, 2.0]])
+        with pytest.raises(BadRequest, match=r"'weights' of rank 2, found shape \(2,\)"):
+            tr.interchange.import_arrays(trainer, "t", frame.assign(weights=wider), feature="user")
+        assert tr.interchange.import_arrays(trainer, "t", frame, feature="user") == 2
         tr.interchange.export_parquet(trainer, tmp_path / "again", state=True)
     kept, again = (rows_by_key(tmp_path / folder / "t") for folder in ("keys", "again"))
     assert len(again) == 4

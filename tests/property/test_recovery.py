@@ -152,6 +152,9 @@ class Requests:
         if kind < 0.05:
             body = {"slices": 1, "slice": 0, "time": self.time, "day_over": kind < 0.02}
             return [("policy.shrink", body, [])]
+        if kind < 0.07:
+            keys = self.rng.choice(NUM_KEYS, 20, replace=False).astype(np.uint64)
+            return [("ps.remove", {"table": self.random.choice([*TABLES])}, [keys])]
         if kind < 0.1:
             self.version += 1
             return []

@@ -227,6 +227,9 @@ def test_cli_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> N
     ("argv", "words"),
     [
         (["launch", "--worker_nums", "2", "x.py"], "did you mean --worker_num?"),
+        (["top", "10.0.0.1:6000"], "did you mean --servers 10.0.0.1:6000?"),
+        (["launch", "--num_workers", "2", "x.py"], "did you mean --worker_num?"),
+        (["launch", "--servers-num", "2", "x.py"], "did you mean --server_num?"),
         (["launch", "--trainer", "2", "x.py"], "did you mean --trainers?"),
         (["launch", "--gloo_port=6767", "x.py"], "fleetrun's --gloo_port has no meaning here"),
         (["launch", "--grace_s", "0", "x.py"], "--grace_s: expected seconds > 0, found '0'"),

@@ -122,6 +122,12 @@ def test_a_section_in_place_of_a_value_and_the_reverse_are_refused(
                 read(key.rpartition(".")[0])
 
 
+def test_a_list_of_runners_is_named_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("runner:\n- name: train\n  phases: [phase1]\n")
+    with pytest.raises(BadRequest, match=r"c\.yaml, .*found a list of runners, as PaddleRec had"):
+        Config.load(tmp_path / "c.yaml")
+
+
 def test_an_empty_section_has_no_keys(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("runner:\nhyper_parameters: {}\n")
     config = Config.load(tmp_path / "c.yaml")

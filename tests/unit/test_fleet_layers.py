@@ -48,6 +48,9 @@ def test_layers_of_one_parameter_share_a_table_until_the_next_job(home: Cluster)
     one, two = make("a"), make(["b", "c"], param_attr=fleet.ParamAttr("embedding"), pool="sum")
     assert (type(one), type(two)) == (nn.Embedding, nn.EmbeddingBag)
     assert one.table is two.table
+    declared = [fleet.static.data(name, [None, 1], "int64", lod_level=1) for name in "bc"]
+    assert make(declared[0]).features == ("b",)
+    assert make(declared, pool="sum").features == two.features
     assert one.table.optimizer == optim.FleetAdagrad()
     assert one.table.schema.absent == "zeros"
     assert one.table.schema.initializer == initializer.TailUniform().spec()

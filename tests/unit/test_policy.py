@@ -36,7 +36,7 @@ from trireme.table import Table, TableSchema
         (CountFilter, {"n": 2, "sketch_bytes": 10}, "expected sketch_bytes None or at least"),
         (Probability, {"p": 0}, r"expected p in \(0, 1\], found 0"),
         (ScoreFilter, {"threshold": float("nan")}, "expected threshold finite, found nan"),
-        (ShowClick, {"show": None, "click": "c"}, "show the name of a column, found None"),
+        (ShowClick, {"show": "", "click": "c"}, "show the name of a column, or None, found ''"),
         (ShowClick, {"show": "s", "click": ""}, "click the name of a column, found ''"),
         (ScorePolicy, {"show_click": "show"}, "show_click None or a ShowClick, found 'show'"),
     ],

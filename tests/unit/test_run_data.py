@@ -162,6 +162,34 @@ def test_workers_divide_examples_unless_each_reads_its_own(
     assert ("each of 2 workers reads all of the same 4 files" in caplog.text) is is_warned
 
 
+@pytest.mark.parametrize("divides", [False, True])
+def test_a_reader_that_divides_what_is_divided_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, divides: bool
+) -> None:
+    write_files(tmp_path / "data")
+    own = "lines[paddle.get_rank() :: paddle.get_world_size()]" if divides else "lines"
+    (tmp_path / "reader.py").write_text(f"""
+import trireme.fleet.paddle as paddle
+class RecDataset:
+    def __init__(self, files, config):
+        self.files = files
+    def __iter__(self):
+        lines = [line for path in self.files for line in open(path)]
+        for line in {own}:
+            yield [[1], [2], [3.0]]
+""")
+    keys = ["reader_type=RecDataset", "train_reader_path=reader"]
+    made = load(tmp_path, *(f"runner.{key}" for key in keys))
+
+    def work(cluster: Cluster) -> None:
+        make_dataset(*made, made[1].train, SCHEMA, cluster)
+
+    with caplog.at_level(logging.WARNING), Job(1) as job:
+        job.run(2, work)
+    assert ("reader.py: get_rank: workers have divided the data" in caplog.text) is divides
+    assert caplog.text.count("runner.split_file_list=False gives every reader") == divides
+
+
 @pytest.mark.parametrize("reader", ["QueueDataset", "InMemoryDataset"])
 def test_text_is_multislot_with_names_unless_the_model_declares_another_format(
     tmp_path: Path, reader: str

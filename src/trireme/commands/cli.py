@@ -9,6 +9,7 @@ import gc
 import itertools
 import os
 import platform
+import re
 import select
 import signal
 import sys
@@ -190,8 +191,16 @@ def _explain_unknown(option: str, command: argparse.ArgumentParser) -> str:
     name = option.split("=")[0]
     if name in launch.FLEETRUN_ONLY and command.prog.endswith(" launch"):
         return f"fleetrun's {name} has no meaning here: {launch.FLEETRUN_ONLY[name]}"
+    known = [flag for action in command._actions for flag in action.option_strings]
+    if ":" in name and "--servers" in known:
+        return f"expected no further argument, found {name!r}; did you mean --servers {name}?"
     if not name.startswith("-"):
         return f"expected no further argument, found {name!r}; {command.prog} --help has them"
-    known = [flag for action in command._actions for flag in action.option_strings]
-    near = difflib.get_close_matches(name, known, n=1)
+    near = [flag for flag in known if _words(flag) == _words(name)]
+    near = near or difflib.get_close_matches(name, known, n=1)
     return f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _words(flag: str) -> list[str]:
+    """Of --num_workers those of --worker_num, in one order."""
+    return sorted(word.rstrip("s") for word in re.split("[-_]+", flag) if word)

@@ -81,7 +81,8 @@ class SaveVersions:
             raise BadRequest(
                 "export_model: expected a delta that follows the last export of this run,"
                 f" {sorted(self.inference) or 'of which there is none'}, found one that follows"
-                f" {follows}; write a base"
+                f" {follows}; a load forgets the exports that were written after its checkpoint;"
+                " write a base"
             )
         since = self.inference.get(follows, 0)
         return Reply({"version": self._next_version(), "since": since, "forget": self._forget()})

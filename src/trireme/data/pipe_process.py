@@ -136,6 +136,20 @@ class PipeProcess:
         self._tail = (self._tail + text)[-_TAIL_BYTES:]
 
 
+class MadeCommand(str):
+    """A command that was made of what a user has written, which messages show."""
+
+    def __new__(cls, command: str, written: str) -> "MadeCommand":
+        made = super().__new__(cls, command)
+        made.written = written
+        return made
+
+    written: str
+
+    def __repr__(self) -> str:
+        return repr(self.written)
+
+
 def checked_command(command: str) -> str:
     """The command. Raises BadRequest if it is empty or not a string."""
     if not isinstance(command, str) or not command.strip():

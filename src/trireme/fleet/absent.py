@@ -24,8 +24,14 @@ ABSENT = {
     "get_hybrid_communicate_group": "a job has workers and servers; fleet.worker_index and"
     " fleet.worker_num say where this one is",
     "init_coordinator": "server 0 coordinates a job: leave it out",
+    **dict.fromkeys(
+        ("init_heter_worker", "run_heter_worker"),
+        "leave it out: exe.run(startup_program), or making the Trainer, computes for the workers"
+        " and ends the process",
+    ),
     "local_device_ids": "CUDA_VISIBLE_DEVICES has the GPUs of this process, fleet.device('gpu') is"
     " its own",
+    "main_program": "fleet.static.default_main_program() is that of minimize(fleet.Loss(...))",
     "make_fl_strategy": "federated training is not supported",
     "print_table_stat": "trireme top shows the tables of a running job, and Trainer.counters()"
     " counts admitted and removed rows",
@@ -34,6 +40,8 @@ ABSENT = {
     "recompute_sequential": "use torch.utils.checkpoint.checkpoint_sequential in forward",
     "save_cache_model": "Trainer.save(mode='hot', hot=0.1) writes the rows that are used most",
     "save_cache_table": "Trainer.save(mode='hot', hot=0.1) writes the rows that are used most",
+    "split_files": "fleet.util.get_file_shard(files) has those of this worker",
+    "startup_program": "fleet.static.default_startup_program()",
     "utils": "HDFS and other stores are read by their paths: hdfs://HOST:PORT/FILE; for calls of"
     " your own use fsspec",
     "world_device_ids": "each process has its own GPU, fleet.device('gpu')",

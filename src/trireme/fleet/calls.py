@@ -61,13 +61,21 @@ class FleetJob:
             raise BadRequest("fleet.init: expected is_collective=True of the role maker too")
         log_to_stderr()
         set_log_level(log_level)
+        self.take_role(maker, strategy)
+        log.info("%s", self.role.describe())
+
+    def take_role(
+        self,
+        maker: PaddleCloudRoleMaker | UserDefinedRoleMaker,
+        strategy: DistributedStrategy | None = None,
+    ) -> None:
+        """As `init`, without a word."""
         self._own_role, self._is_collective = maker.role, maker.is_collective
         self.worker_endpoints = maker.worker_endpoints
         self._strategy, self.dataset = strategy, None
         self._forget_optimizers(trained_only=True)
         self.tables.clear()
         PSGPU().forget()
-        log.info("%s", self._own_role.describe())
 
     def _forget_optimizers(self, *, trained_only: bool = False) -> None:
         """trained_only: keep what `minimize` has begun: transpilers take their place after it."""

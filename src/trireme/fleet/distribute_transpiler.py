@@ -9,6 +9,7 @@ from trireme.fleet import calls
 from trireme.fleet.program import Program, ServerProgram, StartupProgram, programs
 from trireme.fleet.role_makers import Role, UserDefinedRoleMaker
 from trireme.fleet.transpiler import DistributeTranspilerConfig
+from trireme.launch.init import log_to_stderr
 
 log = logging.getLogger("trireme")
 
@@ -70,7 +71,9 @@ class DistributeTranspiler:
             maker = self._collective_role(trainer_id, pservers, trainers, current_endpoint)
         else:
             maker = self._role(trainer_id, pservers, trainers, current_endpoint)
-        calls.init(maker)
+        log_to_stderr()
+        calls.set_log_level("INFO")
+        calls.job.take_role(maker)  # a server takes another one, and only the last is of interest
 
     def _collective_role(
         self, trainer_id: int, pservers: str, trainers: int | str, current_endpoint: str
@@ -108,6 +111,7 @@ class DistributeTranspiler:
                 "DistributeTranspiler.get_trainer_program: expected wait_port True, found False:"
                 " workers always wait for the servers"
             )
+        log.info("%s", calls.job.role.describe())
         calls.init_worker()
         return self._program
 
@@ -142,7 +146,7 @@ class DistributeTranspiler:
                 f" found that of {pserver_program.endpoint!r}"
             )
         self.get_pserver_program(endpoint)  # checks the address
-        calls.init(self._server_role(endpoint))
+        calls.job.take_role(self._server_role(endpoint))
         return startup_program or StartupProgram(self._program)
 
     def _server_role(self, endpoint: str) -> UserDefinedRoleMaker:

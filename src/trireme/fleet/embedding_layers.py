@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trireme.errors import BadRequest, SchemaMismatch
+from trireme.fleet.program import Variable
 from trireme.initializer import Initializer, TailUniform
 from trireme.nn import Embedding, EmbeddingBag
 from trireme.optim import FleetAdagrad, FleetRule, Rule
@@ -40,9 +41,11 @@ class ParamAttr:
 
 @dataclass(frozen=True)
 class ShowClickEntry:
-    """Columns of the batch with the shows and clicks of each example, which rows sum up."""
+    """Columns of the batch with the shows and clicks of each example, which rows sum up. show_name:
+    None: each is one show, as of a variable of ones.
+    """
 
-    show_name: str
+    show_name: str | None
     click_name: str
 
 
@@ -81,7 +84,7 @@ class NamedTables:
 
     def sparse_embedding(
         self,
-        input: str | Sequence[str],
+        input: str | Variable | Sequence[str | Variable],
         size: Sequence[int],
         padding_idx: int | None = None,
         is_test: bool = False,
@@ -108,7 +111,7 @@ class NamedTables:
         With `pool` lookup and pooling are one operation, for several features: (B, F, D).
 
         Args:
-            input: name of the feature, or names of several.
+            input: name of the feature, or names of several; or what `static.data` made of them.
             size: [ignored, D]: a table has no number of rows.
             padding_idx: the id, >= 0, that looks up zeros and has no row and no gradient.
             is_test: False; `model.eval()` keeps lookups from making rows.
@@ -136,19 +139,20 @@ class NamedTables:
             raise _refused(f"size=[ignored, D], found {size!r}")
         if pool is not None and pool not in POOLS:
             raise _refused(f"pool to be one of {tuple(POOLS)}, found {pool!r}")
+        names = _name_of(input) if isinstance(input, (str, Variable)) else [*map(_name_of, input)]
         rule = FleetAdagrad() if optimizer is None else optimizer
         policy, admit = _policy_and_admission(entry, policy)
         if slot is not None:
-            _check_slot(slot, input, policy)
+            _check_slot(slot, names, policy)
         ssd = table_class == "SSDSparseTable"
         table = self._table(param_attr, size[1], rule, policy, admit, ssd=ssd)
         if slot is not None:
-            before = table.feature_numbers.setdefault(str(input), slot)
+            before = table.feature_numbers.setdefault(str(names), slot)
             if before != slot:
-                raise _refused(f"slot {before} of {input!r} as before, found {slot}")
+                raise _refused(f"slot {before} of {names!r} as before, found {slot}")
         if pool is None:
-            return Embedding(table, features=input, padding_key=padding_idx)
-        return EmbeddingBag(table, features=input, mode=POOLS[pool], padding_key=padding_idx)
+            return Embedding(table, features=names, padding_key=padding_idx)
+        return EmbeddingBag(table, features=names, mode=POOLS[pool], padding_key=padding_idx)
 
     def _table(
         self,
@@ -193,6 +197,10 @@ class NamedTables:
     def clear(self) -> None:
         """Forget all tables: another job begins."""
         self._by_name.clear()
+
+
+def _name_of(feature: str | Variable) -> str:
+    return feature.name if isinstance(feature, Variable) else feature
 
 
 def _policy_and_admission(

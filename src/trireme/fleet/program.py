@@ -65,6 +65,12 @@ class Variable:
         return field_of(self.name, label, features, is_bag=self.lod_level > 0)
 
 
+NOT_BUILT = (
+    "no program is built by calling layers: write the network as a torch.nn.Module, and"
+    " minimize(fleet.Loss(model, ...))"
+)
+
+
 class Program:
     """A model to be trained; what `minimize` makes.
 
@@ -73,6 +79,11 @@ class Program:
         strategy: how it is trained; DistributeTranspiler sets its config here.
         is_test: a copy that evaluates only, made by clone(for_test=True).
     """
+
+    def __new__(cls, *made_of: Any, **_: Any) -> Program:
+        if not made_of:  # as scripts of static graphs begin
+            raise BadRequest(f"static.Program: {NOT_BUILT}")
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trireme.data.pipe_process import needs_shell
+from trireme.data.pipe_process import MadeCommand, needs_shell
 from trireme.errors import BadRequest
 
 UTILS_PATH = str(Path(__file__).with_name("reader_utils"))
@@ -51,7 +51,7 @@ def reader_command(pipe_command: str, yaml_path: str | Path, overrides: Sequence
     settings = [f"TRIREME_OVERRIDES={json.dumps(list(overrides))}"] if overrides else []
     if needs_shell(pipe_command):
         export = f"export {shlex.join(settings)}; " if settings else ""
-        return f"{export}{pipe_command} {shlex.join(arguments)}"
+        return MadeCommand(f"{export}{pipe_command} {shlex.join(arguments)}", pipe_command)
     path = Path(words[script]).absolute()
     if not path.is_file():
         raise BadRequest(
@@ -61,7 +61,7 @@ def reader_command(pipe_command: str, yaml_path: str | Path, overrides: Sequence
     words[script] = str(path)
     words[0] = _program(words[0])
     env = ["env", *settings] if settings else []
-    return shlex.join([*env, *words, *arguments])
+    return MadeCommand(shlex.join([*env, *words, *arguments]), pipe_command)
 
 
 def _start(script: str, yaml_path: str | Path) -> str:

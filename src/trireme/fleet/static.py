@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from trireme.errors import BadRequest
 from trireme.fleet.absent import refuse
 from trireme.fleet.executor import CPUPlace, CUDAPlace, Executor, Scope, global_scope
-from trireme.fleet.program import Program, StartupProgram, Variable, programs
+from trireme.fleet.program import NOT_BUILT, Program, StartupProgram, Variable, programs
 
 __all__ = [
     "CPUPlace",
@@ -42,6 +42,7 @@ _NAMES = {
     "load": "fleet.load_model reads a checkpoint",
     "append_backward": "loss.backward(), or minimize(loss)",
     "gradients": "torch.autograd.grad",
+    "device_guard": "trireme.Stages has a module for each guard: docs/paddlerec.md",
     "py_func": "call the function in forward",
     "InputSpec": "static.data declares an input",
 }
@@ -78,7 +79,4 @@ def default_startup_program() -> StartupProgram:
 
 
 def program_guard(*programs: Any) -> NoReturn:
-    raise BadRequest(
-        "static.program_guard: no program is built by calling layers: write the network as a"
-        " torch.nn.Module, and minimize(fleet.Loss(model, ...))"
-    )
+    raise BadRequest(f"static.program_guard: {NOT_BUILT}")

@@ -29,14 +29,14 @@ def get_file_shard(files: Sequence[str]) -> list[str]:
     return list(files[start : start + size + (at.worker < extra)])
 
 
-def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
+def all_reduce(value: Any, mode: str = "sum", comm_world: str = "worker") -> npt.NDArray[Any]:
     """Combine an array or number of every worker element by element; returns it to all."""
     if mode not in _COMBINE:
         raise BadRequest(
             f"fleet.util.all_reduce: expected one of {sorted(_COMBINE)}, found {mode!r}"
         )
     array = np.array(value, order="C")
-    parts = [arrays[0] for _, arrays in _cluster().client.coordinator.gather({}, [array])]
+    parts = _of_all("all_reduce", array, comm_world)
     if any(part.shape != array.shape for part in parts):
         raise BadRequest(
             f"fleet.util.all_reduce: expected one shape, found {[part.shape for part in parts]}"
@@ -45,9 +45,30 @@ def all_reduce(value: Any, mode: str = "sum") -> npt.NDArray[Any]:
     return combined
 
 
-def barrier() -> None:
+def all_gather(value: Any, comm_world: str = "worker") -> list[Any]:
+    """The number or array of every worker, in their order; returns them to all."""
+    parts = _of_all("all_gather", np.array(value, order="C"), comm_world)
+    return [part.item() if part.ndim == 0 else part for part in parts]
+
+
+def barrier(comm_world: str = "worker") -> None:
     """Wait for all workers."""
-    _cluster().client.coordinator.gather({}, [])
+    _of_all("barrier", np.empty(0), comm_world)
+
+
+def print_on_rank(message: Any, rank_id: int) -> None:
+    """Print on the worker of this index alone."""
+    if _cluster().worker == rank_id:
+        print(message)
+
+
+def _of_all(name: str, array: npt.NDArray[Any], comm_world: str) -> list[npt.NDArray[Any]]:
+    if comm_world != "worker":
+        raise BadRequest(
+            f"fleet.util.{name}: expected comm_world 'worker', found {comm_world!r}: servers run no"
+            " script meanwhile, and meet nobody"
+        )
+    return [arrays[0] for _, arrays in _cluster().client.coordinator.gather({}, [array])]
 
 
 def _cluster() -> Cluster:

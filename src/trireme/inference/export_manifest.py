@@ -124,6 +124,19 @@ class ExportManifest:
     integers: tuple[str, ...] = ()
 
     @property
+    def columns(self) -> dict[str, str]:
+        """What a batch must have, by name: "strings", "integers" or "ids", of which nobody knows,
+        of the features; dtype and shape of the others, B for the examples.
+        """
+        kinds = dict.fromkeys(self.texts, "strings") | dict.fromkeys(self.integers, "integers")
+        columns = {f: kinds.get(f, "ids") for one in self.lookups for f in one.features}
+        for one in self.inputs:
+            if one.role != "lookup":
+                sizes = ", ".join("B" if size is None else str(size) for size in one.shape)
+                columns.setdefault(one.name, f"{one.dtype} ({sizes})")
+        return columns
+
+    @property
     def is_delta(self) -> bool:
         return self.follows is not None
 

@@ -115,6 +115,15 @@ class Predictor:
         """Version of the training state that answers now."""
         return self._served.version
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """What a batch must have: name -> "strings", "integers" or "ids", or dtype and shape."""
+        return self.manifest.columns
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name}: {kind}" for name, kind in self.columns.items())
+        return f"Predictor(version {self.version}, {columns})"
+
     def predict(self, batch: Any) -> Prediction:
         """Run the model on a batch.
 

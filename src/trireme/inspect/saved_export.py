@@ -138,6 +138,8 @@ class SavedExport(SavedModel):
             f"{drawing.size(num_bytes)}, {drawing.size(manifest.dense.bytes)} of them the dense"
             f" part; outputs {', '.join(manifest.outputs)}"
         )
+        columns = [f"{name}: {kind}" for name, kind in manifest.columns.items()]
+        yield f"columns of a batch: {', '.join(columns)}"
         yield (
             f"outputs differ from the trained model's by {drawing.number(manifest.max_error)} at"
             f" most, root mean square {drawing.number(manifest.rms_error)}"

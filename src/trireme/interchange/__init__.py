@@ -8,7 +8,12 @@ from trireme.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from trireme.interchange.fleet_models import export_fleet, import_fleet, is_fleet
-    from trireme.interchange.plain_rows import export_parquet, import_arrays, import_parquet
+    from trireme.interchange.plain_rows import (
+        export_parquet,
+        import_arrays,
+        import_parquet,
+        remove_rows,
+    )
 
 __all__ = [
     "export_fleet",
@@ -17,6 +22,7 @@ __all__ = [
     "import_fleet",
     "import_parquet",
     "is_fleet",
+    "remove_rows",
 ]
 
 __getattr__, __dir__ = lazy_names(

@@ -1,21 +1,26 @@
-"""Rows of tables alone, without a model: Parquet files and NumPy arrays."""
+"""Rows of tables alone, without a model: to and from Parquet files and NumPy arrays, or removed."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from trireme.data.user_columns import column_of
 from trireme.errors import BadRequest
 from trireme.interchange.export_values import FeatureRows, write_rows
 from trireme.interchange.formats.file_lists import parquet_files
 from trireme.interchange.import_export import data_time, on_first_worker, progress_of
 from trireme.interchange.worker_side.dense_blocks import TIMEOUT_S
 from trireme.interchange.worker_side.import_requests import importing, read_files, send_rows
-from trireme.nn.ids import keys_of_values
+from trireme.nn.ids import keys_of_column, keys_of_values
+from trireme.protocol.routing import IDS_BELOW, Keys
 from trireme.protocol.wire import Array
 from trireme.storage.atomic_folder import new_folder
 from trireme.table import Table
 from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.trainer import Trainer, optimizer_of
+from trireme.worker import expiry_calls
 
 
 def import_parquet(
@@ -96,6 +101,55 @@ def import_arrays(
         return send_rows(cluster.client, table, arrays, time=at, pool=cluster.pool)
 
     return _import(optimizer, table, replace, "import_arrays", send)
+
+
+def remove_rows(
+    trainer: Trainer | DistributedOptimizer,
+    table: str | Table,
+    values: Any,
+    *,
+    feature: str | None = None,
+) -> int:
+    """Remove rows; every worker calls it. The next delta and export tell that they have gone, as of
+    rows that expire; training makes a row again when its value occurs. Returns how many there were:
+    values without a row are none. What a filter has counted of a value before it has a row goes
+    too, but from a sketch.
+
+    Args:
+        values: n values of the feature as training takes them, integers or strings, or one.
+        feature: None: the values are the keys of rows, as `TableView(table).top` tells them.
+
+    Raises:
+        BadRequest: a feature that does not read the table; values that are strings where training
+            took integers, or the reverse; keys that are none of a table with `salt`; within a pass
+            on a device. ResourceExhausted, Unavailable, DeadlineExceeded, Corruption: of some rows
+            on SSD; others may have gone, and a repetition removes the rest.
+    """
+    optimizer = optimizer_of(trainer)
+    known = _known(optimizer, "remove_rows", table.name if isinstance(table, Table) else table)
+    values = [values] if isinstance(values, (str, int, np.integer)) else values
+    if feature is not None:
+        keys = keys_of_values(known, feature, values)
+    else:
+        keys = _plain_keys(known, values)
+
+    def act() -> dict[str, Any]:
+        return {"rows": expiry_calls.remove(optimizer.cluster.client, known.name, keys)}
+
+    return int(on_first_worker(optimizer, "remove_rows", act)["rows"])
+
+
+def _plain_keys(table: Table, values: Any) -> Keys:
+    column, are_strings = column_of("key", values)
+    if not are_strings:
+        keys = keys_of_column("key", column, salted=False)
+        if not table.salt or len(keys) == 0 or keys.max() >= IDS_BELOW:
+            return keys
+    raise BadRequest(
+        f"remove_rows: expected keys of table {table.name!r}"
+        f"{', which salt spreads over all of 64 bits' if table.salt else ', integers'}, found"
+        f" {values!r:.60}; feature= says whose values they are"
+    )
 
 
 def _known(optimizer: DistributedOptimizer, what: str, table: str) -> Table:

@@ -26,7 +26,7 @@ from trireme.launch.job_console import start_console
 from trireme.launch.launched_process import LaunchedProcess
 from trireme.launch.log_files import claimed
 from trireme.launch.machines import spread
-from trireme.launch.placement import LaunchConfig, Placement, choose_placement
+from trireme.launch.placement import NO_PADDLE, LaunchConfig, Placement, choose_placement
 from trireme.launch.process_environment import (
     ROLE_NOUNS,
     ThreadShares,
@@ -171,7 +171,7 @@ class _LocalJob:
 
     def _start(self) -> None:
         config, placement = self._config, self._placement
-        joining = " that join" if config.join else ""
+        joining = " to join" if config.join else ""
         num_workers = placement.num_workers or len(placement.workers)
         hosting = "in the workers" if placement.workers_host else ", ".join(placement.servers)
         heter = f"compute workers {placement.heter}; " if placement.heter.workers else ""
@@ -465,8 +465,11 @@ class _LocalJob:
             process, state = self._failed, self._failed.status() or 0
             reason = f"{process.name} {_describe_exit(state)}"
             say(f"{reason}; last lines of {process.log_path}:")
-            for line in process.last_lines(_LAST_LINES):
+            lines = process.last_lines(_LAST_LINES)
+            for line in lines:
                 print(f"    {line}", file=sys.stderr)
+            if any("No module named 'paddle" in line for line in lines):
+                say(NO_PADDLE)
             return (state if state > 0 else 128 - state), reason
         if self._late:
             names = _names(self._late)

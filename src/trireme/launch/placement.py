@@ -12,6 +12,11 @@ from trireme.launch.compute_placement import ComputePlacement, place_compute_wor
 from trireme.protocol.job_limits import SERVERS_MAX, STREAMS_MAX, WORKERS_MAX
 from trireme.telemetry.address import split_address
 
+NO_PADDLE = (
+    "PaddleRec's tools/*.py are left out: trireme launch OPTIONS -m FILE; docs/paddlerec.md says"
+    " what scripts import for paddle"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
@@ -149,6 +154,7 @@ def _choose(config: LaunchConfig) -> Placement:
     if config.command[0] != "-m" and not Path(config.command[0]).is_file():
         raise BadRequest(
             f"launch: expected a Python script to run, found no file {config.command[0]!r}"
+            + (f"; {NO_PADDLE}" if "-m" in config.command else "")
         )
     _check_folders(config)
     if config.console is not None:

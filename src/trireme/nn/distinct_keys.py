@@ -153,7 +153,7 @@ def read_shows(
         return None
     examples = np.empty((num_examples, 2), np.float32)
     for column, name in enumerate((names.show, names.click)):
-        examples[:, column] = _numbers(batch, name, table, num_examples)
+        examples[:, column] = 1 if name is None else _numbers(batch, name, table, num_examples)
     return examples
 
 

@@ -17,6 +17,7 @@ NUM_BUCKETS: int = _core.NUM_BUCKETS
 Keys = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 NO_KEYS: Keys = np.empty(0, np.uint64)
+IDS_BELOW = 1 << 32  # of keys with salt one in 2**32 is below
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ class ReaderOptions:
 
 
 _PLAIN = ReaderOptions()
+_RANKS = re.compile(r"\b(get_rank|get_world_size|worker_index|worker_num|PADDLE_TRAINER\w+)\b")
 
 
 def make_dataset(
@@ -87,7 +89,10 @@ def dataset_of(
     if not files:
         return None
     if settings.reader_type == "DataLoader":
-        return _examples(config, part, files, schema, reader, own_files=own_files)
+        examples = _examples(config, part, files, schema, reader, own_files=own_files)
+        if not own_files and cluster.num_workers > 1 and cluster.worker == 0:
+            _warn_of_ranks(part)
+        return examples
     options: dict[str, Any] = {
         "schema": _text_schema(schema, settings),
         "batch_size": part.batch_size,
@@ -211,6 +216,18 @@ def _are_shared(key: str, files: list[str], settings: Settings, cluster: Cluster
             key, cluster.num_workers, len(files),
         )  # fmt: skip
     return settings.split_file_list
+
+
+def _warn_of_ranks(part: DataSettings) -> None:
+    """PaddleRec's guide has readers divide what every worker reads; here it is divided already."""
+    assert part.reader is not None  # it was loaded
+    if named := _RANKS.search(part.reader.read_text(encoding="utf-8", errors="replace")):
+        log.warning(
+            "%s: %s: workers have divided the data before they read it; if the reader leaves out"
+            " examples of other workers, nobody reads them: -o runner.split_file_list=False gives"
+            " every reader all files",
+            part.reader, named[0],
+        )  # fmt: skip
 
 
 def _text_schema(schema: Schema, settings: Settings) -> Schema:

@@ -14,6 +14,7 @@ from trireme.protocol.routing import NUM_BUCKETS, Keys
 from trireme.protocol.wire import Array, Arrays, Push, need, need_list, need_time
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.prepared_load import PreparedLoad
+from trireme.server.removal import remove
 from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.served_tables import ServedTable
 from trireme.server.server_stats import stats_of
@@ -47,6 +48,7 @@ class RequestHandlers:
             "ps.announce": self._on_announce,
             "ps.norm": self._on_norm,
             "ps.push": self._on_push,
+            "ps.remove": self._on_remove,
             "ps.streams": lambda _: self._streams(),
             "ps.stats": lambda _: Reply(stats_of(self._state)),
             "policy.shrink": self._on_shrink,
@@ -330,7 +332,13 @@ class RequestHandlers:
             streams = state.streams.applied()
             return Reply({"streams": streams, "applied_step": state.staging.applied})
 
-    # ---- expired rows ----
+    # ---- rows that go ----
+
+    def _on_remove(self, request: Request) -> Reply | Deferred:
+        state = self._state
+        return state.journal.change_once(
+            lambda: Reply({"rows": remove(state, request.body, request.arrays)})
+        )
 
     def _on_shrink(self, request: Request) -> Reply | Deferred:
         """Shrink one of `slices` slices of this server's buckets, in all tables."""

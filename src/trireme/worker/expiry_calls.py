@@ -1,13 +1,18 @@
-"""A worker's calls that shrink tables and read what has become of their keys."""
+"""A worker's calls that remove rows and read what has become of their keys."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from trireme.protocol.routing import Keys
+from trireme.rpc import Call, Reply
 from trireme.worker.client import WorkerClient
 
 SHRINK_SLICES = 64
 """Calls that a server's buckets are shrunk in: each is short, however large the table is."""
+
+REMOVED_KEYS = 1 << 16
+"""Keys of a call that removes their rows: with SSD, room for these rows is found at once."""
 
 KeyCounts = dict[str, dict[str, int]]
 """Table -> number of keys by what has become of them."""
@@ -21,6 +26,23 @@ def shrink(client: WorkerClient, *, time: int, day_over: bool) -> KeyCounts:
     body = {"slices": SHRINK_SLICES, "time": time, "day_over": day_over}
     bodies = [{"slice": index, **body} for index in range(SHRINK_SLICES)]
     return _totals(client, "policy.shrink", bodies)
+
+
+def remove(client: WorkerClient, table: str, keys: Keys) -> int:
+    """Remove the rows of keys, and what filters have counted of them, from all servers; returns how
+    many rows there were.
+    """
+    servers, num_removed = client.servers, 0
+    for first in range(0, len(keys), REMOVED_KEYS):
+        part = [keys[first : first + REMOVED_KEYS]]
+        calls = [Call(to, "ps.remove", {"table": table}, part) for to in servers.endpoints]
+
+        def attempt(left_s: float, calls: list[Call] = calls) -> list[Reply]:
+            return servers.call_all(calls, left_s)
+
+        replies = servers.until_current("ps.remove", attempt)
+        num_removed += sum(int(reply.body["rows"]) for reply in replies)
+    return num_removed
 
 
 def counters(client: WorkerClient) -> KeyCounts:

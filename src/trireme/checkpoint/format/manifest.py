@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
@@ -271,7 +272,11 @@ def manifest_size(storage: Storage) -> int:
     """Bytes of a manifest. Raises BadRequest: there is none. Corruption: it is too large."""
     where, size = f"{storage.name}/{MANIFEST}", storage.size(MANIFEST)
     if size is None:
-        raise BadRequest(f"checkpoint: expected {where}, found none: not a complete checkpoint")
+        below = sorted(path.parent.name for path in Path(storage.name).glob(f"*/{MANIFEST}"))
+        hint = f"; folders in it that have one: {', '.join(below[:9])}" if below else ""
+        raise BadRequest(
+            f"checkpoint: expected {where}, found none: not a complete checkpoint{hint}"
+        )
     if size > MANIFEST_BYTES_MAX:
         raise Corruption(f"{where}: expected at most {MANIFEST_BYTES_MAX} bytes, found {size}")
     return size

@@ -41,6 +41,8 @@ def checked(name: str, values: Array) -> Array:
     if dtype is None:
         raise BadRequest(f"import: expected columns of {sorted(DTYPES)}, found {name!r}")
     rank = 2 if name in RANK2 else 1
+    if rank == 2 and values.dtype == object and len({np.shape(row) for row in values}) == 1:
+        values = np.stack(list(values))  # lists in a column of a DataFrame
     if values.ndim != rank:
         raise BadRequest(
             f"import: expected column {name!r} of rank {rank}, found shape {values.shape}"

@@ -38,7 +38,7 @@ from trireme.interchange.server_side.dense_blocks import blocks_of
 from trireme.interchange.server_side.duplicates import KeysOf, PlacesOf, first_duplicate
 from trireme.interchange.server_side.staged_rows import StagedRows
 from trireme.protocol.pass_lease import PassLease
-from trireme.protocol.routing import Keys, buckets_of
+from trireme.protocol.routing import IDS_BELOW, Keys, buckets_of
 from trireme.protocol.wire import Array, Arrays, need, need_list, need_time
 from trireme.rows.feature_keys import FeatureKeys
 from trireme.rpc import Deferred, Handler, Reply, Request
@@ -48,9 +48,6 @@ from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
-
-IDS_BELOW = 1 << 32
-"""Of keys with salt one in 2**32 is below."""
 
 
 class ImportHandlers:

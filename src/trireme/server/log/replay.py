@@ -17,6 +17,7 @@ from trireme.server.attendance import Attendance
 from trireme.server.log.segment import Record
 from trireme.server.prepared_import import BLOCK, FINISH, PREPARE, PREPARED, ROWS, PreparedImport
 from trireme.server.prepared_load import LOAD, LOAD_END, PreparedLoad
+from trireme.server.removal import remove
 from trireme.server.requests import RequestHandlers
 from trireme.server.served_tables import Settled
 from trireme.server.state import ServerState
@@ -102,6 +103,8 @@ def replay(server: ServerState, attendance: Attendance, record: Record) -> None:
         attendance.take_back(body["worker"])
     elif method == "policy.shrink":
         server.shrink(body)
+    elif method == "ps.remove":
+        remove(server, body, arrays)
     elif method == "ps.begin_anew":
         server.begin_anew(body)
     elif method in (FINISH, LOAD_END):
