@@ -61,12 +61,12 @@ def why_not(field: Field, kind: pa.DataType) -> str | None:
         is_right = pa.types.is_integer(inner) or is_text(inner)
         return None if is_right else "integers or strings, or lists of them"
     if isinstance(field, (InsId, Content)):
-        inner = kind.value_type if isinstance(kind, pa.DictionaryType) else kind
+        inner = _decoded(kind)
         return None if is_text(inner) or pa.types.is_integer(inner) else "strings or integers"
     if isinstance(field, Dense) and field.dim > 1:
-        is_right = without_list(kind) != kind and _is_number(without_list(kind))
+        is_right = without_list(kind) != kind and _is_number(value_type(kind))
         return None if is_right else f"lists of {field.dim} numbers"
-    return None if _is_number(kind) else "numbers"
+    return None if _is_number(_decoded(kind)) else "numbers"
 
 
 def convert(
@@ -170,6 +170,8 @@ def _vectors(array: pa.Array, dim: int) -> tuple[NDArray[np.float32], NDArray[np
 
 def _floats(array: pa.Array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """The numbers, and where they are missing or not finite."""
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     elif pa.types.is_decimal(array.type):
@@ -198,6 +200,8 @@ def bags_of_arrow(field: Sparse, array: pa.Array) -> RaggedArray:
 
 def _keys(field: Sparse, array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """A key per value, and whether there is one."""
+    if isinstance(array, pa.DictionaryArray) and len(array.dictionary) > len(array):
+        array = array.dictionary_decode()  # or each part of a file would hash all of it
     if isinstance(array, pa.DictionaryArray):
         keys, present = _keys(field, array.dictionary)
         is_null = _nulls(array)
@@ -239,8 +243,11 @@ def without_list(kind: pa.DataType) -> pa.DataType:
 
 def value_type(kind: pa.DataType) -> pa.DataType:
     """Of lists and dictionaries that of their values."""
-    inner = without_list(kind)
-    return inner.value_type if pa.types.is_dictionary(inner) else inner
+    return _decoded(without_list(kind))
+
+
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _is_number(kind: pa.DataType) -> bool:
