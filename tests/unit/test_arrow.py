@@ -282,6 +282,24 @@ def test_columns_that_do_not_fit_show_the_schema_and_the_file(
         list(missing)
 
 
+def test_columns_are_looked_for_once(tmp_path, monkeypatch):
+    names = [f"x{i}" for i in range(50)]
+    pa.parquet.write_table(pa.table({name: [1] for name in names}), tmp_path / "a.parquet")
+    seen = []
+    check = arrow_files._check_columns
+
+    def counted(schema: Schema, stored: pa.Schema, path: str) -> None:
+        check(schema, (seen.append(column) or column for column in stored), path)
+
+    monkeypatch.setattr(arrow_files, "_check_columns", counted)
+    data = QueueDataset(
+        tmp_path / "a.parquet", schema=arrow([Sparse(name) for name in names]), batch_size=1
+    )
+    (batch,) = data
+    assert batch.bags.values.tolist() == [1] * 50
+    assert len(seen) == 50
+
+
 def test_a_column_without_any_value_has_empty_bags(tmp_path):
     (batch,) = one_column(tmp_path, pa.nulls(3), Sparse("a"), "arrow", more=[])
     assert batch["a"].offsets.tolist() == [0, 0, 0, 0]
