@@ -368,6 +368,8 @@ def _plain_array(column: Any) -> NDArray[Any] | None:
     """The numbers as NumPy reads them; None: it does not."""
     if isinstance(column, np.ma.MaskedArray):
         return None
+    if isinstance(column, pa.ChunkedArray) and pa.types.is_dictionary(column.type):
+        column = column.combine_chunks()  # in parts, Arrow takes null for the last category
     try:
         array = np.asarray(column)
     except ValueError:  # lists of several lengths

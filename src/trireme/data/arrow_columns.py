@@ -61,12 +61,12 @@ def why_not(field: Field, kind: pa.DataType) -> str | None:
         is_right = pa.types.is_integer(inner) or is_text(inner)
         return None if is_right else "integers or strings, or lists of them"
     if isinstance(field, (InsId, Content)):
-        inner = _decoded(kind)
+        inner = kind.value_type if isinstance(kind, pa.DictionaryType) else kind
         return None if is_text(inner) or pa.types.is_integer(inner) else "strings or integers"
     if isinstance(field, Dense) and field.dim > 1:
-        is_right = without_list(kind) != kind and _is_number(value_type(kind))
+        is_right = without_list(kind) != kind and _is_number(without_list(kind))
         return None if is_right else f"lists of {field.dim} numbers"
-    return None if _is_number(_decoded(kind)) else "numbers"
+    return None if _is_number(kind) else "numbers"
 
 
 def convert(
@@ -243,17 +243,15 @@ def without_list(kind: pa.DataType) -> pa.DataType:
 
 def value_type(kind: pa.DataType) -> pa.DataType:
     """Of lists and dictionaries that of their values."""
-    return _decoded(without_list(kind))
-
-
-def _decoded(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    inner = without_list(kind)
+    return inner.value_type if pa.types.is_dictionary(inner) else inner
 
 
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
+    inner = kind.value_type if types.is_dictionary(kind) else kind
     kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
-    return any(is_kind(kind) for is_kind in kinds)
+    return any(is_kind(inner) for is_kind in kinds)
 
 
 def is_text(kind: pa.DataType) -> bool:
