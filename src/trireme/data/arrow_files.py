@@ -1,6 +1,5 @@
 """Parquet files and Arrow IPC (Feather) files as record batches of the columns of a schema."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
@@ -111,11 +110,9 @@ def next_batch(batches: Iterator[pa.RecordBatch], file: DataFile) -> pa.RecordBa
 
 def _check_columns(schema: Schema, stored: pa.Schema, path: str) -> None:
     """Raises DataError that shows the schema and the columns of the file, if they do not fit."""
-    wrong, kinds_of = [], defaultdict[str, list[pa.DataType]](list)
-    for column in stored:
-        kinds_of[column.name].append(column.type)
+    wrong = []
     for field in schema.fields:
-        kinds = kinds_of[field.name]
+        kinds = [stored.field(i).type for i in stored.get_all_field_indices(field.name)]
         if len(kinds) != 1:
             wrong.append(f"{field.name!r}: expected one column, found {len(kinds)}")
         elif (expected := why_not(field, kinds[0])) is not None:

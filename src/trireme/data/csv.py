@@ -19,7 +19,6 @@ is in C++: core/feed/csv.h.
 from __future__ import annotations
 
 import csv as python_csv
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,9 +81,9 @@ class CsvText(TextFormat):
             raise DataError(f"expected a header of fewer than {HEAD_BYTES} bytes, found more")
         names = self._names(line.removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK))
         wanted = [cell for field in schema.fields for cell in self.cells_of(field)]
-        place, times = dict(zip(names, range(len(names)), strict=True)), Counter(names)
+        place = {name: i for i, name in enumerate(names)}
         missing = [name for name in wanted if name not in place]
-        twice = sorted({name for name in wanted if times[name] > 1})
+        twice = sorted({name for i, name in enumerate(names) if place[name] != i} & set(wanted))
         if missing or twice:
             problem = f"missing: {', '.join(missing)}" if missing else f"twice: {', '.join(twice)}"
             raise DataError(
