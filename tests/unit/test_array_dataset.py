@@ -295,6 +295,8 @@ def test_names_and_texts_of_examples_are_strings():
     for batch in ArrayDataset(columns, schema=schema, batch_size=6, shuffle=True):
         expected = [names[n] for n in batch["n"].flatten().int().tolist()]
         assert batch["ins_id"].decode() == batch["text"].decode() == expected
+    (batch,) = ArrayDataset(pa.table(columns), schema=schema, batch_size=20)
+    assert batch["ins_id"].decode() == batch["text"].decode() == names
     with pytest.raises(DataError, match="expected strings in 'ins_id', found 3 in row 0"):
         ArrayDataset({"ins_id": [3]}, schema=Schema([InsId()]), batch_size=1)
 
