@@ -326,6 +326,66 @@ def test_arrays_come_in_as_rows_of_their_dim() -> None:
             )
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        tr.optim.Adagrad(lr=0.1, initial_accumulator_value=0.3),
+        tr.optim.Adagrad(lr=0.1, initial_accumulator_value=0.3, shared=True),
+        tr.optim.Adam(lr=0.1, bias_correction="row"),
+        tr.optim.FleetAdagrad(lr=0.1, shared=False),
+        tr.optim.FleetAdam(lr=0.1),
+        tr.optim.FleetSharedAdam(lr=0.1),
+    ],
+    ids=str,
+)
+def test_imported_rows_are_trained_as_those_of_a_table_of_their_dim(rule: tr.optim.Rule) -> None:
+    """Their state begins as it does there, also where the widest class is not the first."""
+    dims = {"narrow": 3, "wide": 8, "number": 1}
+
+    def trained(cluster: Cluster, name: str, features: dict[str, int]) -> dict[str, torch.Tensor]:
+        model = nn.ModuleDict()
+        table = tr.Table(name, dims=features, salt=True, optimizer=rule)
+        for feature in features:
+            model[feature] = tr.nn.EmbeddingBag(table, features=[feature])
+        model.forward = lambda batch: sum(  # type: ignore[assignment]
+            (rows(batch) ** 2).sum() for rows in model.values()
+        )
+        trainer = tr.Trainer(
+            model, None, loss=lambda x, _: x, label=None, cluster=cluster, progress=False
+        )
+        for feature, dim in features.items():
+            weights = np.random.default_rng(dim).normal(size=(4, dim)).astype(np.float32)
+            columns = {"key": np.arange(4), "weights": weights}
+            tr.interchange.import_arrays(trainer, name, columns, feature=feature)
+        batch = {feature: torch.arange(4) for feature in features}
+        trainer.fit([batch, batch])
+        return {feature: model[feature].eval()(batch).detach() for feature in features}
+
+    with embedded(threads=2) as cluster:
+        together = trained(cluster, "t", dims)
+        for feature, dim in dims.items():
+            alone = trained(cluster, feature, {feature: dim})
+            assert torch.equal(together[feature], alone[feature])
+
+
+def test_an_export_of_fleets_adam_comes_back(tmp_path: Path) -> None:
+    """Its state has first moments, which may be negative, where a narrower row has squares."""
+    dims = {"narrow": 3, "wide": 8}
+    table = tr.Table("t", dims=dims, salt=True, optimizer=tr.optim.FleetAdam(lr=0.1))
+    model = tr.nn.EmbeddingBag(table, features=list(dims))
+    with embedded(threads=2) as cluster:
+        trainer = tr.Trainer(
+            model, None, loss=lambda x, _: -x.sum(), label=None, cluster=cluster, progress=False
+        )
+        batch = {feature: torch.arange(4) for feature in dims}
+        trainer.fit([batch, batch])
+        tr.interchange.export_parquet(trainer, tmp_path / "rows", state=True)
+        before = pq.read_table(tmp_path / "rows" / "t").sort_by("key")
+        tr.interchange.import_parquet(trainer, "t", tmp_path / "rows" / "t", replace=True)
+        tr.interchange.export_parquet(trainer, tmp_path / "again", state=True)
+        assert pq.read_table(tmp_path / "again" / "t").sort_by("key") == before
+
+
 def test_columns_that_a_row_lacks_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

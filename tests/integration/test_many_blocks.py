@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import trireme as tr
 from tests.jobs import Job
 from trireme.job.cluster import Cluster
+from trireme.protocol.block_spec import BlockSpec
+from trireme.server.block_store import BlockStore
 
 BLOCK = 64
 
@@ -49,6 +52,26 @@ def test_a_job_of_forty_thousand_blocks_trains() -> None:
     with Job(2) as job:
         job.run(1, lambda cluster: trained(cluster, Model(40_000)))
         assert [len(server.state.blocks) for server in job.servers] == [20_000] * 2
+
+
+def test_a_load_does_not_list_all_blocks_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def specs(store: BlockStore) -> list[BlockSpec]:
+        calls.append(len(store))
+        return list(store._specs.values())
+
+    def load(cluster: Cluster) -> None:
+        trainer = trained(cluster, Model(300))
+        trainer.save(tmp_path / "c")
+        monkeypatch.setattr(BlockStore, "specs", specs)
+        trainer.load(tmp_path / "c")
+
+    with Job(1) as job:
+        job.run(1, load)
+    assert 0 < len(calls) < 20
 
 
 def test_a_save_of_many_streams_and_blocks_loads_with_all_marks(tmp_path: Path) -> None:

@@ -253,7 +253,12 @@ def test_expired_rows_are_removed_once(home: Cluster) -> None:
     trainer.set_time(4 * DAY)
     assert trainer.shrink(day_over=False)["t"]["expired"] == 0  # 2.2 / 8
     assert trainer.shrink()["t"]["expired"] == 1
-    assert trainer.counters() == {"t": {"admitted": 2, "rejected": 0, "expired": 2, "evicted": 0}}
+    counted = {"t": {"admitted": 2, "rejected": 0, "expired": 2, "evicted": 0}}
+    assert trainer.counters() == counted
+    rows = {"key": np.array([7], np.uint64), "weights": np.zeros((1, 2), np.float32)}
+    for _ in range(2):  # other rows, of which nothing is counted
+        tr.interchange.import_arrays(trainer, "t", rows, replace=True)
+        assert trainer.counters() == counted
 
 
 def test_the_clock_on_the_wall_is_time_only_if_asked_for(home: Cluster) -> None:

@@ -129,6 +129,10 @@ def test_progress_is_a_fraction():
             {"age": [1.0] * (N - 1) + [np.nan]},
             rf"finite float32 numbers in 'age' of float64, found nan at \({N - 1}, 0\)",
         ),
+        (
+            {"y": pa.chunked_array([pa.array([1, 2] * (N // 2) + [None]).dictionary_encode()])},
+            rf"finite float32 numbers in 'y' of float64, found nan at \({N - 1},\)",
+        ),
         ({"age": [1e300] * N}, r"found 1e\+300 at \(0, 0\)"),
         ({"y": [0.0] * (N - 1) + [np.inf]}, rf"in 'y' of float64, found inf at \({N - 1},\)"),
         ({"w": [-1.0] * N}, r"expected weights >= 0 in 'w' of float32, found -1.0 at \(0,\)"),
@@ -291,6 +295,8 @@ def test_names_and_texts_of_examples_are_strings():
     for batch in ArrayDataset(columns, schema=schema, batch_size=6, shuffle=True):
         expected = [names[n] for n in batch["n"].flatten().int().tolist()]
         assert batch["ins_id"].decode() == batch["text"].decode() == expected
+    (batch,) = ArrayDataset(pa.table(columns), schema=schema, batch_size=20)
+    assert batch["ins_id"].decode() == batch["text"].decode() == names
     with pytest.raises(DataError, match="expected strings in 'ins_id', found 3 in row 0"):
         ArrayDataset({"ins_id": [3]}, schema=Schema([InsId()]), batch_size=1)
 

@@ -25,10 +25,12 @@ from trireme.data import (
     Strings,
     Weight,
     arrow,
+    arrow_columns,
     arrow_files,
     string_keys,
 )
 from trireme.errors import BadRequest, DataError
+from trireme.rows.feature_keys import arrow_string_keys
 
 FIELDS = [
     InsId("id"),
@@ -57,7 +59,7 @@ TYPES = {
     "v": pa.list_(pa.float64(), 3),
     "x": pa.float32(),
     "w": pa.float64(),
-    "s": pa.int64(),
+    "s": pa.dictionary(pa.int8(), pa.int64()),
     "y": pa.bool_(),
     "id": pa.int64(),
 }
@@ -280,11 +282,58 @@ def test_columns_that_do_not_fit_show_the_schema_and_the_file(
         list(missing)
 
 
+def test_a_column_is_looked_up_by_its_name(tmp_path, monkeypatch):
+    """Not by a pass over all columns for each field."""
+    names = [f"x{i}" for i in range(50)]
+    pa.parquet.write_table(pa.table({name: [1] for name in names}), tmp_path / "a.parquet")
+    check = arrow_files._check_columns
+    monkeypatch.setattr(
+        arrow_files, "_check_columns", lambda schema, *rest: check(schema, NoPass(rest[0]), rest[1])
+    )
+    data = QueueDataset(
+        tmp_path / "a.parquet", schema=arrow([Sparse(name) for name in names]), batch_size=1
+    )
+    (batch,) = data
+    assert batch.bags.values.tolist() == [1] * 50
+
+
+class NoPass:
+    """A schema of Arrow over which nobody iterates."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.field, self.get_all_field_indices = schema.field, schema.get_all_field_indices
+
+    def __iter__(self):
+        raise AssertionError("found a pass over all columns")
+
+
 def test_a_column_without_any_value_has_empty_bags(tmp_path):
     (batch,) = one_column(tmp_path, pa.nulls(3), Sparse("a"), "arrow", more=[])
     assert batch["a"].offsets.tolist() == [0, 0, 0, 0]
     (batch,) = one_column(tmp_path, pa.nulls(3), InsId("i"), "arrow")
     assert batch["i"].decode() == ["", "", ""]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_large_dictionary_is_hashed_where_rows_use_it_only(tmp_path, monkeypatch, is_list):
+    words = [f"word {i}" for i in range(5000)]
+    array = pa.DictionaryArray.from_arrays(pa.array(range(5000)), words)
+    if is_list:
+        array = pa.ListArray.from_arrays(pa.array(range(5001), pa.int32()), array)
+    table = pa.table({"word": array})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=10)
+    sizes = []
+
+    def counted(name: str, strings: pa.Array):
+        sizes.append(len(strings))
+        return arrow_string_keys(name, strings)
+
+    monkeypatch.setattr(arrow_columns, "arrow_string_keys", counted)
+    data = QueueDataset(tmp_path / "a.arrow", schema=arrow([Sparse("word")]), batch_size=5000)
+    (batch,) = data
+    assert sum(sizes) == 5000
+    assert batch["word"].values.tolist() == string_keys("word", words)[0].tolist()
 
 
 def test_broken_rows_keep_positions_of_the_file(tmp_path):

@@ -16,6 +16,7 @@ from trireme.errors import BadRequest, NotReady, SchemaMismatch
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.nn import Embedding, EmbeddingBag, Planner
+from trireme.nn.lookup import LookupSpec, specs_by_class, specs_of
 from trireme.nn.session import session_of
 from trireme.table import Table
 
@@ -428,3 +429,14 @@ def test_a_module_has_no_parameters_and_shows_its_table():
     assert list(module.parameters()) == []
     for part in ("Table('t'", "['a', 'b']", "mode='mean'", f"padding_key={2**64 - 1}"):
         assert part in repr(module)
+
+
+def test_distinct_lookups_are_found_in_one_pass(monkeypatch):
+    table = Table("t", dim=D)
+    modules = [EmbeddingBag(table, features=[f"f{i % 50}"]) for i in range(100)]
+    calls = []
+    name = LookupSpec.name.fget
+    monkeypatch.setattr(LookupSpec, "name", property(lambda spec: calls.append(spec) or name(spec)))
+    (specs,) = specs_by_class(specs_of(modules)).values()
+    assert [spec.features for spec in specs] == [(f"f{i}",) for i in range(50)]
+    assert len(calls) == 100

@@ -103,6 +103,21 @@ def test_a_position_that_is_not_at_a_line_is_refused(folder):
             dataset.stream(index, num_streams)
 
 
+def test_a_stream_that_ends_in_a_line_that_is_too_long_goes_on_from_any_position(tmp_path):
+    lines = [random_line(Random(i)) for i in range(6)]
+    text = b"\n".join([*lines[:3], b"x" * (5 << 20), *lines[3:], b""])
+    (tmp_path / "part-0").write_bytes(text)
+    dataset = make(tmp_path, batch_size=2, on_error="count")
+    for index in range(2):
+        batches = list(dataset.stream(index, 2))
+        assert flat(batches) == read_text(b"\n".join(lines[index * 3 : index * 3 + 3]))
+        for number, batch in enumerate(batches):
+            assert text[batch.position[1] - 1 : batch.position[1]] == b"\n"
+            rest = list(dataset.stream(index, 2, start=batch.position))
+            assert [b.position for b in rest] == [b.position for b in batches[number + 1 :]]
+            assert flat(rest) == flat(batches[number + 1 :])
+
+
 def test_progress_counts_the_bytes_of_the_stream(folder):
     dataset = make(folder)
     assert dataset.num_bytes == sum(path.stat().st_size for path in folder.iterdir())

@@ -23,6 +23,7 @@ from trireme.data import (
     multislot,
     string_keys,
 )
+from trireme.data.csv import CsvText
 from trireme.errors import BadRequest, DataError
 
 SLOTS = [InsId(), Show(), Label("click"), Sparse("a"), Sparse("b"), Dense("d", 2)]
@@ -145,6 +146,20 @@ def test_csv_files_may_order_their_columns_differently(tmp_path):
     schema = csv([Dense("x"), Sparse("y")])
     (batch,) = QueueDataset([tmp_path / "a", tmp_path / "b"], schema=schema, batch_size=9)
     assert examples_of(schema, batch) == [((1.0,), (2,)), ((3.0,), (4,)), ((5.0,), (6,))]
+
+
+def test_csv_does_not_search_the_header_for_each_column(path, monkeypatch):
+    class Names(list):
+        def index(self, *_):
+            raise AssertionError("found a search for each column")
+
+        __contains__ = count = index
+
+    read = CsvText._names
+    monkeypatch.setattr(CsvText, "_names", lambda *args: Names(read(*args)))
+    path.write_text("b,c,a\n1,2,3\n")
+    (batch,) = QueueDataset(path, schema=csv([Sparse(name) for name in "abc"]), batch_size=1)
+    assert batch.bags.values.tolist() == [3, 1, 2]
 
 
 def test_csv_header_belongs_to_no_stream_but_all_know_it(path):

@@ -62,7 +62,9 @@ class JointPasses:
         if token == answered_token:
             return answer
         self._forget_predecessors()
-        waiting = Deferred(describe=lambda: self._describe(number))
+        waiting = Deferred(
+            describe=lambda: f"pass {number} on devices waits for workers {sorted(self._missing())}"
+        )
         self._attendants[worker] = _Attendant(
             number, token, record.incarnation, need(request.body, "body", dict), waiting
         )
@@ -102,9 +104,6 @@ class JointPasses:
 
     def _missing(self) -> set[int]:
         return self._workers.participants - self._attendants.keys()
-
-    def _describe(self, number: int) -> str:
-        return f"pass {number} on devices waits for workers {sorted(self._missing())}"
 
     def _fail_if_apart(self) -> None:
         numbers = {worker: one.number for worker, one in self._attendants.items()}

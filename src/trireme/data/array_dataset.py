@@ -368,6 +368,8 @@ def _plain_array(column: Any) -> NDArray[Any] | None:
     """The numbers as NumPy reads them; None: it does not."""
     if isinstance(column, np.ma.MaskedArray):
         return None
+    if isinstance(column, pa.ChunkedArray) and pa.types.is_dictionary(column.type):
+        column = column.combine_chunks()  # in parts, Arrow takes null for the last category
     try:
         array = np.asarray(column)
     except ValueError:  # lists of several lengths
@@ -392,7 +394,8 @@ def _numbers(name: str, column: Any, dim: int | None) -> NDArray[np.float32]:
 def _texts(name: str, column: Any) -> _RaggedColumns:
     strings = column
     if not isinstance(column, Strings):
-        texts: Sequence[Any] = [] if isinstance(column, Ragged) else list(column)
+        plain = column.to_pylist() if hasattr(column, "to_pylist") else column  # of Arrow
+        texts: Sequence[Any] = [] if isinstance(plain, Ragged) else list(plain)
         for row, text in enumerate(texts):
             if not isinstance(text, str):
                 raise DataError(

@@ -170,6 +170,8 @@ def _vectors(array: pa.Array, dim: int) -> tuple[NDArray[np.float32], NDArray[np
 
 def _floats(array: pa.Array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """The numbers, and where they are missing or not finite."""
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     elif pa.types.is_decimal(array.type):
@@ -198,6 +200,8 @@ def bags_of_arrow(field: Sparse, array: pa.Array) -> RaggedArray:
 
 def _keys(field: Sparse, array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """A key per value, and whether there is one."""
+    if isinstance(array, pa.DictionaryArray) and len(array.dictionary) > len(array):
+        array = array.dictionary_decode()  # or each part of a file would hash all of it
     if isinstance(array, pa.DictionaryArray):
         keys, present = _keys(field, array.dictionary)
         is_null = _nulls(array)
@@ -245,8 +249,9 @@ def value_type(kind: pa.DataType) -> pa.DataType:
 
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
+    inner = kind.value_type if types.is_dictionary(kind) else kind
     kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
-    return any(is_kind(kind) for is_kind in kinds)
+    return any(is_kind(inner) for is_kind in kinds)
 
 
 def is_text(kind: pa.DataType) -> bool:

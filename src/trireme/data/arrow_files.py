@@ -112,7 +112,7 @@ def _check_columns(schema: Schema, stored: pa.Schema, path: str) -> None:
     """Raises DataError that shows the schema and the columns of the file, if they do not fit."""
     wrong = []
     for field in schema.fields:
-        kinds = [column.type for column in stored if column.name == field.name]
+        kinds = [stored.field(i).type for i in stored.get_all_field_indices(field.name)]
         if len(kinds) != 1:
             wrong.append(f"{field.name!r}: expected one column, found {len(kinds)}")
         elif (expected := why_not(field, kinds[0])) is not None:

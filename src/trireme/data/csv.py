@@ -81,15 +81,16 @@ class CsvText(TextFormat):
             raise DataError(f"expected a header of fewer than {HEAD_BYTES} bytes, found more")
         names = self._names(line.removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK))
         wanted = [cell for field in schema.fields for cell in self.cells_of(field)]
-        missing = [name for name in wanted if name not in names]
-        twice = sorted({name for name in wanted if names.count(name) > 1})
+        place = {name: i for i, name in enumerate(names)}
+        missing = [name for name in wanted if name not in place]
+        twice = sorted({name for i, name in enumerate(names) if place[name] != i} & set(wanted))
         if missing or twice:
             problem = f"missing: {', '.join(missing)}" if missing else f"twice: {', '.join(twice)}"
             raise DataError(
                 f"expected a header with columns {', '.join(wanted)}, found "
                 f"{', '.join(names)}; {problem}"
             )
-        core.set_columns([names.index(name) for name in wanted], len(names))
+        core.set_columns([place[name] for name in wanted], len(names))
         return len(line) + len(newline)
 
     def _names(self, line: bytes) -> list[str]:

@@ -14,8 +14,6 @@ from trireme.errors import Unavailable
 log = logging.getLogger(__name__)
 
 REPORT_S = 5.0
-
-
 LoadedExamples = tuple[_core.ColumnStore, int]
 """The examples, and the number of broken lines."""
 

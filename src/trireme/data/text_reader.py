@@ -157,6 +157,8 @@ class TextReader:
                 if self._range.can_seek:
                     is_end = self._offset + filled == file.num_bytes
                 done = yield from self._batches_of_buffer(file, filled, limit, is_end)
+                if self._offset > limit and self._buffer[done - 1] != _NEWLINE:
+                    self._offset = _line_start(file, self._offset)  # after a line that is too long
                 filled -= done
                 self._buffer[:filled] = self._buffer[done : done + filled]
             file.check_unchanged()

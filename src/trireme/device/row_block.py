@@ -125,7 +125,8 @@ class RowBlock:
         if (grad := self.rows.grad) is not None:
             summed.append((grad._indices()[0].to(torch.int32), grad._values()))
         if not summed:
-            return self._no_slots(), self.rows.new_zeros(0, self.layout.dim)
+            new = self.rows.new_empty
+            return new(0, dtype=torch.int32), new(0, self.layout.dim)
         slots, grads = (torch.cat(parts) for parts in zip(*summed, strict=True))
         if len(summed) == 1 and (grad is None or self._is_of_one_lookup(grad)):
             return slots, grads
@@ -244,9 +245,6 @@ class RowBlock:
         """Whether its slots are distinct and ascending. torch forgets it, but keeps the index."""
         index = self._index_of_lookup
         return index is not None and grad._indices().data_ptr() == index.data_ptr()
-
-    def _no_slots(self) -> Tensor:
-        return torch.empty(0, dtype=torch.int32, device=self.device)
 
     def _check_device(self, bags: SlotBags) -> None:
         if bags.slots.device != self.rows.device:

@@ -188,9 +188,5 @@ def feature_numbers(
 
 @lru_cache
 def _named_numbers(features: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    names = enumerate(features)
-    return np.array([int(f) if _is_number(f) else i for i, f in names], np.uint32)
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and len(name) < 10
+    is_number = [f.isascii() and f.isdecimal() and len(f) < 10 for f in features]
+    return np.array([int(f) if is_number[i] else i for i, f in enumerate(features)], np.uint32)

@@ -48,7 +48,7 @@ def specs_by_class(specs: Iterable[LookupSpec]) -> dict[RowClassId, list[LookupS
     """The distinct lookups of each row class. Raises BadRequest: two tables share a name, or
     modules disagree about the padding key of a table.
     """
-    by_class: dict[RowClassId, list[LookupSpec]] = {}
+    by_class: dict[RowClassId, dict[str, LookupSpec]] = {}
     tables: dict[str, Table] = {}
     for spec in specs:
         name, table = spec.table.name, spec.table.parts[0]
@@ -56,15 +56,15 @@ def specs_by_class(specs: Iterable[LookupSpec]) -> dict[RowClassId, list[LookupS
             raise BadRequest(
                 f"Planner: expected one Table named {name!r}, found two; share the object"
             )
-        of_class = by_class.setdefault(spec.table.class_id, [])
-        if of_class and spec.padding_key != of_class[0].padding_key:
+        of_class = by_class.setdefault(spec.table.class_id, {})
+        first = next(iter(of_class.values()), spec)
+        if spec.padding_key != first.padding_key:
             raise BadRequest(
                 f"Planner: expected one padding_key for all modules on table {name!r}, "
-                f"found {of_class[0].padding_key} and {spec.padding_key}"
+                f"found {first.padding_key} and {spec.padding_key}"
             )
-        if all(spec.name != other.name for other in of_class):
-            of_class.append(spec)
-    return by_class
+        of_class.setdefault(spec.name, spec)
+    return {class_id: list(of_class.values()) for class_id, of_class in by_class.items()}
 
 
 class Lookup(NamedTuple):

@@ -359,7 +359,7 @@ class RequestHandlers:
         tables = {}
         for name, table in list(self._state.tables.items()):
             counters = table.rows.counters
-            tables[name] = {kind: counters[kind] for kind in KEY_COUNTERS}
+            tables[name] = {kind: table.counted[kind] + counters[kind] for kind in KEY_COUNTERS}
         return Reply({"tables": tables})
 
 

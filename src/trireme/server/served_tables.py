@@ -1,6 +1,7 @@
 """The tables of one server."""
 
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -21,11 +22,12 @@ SavedAs = tuple[str, int]
 
 @dataclass
 class ServedTable:
-    """contents: a random name of what `rows` began with."""
+    """contents: a random name of what `rows` began with. counted: by rows that were replaced."""
 
     schema: TableSchema
     rows: _core.Table
     contents: str = field(default_factory=lambda: uuid.uuid4().hex)
+    counted: Counter[str] = field(default_factory=Counter)
 
     @property
     def mark(self) -> str:
@@ -33,6 +35,7 @@ class ServedTable:
         return f"{self.contents}:{self.rows.num_changes}"
 
     def replace(self, rows: _core.Table) -> None:
+        self.counted.update(self.rows.counters)
         self.rows, self.contents = rows, uuid.uuid4().hex
 
     def read(self, row_class: int, keys_K: Keys, time: int, pool: _core.Pool) -> tuple[Floats, int]:

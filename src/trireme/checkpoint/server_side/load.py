@@ -334,7 +334,7 @@ class CheckpointLoad:
             table.rows.set_marks(stream, values)
 
     def _load_blocks(self) -> None:
-        assembly = self._assembly()
+        assembly, has_other_optimizer = self._assembly(), self._has_other_optimizer()
         with self._server.blocks_lock:
             store = self._server.blocks
             if not self.plan.resumes:
@@ -342,7 +342,7 @@ class CheckpointLoad:
             for blocks in self._block_files():
                 for spec, tensors, marks in read_blocks(self._storage, blocks, self._sources):
                     kept = marks if self.plan.resumes else {}
-                    if self._has_other_optimizer():
+                    if has_other_optimizer:
                         tensors = {"weights": tensors["weights"]}
                     for block, parts in assembly.add(spec, tensors, kept):
                         store.restore(block.id, parts)

@@ -68,7 +68,7 @@ class PartState:
 
 def head_and_tail(schema: TableSchema) -> tuple[PartState, PartState]:
     """The states of both parts of a row. Raises BadRequest for a rule that Fleet does not have."""
-    name, dim = str(schema.rule["name"]), schema.dim
+    name, dim = str(schema.rule["name"]), schema.wide_dim
     tail = dim - 1
     if name == "fleet_sgd":
         return PartState(0, 0, (), None, 0), PartState(0, 0, (), None, None)

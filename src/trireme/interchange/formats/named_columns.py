@@ -93,7 +93,7 @@ def rows_of(
             expected = "a state with finite sums of squares >= 0"
             raise RowError(row, expected, f"{squares[row].tolist()}")
     else:
-        _begin(schema, state, np.array(class_dims)[classes] > 1)
+        _begin(schema, state, np.array(class_dims)[classes, None])
     for name, low in (("weights", -np.inf), ("show", 0), ("click", 0), ("delta_score", -np.inf)):
         if name in columns:
             values = columns[name] if name in RANK2 else columns[name][:, None]
@@ -162,8 +162,8 @@ def _check_shapes(schema: TableSchema, layout: RowLayout, columns: Mapping[str, 
             )
 
 
-def _begin(schema: TableSchema, state: Array, has_tail: Array) -> None:
-    """Fill in the state of rows that have weights, but no updates yet."""
+def _begin(schema: TableSchema, state: Array, dims: Array) -> None:
+    """Fill in the state of rows that have `dims` (n, 1) weights, but no updates yet."""
     rule = str(schema.rule["name"])
     if rule == "ftrl":
         raise BadRequest(
@@ -177,6 +177,7 @@ def _begin(schema: TableSchema, state: Array, has_tail: Array) -> None:
         if head.count is not None:
             state[:, head.count] = begun
         if tail.count is not None:
-            state[has_tail, tail.count] = begun
+            state[dims[:, 0] > 1, tail.count] = begun
     elif rule == "adagrad":
-        state[:] = schema.rule["initial_accumulator"]
+        has_sum = schema.rule["shared"] | (np.arange(state.shape[1]) < dims)
+        state[:] = has_sum * np.float32(schema.rule["initial_accumulator"])

@@ -144,15 +144,15 @@ def load_part(
 
 def _parameters_to_load(
     optimizer: DistributedOptimizer, manifest: CheckpointManifest, location: Location, dense: Dense
-) -> list[str]:
+) -> Collection[str]:
     """Names of dense parameters. Raises SchemaMismatch: with "strict" names or shapes differ."""
     saved = manifest.extra.get("shapes")
     if not isinstance(saved, dict):
         raise Corruption(f"{location.where}: expected the shapes of its parameters, found none")
     if dense == "skip":
-        return []
+        return ()
     own = parameter_shapes(optimizer)
-    matching = [name for name, shape in own.items() if saved.get(name) == shape]
+    matching = {name: shape for name, shape in own.items() if saved.get(name) == shape}
     if dense == "strict" and (others := [name for name in own if name not in matching]):
         name = others[0]
         raise SchemaMismatch(

@@ -196,9 +196,9 @@ class ComputeWorkers:
         with self._changed:
             now = time.monotonic()
             left = [one for one in self._all if one not in without]
-            ready = [one for one in left if one.rests_until <= now] or [
-                one for one in left if one.rests_shortly_until <= now and self._all_rest(now)
-            ]
+            ready = [one for one in left if one.rests_until <= now]
+            if all(one.rests_until > now for one in self._all):
+                ready = [one for one in left if one.rests_shortly_until <= now]
             if not ready:
                 return None
             chosen = min(ready, key=lambda one: (one.in_flight, one.rank))
@@ -213,9 +213,6 @@ class ComputeWorkers:
         """
         is_another_left = len(self._all) > len(failed) + 1
         return self._timeout_s / 2 if is_another_left else self._timeout_s
-
-    def _all_rest(self, now: float) -> bool:
-        return all(one.rests_until > now for one in self._all)
 
     def _give_back(self, one: _ComputeWorker, error: TriremeError | None) -> None:
         with self._changed:

@@ -163,7 +163,8 @@ def pass_seed(*, training: bool, threads: int) -> int | None:
     Evaluation leaves that where it is.
     """
     if not training:
-        return _number_of(torch.get_rng_state().numpy().tobytes())
+        state = torch.get_rng_state().numpy().tobytes()
+        return int.from_bytes(hashlib.sha256(state).digest()[:7], "little")
     return int(torch.randint(1 << 62, ())) if threads > 1 else None
 
 
@@ -192,7 +193,3 @@ def _digest(state: list[Tensor]) -> str:
     for array in arrays:
         total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return total.hexdigest()
-
-
-def _number_of(content: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(content).digest()[:7], "little")
