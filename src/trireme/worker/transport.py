@@ -84,14 +84,17 @@ class LockedTransport:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # knows its owner: Ctrl-C may come with it just acquired
 
     def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
         deadline = time.monotonic() + timeout_s
-        if not self._lock.acquire(timeout=timeout_s):
-            raise DeadlineExceeded(f"client: its connection was busy for {timeout_s} s")
         try:
+            if not self._lock.acquire(timeout=timeout_s):
+                raise DeadlineExceeded(f"client: its connection was busy for {timeout_s} s")
             left_s = max(0.0, deadline - time.monotonic())
             return self.transport.call_all(calls, timeout_s=left_s)
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105 Ctrl-C may come within suppress(), too
+                self._lock.release()
+            except RuntimeError:  # it was not acquired
+                pass
