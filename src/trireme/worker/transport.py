@@ -6,12 +6,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from trireme.errors import BadRequest, DeadlineExceeded, TriremeError
 from trireme.rpc import Call, CallObserver, Deferred, Ended, Reply, Request
+from trireme.threads import uninterrupted
 
 LOCAL = "embedded"
+_REPEATED = ("ps.pull", "ps.push")
+"""In each step: Ctrl-C leaves these half done, and the worker then refuses to train on."""
 
 
 class Transport(Protocol):
@@ -57,7 +61,10 @@ class LocalTransport:
         deadline = time.monotonic() + timeout_s
         request = Request(0, call.method, call.body, list(call.arrays), LOCAL, LOCAL, "", deadline)
         request.room = call.room
-        answer = handler(request)
+        if call.method in _REPEATED:
+            answer = handler(request)
+        else:
+            answer = uninterrupted(partial(handler, request))
         if isinstance(answer, Deferred):
             return self._wait(call.method, answer, timeout_s)
         return Reply() if answer is None else answer
