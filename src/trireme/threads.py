@@ -99,24 +99,25 @@ def uninterrupted(work: Callable[[], T]) -> T:
     """work(), which what Python does at the first Ctrl-C follows: nothing is left half done. At a
     second one it comes at once. Has an effect in the main thread, where signals are handled.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    if (before := signal.getsignal(signal.SIGINT)) is None:  # not Python's, which cannot restore it
         return work()
     held: list[int] = []
 
-    def hold(signal_: int, _: object) -> None:
-        held.append(signal_)
+    def hold(number: int, _: object) -> None:
+        held.append(number)
         if len(held) > 1:
             release()
 
     def release() -> None:
         signal.signal(signal.SIGINT, before)
-        for one in held:
-            signal.raise_signal(one)
+        for number in held:
+            signal.raise_signal(number)
 
     signal.signal(signal.SIGINT, hold)
     try:
         return work()
     finally:
-        if signal.getsignal(signal.SIGINT) is hold:
+        if len(held) < 2:
             release()

@@ -15,6 +15,7 @@ from trireme.coordinator.workers import Workers
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.server.block_store import BlockStore
+from trireme.server.staging import Staging
 from trireme.worker.servers import Servers
 
 IDS = torch.arange(400).reshape(4, 100)
@@ -120,3 +121,24 @@ def test_dense_blocks_are_whole_when_the_end_of_a_pass_on_a_device_is_interrupte
         trainer.end_pass()
         assert loss_of(trainer.evaluate(DATA)) == loss_of(undisturbed.evaluate(DATA))
         assert loss_of(trainer.fit(DATA)) == loss_of(undisturbed.fit(DATA))
+
+
+def test_a_step_is_whole_when_the_pull_that_applies_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with embedded(timeout_s=10.0) as cluster:
+        trainer = trainer_on(cluster)
+        with monkeypatch.context() as patch:
+            interrupt = interrupted_once(lambda: None)
+            begin_step = Staging._begin_step
+
+            def begin(staging: Staging) -> int:
+                if step := begin_step(staging):
+                    interrupt()
+                return step
+
+            patch.setattr(Staging, "_begin_step", begin)
+            with pytest.raises(KeyboardInterrupt):
+                trainer.fit(DATA)
+        trainer.evaluate(DATA)
+        trainer.fit(DATA)

@@ -14,8 +14,6 @@ from trireme.rpc import Call, CallObserver, Deferred, Ended, Reply, Request
 from trireme.threads import uninterrupted
 
 LOCAL = "embedded"
-_REPEATED = ("ps.pull", "ps.push")
-"""In each step: Ctrl-C leaves these half done, and the worker then refuses to train on."""
 
 
 class Transport(Protocol):
@@ -61,10 +59,7 @@ class LocalTransport:
         deadline = time.monotonic() + timeout_s
         request = Request(0, call.method, call.body, list(call.arrays), LOCAL, LOCAL, "", deadline)
         request.room = call.room
-        if call.method in _REPEATED:
-            answer = handler(request)
-        else:
-            answer = uninterrupted(partial(handler, request))
+        answer = uninterrupted(partial(handler, request))
         if isinstance(answer, Deferred):
             return self._wait(call.method, answer, timeout_s)
         return Reply() if answer is None else answer
