@@ -16,6 +16,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.server.block_store import BlockStore
 from trireme.server.staging import Staging
+from trireme.worker import passes
 from trireme.worker.servers import Servers
 
 IDS = torch.arange(400).reshape(4, 100)
@@ -138,6 +139,19 @@ def test_a_step_is_whole_when_the_pull_that_applies_it_is_interrupted(
                 return step
 
             patch.setattr(Staging, "_begin_step", begin)
+            with pytest.raises(KeyboardInterrupt):
+                trainer.fit(DATA)
+        trainer.evaluate(DATA)
+        trainer.fit(DATA)
+
+
+def test_a_pass_is_left_once_when_the_call_that_leaves_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with embedded(timeout_s=10.0) as cluster:
+        trainer = trainer_on(cluster)
+        with monkeypatch.context() as patch:
+            patch.setattr(passes, "leave", interrupted_once(passes.leave, after=True))
             with pytest.raises(KeyboardInterrupt):
                 trainer.fit(DATA)
         trainer.evaluate(DATA)
