@@ -2,12 +2,16 @@
 
 import gc
 import os
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from trireme import _core
 from trireme.errors import BadRequest
+
+T = TypeVar("T")
 
 # More than the buffers of a step with large batches.
 FREED_BYTES_KEPT = 512 << 20
@@ -89,3 +93,31 @@ def torch_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def uninterrupted(work: Callable[[], T]) -> T:
+    """work(), which what Python does at the first Ctrl-C follows: nothing is left half done. At a
+    second one it comes at once. Has an effect in the main thread, where signals are handled.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    if (before := signal.getsignal(signal.SIGINT)) is None:  # not Python's, which cannot restore it
+        return work()
+    held: list[int] = []
+
+    def hold(number: int, _: object) -> None:
+        held.append(number)
+        if len(held) > 1:
+            release()
+
+    def release() -> None:
+        signal.signal(signal.SIGINT, before)
+        for number in held:
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        return work()
+    finally:
+        if len(held) < 2:
+            release()

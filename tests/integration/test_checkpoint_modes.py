@@ -4,8 +4,9 @@ the rows.
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import duckdb
 import numpy as np
@@ -267,6 +268,28 @@ def test_checkpoints_that_kept_deltas_need_are_kept(tmp_path: Path) -> None:
         assert names() == ["5", "notes"]
         with pytest.raises(BadRequest, match="expected keep >= 1, found 0"):
             save(cluster, tmp_path / "6", keep=0)
+
+
+def test_the_newest_checkpoints_are_kept_when_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another job are older, whatever its clock said."""
+
+    class Clock(datetime.datetime):
+        hours: ClassVar = iter([20, 20, 21, 3, 4, 5])
+
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Clock:
+            return cls(2030, 1, 1, next(cls.hours), tzinfo=tz)
+
+    monkeypatch.setattr(datetime, "datetime", Clock)
+    with Job(1) as job, job.join(0, 1) as cluster:
+        Writer(job, cluster).update(some(seed=0, num=50))
+        for number in range(6):
+            extra = {"saved_by": f"{'job' if number else 'another'} 1/save"}
+            place = tmp_path / f"saved-{number}"
+            save_checkpoint(cluster.client, place, extra=extra, tensors={}, keep=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved-3", "saved-4", "saved-5"]
 
 
 def test_files_of_a_killed_save_are_removed_and_live_ones_stay(tmp_path: Path) -> None:

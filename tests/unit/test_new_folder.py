@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from trireme.checkpoint.worker_side.publication import open_draft
 from trireme.errors import BadRequest
 from trireme.storage.atomic_folder import new_folder
+from trireme.storage.storage import open_storage
 
 PLACE = "memory://exports/1"
 
@@ -71,6 +75,23 @@ with new_folder(sys.argv[1]) as folder:
     sys.addaudithook(kill_at)
     raise KeyboardInterrupt
 """
+
+
+@pytest.mark.parametrize("writes", [new_folder, lambda path: open_draft(open_storage(path, None))])
+def test_nothing_is_left_if_ctrl_c_comes_with_the_marker_just_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: Callable[[Path], Any]
+) -> None:
+    lock = fcntl.flock
+
+    def interrupted(file: int, how: int) -> None:
+        lock(file, how)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", interrupted)
+        with pytest.raises(KeyboardInterrupt), writes(tmp_path / "1"):
+            pytest.fail("the marker is not locked")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("removals", range(1, 6))

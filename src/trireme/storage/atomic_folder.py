@@ -72,22 +72,25 @@ def publish_folder(partial: Path, path: Path, *, syncs_files: bool) -> None:
     sync_folder(path.parent)
 
 
-def locked_marker(folder: Path) -> int:
-    """A descriptor of the folder's marker, locked as long as its writer lives."""
+@contextmanager
+def locked_marker(folder: Path) -> Iterator[None]:
+    """Within it the folder's marker is locked, as long as its writer lives."""
     marker = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return marker
+    try:
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(marker)
 
 
-def remove_partials(parent: Path) -> list[Path]:
+def remove_partials(parent: Path) -> None:
     """Remove and log the folders that killed writers have left in this one."""
     partials = [path for path in parent.glob(".*.partial") if is_partial(path.name)]
     if partials:  # one was whole until it was renamed, perhaps, and must not come back in part
         sync_folder(parent)
-    removed = [path for path in sorted(partials) if path.is_dir() and _remove_partial(path)]
-    for path in removed:
-        log.warning("removed %s, left behind by a process that was killed", path)
-    return removed
+    for path in sorted(partials):
+        if path.is_dir() and _remove_partial(path):
+            log.warning("removed %s, left behind by a process that was killed", path)
 
 
 def remove_draft(partial: Path) -> None:
@@ -112,7 +115,8 @@ def _remove_partial(partial: Path) -> bool:
         marker = os.open(partial / MARKER, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         # Its writer was killed before it made the marker, or is about to make it.
-        if not partial.exists() or _now_s() - partial.stat().st_mtime < ABANDONED_S:
+        now_s = datetime.datetime.now(datetime.timezone.utc).timestamp()
+        if not partial.exists() or now_s - partial.stat().st_mtime < ABANDONED_S:
             return False
         remove_draft(partial)
         return True
@@ -126,28 +130,22 @@ def _remove_partial(partial: Path) -> bool:
         os.close(marker)
 
 
-def _now_s() -> float:
-    return datetime.datetime.now(datetime.timezone.utc).timestamp()
-
-
 def _local(path: Path) -> Iterator[str]:
     remove_partials(path.parent)
     if path.exists():
         raise _occupied(path)
     partial = partial_path(path, uuid.uuid4().hex)
     make_folder(path.parent)
-    partial.mkdir()
-    marker = locked_marker(partial)
     try:
-        yield str(partial)
-        (partial / MARKER).unlink()
-        publish_folder(partial, path, syncs_files=True)
+        partial.mkdir()
+        with locked_marker(partial):
+            yield str(partial)
+            (partial / MARKER).unlink()
+            publish_folder(partial, path, syncs_files=True)
     except BaseException:
         with suppress(OSError):  # the error before it matters more, and the next writer tries again
             remove_draft(partial)
         raise
-    finally:
-        os.close(marker)
 
 
 def _remote(location: str, options: Mapping[str, Any]) -> Iterator[str]:

@@ -71,20 +71,20 @@ def begin_pass(
     the pass with all other workers; else no caller waits. staged: pushes are staged (sync); else
     they are applied on arrival (bounded).
     """
-    number = client.script.number + 1
     if client.script.is_next_behind:
-        client.script.number = number
+        client.script.number += 1
         return EnteredPass(note, is_over=True)
+    number = client.script.begin_next()
     body = {"pass": number, "together": together, "note": note.to_wire(), **_data(client)}
     reply = client.coordinator.call("coord.begin_pass", body).body
-    client.script.number = number
     entered = EnteredPass(note if reply["note"] is None else PassNote(*reply["note"]))
-    if not together:
-        return entered
-    group = reply["group"]
-    client.servers.everywhere_current("ps.group", {**group, "staged": staged})
-    [(first, end)] = [member[1:] for member in group["members"] if member[0] == client.stream]
-    return replace(entered, first_step=int(first), end=end)
+    if together:
+        group = reply["group"]
+        client.servers.everywhere_current("ps.group", {**group, "staged": staged})
+        [(first, end)] = [member[1:] for member in group["members"] if member[0] == client.stream]
+        entered = replace(entered, first_step=int(first), end=end)
+    client.script.has_entered = True
+    return entered
 
 
 def _data(client: WorkerClient) -> dict[str, Any]:
@@ -145,15 +145,15 @@ def take_lease(client: WorkerClient, lease: PassLease) -> None:
 
 def enter(client: WorkerClient, num_steps: int) -> EnteredPass:
     """Enter the next pass, and take part if work is left. num_steps: made so far."""
-    number = client.script.number + 1
     if client.script.is_next_behind:
-        client.script.number = number
+        client.script.number += 1
         return EnteredPass(is_over=True)
     positions = client.stream_positions(range(client.num_streams))
     sequences = [position.sequence for position in positions]
+    number = client.script.begin_next()
     body = {"pass": number, "num_steps": num_steps, "sequences": sequences, **_data(client)}
     reply = client.coordinator.call("coord.enter", body).body
-    client.script.number = number
+    client.script.has_entered = True
     begun_at, members = sum(reply["begun_at"]), max(1, int(reply["members"]))
     made = (sum(sequences) - begun_at) // members
     num_steps = int(reply["num_steps"]) + max(0, made)

@@ -49,6 +49,7 @@ class Script:
         attended: frozenset[str] = frozenset(),
     ) -> None:
         self.run, self.number = run, begun  # number: of the pass that the worker is in
+        self.has_entered = True  # False: a call to enter it has not come to its end
         self.data = DataCut()  # of the next pass
         self._entered, self._has_ended, self._attended = entered, has_ended, attended
         self.trained, self.trained_steps = trained
@@ -90,6 +91,11 @@ class Script:
         """Whether a predecessor has begun one of the next passes and is not behind them."""
         is_within = self.number < self._entered <= self.number + num_passes
         return is_within and not self._has_ended
+
+    def begin_next(self) -> int:
+        """The number of the next pass; of this one, to be begun again, if it was not entered."""
+        self.number, self.has_entered = self.number + self.has_entered, False
+        return self.number
 
     # ---- meetings ----
 

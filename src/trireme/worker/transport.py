@@ -6,10 +6,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from trireme.errors import BadRequest, DeadlineExceeded, TriremeError
 from trireme.rpc import Call, CallObserver, Deferred, Ended, Reply, Request
+from trireme.threads import uninterrupted
 
 LOCAL = "embedded"
 
@@ -57,7 +59,7 @@ class LocalTransport:
         deadline = time.monotonic() + timeout_s
         request = Request(0, call.method, call.body, list(call.arrays), LOCAL, LOCAL, "", deadline)
         request.room = call.room
-        answer = handler(request)
+        answer = uninterrupted(partial(handler, request))
         if isinstance(answer, Deferred):
             return self._wait(call.method, answer, timeout_s)
         return Reply() if answer is None else answer
@@ -84,14 +86,17 @@ class LockedTransport:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # knows its owner: Ctrl-C may come with it just acquired
 
     def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
         deadline = time.monotonic() + timeout_s
-        if not self._lock.acquire(timeout=timeout_s):
-            raise DeadlineExceeded(f"client: its connection was busy for {timeout_s} s")
         try:
+            if not self._lock.acquire(timeout=timeout_s):
+                raise DeadlineExceeded(f"client: its connection was busy for {timeout_s} s")
             left_s = max(0.0, deadline - time.monotonic())
             return self.transport.call_all(calls, timeout_s=left_s)
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105 Ctrl-C may come within suppress(), too
+                self._lock.release()
+            except RuntimeError:  # it was not acquired
+                pass

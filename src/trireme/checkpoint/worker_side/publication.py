@@ -11,7 +11,6 @@ with the writer. Where there are no locks, a draft counts as abandoned ABANDONED
 import datetime
 import json
 import logging
-import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -94,31 +93,25 @@ def remove_checkpoint(target: Storage) -> None:
         target.remove(MANIFEST)
         target.remove("")
         return
-    with writing(f"checkpoint: cannot remove {target.name}"):
-        marker = locked_marker(target.folder)
-        try:
-            partial = partial_path(target.folder, uuid.uuid4().hex)
-            target.folder.rename(partial)
-            sync_folder(partial.parent)
-            remove_draft(partial)
-        finally:
-            os.close(marker)
+    with writing(f"checkpoint: cannot remove {target.name}"), locked_marker(target.folder):
+        partial = partial_path(target.folder, uuid.uuid4().hex)
+        target.folder.rename(partial)
+        sync_folder(partial.parent)
+        remove_draft(partial)
 
 
-def remove_abandoned(target: Storage) -> list[str]:
+def remove_abandoned(target: Storage) -> None:
     """Remove what killed processes have left of checkpoints at `target`, on a local disk of all in
-    its parent folder; logs and returns their names.
+    its parent folder, and log it.
     """
     if isinstance(target, LocalStorage):
         with writing(f"checkpoint: cannot remove what is left beside {target.name}"):
-            return [str(path) for path in remove_partials(target.folder.parent)]
-    drafts = _unnamed(target)
-    for draft in drafts:
+            remove_partials(target.folder.parent)
+        return
+    for draft in _unnamed(target):
         target.remove(draft)
-    names = [f"{target.name}/{draft}" for draft in drafts]
-    for name in names:
-        log.warning("checkpoint: removed %s, left behind by a save that was cut off", name)
-    return names
+        text = "checkpoint: removed %s/%s, left behind by a save that was cut off"
+        log.warning(text, target.name, draft)
 
 
 def _occupied(target: Storage, content: str) -> BadRequest:
@@ -141,19 +134,16 @@ def _local_draft(target: LocalStorage) -> Iterator[Draft]:
     id = uuid.uuid4().hex
     partial = partial_path(target.folder, id)
     make_folder(target.folder.parent)
-    partial.mkdir()
-    marker = locked_marker(partial)
     try:
-        yield Draft(id, LocalStorage(partial), "")
+        partial.mkdir()
+        with locked_marker(partial):
+            yield Draft(id, LocalStorage(partial), "")
     except BaseException:
         _discard(partial)
         raise
-    else:
-        for folder in (target.folder, partial):
-            (folder / MARKER).unlink(missing_ok=True)
-        _discard(partial)
-    finally:
-        os.close(marker)
+    for folder in (target.folder, partial):
+        (folder / MARKER).unlink(missing_ok=True)
+    _discard(partial)
 
 
 def _discard(partial: Path) -> None:
@@ -231,11 +221,11 @@ def _is_old(target: Storage, marker: str) -> bool:
 # ---- which checkpoints of a folder are kept ----
 
 
-def retain(newest: Storage, keep: int) -> list[str]:
+def retain(newest: Storage, keep: int) -> None:
     """Remove all but the newest `keep` complete checkpoints of the parent folder of `newest`.
 
     A checkpoint that a kept delta must be loaded on top of stays too, and so does everything that
-    is damaged or not a checkpoint. Returns the names of those removed.
+    is damaged or not a checkpoint.
     """
     parent, own = newest.parent()
     manifests: dict[str, CheckpointManifest] = {}
@@ -246,16 +236,25 @@ def retain(newest: Storage, keep: int) -> list[str]:
             manifests[name] = read_manifest(parent.below(name))
         except (BadRequest, Corruption) as error:
             log.debug("retention: passes over %s/%s: %s", parent.name, name, error)
-    order = sorted(manifests, key=lambda name: (manifests[name].saved_at, manifests[name].version))
+    job_of = {
+        name: str(m.extra.get("saved_by", name)).partition(" ")[0] for name, m in manifests.items()
+    }
+
+    def age(name: str) -> tuple[Any, ...]:
+        """The clock may have been set back since: a job counts its own saves."""
+        one = manifests[name]
+        is_own = job_of[name] == job_of.get(own)
+        return (True, one.version) if is_own else (False, one.saved_at, one.version)
+
+    order = sorted(manifests, key=age)
     order = [name for name in order if name != own] + [own]
     kept = set(order[-keep:])
     for name in reversed(order):
         if name in kept and (needed := _predecessor(name, manifests)) is not None:
             kept.add(needed)
-    removed = [name for name in order if name not in kept]
-    for name in removed:
-        remove_checkpoint(parent.below(name))
-    return removed
+    for name in order:
+        if name not in kept:
+            remove_checkpoint(parent.below(name))
 
 
 def _predecessor(name: str, manifests: dict[str, CheckpointManifest]) -> str | None:

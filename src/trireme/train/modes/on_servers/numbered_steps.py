@@ -20,6 +20,7 @@ class NumberedSteps(OnServers):
         self._first_step: int | None = None  # of the pass; None between passes
         self._first_sequence = 0
         self._last_step = 0
+        self._left_at: int | None = None  # the step at which a call to leave the pass was cut off
 
     def next_step(self) -> int:
         assert self._first_step is not None
@@ -27,6 +28,8 @@ class NumberedSteps(OnServers):
 
     def begin_pass(self) -> PredecessorProgress:
         """Enter the next pass with all other workers, unless this one has not left the last."""
+        if self._left_at is not None:
+            self.leave_pass()
         if self.passes.entered is not None:
             return PredecessorProgress()
         self.flush()
@@ -55,8 +58,9 @@ class NumberedSteps(OnServers):
         if self._first_step is not None:
             # Servers may have a push that failed. Other workers would wait for it if none had.
             passes_over = int(self.stream.has_failed and self.cluster.is_only_worker)
-            passes.leave(self.client, self.next_step() + passes_over, staged=self.is_staged)
-            self._first_step = self.passes.entered = None
+            self._left_at = self._left_at or self.next_step() + passes_over
+            passes.leave(self.client, self._left_at, staged=self.is_staged)
+            self._first_step = self.passes.entered = self._left_at = None
 
     def finish(self) -> None:
         if self._first_step is not None:
