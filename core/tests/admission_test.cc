@@ -22,7 +22,7 @@ using Keys = std::vector<std::uint64_t>;
 
 constexpr PushId kId{.stream = 0, .sequence = 1};
 constexpr std::uint32_t kBucket = 77;
-constexpr std::uint64_t kChosen = 150'000;
+constexpr std::uint64_t kChosen = 1'000'000;
 
 Keys keys_of_bucket(test::Random& random, std::size_t n) {
   Keys keys;
@@ -47,7 +47,8 @@ AdmissionConfig counting(std::uint32_t n, std::uint64_t sketch_bytes = 0) {
   return {.name = "count_filter", .n = n, .sketch_bytes = sketch_bytes};
 }
 
-// Keys chosen for one home, or for one home after the other: without other homes for them, minutes.
+// Keys chosen for one home, or for one home after the other: without other homes for them this
+// takes longer than a test may.
 void chosen_keys_are_counted(const std::function<std::uint64_t(std::uint64_t)>& hash_of) {
   Admission admission(counting(2), 1);
   Keys keys;

@@ -160,6 +160,17 @@ def test_banned_calls_are_absent() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_hash_table_of_the_standard_library_has_keys() -> None:
+    """It takes an integer as its own hash: who chooses ids could choose them for one place."""
+    wrong = [
+        f"{tree.name(path)}:{number}: instead, sort the keys and search, or hash them by mix64"
+        for path in tree.files(".h", ".cc")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"unordered_(map|set)<std::uint64_t\b", line) and path.parent.name != "tests"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def is_true(node: ast.expr) -> bool:
     return not (isinstance(node, ast.Constant) and not node.value)
 
