@@ -129,7 +129,7 @@ BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since,
   return content;
 }
 
-// Gives the content memory for so many rows, of which the first stay.
+// Gives the content memory for this many rows, of which the first stay.
 void Table::resize(BucketContent& content, std::size_t num_kept, std::size_t num_rows) const {
   const auto move = [](auto& array, std::size_t kept, std::size_t size) {
     auto other = std::remove_reference_t<decltype(array)>(size);
