@@ -390,6 +390,20 @@ void partition_finds_shared_keys_and_rows_return_to_their_places(Random& random,
   test::check_refused([&] { partition(many, wrong_sets); }, "in the order of their buckets");
 }
 
+// One place for all, in the set or asked for: without a limit it takes longer than a test may.
+void chosen_keys_are_partitioned() {
+  constexpr std::uint64_t kKeys = 1'000'000;
+  std::vector<std::uint64_t> keys, even, odd;
+  for (std::uint64_t i = 0; i < kKeys; ++i) {
+    keys.push_back(unmix64(i << 24));
+    (i % 2 == 0 ? even : odd).push_back(keys.back());
+  }
+  const std::vector<std::span<const std::uint64_t>> sets{even};
+  const Partition actual = partition(keys, sets);
+  CHECK(same(actual.shared.keys.span(), std::span<const std::uint64_t>(even)));
+  CHECK(same(actual.others.keys.span(), std::span<const std::uint64_t>(odd)));
+}
+
 void merge_sums_in_order_of_the_parts(Random& random, Pool& pool) {
   constexpr std::size_t kDim = 3;
   std::vector<std::vector<std::uint64_t>> keys;
@@ -433,6 +447,7 @@ int main(int argc, char** argv) {
     partition_finds_shared_keys_and_rows_return_to_their_places(random, pool);
   }
   chosen_values_have_one_row_each(random);
+  chosen_keys_are_partitioned();
   large_batches_are_the_same_for_any_number_of_threads(random);
   salt_separates_features_and_keeps_padding(random);
   one_per_bag_is_recognized();
