@@ -143,7 +143,7 @@ void register_tier(nb::module_& m, nb::class_<Table>& table) {
            nb::sig("def claim_buckets(self, num_rows: Annotated[NDArray[numpy.uint32], "
                    "dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Claim | "
                    "None"),
-           "Take room for so many rows of each bucket: restoring them with the claim then neither "
+           "Take room for num_rows rows of each bucket: restoring them with the claim then neither "
            "fails nor waits for a device. None if there is no such room, or claims would take too "
            "much of it. num_rows: (4096,) uint32. Raises BadRequest: all rows are in memory "
            "anyway. Unavailable, DeadlineExceeded: a device.")

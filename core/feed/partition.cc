@@ -13,38 +13,54 @@
 namespace trireme {
 namespace {
 
-constexpr std::size_t kPieceKeys = 512;  // of a piece of the sets, about
-constexpr int kPieceBitsMax = 12;        // keys are in order of the 12 bits of their buckets
+constexpr std::size_t kPieceKeys = 512;   // of a piece of the sets, about
+constexpr int kPieceBitsMax = 12;         // keys are in order of the 12 bits of their buckets
+constexpr std::size_t kStepsPerKey = 16;  // only keys that somebody chose for it take more
 
-// A set of hashes.
+// A set of hashes: an open table, or the hashes sorted once searches have taken too many steps.
 class HashSet {
  public:
-  void assign(std::span<const std::uint64_t> hashes) {
+  explicit HashSet(std::size_t num_steps_max) : steps_left_(num_steps_max) {}
+
+  // The hashes stay as long as they are in the set; it may sort them.
+  void assign(std::span<std::uint64_t> hashes) {
+    hashes_ = hashes;
+    if (is_sorted()) std::ranges::sort(hashes);
     slots_.assign(std::bit_ceil(4 * hashes.size() + 1), 0);
     has_zero_ = false;
-    for (const std::uint64_t hash : hashes) {
-      if (hash == 0) {
-        has_zero_ = true;
-      } else {
-        slots_[find(hash)] = hash;
-      }
+    for (std::size_t i = 0; i < hashes.size() && !is_sorted(); ++i) {
+      const std::uint64_t hash = hashes[i];
+      has_zero_ |= hash == 0;
+      if (hash != 0) slots_[find(hash)] = hash;
     }
   }
 
-  bool contains(std::uint64_t hash) const noexcept {
-    return hash == 0 ? has_zero_ : slots_[find(hash)] == hash;
+  bool contains(std::uint64_t hash) noexcept {
+    const std::size_t slot = find(hash);
+    if (is_sorted()) return std::ranges::binary_search(hashes_, hash);
+    return hash == 0 ? has_zero_ : slots_[slot] == hash;
   }
 
  private:
-  // The slot of the hash, or a free one.
-  std::size_t find(std::uint64_t hash) const noexcept {
+  bool is_sorted() const noexcept { return steps_left_ == 0; }
+
+  // The slot of the hash, or a free one; any if the hashes are sorted, and it may sort them.
+  std::size_t find(std::uint64_t hash) noexcept {
     const std::size_t mask = slots_.size() - 1;
-    std::size_t slot = hash & mask;
-    while (slots_[slot] != 0 && slots_[slot] != hash) slot = (slot + 1) & mask;
+    std::size_t slot = hash & mask, num_steps = 0;
+    while (slots_[slot] != 0 && slots_[slot] != hash && num_steps < steps_left_) {
+      slot = (slot + 1) & mask;
+      ++num_steps;
+    }
+    if (num_steps == 0) return slot;
+    steps_left_ -= num_steps;
+    if (is_sorted()) std::ranges::sort(hashes_);
     return slot;
   }
 
+  std::span<std::uint64_t> hashes_;
   std::vector<std::uint64_t> slots_;  // 0: free
+  std::size_t steps_left_;
   bool has_zero_ = false;
 };
 
@@ -97,7 +113,7 @@ Partition partition(std::span<const std::uint64_t> keys,
   Partition result{room(), room()};
   auto& [others, shared] = result;
   std::size_t num_others = 0, num_shared = 0;
-  HashSet hashes;
+  HashSet hashes(kStepsPerKey * (keys.size() + num_in_sets) + 1);
   std::vector<std::uint64_t> in_sets;
   for (std::uint64_t piece = 0; piece < std::uint64_t{1} << bits; ++piece) {
     in_sets.clear();

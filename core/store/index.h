@@ -126,7 +126,7 @@ class Index {
     std::size_t bytes = 0;           // taken from the system
   };
   Size size(std::uint32_t stripe) const noexcept;
-  // How many bytes more a stripe of this size takes at most when it has so many rows more. Rows
+  // How many bytes more a stripe of this size takes at most when it gets this many rows more. Rows
   // that come meanwhile and were among them leave the sum of both as it is, or lower.
   std::size_t growth(const Size& size, std::size_t num_rows) const noexcept;
   // Makes room for `num_rows` rows in a bucket. Requires: prepare(), and no more than that.

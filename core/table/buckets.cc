@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <type_traits>
 #include <unordered_map>
@@ -15,31 +16,47 @@
 namespace trireme {
 namespace {
 
+constexpr std::size_t kStepsPerKey = 16;  // only keys that somebody chose for it take more
+
 [[noreturn]] void refuse(const char* who, std::uint32_t bucket, const std::string& what) {
   throw Error(ErrorCode::kBadRequest,
               std::string("Table.") + who + ": bucket " + std::to_string(bucket) + ": " + what);
 }
 
-// Errors: kBadRequest for a key of another bucket, or a key that occurs twice.
-void check_keys(const char* who, std::uint32_t bucket, std::span<const std::uint64_t> keys) {
+// A key that occurs twice, if there is one.
+std::optional<std::uint64_t> repeated(std::span<const std::uint64_t> keys) {
   // A set of the hashes, which are distinct if the keys are. 0 means a free slot; only one key has
   // hash 0.
   std::vector<std::uint64_t> slots(std::bit_ceil(2 * keys.size() + 1));
   const std::uint64_t mask = slots.size() - 1;
+  std::size_t steps_left = kStepsPerKey * keys.size();
   bool has_zero = false;
   for (const std::uint64_t key : keys) {
     const std::uint64_t hash = mix64(key);
-    if (bucket_of_hash(hash) != bucket) {
-      refuse(who, bucket,
-             "expected its own keys, found key " + std::to_string(key) + " of bucket " +
-                 std::to_string(bucket_of_hash(hash)));
-    }
     std::uint64_t slot = hash & mask;
-    while (slots[slot] != 0 && slots[slot] != hash) slot = (slot + 1) & mask;
-    if (hash == 0 ? std::exchange(has_zero, true) : slots[slot] == hash) {
-      refuse(who, bucket, "expected distinct keys, found " + std::to_string(key) + " twice");
+    for (; slots[slot] != 0 && slots[slot] != hash; slot = (slot + 1) & mask) {
+      if (--steps_left > 0) continue;
+      std::vector<std::uint64_t> sorted(keys.begin(), keys.end());
+      std::ranges::sort(sorted);
+      const auto twice = std::ranges::adjacent_find(sorted);
+      return twice != sorted.end() ? std::optional(*twice) : std::nullopt;
     }
+    if (hash == 0 ? std::exchange(has_zero, true) : slots[slot] == hash) return key;
     slots[slot] = hash;
+  }
+  return std::nullopt;
+}
+
+// Errors: kBadRequest for a key of another bucket, or a key that occurs twice.
+void check_keys(const char* who, std::uint32_t bucket, std::span<const std::uint64_t> keys) {
+  for (const std::uint64_t key : keys) {
+    if (bucket_of(key) == bucket) continue;
+    refuse(who, bucket,
+           "expected its own keys, found key " + std::to_string(key) + " of bucket " +
+               std::to_string(bucket_of(key)));
+  }
+  if (const auto key = repeated(keys)) {
+    refuse(who, bucket, "expected distinct keys, found " + std::to_string(*key) + " twice");
   }
 }
 
@@ -129,7 +146,7 @@ BucketContent Table::snapshot(std::uint32_t bucket, std::uint32_t since,
   return content;
 }
 
-// Gives the content memory for so many rows, of which the first stay.
+// Gives the content memory for this many rows, of which the first stay.
 void Table::resize(BucketContent& content, std::size_t num_kept, std::size_t num_rows) const {
   const auto move = [](auto& array, std::size_t kept, std::size_t size) {
     auto other = std::remove_reference_t<decltype(array)>(size);

@@ -29,12 +29,16 @@ std::size_t PendingCounts::find(std::uint64_t key) const noexcept {
 }
 
 std::size_t PendingCounts::search(std::uint64_t key) noexcept {
-  const std::size_t slot = find(key), home = home_of(key);
-  const std::size_t passed = slot >= home ? slot - home : slot + slots_.size() - home;
-  num_passed_ += passed - std::min(passed, kPassed);
+  const std::size_t slot = find(key);
+  note_passed(home_of(key), slot);
   if (num_passed_ <= kPassed * slots_.size()) return slot;
   spread();
   return find(key);
+}
+
+void PendingCounts::note_passed(std::size_t from, std::size_t to) noexcept {
+  const std::size_t passed = to >= from ? to - from : to + slots_.size() - from;
+  num_passed_ += passed - std::min(passed, kPassed);
 }
 
 void PendingCounts::spread() noexcept {
@@ -78,10 +82,11 @@ std::uint32_t PendingCounts::add(std::uint64_t key, std::uint32_t count,
 // free slot.
 void PendingCounts::forget(std::uint64_t key) noexcept {
   if (size_ == 0) return;
-  std::size_t hole = search(key);
-  if (slots_[hole].count == 0) return;
+  const std::size_t first = search(key);
+  if (slots_[first].count == 0) return;
   --size_;
-  for (std::size_t slot = next(hole); slots_[slot].count != 0; slot = next(slot)) {
+  std::size_t hole = first, slot = next(first);
+  for (; slots_[slot].count != 0; slot = next(slot)) {
     const std::size_t home = home_of(slots_[slot].key);
     const bool stays = hole <= slot ? hole < home && home <= slot : hole < home || home <= slot;
     if (stays) continue;
@@ -89,6 +94,7 @@ void PendingCounts::forget(std::uint64_t key) noexcept {
     hole = slot;
   }
   slots_[hole].count = 0;
+  note_passed(first, slot);
 }
 
 void PendingCounts::forget_before(std::uint32_t oldest) {

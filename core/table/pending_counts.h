@@ -1,8 +1,8 @@
 // Exact counts of occurrences of keys without a row: an open-addressing hash table with linear
 // probing, for the keys of one bucket.
 //
-// Keys that somebody chose would all have one home: where searches take too long, homes are
-// computed in another way from then on.
+// Keys that somebody chose would all have one home, or neighbouring ones: where searches take too
+// long, homes are computed in another way from then on.
 //
 // Memory: 16 bytes per key, at most 23 with the room for growth; reserve() may leave room for one
 // more push. Threads: none; the stripe's lock guards it.
@@ -51,13 +51,15 @@ class PendingCounts {
   std::size_t find(std::uint64_t key) const noexcept;
   // The same; may move keys to other slots.
   std::size_t search(std::uint64_t key) noexcept;
+  // Counts slots that were looked at from one to another.
+  void note_passed(std::size_t from, std::size_t to) noexcept;
   void spread() noexcept;
   void rebuild(std::size_t num_slots);
 
   std::vector<PendingKey> slots_;
   std::size_t size_ = 0;
   std::uint64_t factor_ = 1;    // odd; see home_of
-  std::size_t num_passed_ = 0;  // slots, by searches with this factor, beyond kPassed of each
+  std::size_t num_passed_ = 0;  // slots, with this factor, beyond kPassed of each search
 };
 
 }  // namespace trireme

@@ -79,7 +79,7 @@ class Tier {
     Room& operator=(Room&& other) noexcept;
     ~Room();
     std::size_t num_rows() const noexcept { return need_.rows; }
-    // Takes so many rows out of it. Requires: it has them.
+    // Takes this many rows out of it. Requires: it has them.
     Room split(std::size_t num_rows) noexcept;
 
    private:

@@ -6,7 +6,6 @@
 #include <iterator>
 #include <numeric>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "base/array.h"
@@ -125,10 +124,12 @@ void Table::copy(const Table& from, std::uint32_t first_bucket, std::uint32_t nu
     const BucketContent content = from.snapshot(bucket, 0, 1);
     // All removals get one version: with it a key that has come back would leave a later delta.
     const std::span<const std::uint64_t> keys = content.keys.span();
-    const std::unordered_set<std::uint64_t> present(keys.begin(), keys.end());
+    std::vector<std::uint64_t> present(keys.begin(), keys.end());
+    std::ranges::sort(present);
     std::vector<std::uint64_t> removed;
-    std::ranges::copy_if(content.removed.span(), std::back_inserter(removed),
-                         [&](std::uint64_t key) { return !present.contains(key); });
+    std::ranges::copy_if(
+        content.removed.span(), std::back_inserter(removed),
+        [&](std::uint64_t key) { return !std::ranges::binary_search(present, key); });
     restore(bucket, {.keys = keys,
                      .classes = content.classes.span(),
                      .rows = content.rows.span(),

@@ -119,7 +119,12 @@ void unique_equals_a_map(Random& random, Pool& pool) {
     if (n > 0) check_unique(values, values[random.below(n)], pool);
     check_unique(std::vector<std::uint64_t>(n, 7), 7, pool);
   }
-  std::vector<std::uint64_t> chosen(300'000);  // one place for all: without a limit, a minute
+}
+
+// One place for all: without a limit it takes longer than a test may.
+void chosen_values_have_one_row_each(Random& random) {
+  Pool pool(4);
+  std::vector<std::uint64_t> chosen(1'000'000);
   for (auto& key : chosen) key = unmix64(random.below(chosen.size()) << 32);
   check_unique(chosen, chosen[0], pool);
 }
@@ -385,6 +390,20 @@ void partition_finds_shared_keys_and_rows_return_to_their_places(Random& random,
   test::check_refused([&] { partition(many, wrong_sets); }, "in the order of their buckets");
 }
 
+// One place for all, in the set or asked for: without a limit it takes longer than a test may.
+void chosen_keys_are_partitioned() {
+  constexpr std::uint64_t kKeys = 1'000'000;
+  std::vector<std::uint64_t> keys, even, odd;
+  for (std::uint64_t i = 0; i < kKeys; ++i) {
+    keys.push_back(unmix64(i << 24));
+    (i % 2 == 0 ? even : odd).push_back(keys.back());
+  }
+  const std::vector<std::span<const std::uint64_t>> sets{even};
+  const Partition actual = partition(keys, sets);
+  CHECK(same(actual.shared.keys.span(), std::span<const std::uint64_t>(even)));
+  CHECK(same(actual.others.keys.span(), std::span<const std::uint64_t>(odd)));
+}
+
 void merge_sums_in_order_of_the_parts(Random& random, Pool& pool) {
   constexpr std::size_t kDim = 3;
   std::vector<std::vector<std::uint64_t>> keys;
@@ -427,6 +446,8 @@ int main(int argc, char** argv) {
     merge_sums_in_order_of_the_parts(random, pool);
     partition_finds_shared_keys_and_rows_return_to_their_places(random, pool);
   }
+  chosen_values_have_one_row_each(random);
+  chosen_keys_are_partitioned();
   large_batches_are_the_same_for_any_number_of_threads(random);
   salt_separates_features_and_keeps_padding(random);
   one_per_bag_is_recognized();

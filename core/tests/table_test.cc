@@ -138,6 +138,11 @@ void a_growing_table_finds_every_row(std::uint64_t seed) {
   for (const float count : counts_of(table, keys, pool)) CHECK_EQUAL(count, 0.0F);
 }
 
+// The factor that an index has after another one.
+std::uint32_t next_factor(std::uint32_t factor) {
+  return static_cast<std::uint32_t>(mix64(factor)) | 1;
+}
+
 // Keys of bucket 0 with one home in an index whose factor is this one, and one tag.
 Keys keys_of_one_home(std::uint64_t factor, std::size_t n) {
   std::uint64_t inverse = factor;
@@ -153,7 +158,7 @@ void chosen_keys_are_found() {
   Pool pool(2);
   Table table(counting(1));
   Keys all;
-  for (const std::uint64_t factor : {std::uint64_t{1}, mix64(1) | 1, mix64(mix64(1) | 1) | 1}) {
+  for (const std::uint32_t factor : {1U, next_factor(1), next_factor(next_factor(1))}) {
     const Keys keys = keys_of_one_home(factor, kKeys);
     const auto sequence = static_cast<std::int64_t>(2 * all.size());
     push(table, keys, {{0, sequence + 1}}, pool);
@@ -175,6 +180,25 @@ void chosen_keys_are_found() {
   Table other(counting(1));
   other.restore(0, view_of(table.snapshot(0)));
   check(other);
+}
+
+// Keys that were chosen for one place of the set that finds those that repeat: without a limit it
+// takes longer than a test may.
+void chosen_keys_are_restored() {
+  constexpr std::size_t kKeys = 1'000'000;
+  Table table(counting(1));
+  Keys keys(kKeys);
+  for (std::size_t i = 0; i < kKeys; ++i) keys[i] = unmix64(i << 24);
+  const std::vector<std::uint8_t> classes(kKeys), rows(kKeys * table.row_bytes());
+  Table::BucketView content;
+  content.keys = keys;
+  content.classes = classes;
+  content.rows = rows;
+  const auto restore = [&] { table.restore(0, content); };
+  restore();
+  CHECK_EQUAL(table.num_rows(), kKeys);
+  keys.back() = keys[7];
+  test::check_refused(restore, "distinct keys, found " + std::to_string(keys[7]) + " twice");
 }
 
 void a_push_counts_once_in_every_bucket() {
@@ -471,6 +495,7 @@ int main(int argc, char** argv) {
   a_table_agrees_with_a_map(seed);
   a_growing_table_finds_every_row(seed);
   chosen_keys_are_found();
+  chosen_keys_are_restored();
   a_push_counts_once_in_every_bucket();
   buckets_move_to_another_table();
   wrong_content_is_refused_and_nothing_changes();

@@ -16,7 +16,7 @@ from torch import nn
 
 import trireme as tr
 from tests.integration.test_sync import assert_same_bits
-from tests.jobs import Job
+from tests.jobs import Job, in_threads
 from tests.ranks import run_ranks
 from trireme.errors import BadRequest, Unavailable
 from trireme.job.cluster import Cluster
@@ -59,15 +59,9 @@ def batches(num: int = 16) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def fit(
-    cluster: Cluster,
-    mode: str,
-    model: Model,
-    callback: tr.Callback,
-    *,
-    on_device: bool = False,
-    **options: Any,
-) -> Weights:
+def make_trainer(
+    cluster: Cluster, mode: str, model: Model, callback: tr.Callback, **options: Any
+) -> tr.Trainer:
     trainer = tr.Trainer(
         model,
         torch.optim.Adam(model.parameters(), lr=0.05),
@@ -79,6 +73,19 @@ def fit(
         **options,
     )
     trainer.set_time(100 * DAY)
+    return trainer
+
+
+def fit(
+    cluster: Cluster,
+    mode: str,
+    model: Model,
+    callback: tr.Callback,
+    *,
+    on_device: bool = False,
+    **options: Any,
+) -> Weights:
+    trainer = make_trainer(cluster, mode, model, callback, **options)
     with trainer.on_device(batches()) if on_device else contextlib.nullcontext():
         trainer.fit(batches())
     return weights_at_end(cluster, trainer.optimizer, model)
@@ -117,10 +124,13 @@ def test_statistics_in_lookups_are_of_the_time_of_the_lookup() -> None:
 
 
 class Alone(tr.Callback):
-    """Worker 0 evaluates after the third step, and no other does."""
+    """Worker 0 evaluates after a step, and no other does."""
+
+    def __init__(self, step: int = 3) -> None:
+        self._step = step
 
     def step(self, fit: Any) -> None:
-        if fit.trainer.optimizer.num_steps == 3:
+        if fit.trainer.optimizer.num_steps == self._step:
             fit.trainer.evaluate(batches(2))
 
 
@@ -144,6 +154,32 @@ def test_a_worker_that_meets_alone_while_others_make_steps_ends_all_with_an_erro
     else:
         with Job(1) as job:
             job.run(2, work, timeout_s=timeout_s)
+    for text in errors.values():
+        assert "workers [0] came for 'evaluate', workers [1] for 'the next step'" in text
+
+
+def test_a_worker_that_meets_alone_ends_one_that_was_restarted_after_a_pass() -> None:
+    data, errors = batches(), {}
+
+    def begin(worker: int) -> tuple[Cluster, tr.Trainer]:
+        cluster = job.join(worker, 2, timeout_s=6.0)
+        trainer = make_trainer(cluster, "sync", Model(), Alone(step=11))
+        with trainer.on_device(data):
+            trainer.fit(data)
+        return cluster, trainer
+
+    def work(worker: int) -> None:
+        cluster, trainer = begin(worker)
+        if worker == 1:
+            cluster.abandon()
+            cluster, trainer = begin(worker)
+        with pytest.raises(BadRequest) as error, trainer.on_device(data):
+            trainer.fit(data)
+        errors[worker] = str(error.value)
+        cluster.abandon()
+
+    with Job(1) as job:
+        in_threads([lambda: work(0), lambda: work(1)])
     for text in errors.values():
         assert "workers [0] came for 'evaluate', workers [1] for 'the next step'" in text
 

@@ -130,6 +130,7 @@ FLAGS = {
         "--no_header",
         "--output",
         "--threads",
+        "--use_onednn",
         "-h",
         "-m",
     ],

@@ -200,9 +200,9 @@ def batches() -> list[dict[str, Tensor]]:
     return data
 
 
-def trainer_of(cluster: Cluster, *, use: bool) -> tr.Trainer:
+def trainer_of(cluster: Cluster, *, use: bool, kind: type[nn.Module] = Clicks) -> tr.Trainer:
     torch.manual_seed(2)
-    model = Clicks()
+    model = kind()
     if use:
         tr.nn.use_onednn(model)
     return tr.Trainer(
@@ -248,6 +248,30 @@ def test_a_predictor_gives_the_bits_of_the_trainer(
     predictor.apply(tmp_path / "delta")
     assert torch.equal(predictor.predict(example).outputs["output"], after)
     assert shapes == [(256, 24)] * 2, "the head's product is small"
+
+
+class InFloat32(Clicks):
+    """Under autocast it computes as without."""
+
+    def forward(self, batch: Any) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(batch)
+
+
+def test_a_predictor_computes_blocks_with_another_autocast_too(
+    shapes: list[torch.Size], tmp_path: Path
+) -> None:
+    """torch.export makes a program of its own of each."""
+    with embedded() as cluster:
+        trainer = trainer_of(cluster, use=True, kind=InFloat32)
+        trainer.fit(batches())
+        example = batches()[0]
+        export_model(trainer, tmp_path / "base", batch=example)
+        before = trainer.predict([example])["output"]
+    predictor = Predictor(tmp_path / "base", use_onednn=True)
+    shapes.clear()
+    assert torch.equal(predictor.predict(example).outputs["output"], before)
+    assert shapes == [(256, 24)]
 
 
 def test_a_predictor_without_a_product_for_onednn_is_refused(

@@ -70,7 +70,7 @@ class ColdIndex {
   bool erase(std::uint64_t hash, PageNumber page) noexcept;
 
   void save(ByteWriter& bytes) const;
-  // What save() wrote, of a bucket with so many pages. Errors: kCorruption.
+  // What save() wrote, of a bucket with this many pages. Errors: kCorruption.
   static ColdIndex load(ByteReader& bytes, std::size_t num_pages);
 
   std::size_t num_entries() const noexcept { return num_entries_ - num_erased_; }

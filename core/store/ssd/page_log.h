@@ -102,7 +102,7 @@ class PageLog {
   PageLog(const PageLog&) = delete;
   PageLog& operator=(const PageLog&) = delete;
 
-  // The right to append so many pages without an error. The destructor gives up what is left.
+  // The right to append this many pages without an error. The destructor gives up what is left.
   class Room {
    public:
     Room(Room&& other) noexcept : log_(other.log_), left_(std::exchange(other.left_, 0)) {}
@@ -118,7 +118,7 @@ class PageLog {
   // May write, and wait. Requires: at most half of all buffers. Errors: kResourceExhausted: the
   // devices are full. kUnavailable, kDeadlineExceeded: nothing is lost, a later call tries again.
   Room reserve(std::size_t num_pages);
-  // Takes space on the devices for so many pages that were promised to nobody. Any call may use it.
+  // Takes space on the devices for this many pages, promised to nobody. Any call may use it.
   // Errors: FullDevice; those of the devices.
   void extend(std::size_t num_pages);
   // Appends a sealed page. Requires: room.

@@ -14,7 +14,7 @@
 
 namespace trireme::ssd {
 
-// Waits until so many transfers have ended; returns how many have, 0 when the time is over.
+// Waits until this many transfers have ended; returns how many have, 0 when the time is over.
 std::size_t reap_in_time(Queue& queue, std::span<Finished> finished, std::size_t num_min,
                          std::chrono::milliseconds timeout);
 // Waits, so long, until no transfer is in flight. Returns whether that is so.

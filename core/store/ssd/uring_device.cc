@@ -155,7 +155,7 @@ class UringQueue : public Queue {
     ++num_queued_;
   }
 
-  // Hands over what is queued, and waits for so many completions.
+  // Hands over what is queued, and waits for this many completions.
   void enter(unsigned num_min, nanoseconds timeout) {
     __kernel_timespec time{.tv_sec = timeout.count() / 1'000'000'000,
                            .tv_nsec = timeout.count() % 1'000'000'000};

@@ -34,11 +34,11 @@ examples:
 types.yaml:
   types:
     cpu:
-      cores: 16        # of one worker: torch and Trireme use so many threads
+      cores: 16        # of one worker: torch and Trireme use this many threads
       price: 0.8       # of one worker per hour, in any currency
       network: 1.25e9  # bytes per second of one worker
       reads: true      # can read the data; default: false
-      limit: 40        # workers that there are; default: any number
+      limit: 40        # workers available; default: any number
     gpu:
       cores: 8
       device: gpu      # where it computes the model: cpu (default) or gpu

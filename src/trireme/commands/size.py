@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trireme.commands.options import add_config, number, picked
@@ -133,15 +132,13 @@ def run(arguments: argparse.Namespace) -> int:
         for table in tables
     ]
     for need in needs:
-        for line in of_table(need, arguments.keys, arguments.server_num, arguments.delta):
-            sys.stdout.write(line + "\n")
-        tier_lines: Iterable[str] = [IN_MEMORY]
-        if memory is not None:
+        lines = [*of_table(need, arguments.keys, arguments.server_num, arguments.delta)]
+        if memory is None:
+            lines.append(IN_MEMORY)
+        else:
             tier = TierNeed(need, memory / len(needs))
-            tier_lines = of_tier(tier, arguments.evicted_rows, endurance_bytes)
-        for line in tier_lines:
-            sys.stdout.write(line + "\n")
-        sys.stdout.write("\n")
+            lines += of_tier(tier, arguments.evicted_rows, endurance_bytes)
+        sys.stdout.write("\n".join([*lines, "", ""]))
     if len(needs) > 1:
         all_memory = size(sum(need.memory for need in needs))
         disk = size(sum(need.checkpoint for need in needs) * arguments.server_num)
@@ -173,7 +170,8 @@ def count(text: str) -> int:
     """A whole number as text: 1000000, 1e6, 1_000_000."""
     value = number(text)
     if not (0 <= value < 2**63 and value == int(value)):
-        raise argparse.ArgumentTypeError(f"expected a whole number, such as 1e8, found {text!r}")
+        expected = "a whole number >= 0, such as 1e8"
+        raise argparse.ArgumentTypeError(f"expected {expected}, found {text!r}")
     return int(value)
 
 

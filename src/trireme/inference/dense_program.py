@@ -63,17 +63,18 @@ def load_program(
     path = located(folder, manifest.dense, verify=verify)
     try:
         program = torch.export.load(path)
-        layers = [n for n in program.graph.nodes if n.target is torch.ops.aten.linear.default]
+        # A block with another autocast, and a branch of torch.cond, have graphs of their own.
+        graphs = [m.graph for m in program.graph_module.modules() if hasattr(m, "graph")]
+        nodes = [node for graph in graphs for node in graph.nodes]
+        layers = [node for node in nodes if node.target is torch.ops.aten.linear.default]
         for layer in layers if use_onednn else ():
             layer.target = linear
         loaded = DenseProgram(program, program.module(), manifest.inputs)
     except Exception as error:
         raise Corruption(f"{path}: expected a program of torch.export, found {error!r}") from error
     if use_onednn and not layers:
-        raise BadRequest(
-            f"Predictor: expected a model with layers torch.nn.Linear for use_onednn, found none in"
-            f" {path}"
-        )
+        what = "a model with layers torch.nn.Linear for use_onednn"
+        raise BadRequest(f"Predictor: expected {what}, found none in {path}")
     return loaded
 
 

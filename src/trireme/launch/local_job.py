@@ -244,8 +244,8 @@ class _LocalJob:
 
     def _start_server(self, index: int) -> None:
         variables = durability_variables(self._config, index)
-        kept = Path(variables.get("TRIREME_STATE_DIR", os.devnull))
-        self._continues |= any(kept.glob("log-*"))  # what happened before stays in the logs
+        if folder := variables.get("TRIREME_STATE_DIR"):  # what happened before stays in the logs
+            self._continues |= any(Path(folder).glob("log-*"))
         self._servers[index] = self._launch_listening("server", index, variables)
 
     def _start_worker(self, index: int) -> None:

@@ -108,7 +108,7 @@ def values_of(batch: Batch, name: str) -> Tensor:
 
 
 def examples_of(offsets_B1: Tensor, num: int) -> Tensor:
-    """(num,): the number of the example of each of so many ids, of which the first is that at
+    """(num,): the number of the example of each of this many ids, of which the first is that at
     offsets[0].
     """
     places_N = torch.arange(num, device=offsets_B1.device) + offsets_B1[0]
@@ -145,7 +145,7 @@ def with_items(batch: Batch, name: str, items: Tensor) -> Batch:
 
 @dataclass(frozen=True)
 class AllIds:
-    """Adds columns of ids to a batch, from 0 on so many, so that their rows are looked up once."""
+    """Adds columns of ids to a batch, this many from 0 on, to look their rows up once."""
 
     nums: Mapping[str, int]
 

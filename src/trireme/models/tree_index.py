@@ -33,7 +33,7 @@ class TreeIndex:
 
     @classmethod
     def read(cls, path: Path) -> "TreeIndex":
-        """The file is a row of 4-byte sizes with messages of so many bytes: (key, value). A value
+        """The file is a row of 4-byte sizes with messages of that many bytes: (key, value). A value
         is a node (id, whether it is a leaf, ...) of the code that the key has in digits; one is
         (height, branch).
 

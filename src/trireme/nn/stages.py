@@ -96,7 +96,7 @@ class Stages(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         """Compute all stages. Raises BadRequest: a stage returns anything but tensors by name, asks
-        for one that there is not, or is not trained, as no gradient comes to it.
+        for one that no stage before it returns, or is not trained: no gradient comes to it.
         """
         if not self._is_placed:
             self.place(default())

@@ -65,7 +65,7 @@ def _is_int64(value: Any) -> bool:
 
 
 def need_name(body: Any, field: str, length_max: int) -> str:
-    """body[field], a text of at most so many characters. Raises BadRequest."""
+    """body[field], a text of at most this many characters. Raises BadRequest."""
     name = need(body, field, str)
     if len(name) > length_max:
         raise BadRequest(

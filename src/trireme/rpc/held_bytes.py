@@ -27,14 +27,14 @@ class HeldBytes:
         self._bytes: dict[Hashable, int] = {}
 
     def hold(self, what: Hashable, num_bytes: int) -> None:
-        """Count `what` as so many bytes, instead of what it was counted as. Requires: it is not
+        """Count `what` as this many bytes, instead of what it was counted as. Requires: it is not
         held yet. Raises ResourceExhausted: there is no room for it.
         """
         self._set(what, num_bytes, is_new=True)
 
     @contextmanager
     def holding(self, what: Hashable, num_bytes: int) -> Iterator[None]:
-        """Hold so many bytes while the block runs. Raises ResourceExhausted."""
+        """Hold this many bytes while the block runs. Raises ResourceExhausted."""
         self.hold(what, num_bytes)
         try:
             yield

@@ -25,7 +25,7 @@ NO_CLASS = 255
 
 
 def check_reply(method: str, request: Request, num_rows: int, rows: _core.Table) -> None:
-    """Raises ResourceExhausted: so many rows are no message."""
+    """Raises ResourceExhausted: too many rows for a message."""
     num_bytes = num_rows * (1 + rows.row_bytes)
     if num_bytes > request.reply_bytes_max:
         raise ResourceExhausted(

@@ -70,7 +70,7 @@ def written(
     storage: Storage, path: str, *, digest: str = "xxh3_128", block_bytes: int = 0
 ) -> Iterator[tuple[CheckedFile, Entry]]:
     """Write a file. The map gets path, bytes and checksum (a name in DIGESTS) when the block ends
-    without an error. block_bytes: write in whole blocks of so many bytes; 0: as the data comes.
+    without an error. block_bytes: write in whole blocks of this many bytes; 0: as the data comes.
     """
     entry: Entry = {}
     sink = storage.create(path)

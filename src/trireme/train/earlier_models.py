@@ -84,25 +84,22 @@ class EarlierModels:
         for. Called when the optimizer before, which has made `steps`, has finished.
         """
         cluster, modules = setup.cluster, _modules_by_table(model)
-        newest = [trained for trained in self.tables.values() if trained.steps == 0]
-        for trained in newest:
-            trained.steps = steps
-        taken = [
-            name
-            for name, own in modules.items()
-            if name in self.tables and not self.tables[name].is_of(own)
-        ]
-        kept = [self.tables[n].steps for n in modules if n in self.tables and n not in taken]
+        for trained in self.tables.values():
+            trained.steps = trained.steps or steps
+        known = {name: self.tables[name] for name in modules if name in self.tables}
+        others = [name for name, trained in known.items() if not trained.is_of(modules[name])]
         is_same = self._has_parameters(setup) and self.blocks == _blocks_of(setup)
-        anew = fresh or (fresh is None and cluster.is_embedded)
-        drops = taken if anew else []
-        drops_blocks = bool(anew and self.dense and not is_same)
+        drops, drops_blocks = list[str](), False
         if fresh:
-            drops, drops_blocks, kept = list(modules), True, []
+            drops, drops_blocks = list(modules), True
             begin_anew_together(cluster, drops)
-        elif drops or drops_blocks or (anew and self.options not in (None, _options_of(setup))):
-            cluster.client.begin_anew(drops, blocks=drops_blocks)
-        self._say(cluster, drops, max(kept, default=0), is_forced=bool(fresh))
+        elif fresh is None and cluster.is_embedded:
+            drops, drops_blocks = others, bool(self.dense) and not is_same
+            if drops or drops_blocks or self.options not in (None, _options_of(setup)):
+                cluster.client.begin_anew(drops, blocks=drops_blocks)
+        own_steps = [known[name].steps for name in known.keys() - {*others, *drops}]
+        kept = max(own_steps, default=0)
+        self._say(cluster, drops, kept, is_forced=bool(fresh))
         for marks in (self.half_loaded, self.unfinished):
             marks.clear([*drops, *([] if is_same and not drops_blocks else [DENSE])])
         for name in drops:
@@ -113,7 +110,7 @@ class EarlierModels:
         if drops or drops_blocks:
             session_of(cluster).pending.take()  # what a cell that failed has left
         self._adopt(setup, modules, drops)
-        return max(kept, default=0)
+        return kept
 
     def _has_parameters(self, setup: TrainingSetup) -> bool:
         own = setup.replica.dense.parameters

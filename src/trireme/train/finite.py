@@ -17,7 +17,7 @@ from trireme.worker.monitoring import WorkerMetrics
 
 log = logging.getLogger("trireme.train")
 
-# Up to so many numbers the core checks in the time in which torch wakes its threads.
+# The core checks up to this many numbers while torch would wake its threads.
 _ON_ONE_THREAD_MAX = 1 << 20
 
 

@@ -27,8 +27,8 @@ class CoordinatorCalls:
         self._servers, self._script = servers, script
         self._worker, self._incarnation = worker, incarnation
         self._numbers = itertools.count(1)
-        # By group of workers: the exchanges that this thread has taken part in. None: others do.
-        self.exchanges: dict[str, int | None] = {}
+        # By group of workers whose exchanges this thread makes: how many it has made.
+        self.exchanges: dict[str, int] = {}
 
     def call(
         self,
@@ -76,7 +76,7 @@ class CoordinatorCalls:
                 attended, and the answers are not kept any more.
         """
         place = {"pass": self._script.number, "name": self._script.next_meeting()}
-        place["exchanges"] = {name: n for name, n in self.exchanges.items() if n is not None}
+        place["exchanges"] = dict(self.exchanges)
         message = self._signed({**place, "purpose": purpose, "body": body, "arrays": to})
         part_s = self._servers.timeout_s
         whole_s = part_s * (PATIENCE if patient else 1) if timeout_s is None else timeout_s

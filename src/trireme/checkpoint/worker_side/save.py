@@ -48,7 +48,7 @@ def save_checkpoint(
     extra: JSON values. tensors: by name, which `checkpoint_tensors` returns.
     mode: which rows, see `save_mode`. hot: with mode hot, a number of rows per table, or a share.
     time: data time at which rows are judged.
-    keep: keep only so many of the newest checkpoints in the parent folder, and those that they
+    keep: keep only this many of the newest checkpoints in the parent folder, and those that they
         need; None: all.
     watch: called with the progress of the servers.
 

@@ -14,8 +14,8 @@ class Checkpoints:
 
     Args:
         path: a folder for checkpoints alone, made if absent; on storage that all processes share.
-        every_steps: save after so many steps: of the job in sync, of worker 0 in async. Or:
-        every_s: save after so many seconds. In async, no save begins before the last one is done.
+        every_steps: save after this many steps: of the job in sync, of worker 0 in async. Or:
+        every_s: save after this many seconds. In async, no save begins before the last one is done.
         keep: how many complete checkpoints stay in the folder; older ones are removed once a new
             one is complete. None: all.
         storage_options: for fsspec, where the path is a location such as s3://bucket/key.

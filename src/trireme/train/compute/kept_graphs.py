@@ -61,7 +61,7 @@ class KeptGraphs:
                     del self._graphs[other, token]
 
     def keep(self, owner: Owner, token: str, graph: Graph, graphs_max: int) -> None:
-        """Keep a graph, and of its owner's at most so many, the newest."""
+        """Keep a graph, and of its owner's at most this many, the newest."""
         self.meet(owner)
         with self._lock:
             if owner.incarnation < self._newest[owner.worker]:

@@ -176,7 +176,7 @@ def seed_of(seed: int | None, number: int) -> int:
 def in_order(
     work: Callable[[int, Batch], T], batches: Iterable[Batch], in_flight: int
 ) -> Iterator[T]:
-    """work(number, batch) of each batch, in the order of the batches, so many at a time."""
+    """work(number, batch) of each batch, in the order of the batches, this many at a time."""
     with ThreadPoolExecutor(in_flight, thread_name_prefix="trireme-compute") as pool:
         running: deque[Future[T]] = deque()
         for number, batch in enumerate(batches):

@@ -241,7 +241,7 @@ def serve_model(
     then end the process with code 0. Runs in the main thread, where SIGTERM ends it after the
     batches that it has accepted, with code `place.stopped_code`.
 
-    in_flight: batches that a worker sends at a time. On the CPU so many are computed at a time, as
+    in_flight: batches that a worker sends at a time. On the CPU as many are computed at a time, as
         far as torch has threads, since one thread for a batch wastes less than several do.
 
     Raises Unavailable: the coordinator has not answered for `timeout_s`. BadRequest: an address

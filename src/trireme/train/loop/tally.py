@@ -23,7 +23,7 @@ class Tally:
     """The state of the figures of one worker, then of all.
 
     label: of the metrics that name none of their own. merged: names of the metrics that merge()
-    merges; None: all. Raises BadRequest: it names a metric that there is not.
+    merges; None: all. Raises BadRequest: it names an unknown metric.
     """
 
     def __init__(

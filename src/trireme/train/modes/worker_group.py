@@ -59,9 +59,7 @@ class WorkerGroup:
         self._find_silent = find_silent or self._ask_coordinator
         self._find_lost = find_lost or self._find_silent
         self._timeout = datetime.timedelta(seconds=cluster.client.timeout_s)
-        self._exchanges = cluster.client.coordinator.exchanges
-        self.name = f"{mode} {len(self._exchanges)}"  # the same at all workers
-        self._num_exchanges, self._exchanges[self.name] = 0, None
+        self._exchanges, self._num_exchanges = cluster.client.coordinator.exchanges, 0
         host = cluster.address.strip("[]")
         _check(host, device, cluster, mode)
         self._backend: Any = self._join(host)
@@ -72,6 +70,7 @@ class WorkerGroup:
         listener = socket.create_server((host, 0), family=family) if rank == 0 else None
         place = [host, listener.getsockname()[1]] if listener is not None else []
         master, port = self._meet(place)
+        self._name = f"{master}:{port}"  # the same at all workers, also at one that was restarted
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 str(master),
@@ -100,12 +99,15 @@ class WorkerGroup:
         """Whether the thread that runs the script makes the exchanges, and so makes none while it
         waits at a meeting. At first nothing is known.
         """
-        self._exchanges[self.name] = self._num_exchanges if is_scripts else None
+        if is_scripts:
+            self._exchanges[self._name] = self._num_exchanges
+        else:
+            self._exchanges.pop(self._name, None)
 
     def close(self) -> None:
         """Drop the connections, so that the others do not wait for this worker."""
         backend, self._backend = self._backend, None
-        self._exchanges[self.name] = None
+        self._exchanges.pop(self._name, None)
         if backend is not None and accelerator.reduces_by_nccl(self.device):
             backend.abort()
 
@@ -163,16 +165,16 @@ class WorkerGroup:
                     raise self._error(what, error) from error
                 self._check_meetings(part_s)
         self._num_exchanges += 1
-        if self._exchanges[self.name] is not None:
-            self._exchanges[self.name] = self._num_exchanges
+        if self._name in self._exchanges:
+            self._exchanges[self._name] = self._num_exchanges
         accelerator.await_device(self.device)
 
     def _check_meetings(self, timeout_s: float) -> None:
         """Raises BadRequest: others wait for this worker at a meeting, and do not come."""
-        if self._exchanges[self.name] is None:
+        if self._name not in self._exchanges:
             return
         try:
-            self._cluster.client.coordinator.check_exchange(self.name, timeout_s=timeout_s)
+            self._cluster.client.coordinator.check_exchange(self._name, timeout_s=timeout_s)
         except BadRequest:
             self.is_broken = True
             _STUCK.append(self._backend)

@@ -18,7 +18,7 @@ from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.pass_data import PassData
 
 PART_KEYS = 1 << 17
-"""Of a row class that one message brings an owner: a training step waits for so many at most."""
+"""Of a row class that one message brings an owner: a training step waits for at most this many."""
 _CHECK_S = 0.2
 
 
