@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.jobs import in_threads
+from trireme.errors import BadRequest
 from trireme.rpc import Call, Reply
 from trireme.worker.transport import LockedTransport
 
@@ -46,3 +47,15 @@ def test_a_busy_connection_is_released_by_whoever_uses_it_alone() -> None:
     with transport._lock, pytest.raises(TimeoutError, match="its connection was busy for"):
         in_threads([lambda: transport.call_all([], 0.0)])
     assert transport.call_all([], 0.0) == []
+
+
+def test_a_call_within_a_call_is_refused_and_the_one_around_it_goes_on() -> None:
+    class CalledBySignal(Answering):
+        def call_all(self, calls: Sequence[Call], *, timeout_s: float) -> list[Reply]:
+            with pytest.raises(BadRequest, match="found another within it"):
+                transport.call_all([], 60.0)
+            return super().call_all(calls, timeout_s=timeout_s)
+
+    transport = LockedTransport(CalledBySignal())
+    for _ in range(2):
+        assert transport.call_all([], 0.0) == []

@@ -87,15 +87,26 @@ class LockedTransport:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self._lock = threading.RLock()  # knows its owner: Ctrl-C may come with it just acquired
+        self._is_in_use = False
 
     def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
         deadline = time.monotonic() + timeout_s
+        is_outermost = False
         try:
             if not self._lock.acquire(timeout=timeout_s):
                 raise DeadlineExceeded(f"client: its connection was busy for {timeout_s} s")
+            if self._is_in_use:
+                raise BadRequest(
+                    "client: expected the call under way to end before the next one, found another"
+                    " within it, as a signal handler would make it; let the handler set a flag, and"
+                    " the loop act on it"
+                )
+            is_outermost = self._is_in_use = True
             left_s = max(0.0, deadline - time.monotonic())
             return self.transport.call_all(calls, timeout_s=left_s)
         finally:
+            if is_outermost:
+                self._is_in_use = False
             try:  # noqa: SIM105 Ctrl-C may come within suppress(), too
                 self._lock.release()
             except RuntimeError:  # it was not acquired
