@@ -146,6 +146,7 @@ class Model:
     def erase(self, keys: list[int]) -> None:
         for key in keys:
             self.rows.pop(key, None)
+            self.filter.settle(key)
 
     def clear(self, bucket: int) -> None:
         self.erase([key for key in self.rows if bucket_of(key) == bucket])
