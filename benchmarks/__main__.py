@@ -51,7 +51,7 @@ BENCHES = {
     "hostile": ("benchmarks.macro.hostile", "what a server with keys spends on hostile peers"),
     "table": ("benchmarks.micro.bench_table", "rows of the table core, on one thread"),
     "placement": ("benchmarks.micro.bench_placement", "the solver of trireme place: milliseconds"),
-    "predictor": ("benchmarks.micro.bench_predictor", "lookups in an export, beside the table's"),
+    "predictor": ("benchmarks.micro.bench_predictor", "lookups and answers of an export"),
     "batch": ("benchmarks.micro.bench_batch", "the batch work of a step, on one thread"),
     "gpu_step": ("benchmarks.micro.bench_gpu_step", "a step on rows on a GPU, beside FBGEMM"),
     "rpc": ("benchmarks.micro.bench_rpc", "calls between processes, beside plain TCP"),

@@ -1,10 +1,12 @@
-"""A Predictor's lookup on one thread: 10 M rows of 16 floats in mapped files, 64 Ki random keys per
-call.
+"""What a Predictor does.
 
-lookup   the weights of each key, from an export    table: the same from the trained table
+lookup          on one thread, 10 M rows of 16 floats in mapped files, 64 Ki random keys per call:
+                the weights of each key      table: the same from the trained table
+predict_onednn  answers of CTR-DNN to batches of 4096 on all cores, with use_onednn
+                predict: with torch's own products
 
-Both answer the same keys in turn; the files' pages are in memory. Every call has new keys: a
-measurement reads the whole table once.
+The files' pages are in memory. Every call of a lookup has new keys: a measurement reads the whole
+table once.
 """
 
 from __future__ import annotations
@@ -17,19 +19,36 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 
+import trireme as tr
+from benchmarks.criteo import tsv_files
 from benchmarks.harness import BenchError, Claim, Contest, Run, Settings
+from benchmarks.macro.ctr import DIM as CTR_DIM
+from benchmarks.macro.job import CTR, RULES, cross_entropy
 from benchmarks.micro.bench_table import DIM, Workload, sizes
 from trireme import _core
+from trireme.inference import Predictor
+from trireme.inference.export import export_model
 from trireme.inference.row_layers import mapped
+from trireme.job.embedded import embedded
 from trireme.storage.checked_file import written_for_mapping
 
 
 def contests(settings: Settings) -> list[Contest]:
-    work = Exported(**sizes(settings))
+    work, model = Exported(**sizes(settings)), _Model(settings)
     claim = Claim("lookup", "lookup", ("table",), "rows/s")
+    predicted = Claim("predict_onednn", "predict_onednn", ("predict",))
     return [
-        Contest({"lookup": work.lookup_frozen, "table": work.lookup}, [claim], settings.rounds, 1)
+        Contest({"lookup": work.lookup_frozen, "table": work.lookup}, [claim], settings.rounds, 1),
+        Contest(
+            {
+                "predict_onednn": lambda _: model.predict(use_onednn=True),
+                "predict": lambda _: model.predict(use_onednn=False),
+            },
+            [predicted],
+            settings.rounds,
+        ),
     ]
 
 
@@ -62,6 +81,40 @@ class Exported(Workload):
             raise BenchError(f"lookup: expected rows for all keys, found {missing} missing")
         digest = hashlib.sha256(self.out).hexdigest()[:16]
         return self._run(elapsed_s, hash=digest, detail={})
+
+
+class _Model:
+    """CTR-DNN, exported after a pass over one file."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    @cached_property
+    def _predictors(self) -> dict[bool, Predictor]:
+        batch = self._settings.pick(smoke=512, real=4096)
+        data = tr.data.QueueDataset(
+            tsv_files(self._settings).train[:1], schema=tr.data.criteo(), batch_size=batch
+        )
+        self.batches = [one for one in data.stream(0, 1) if one.num_examples == batch]
+        model = CTR(tr.Table("ctr", dim=CTR_DIM, optimizer=RULES["adam"]))
+        with embedded() as home, tempfile.TemporaryDirectory() as folder:
+            trainer = tr.Trainer(
+                model,
+                torch.optim.Adam(model.parameters(), 1e-3),
+                loss=cross_entropy,
+                cluster=home,
+                progress=False,
+            )
+            trainer.fit(self.batches)
+            export_model(trainer, f"{folder}/export", batch=self.batches[0])
+            return {use: Predictor(f"{folder}/export", use_onednn=use) for use in (False, True)}
+
+    def predict(self, *, use_onednn: bool) -> Run:
+        predictor, batches = self._predictors[use_onednn], self.batches
+        predictor.predict(batches[0])  # oneDNN compiles its products
+        started = time.perf_counter()
+        num = sum(len(predictor.predict(batch).outputs["output"]) for batch in batches)
+        return Run(num / (time.perf_counter() - started), detail={})
 
 
 if __name__ == "__main__":
