@@ -120,6 +120,7 @@ REAL_CLAIMS = {
     ("table", "lookup"): ("gather",),
     ("table", "update_adagrad"): ("gather",),
     ("predictor", "lookup"): ("table",),
+    ("predictor", "predict_onednn"): ("predict",),
     ("batch", "unique"): ("torch",),
     ("batch", "gather_dim9"): ("torch", "copy"),
     ("batch", "gather_dim16"): ("torch", "copy"),
