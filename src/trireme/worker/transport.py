@@ -82,7 +82,7 @@ class LocalTransport:
 
 
 class LockedTransport:
-    """A transport that any thread may use, one at a time."""
+    """A transport that any thread may use, one at a time; a call within a call is BadRequest."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
