@@ -268,7 +268,7 @@ def test_a_job_ends_with_the_error_of_the_worker_that_failed(
     configure(tmp_path, "multislot", "data")
     code, stderr = launch(tmp_path, workers, *options, python=programs.python)
     assert code == 2
-    assert re.search(f"    trireme run: error: QueueDataset.*{says}", stderr)
+    assert re.search(f"    trireme run: error: .*{says}", stderr)
     assert "Traceback" not in stderr
     assert "killing" not in stderr, "the other one waited for servers that had ended"
     assert written(tmp_path) == []
@@ -353,7 +353,7 @@ def test_a_script_ends_with_the_error_by_name(tmp_path: Path, programs: Template
     with programs.start("script", [str(script)], {}) as program:
         assert program.finish() == 1
         last = program.output.splitlines()[-1]
-    assert last.startswith("trireme.errors.DataError: QueueDataset: cannot decompress ")
+    assert last.startswith("trireme.errors.DataError: cannot decompress ")
     assert last.endswith("Truncated compressed stream")
     assert written(tmp_path) == []
 

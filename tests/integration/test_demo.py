@@ -77,5 +77,5 @@ def test_a_broken_line_ends_the_job_and_is_named_on_the_console(
         output = processes.output("demo")
     where = f"{tmp_path}/out/data/train/part-0.tsv line 5: field 2 (I1)"
     what = r"expected an integer of 64 bits or nothing, found 'ten\x00'"
-    assert f"DataError: QueueDataset: {where}: {what}" in output
+    assert f"DataError: {where}: {what}" in output
     assert "trireme launch: failed: worker 0 failed with exit code 2" in output

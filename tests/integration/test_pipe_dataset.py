@@ -149,6 +149,6 @@ def test_a_training_whose_command_fails_fails_and_saves_nothing(
 ) -> None:
     (folder / "train.py").write_text(TRAIN)
     output = programs.run(folder, ["train.py", command], code=1)
-    assert f"DataError: QueueDataset: {'pipe_command' if 'exit' in message else ''}" in output
+    assert f"DataError: {'pipe_command' if 'exit' in message else ''}" in output
     assert message in output
     assert not (folder / "ckpt").exists()

@@ -238,7 +238,7 @@ def test_a_reader_class_feeds_the_model_as_in_paddlerec(
         (
             {},
             ["runner.train_data_dir=none"],
-            "runner.train_data_dir: QueueDataset: expected a file, found nothing at '.*none'",
+            "runner.train_data_dir: expected a file, found nothing at '.*none'",
         ),
     ],
 )

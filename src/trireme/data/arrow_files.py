@@ -119,6 +119,4 @@ def _check_columns(schema: Schema, stored: pa.Schema, path: str) -> None:
             wrong.append(f"{field.name!r}: expected {expected}, found {kinds[0]}")
     if wrong:
         columns = ", ".join(f"{column.name}: {column.type}" for column in stored)
-        raise DataError(
-            f"QueueDataset: {path}: {'; '.join(wrong)}\n{schema}\nthe file has: {columns}"
-        )
+        raise DataError(f"{path}: {'; '.join(wrong)}\n{schema}\nthe file has: {columns}")

@@ -40,7 +40,7 @@ class ArrowTable:
         for file in files:
             if not file.path.endswith((".parquet", ".arrow", ".feather")):
                 raise DataError(
-                    "QueueDataset: expected files .parquet, .arrow or .feather (they compress by "
+                    "expected files .parquet, .arrow or .feather (they compress by "
                     f"themselves), found {file.path!r}"
                 )
 
@@ -170,7 +170,7 @@ class ArrowReader:
             if not self._first_broken:
                 self._first_broken = f"{file.path} row {first_row + first.row + 1}: {first.what}"
             if not self._skips_broken:
-                raise DataError(f"QueueDataset: {self._first_broken}\n{self._schema}")
+                raise DataError(f"{self._first_broken}\n{self._schema}")
             self.num_broken_lines += int(broken_n.sum())
             right = np.flatnonzero(~broken_n)
             rows, _, _ = convert(self._schema, batch.take(pa.array(right)), first_row)

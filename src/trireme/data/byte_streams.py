@@ -67,8 +67,7 @@ def open_stored(file: DataFile) -> pa.NativeFile:
     if size != file.num_bytes:
         stored.close()
         raise FileChanged(
-            f"QueueDataset: expected {file.num_bytes} bytes in {file.path}, found {size}: "
-            "it has changed"
+            f"expected {file.num_bytes} bytes in {file.path}, found {size}: it has changed"
         )
     return stored
 
@@ -102,7 +101,7 @@ class _PlainStream:
             raise cannot_read(self._file, error) from error
         if num_bytes == 0:
             raise FileChanged(
-                f"QueueDataset: expected {self._file.num_bytes} bytes in {self._file.path}, "
+                f"expected {self._file.num_bytes} bytes in {self._file.path}, "
                 f"found {self.num_bytes_in}: it has become shorter"
             )
         self.num_bytes_in += num_bytes
@@ -131,12 +130,12 @@ class _DecodedStream:
             self.num_bytes_in = self._raw.tell()
         except Exception as error:
             raise DataError(
-                f"QueueDataset: cannot decompress {self._file.path} behind "
+                f"cannot decompress {self._file.path} behind "
                 f"{self._num_bytes_out} bytes of text: {reason(error)}"
             ) from error
         self._num_bytes_out += num_bytes
         if self._num_bytes_out == 0:
-            raise DataError(f"QueueDataset: expected data, found none in {self._file.path}")
+            raise DataError(f"expected data, found none in {self._file.path}")
         return num_bytes
 
     def stop(self) -> None:
@@ -281,4 +280,4 @@ def open_raw(file: DataFile) -> Any:
 
 
 def cannot_read(file: DataFile, error: Exception) -> DataError:
-    return DataError(f"QueueDataset: cannot read {file.path}: {reason(error)}")
+    return DataError(f"cannot read {file.path}: {reason(error)}")

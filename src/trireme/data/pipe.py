@@ -193,7 +193,7 @@ class PipeStream:
         if "No module named 'paddle'" in lines:
             stderr += "\n(write `import trireme.fleet as fleet` in the reader: docs/paddlerec.md)"
         where = f"pipe_command {self._pipe.command!r} on {self._file.path}"
-        return DataError(f"QueueDataset: {where}: {what}; {stderr}")
+        return DataError(f"{where}: {what}; {stderr}")
 
     def stop(self) -> None:
         """See ByteStream.stop."""

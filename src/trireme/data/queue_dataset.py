@@ -201,9 +201,7 @@ class NoFiles:
 
     def __init__(self, start: tuple[int, ...]) -> None:
         if start:
-            raise BadRequest(
-                f"QueueDataset: expected the files of the position {start}, found no files"
-            )
+            raise BadRequest(f"expected the files of the position {start}, found no files")
         self.seconds = {"read": 0.0, "parse": 0.0}
 
     def stop(self) -> None:

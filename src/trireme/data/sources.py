@@ -118,7 +118,7 @@ class DataFile:
         if opened is not None:
             opened.close()
         raise FileChanged(
-            f"QueueDataset: expected {self.num_bytes} bytes in {self.path}, {what}; write a file"
+            f"expected {self.num_bytes} bytes in {self.path}, {what}; write a file"
             " under another name, rename it when it is whole, and make the dataset then"
         )
 
@@ -142,15 +142,15 @@ def find_files(
     files = [file for pattern in patterns for file in _find(pattern, storage_options or {})]
     if not files:
         if not own_files:
-            raise DataError("QueueDataset: expected at least one path or pattern, found none")
+            raise DataError("expected at least one path or pattern, found none")
         log.warning(
-            "QueueDataset: this worker has no files, and no examples: the list is empty; give each"
+            "this worker has no files, and no examples: the list is empty; give each"
             " worker at least one file, or use fewer workers"
         )
         return ()
     if storage_options and all(file.is_local for file in files):
         raise BadRequest(
-            "QueueDataset: expected storage_options only with locations such as 's3://bucket/key', "
+            "expected storage_options only with locations such as 's3://bucket/key', "
             f"found {', '.join(storage_options)} with local paths"
         )
     return tuple(files)
@@ -181,15 +181,15 @@ def filesystem(location: str, storage_options: Mapping[str, Any]) -> tuple[Any, 
     except ImportError as error:
         extra = "pip install trireme-ps[s3]" if protocol in ("s3", "s3a") else str(error)
         raise BadRequest(
-            f"QueueDataset: expected a package that reads {protocol}://, found none; {extra}"
+            f"{location!r}: expected a package that reads {protocol}://, found none; {extra}"
         ) from error
     except ValueError as error:
-        raise BadRequest(f"QueueDataset: cannot read {location!r}: {error}") from error
+        raise BadRequest(f"cannot read {location!r}: {error}") from error
     except Exception as error:
         needs = ""
         if protocol in ("hdfs", "viewfs"):
             needs = "; HDFS needs JAVA_HOME, HADOOP_HOME and CLASSPATH, see docs/data.md"
-        what = f"QueueDataset: cannot read {location!r}: {reason(error)}{needs}"
+        what = f"cannot read {location!r}: {reason(error)}{needs}"
         raise DataError(what) from error
 
 
@@ -210,10 +210,10 @@ def _expand(pattern: str) -> list[str]:
     if os.path.lexists(pattern):
         return [pattern]
     if not glob.has_magic(pattern):
-        raise DataError(f"QueueDataset: expected a file, found nothing at {pattern!r}")
+        raise DataError(f"expected a file, found nothing at {pattern!r}")
     matches = set(_matches(pattern))
     if not matches:
-        raise DataError(f"QueueDataset: expected files, found none that match {pattern!r}")
+        raise DataError(f"expected files, found none that match {pattern!r}")
     return sorted(matches, key=natural_key)
 
 
@@ -281,11 +281,11 @@ def _find_remote(pattern: str, storage_options: Mapping[str, Any]) -> list[DataF
     except DataError:
         raise
     except FileNotFoundError as error:
-        raise DataError(f"QueueDataset: expected a file, found nothing at {pattern!r}") from error
+        raise DataError(f"expected a file, found nothing at {pattern!r}") from error
     except Exception as error:
-        raise DataError(f"QueueDataset: cannot read {pattern!r}: {reason(error)}") from error
+        raise DataError(f"cannot read {pattern!r}: {reason(error)}") from error
     if not matches:
-        raise DataError(f"QueueDataset: expected files, found none that match {pattern!r}")
+        raise DataError(f"expected files, found none that match {pattern!r}")
     return [
         _remote_file(filesystem_of.unstrip_protocol(name), matches[name], storage_options)
         for name in sorted(matches, key=natural_key)
@@ -298,7 +298,7 @@ def _remote_file(
     if info["type"] == "directory":
         raise _is_directory(location)
     if info.get("size") is None:
-        raise DataError(f"QueueDataset: expected a file of known size, found {location!r}")
+        raise DataError(f"expected a file of known size, found {location!r}")
     options, tag = dict(storage_options), tag_of(info)
     return _not_empty(DataFile(location, int(info["size"]), options, tag=tag))
 
@@ -317,24 +317,24 @@ def _local_file(path: str) -> DataFile:
     if stat.S_ISDIR(status.st_mode):
         raise _is_directory(path)
     if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"QueueDataset: expected a regular file, found another kind at {path!r}")
+        raise DataError(f"expected a regular file, found another kind at {path!r}")
     return _not_empty(DataFile(path, status.st_size, None, status.st_ino, status.st_mtime_ns))
 
 
 def _unreadable(path: str, error: OSError) -> DataError:
-    return DataError(f"QueueDataset: cannot read {path!r}: {error.strerror}")
+    return DataError(f"cannot read {path!r}: {error.strerror}")
 
 
 def _is_directory(path: str) -> DataError:
     return DataError(
-        f"QueueDataset: expected a file, found the directory {path!r}; "
+        f"expected a file, found the directory {path!r}; "
         f"give a pattern such as {os.path.join(path, '*')!r}"
     )
 
 
 def _not_empty(file: DataFile) -> DataFile:
     if file.num_bytes == 0:
-        raise DataError(f"QueueDataset: expected data, found the empty file {file.path!r}")
+        raise DataError(f"expected data, found the empty file {file.path!r}")
     return file
 
 
@@ -378,7 +378,7 @@ def range_of_stream(
         return FileRange(index, begin, end, first, last, can_seek)
     if index == 0 and len(files) < num_streams:
         log.warning(
-            "QueueDataset: expected at least %d files for %d streams, because files that are"
+            "expected at least %d files for %d streams, because files that are"
             " compressed or go through a pipe_command cannot be cut, found %d: the last %d streams"
             " have no data; split the files, or use fewer workers",
             num_streams, num_streams, len(files), num_streams - len(files),

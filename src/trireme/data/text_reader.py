@@ -204,7 +204,7 @@ class TextReader:
         begin, what = broken
         self._first_broken = f"{self._location(file, text[:begin])}: {what}"
         if not self._parser.skips_broken:
-            raise DataError(f"QueueDataset: {self._first_broken}\n{self._schema}")
+            raise DataError(f"{self._first_broken}\n{self._schema}")
 
     def _location(self, file: DataFile, text: NDArray[np.uint8]) -> str:
         """File and number, from 1, of the line behind `text`, which begins at _offset."""
@@ -246,7 +246,7 @@ class TextReader:
         try:
             header_bytes = self._parser.start_file(head)
         except DataError as error:
-            raise DataError(f"QueueDataset: {file.path}: {error}\n{self._schema}") from error
+            raise DataError(f"{file.path}: {error}\n{self._schema}") from error
         wanted = max(self._offset, header_bytes)
         self._offset = begin
         return self._skip_to(file, stream, filled, wanted)
