@@ -299,8 +299,8 @@ def test_launch_refuses_wrong_commands_before_it_starts_anything(tmp_path: Path)
     assert "different addresses" in refused(
         tmp_path, "--worker_num", "1", "--servers", "a:1,a:1", CONTROLLED_SCRIPT
     )
-    assert "expected host:port" in refused(
-        tmp_path, "--worker_num", "1", "--servers", "6000", CONTROLLED_SCRIPT
+    assert "found '2'; a number of processes: --server_num, --worker_num" in refused(
+        tmp_path, "--worker_num", "1", "--servers", "2", CONTROLLED_SCRIPT
     )
     assert "ports of 1 to 65535, found '127.0.0.1:0'" in refused(
         tmp_path, "--worker_num", "1", "--servers", "127.0.0.1:0", CONTROLLED_SCRIPT

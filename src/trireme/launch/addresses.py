@@ -74,7 +74,7 @@ def is_local(address: str, host: str | None = None) -> bool:
     """Whether the host of `host:port` is this machine; any port will do. host: of this machine
     alone, if it has several.
     """
-    held = _bind(address.rpartition(":")[0] + ":0", low=0) if _may_be_local(address, host) else None
+    held = _bind(address, any_port=True) if _may_be_local(address, host) else None
     if held is None:
         return False
     held.close()
@@ -85,18 +85,22 @@ def _may_be_local(address: str, host: str | None) -> bool:
     return host is None or address.rpartition(":")[0] == host
 
 
-def _bind(address: str, *, low: int = 1) -> socket.socket | None:
+def _bind(address: str, *, any_port: bool = False) -> socket.socket | None:
     """A socket bound to the address; None: the kernel refuses it, as of another machine.
 
-    low: the lowest port. With 0 the kernel would choose one that other machines do not know.
+    any_port: bound to a port that the kernel chooses, which other machines do not know.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not low <= int(port) < 65536:
+    if not host or not port.isdecimal() or not (0 if any_port else 1) <= int(port) < 65536:
+        number = "; a number of processes: --server_num, --worker_num" if not host else ""
         raise BadRequest(
-            f"launch: expected host:port,host:port,... with ports of 1 to 65535, found {address!r}"
+            "launch: expected host:port,host:port,... with ports of 1 to 65535, found"
+            f" {address!r}{number}"
         )
     try:
-        infos = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(
+            host.strip("[]"), 0 if any_port else int(port), type=socket.SOCK_STREAM
+        )
     except OSError as error:
         raise BadRequest(f"launch: expected a host that has an address, found {host!r}") from error
     family, _, _, _, sockaddr = infos[0]
