@@ -51,12 +51,23 @@ def test_a_wide_and_deep_script_trains_saves_and_infers(
     assert int(trained[1]) == NUM_FILES * NUM_LINES
     assert float(trained[2]) > 0.8
     assert int(trained[3]) == max(1, num_workers)
+    assert "each read all of the same" not in output
     assert re.search(r"batch 2: loss [\d.]+, auc [\d.]+", output)
     assert all((folder / "ckpt" / str(epoch) / "manifest.json").is_file() for epoch in range(2))
     predictor = Predictor(folder / "inference")
     batch = {"C1": torch.tensor([0, 1]), "C2": torch.tensor([11, 11]), "dense": torch.ones(2, 2)}
     no, yes = predictor.predict(batch).outputs["output"].tolist()
     assert no < yes
+
+
+def test_workers_with_the_same_list_of_files_are_named(folder: Path, programs: Template) -> None:
+    script = folder / "wide_deep.py"
+    script.write_text(script.read_text().replace("fleet.util.get_file_shard(files)", "files"))
+    programs.run(folder, [*LAUNCH, "2", "wide_deep.py"])
+    logs = [(folder / "log" / f"workerlog.{index}").read_text() for index in range(2)]
+    warnings = ["workers 0, 1 each read all of the same 4 files" in log for log in logs]
+    assert warnings == [True, False]
+    assert re.search(rf"TRAINED {2 * NUM_FILES * NUM_LINES} ", logs[0])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

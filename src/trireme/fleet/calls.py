@@ -10,6 +10,7 @@ from torch import nn
 
 from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest, NotReady, check_flags, check_kind
+from trireme.fleet.dataset import InMemoryDataset, QueueDataset
 from trireme.fleet.distributed_strategy import DistributedStrategy
 from trireme.fleet.embedding_layers import NamedTables
 from trireme.fleet.fleet_optimizer import FleetOptimizer
@@ -313,6 +314,8 @@ class FleetJob:
         """
         trainer = trainer.trainer if isinstance(trainer, Program) else trainer
         PSGPU().check_trained(trainer, dataset)
+        if isinstance(dataset, InMemoryDataset | QueueDataset):
+            dataset.compare_files(trainer.optimizer.cluster)
         self._optimizer, self.dataset = trainer.optimizer, dataset
         metrics = [metric.name for metric in trainer.metrics]
         report, others = _report_of(metrics, **options)

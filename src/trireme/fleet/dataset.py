@@ -10,6 +10,8 @@
 The list is this worker's own: the worker reads all of it.
 """
 
+import hashlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,7 +22,10 @@ from trireme.fleet.days import seconds_of_day
 from trireme.fleet.fs_client import fs_client_options
 from trireme.fleet.program import fields_of
 from trireme.fleet.ps_gpu import PSGPU
+from trireme.job.cluster import Cluster
 from trireme.job.default import default
+
+log = logging.getLogger("trireme.fleet")
 
 # Settings of Fleet without a meaning here: the value that is accepted, and why no other is.
 WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
@@ -70,6 +75,7 @@ class _FleetDataset:
         self._files: list[str] | None = None
         self._made: Any = None
         self._released_example: data.Batch | None = None
+        self._has_warned = False
         self.data_time = 0
 
     def init(self, **settings: Any) -> None:
@@ -141,6 +147,21 @@ class _FleetDataset:
         for file in filelist:
             check_kind(what, "files", file, (str, os.PathLike), "paths")
         self._files, self._made = list(filelist), None
+
+    def compare_files(self, cluster: Cluster) -> None:
+        """Have worker 0 warn, once, of workers with the same files; every worker calls it."""
+        if cluster.num_workers == 1:
+            return
+        digest = hashlib.sha256(self.cut.encode()).hexdigest()
+        replies = cluster.client.coordinator.gather({"files": digest}, [], purpose="compare files")
+        same = [worker for worker, (body, _) in enumerate(replies) if body["files"] == digest]
+        if cluster.worker == 0 and self._files and len(same) > 1 and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s.set_filelist: workers %s each read all of the same %d files, so that every"
+                " example is trained on %d times; fleet.util.get_file_shard(files) divides them",
+                self._name, ", ".join(map(str, same)), len(self._files), len(same),
+            )  # fmt: skip
 
     def __iter__(self) -> Iterator[data.Batch]:
         return iter(self.stream(0, 1))
