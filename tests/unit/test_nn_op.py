@@ -58,6 +58,7 @@ def random_lookup(*, is_ragged, is_weighted, seed=0):
 KINDS = [(False, False), (False, True), (True, False), (True, True)]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(("is_ragged", "is_weighted"), KINDS)
 def test_the_operators_keep_torchs_contract(is_ragged, is_weighted):
     lookup = random_lookup(is_ragged=is_ragged, is_weighted=is_weighted)
