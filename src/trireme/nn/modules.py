@@ -77,6 +77,16 @@ class TableModule(nn.Module):
         self.rows_device = fn(torch.empty(0, device=self.rows_device)).device
         return self
 
+    def requires_grad_(self, requires_grad: bool = True) -> TableModule:
+        """Raises BadRequest: False, for rows are no parameters that torch could freeze."""
+        if not requires_grad:
+            raise self._wrong(
+                "requires_grad_(True), as rows are no parameters: .detach() what the module"
+                " returns to freeze them",
+                requires_grad,
+            )
+        return self
+
     def _lookups(self, batch: Columns) -> tuple[int, list[Lookup], _core.Pool | None]:
         """B, the lookup of each spec, and threads: from the plan of the batch, or pulled now."""
         if isinstance(batch, Batch) and batch.lookups:
