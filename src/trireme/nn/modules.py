@@ -67,7 +67,6 @@ class TableModule(nn.Module):
         if padding_key is not None and not -(2**63) <= padding_key < 2**64:
             raise self._wrong("a padding_key of 64 bits", padding_key)
         self.padding_key = None if padding_key is None else padding_key % 2**64
-        table.features.declare(self.features)
         self.lookup_specs: tuple[LookupSpec, ...] = ()
         self.rows_device = HOST
 
@@ -178,6 +177,8 @@ class Embedding(TableModule):
     ) -> None:
         super().__init__(table, features, padding_key)
         self.returns_tuple = not isinstance(features, str)
+        for name in self.features:  # one by one: often those of one sequence and what follows it
+            table.features.declare((name,))
         self.lookup_specs = tuple(
             LookupSpec(table.of_feature(name), (name,), "none", self.padding_key)
             for name in self.features
@@ -244,6 +245,7 @@ class EmbeddingBag(TableModule):
         if mode not in POOLINGS:
             raise self._wrong(f"mode to be one of {POOLINGS}", repr(mode))
         self.mode = mode
+        table.features.declare(self.features)
         parts = [table.of_feature(name) for name in self.features]
         self.dims = tuple(part.width for part in parts)
         by_part: dict[Table, list[str]] = {}
