@@ -278,7 +278,8 @@ def test_bags_of_strings_may_have_weights() -> None:
     assert batch["gram"].weights.tolist() == [0.5, 1.0, 2.0]
     assert batch.hashed == {"gram": True}
     (same,) = ArrayDataset({"gram": grams})
-    assert same["gram"].values.equal(batch["gram"].values) and same.hashed == batch.hashed
+    assert same["gram"].values.equal(batch["gram"].values)
+    assert same.hashed == batch.hashed
     missing = np.array(["ab", None, "bc"], object), grams[1]
     with pytest.raises(DataError, match="'gram': expected strings in bags, found none at 1"):
         as_batch({"gram": missing})

@@ -230,9 +230,9 @@ def check_kinds(
             table.features.learn(feature, are_strings)
             if are_strings and not table.salt and (others := table.features.apart(feature)):
                 log.warning(
-                    "table %r: equal strings of the features %s are different rows; if they shall be"
-                    " one row, train on keys, tr.data.string_keys(%r, values) for all of them; if"
-                    " not, Table(salt=True) says so",
+                    "table %r: equal strings of the features %s are different rows; if they shall"
+                    " be one row, train on keys, tr.data.string_keys(%r, values) for all of them;"
+                    " if not, Table(salt=True) says so",
                     *(table.name, ", ".join([*others, feature]), others[0]),
                 )
 
