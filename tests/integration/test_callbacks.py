@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -431,6 +430,8 @@ def test_the_page_shows_a_schedule_that_goes_on_in_a_resumed_fit(tmp_path: Path)
     page = (tree.ROOT / "docs/optimizers.md").read_text()
     shown = page.split("such as warm-up and cosine:\n\n```python\n")[1].split("trainer.fit(")[0]
 
+    code = tmp_path / "schedule.py"
+
     def rates(folder: str, *, stops: bool) -> list[float]:
         class Noting(tr.Callback):
             def step(self, fit: tr.FitState) -> None:
@@ -441,7 +442,8 @@ def test_the_page_shows_a_schedule_that_goes_on_in_a_resumed_fit(tmp_path: Path)
         seen: list[float] = []
         with embedded() as cluster:
             trainer = trainer_with(cluster, Noting())
-            exec(f"import math, torch\n{shown}", {"trainer": trainer})
+            code.write_text(f"import math, torch\n{shown}")
+            runpy.run_path(str(code), {"trainer": trainer})
             checkpoints = tr.Checkpoints(tmp_path / folder, every_s=600)
             with pytest.raises(Stopped) if stops else contextlib.nullcontext():
                 trainer.fit(loader(500), epochs=2, checkpoints=checkpoints, resume=True)
@@ -453,11 +455,12 @@ def test_the_page_shows_a_schedule_that_goes_on_in_a_resumed_fit(tmp_path: Path)
     assert first + rates("stopped", stops=False) == whole
 
 
-def test_the_page_shows_a_metric_of_ones_own() -> None:
+def test_the_page_shows_a_metric_of_ones_own(tmp_path: Path) -> None:
     page = (tree.ROOT / "docs/callbacks.md").read_text()
     shown = page.split("## Metrics of your own\n")[1].split("```python\n")[1].split("```")[0]
-    names: dict[str, Any] = {"tr": tr, "np": np}
-    exec(shown, names)
+    code = tmp_path / "metric.py"
+    code.write_text(f"import numpy as np\nimport trireme as tr\n{shown}")
+    metric = runpy.run_path(str(code))["WeightedError"]()
     data = [
         {
             **{name: torch.tensor([3, 4]) for name in "ab"},
@@ -470,7 +473,7 @@ def test_the_page_shows_a_metric_of_ones_own() -> None:
     with embedded() as cluster:
         trainer = trainer_with(cluster)
         outputs = trainer.predict(data)["output"][::2]
-        evaluation = tr.Evaluation(model=trainer.model, metrics=[names["WeightedError"]()])
+        evaluation = tr.Evaluation(model=trainer.model, metrics=[metric])
         error = trainer.evaluate(data, model=evaluation)["error"]
     expected = (outputs - torch.tensor([2.0, 5.0])).abs().mean()
     assert error == pytest.approx(float(expected))

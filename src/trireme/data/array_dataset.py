@@ -109,33 +109,7 @@ class ArrayDataset:
                     f"ArrayDataset: expected {self.num_examples} values in {name!r}, as in "
                     f"{schema.names[0]!r}, found {_num_values(columns[name])}"
                 )
-        self._numbers: dict[str, Tensor] = {}
-        keys_F, sizes_F = [], []
-        self._bag_names: tuple[str, ...] = ()
-        self._strings: dict[str, _RaggedColumns] = {}
-        self._weighted: dict[str, _RaggedColumns] = {}
-        for field in schema.fields:
-            if isinstance(field, (InsId, Content)):
-                self._strings[field.name] = _texts(field.name, columns[field.name])
-            elif isinstance(field, Number):
-                self._numbers[field.name] = _finite(field.name, columns[field.name])
-            elif isinstance(field, Sparse):
-                keys, sizes_N, are_strings = _bags(field, columns[field.name])
-                self._note(field.name, are_strings)
-                weights = _weights(field.name, columns[field.name])
-                if weights is not None:
-                    self._weighted[field.name] = _RaggedColumns(keys, sizes_N[None], weights)
-                    continue
-                self._bag_names += (field.name,)
-                keys_F.append(keys)
-                sizes_F.append(sizes_N)
-            else:
-                dim = field.dim if isinstance(field, Dense) else None
-                numbers = _numbers(field.name, columns[field.name], dim)
-                if isinstance(field, Weight):
-                    _require(field.name, "weights >= 0", numbers, numbers >= 0)
-                self._numbers[field.name] = torch.from_numpy(numbers)
-        self._bags = _RaggedColumns(torch.cat(keys_F), torch.stack(sizes_F)) if keys_F else None
+        self._read(columns)
 
     def __repr__(self) -> str:
         return (
@@ -183,6 +157,36 @@ class ArrayDataset:
                 f"found {start}"
             )
         return ArrayStream(self, self._order(epoch)[begin:end], index, start[0])
+
+    def _read(self, columns: Mapping[str, Any]) -> None:
+        """Keep the fields of the schema as tensors, by their kinds."""
+        self._numbers: dict[str, Tensor] = {}
+        keys_F, sizes_F = [], []
+        self._bag_names: tuple[str, ...] = ()
+        self._strings: dict[str, _RaggedColumns] = {}
+        self._weighted: dict[str, _RaggedColumns] = {}
+        for field in self.schema.fields:
+            if isinstance(field, (InsId, Content)):
+                self._strings[field.name] = _texts(field.name, columns[field.name])
+            elif isinstance(field, Number):
+                self._numbers[field.name] = _finite(field.name, columns[field.name])
+            elif isinstance(field, Sparse):
+                keys, sizes_N, are_strings = _bags(field, columns[field.name])
+                self._note(field.name, are_strings)
+                weights = _weights(field.name, columns[field.name])
+                if weights is not None:
+                    self._weighted[field.name] = _RaggedColumns(keys, sizes_N[None], weights)
+                    continue
+                self._bag_names += (field.name,)
+                keys_F.append(keys)
+                sizes_F.append(sizes_N)
+            else:
+                dim = field.dim if isinstance(field, Dense) else None
+                numbers = _numbers(field.name, columns[field.name], dim)
+                if isinstance(field, Weight):
+                    _require(field.name, "weights >= 0", numbers, numbers >= 0)
+                self._numbers[field.name] = torch.from_numpy(numbers)
+        self._bags = _RaggedColumns(torch.cat(keys_F), torch.stack(sizes_F)) if keys_F else None
 
     def _note(self, name: str, are_strings: bool | None) -> None:
         if are_strings is not None:
