@@ -16,7 +16,8 @@ PAGES = {
         "examples/notebooks/ratings",
         "examples/notebooks/seeds",
         "examples/notebooks/serving",
-        *("docs/data", "docs/loops", "docs/callbacks", "docs/notebooks", "docs/models"),
+        *("docs/data", "docs/loops", "docs/callbacks", "docs/notebooks", "docs/retrieval"),
+        "docs/models",
     ],
     "Training": [
         *("docs/consistency", "docs/optimizers", "docs/rows", "docs/online", "docs/collective"),

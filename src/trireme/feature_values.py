@@ -23,10 +23,13 @@ class FeatureValues:
     def __init__(self) -> None:
         self.are_strings: dict[str, bool] = {}
         self._names: dict[str, None] = {}  # a set in the order of the modules
+        self._together: list[frozenset[str]] = []  # the features of each module
+        self._are_apart = False  # `apart` has named some
 
     def declare(self, names: Iterable[str]) -> None:
         """A module reads the table by these features."""
         self._names |= dict.fromkeys(names)
+        self._together.append(frozenset(names))
 
     def check_name(self, table: str, feature: str) -> None:
         """Raises BadRequest: modules read the table, and none by this feature."""
@@ -40,6 +43,15 @@ class FeatureValues:
         """Training takes such values. None: nobody knows what they were."""
         if are_strings is not None:
             self.are_strings.setdefault(feature, are_strings)
+
+    def apart(self, feature: str) -> list[str]:
+        """Features of strings, as this one, that no module reads together with it; the first time
+        that there are some: a model may have hundreds.
+        """
+        near = frozenset[str]().union(*(names for names in self._together if feature in names))
+        names = [name for name in self._names if self.are_strings.get(name) and name not in near]
+        first, self._are_apart = not self._are_apart, self._are_apart or bool(names)
+        return names if first else []
 
     def check(self, reader: str, feature: str, are_strings: bool | None) -> None:
         """Raises BadRequest: training took values of the other kind. reader: begins the message."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import runpy
@@ -423,6 +424,59 @@ def test_the_page_shows_a_scheduler_that_goes_on_in_a_resumed_fit(tmp_path: Path
     assert plateau.rates.last_epoch == 1  # of this fit's own
     assert math.isfinite(first)
     assert plateau.rates.best < first
+
+
+def test_the_page_shows_a_schedule_that_goes_on_in_a_resumed_fit(tmp_path: Path) -> None:
+    page = (tree.ROOT / "docs/optimizers.md").read_text()
+    shown = page.split("such as warm-up and cosine:\n\n```python\n")[1].split("trainer.fit(")[0]
+
+    code = tmp_path / "schedule.py"
+
+    def rates(folder: str, *, stops: bool) -> list[float]:
+        class Noting(tr.Callback):
+            def step(self, fit: tr.FitState) -> None:
+                seen.append(fit.rates["dense"])
+                if stops and fit.step == 7:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        seen: list[float] = []
+        with embedded() as cluster:
+            trainer = trainer_with(cluster, Noting())
+            code.write_text(f"import math, torch\n{shown}")
+            runpy.run_path(str(code), {"trainer": trainer})
+            checkpoints = tr.Checkpoints(tmp_path / folder, every_s=600)
+            with pytest.raises(Stopped) if stops else contextlib.nullcontext():
+                trainer.fit(loader(500), epochs=2, checkpoints=checkpoints, resume=True)
+        return seen
+
+    whole = rates("whole", stops=False)
+    first = rates("stopped", stops=True)
+    assert len(set(whole)) == len(whole)
+    assert first + rates("stopped", stops=False) == whole
+
+
+def test_the_page_shows_a_metric_of_ones_own(tmp_path: Path) -> None:
+    page = (tree.ROOT / "docs/callbacks.md").read_text()
+    shown = page.split("## Metrics of your own\n")[1].split("```python\n")[1].split("```")[0]
+    code = tmp_path / "metric.py"
+    code.write_text(f"import numpy as np\nimport trireme as tr\n{shown}")
+    metric = runpy.run_path(str(code))["WeightedError"]()
+    data = [
+        {
+            **{name: torch.tensor([3, 4]) for name in "ab"},
+            "label": torch.zeros(2),
+            "minutes": torch.tensor([minutes, 100.0]),
+            "has_minutes": torch.tensor([1.0, 0.0]),
+        }
+        for minutes in (2.0, 5.0)
+    ]
+    with embedded() as cluster:
+        trainer = trainer_with(cluster)
+        outputs = trainer.predict(data)["output"][::2]
+        evaluation = tr.Evaluation(model=trainer.model, metrics=[metric])
+        error = trainer.evaluate(data, model=evaluation)["error"]
+    expected = (outputs - torch.tensor([2.0, 5.0])).abs().mean()
+    assert error == pytest.approx(float(expected))
 
 
 def test_infinity_is_no_improvement(tmp_path: Path) -> None:

@@ -68,6 +68,37 @@ def test_a_model_that_counts_ids_is_exported_for_one_example_too(tmp_path: Path)
             assert torch.equal(predictor.predict({"items": items}).outputs["output"], expected)
 
 
+class Sequence(Plain):
+    """A model of the single rows of each bag."""
+
+    def __init__(self, reduced: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.rows = tr.nn.Embedding(self.rows.table, features="items")
+        self.reduced = reduced
+
+    def seen(self, batch: Any) -> torch.Tensor:
+        return self.reduced(self.rows(batch), batch["items"].offsets)
+
+
+@pytest.mark.parametrize(
+    "reduced",
+    [
+        partial(tr.nn.sequence_pool, mode="mean"),
+        lambda rows, offsets: tr.nn.sequence_pad(rows, offsets, 2, padding_side="left")[0][:, -1],
+    ],
+)
+def test_sequences_are_exported(
+    reduced: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    with embedded(threads=1) as cluster:
+        trainer = trained(Sequence(reduced), ITEMS, cluster)
+        export_model(trainer, tmp_path / "export", batch=ITEMS)
+        predictor = Predictor(tmp_path / "export")
+        for items in ([[1, 2]], [[]], [[7], [1, 2, 3], [], [2]]):
+            expected = trainer.predict({"items": items})["output"]
+            assert torch.equal(predictor.predict({"items": items}).outputs["output"], expected)
+
+
 class Branching(Counting):
     """A model that says something else of batches for which a size is or is not something.
 

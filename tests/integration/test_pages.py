@@ -75,6 +75,16 @@ def test_the_page_for_people_from_torch(tmp_path: Path, programs: Template) -> N
     assert "1 server and 2 workers ended well" in output
 
 
+def test_the_page_on_retrieval(tmp_path: Path, programs: Template) -> None:
+    output = run_blocks(programs, "retrieval.md", tmp_path)
+    recalls = [float(text) for text in re.findall(r"^\d recall ([\d.]+)$", output, re.MULTILINE)]
+    assert len(recalls) == 2  # alone, and worker 0 of two
+    assert min(recalls) > 0.9
+    assert (
+        len(re.findall(r"^after \[\[0, 0, 0, 0, 1200\]\] come \[1207, ", output, re.MULTILINE)) == 2
+    )
+
+
 def test_the_page_of_collective(tmp_path: Path, programs: Template) -> None:
     output = run_blocks(programs, "collective.md", tmp_path)
     scores = re.findall(r"^auc ([\d.]+)$", output, re.MULTILINE)

@@ -218,12 +218,38 @@ def test_ragged_columns_give_their_bags_in_any_order():
         Ragged(torch.ones(3), torch.tensor([0, 3])),
         Ragged(torch.arange(3), torch.tensor([0, 4])),
         Ragged(torch.arange(3), torch.tensor([2, 1])),
-        Ragged(torch.arange(3), torch.tensor([0, 3]), torch.ones(3)),
     ],
 )
 def test_ragged_columns_of_another_form_are_refused(wrong):
-    with pytest.raises(DataError, match="expected 'id' as integers without weights, with offsets"):
+    with pytest.raises(DataError, match="expected 'id' as integers, with offsets that rise"):
         ArrayDataset({"id": wrong}, schema=Schema([Sparse("id")]), batch_size=1)
+
+
+@pytest.mark.parametrize("schema", [None, Schema([Sparse("gram"), Sparse("word")])])
+def test_values_keep_their_weights_and_other_features_have_none(schema):
+    offsets = torch.tensor([1, 3, 3, 4])
+    weighted = Ragged(torch.tensor([0, 7, 8, 9]), offsets, torch.tensor([0.0, 0.5, 2.0, -1.0]))
+    columns = {"gram": weighted, "word": [[1, 2], [3], []]}
+    batches = ArrayDataset(columns, schema=schema, batch_size=1, shuffle=True)
+    seen = {}
+    for batch in batches:
+        gram, word = batch["gram"], batch["word"]
+        assert word.weights is None
+        seen[tuple(word.values.tolist())] = gram.values.tolist(), gram.weights.tolist()
+    assert seen == {(1, 2): ([7, 8], [0.5, 2.0]), (3,): ([], []), (): ([9], [-1.0])}
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0], r"expected 2 weights of the values of 'gram', found \(1,\)"),
+        ([1.0, np.nan], r"expected finite weights in 'gram' of float32, found nan at \(1,\)"),
+    ],
+)
+def test_weights_of_values_that_cannot_be_are_refused(weights, message):
+    column = Ragged(torch.tensor([7, 8]), torch.tensor([0, 2]), torch.tensor(weights))
+    with pytest.raises(DataError, match=message):
+        ArrayDataset({"gram": column})
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.long import sampled
 from tests.tables import T_ROWS
 from trireme import _core
 from trireme.data import Bags, Batch, Ragged
+from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest, NotReady, SchemaMismatch
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
@@ -440,3 +441,31 @@ def test_distinct_lookups_are_found_in_one_pass(monkeypatch):
     (specs,) = specs_by_class(specs_of(modules)).values()
     assert [spec.features for spec in specs] == [(f"f{i}",) for i in range(50)]
     assert len(calls) == 100
+
+
+@pytest.mark.parametrize(
+    ("make", "is_told"),
+    [
+        (lambda t: [Embedding(t, ["history", "item"])], True),
+        (lambda t: [EmbeddingBag(t, "history", mode="mean"), EmbeddingBag(t, "item")], True),
+        (lambda t: [Embedding(t, ["history", "item", "other"])], True),
+        (lambda t: [EmbeddingBag(t, ["history", "item"])], False),
+        (lambda t: [EmbeddingBag(t, ["history", "item"]), Embedding(t, "item")], False),
+    ],
+)
+@pytest.mark.parametrize(("salt", "strings"), [(False, True), (True, True), (False, False)])
+def test_rows_of_strings_that_are_apart_unlike_those_of_integers_are_told(
+    make, is_told, salt, strings, caplog
+):
+    modules = make(Table("items", dim=2, salt=salt))
+    planner = Planner(*modules, pool=_core.Pool(1))
+    batch = {"history": [["a", "b"], ["a"]], "item": ["b", "a"], "other": ["a", "b"]}
+    if not strings:
+        batch = {"history": [[1, 2], [1]], "item": [2, 1], "other": [1, 2]}
+    for _ in range(2):
+        planner.plan(as_batch(batch), train=True)
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == (is_told and strings and not salt), lines
+    assert all(
+        "of different features, as history, item, are different rows" in line for line in lines
+    )

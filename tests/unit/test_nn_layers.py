@@ -8,7 +8,7 @@ import torch
 
 from tests.unit.test_nn import D, attached_rows, random_batch
 from trireme.errors import BadRequest
-from trireme.nn import CVM, DataNorm, Embedding, EmbeddingBag, sequence_pool
+from trireme.nn import CVM, DataNorm, Embedding, EmbeddingBag, sequence_pad, sequence_pool
 from trireme.table import Table
 
 
@@ -74,6 +74,29 @@ def test_values_that_cannot_be_pooled_are_refused(
 ) -> None:
     with pytest.raises(BadRequest, match=f"sequence_pool: expected .*{message}"):
         sequence_pool(torch.zeros(rows), torch.tensor(offsets, dtype=torch.int64), mode)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_sequence_pad_gives_the_last_rows_of_each_bag(side: str) -> None:
+    offsets = torch.tensor([4, 4, 7, 8, 8, 14])
+    rows = torch.randn(10, D, dtype=torch.float64, requires_grad=True)
+    padded, is_there = sequence_pad(rows, offsets, 4, padding_side=side)
+    assert padded.shape == (5, 4, D)
+    for bag, (begin, end) in enumerate(zip(offsets - 4, offsets[1:] - 4, strict=False)):
+        assert padded[bag][is_there[bag]].equal(rows[max(begin, end - 4) : end])
+        assert not padded[bag][~is_there[bag]].any()
+        size = min(int(end - begin), 4)
+        places = range(size) if side == "right" else range(4 - size, 4)
+        assert is_there[bag].nonzero().flatten().tolist() == list(places)
+    assert torch.autograd.gradcheck(
+        lambda r: sequence_pad(r, offsets, 4, padding_side=side)[0], rows
+    )
+    nothing = sequence_pad(torch.empty(0, D), torch.zeros(1, dtype=torch.int64), 4)
+    assert nothing[0].shape == (0, 4, D)
+    with pytest.raises(BadRequest, match=r"sequence_pad: expected length >= 1 .*found 0 and"):
+        sequence_pad(rows, offsets, 0)
+    with pytest.raises(BadRequest, match="sequence_pad: expected offsets over 10 rows"):
+        sequence_pad(rows, offsets[2:], 4)
 
 
 # ---- CVM ----

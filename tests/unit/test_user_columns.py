@@ -269,3 +269,21 @@ def test_lists_of_tensors_are_columns() -> None:
 def test_a_column_that_is_none_is_refused_by_name(column: Any, kind: str) -> None:
     with pytest.raises(DataError, match=rf"ArrayDataset: expected .*'a'.* found {kind}"):
         ArrayDataset({"a": column})
+
+
+def test_bags_of_strings_may_have_weights() -> None:
+    grams = np.array(["ab", "bc", "ab"]), np.array([0, 2, 3]), np.array([0.5, 1.0, 2.0])
+    batch = as_batch({"gram": grams})
+    assert batch["gram"].values.tolist() == hashes("gram", *grams[0])
+    assert batch["gram"].weights.tolist() == [0.5, 1.0, 2.0]
+    assert batch.hashed == {"gram": True}
+    (same,) = ArrayDataset({"gram": grams})
+    assert same["gram"].values.equal(batch["gram"].values)
+    assert same.hashed == batch.hashed
+    missing = np.array(["ab", None, "bc"], object), grams[1]
+    with pytest.raises(DataError, match="'gram': expected strings in bags, found none at 1"):
+        as_batch({"gram": missing})
+
+
+def test_missing_numbers_alone_are_not_called_strings() -> None:
+    assert as_batch({"age": [None, None]}).shown_without_numbers("age").startswith("no values")

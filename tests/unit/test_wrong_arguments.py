@@ -40,12 +40,60 @@ class Other(torch.nn.Module):
         return "another's"
 
 
+class Count(tr.metrics.Metric):
+    """A metric of one's own: only what every metric needs."""
+
+    name = "count"
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+        self.reset()
+
+    def update(self, scores: Any, labels: Any) -> None:
+        self.sum += len(scores)
+
+    def state(self) -> dict[str, Any]:
+        return {"sum": np.array([self.sum])}
+
+    def merge(self, state: Any) -> None:
+        self.sum += int(state["sum"][0])
+
+    def compute(self) -> float:
+        return self.sum
+
+    def reset(self) -> None:
+        self.sum = 0
+
+
+class Floats(Count):
+    def state(self) -> Any:
+        return {"sum": 1.0}
+
+
+class Scaled(torch.nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: torch.Tensor, _: Any) -> torch.Tensor:
+        return (outputs * self.scale).mean()
+
+
+def evaluate(used: Model, metric: Count) -> dict[str, float]:
+    trained = trainer(used, metrics=[metric], progress=False)
+    batch = {"a": torch.tensor([1, 2, 3]), "label": torch.zeros(3)}
+    return trained.evaluate([batch], model=tr.Evaluation(model=used.rows, metrics=[metric]))
+
+
 def sgd(model: Model) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def trainer(used: Model, **options: Any) -> tr.Trainer:
-    return tr.Trainer(options.pop("model", used), sgd(used), loss=len, **options)
+    options = {"loss": len, **options}
+    return tr.Trainer(options.pop("model", used), sgd(used), **options)
 
 
 CASES: list[tuple[Callable[[Model], Any], str]] = [
@@ -78,6 +126,11 @@ CASES: list[tuple[Callable[[Model], Any], str]] = [
     (lambda m: trainer(m, model=Model), "Trainer: expected model as .*, found the class Model"),
     (lambda m: trainer(m, metrics=[1]), "expected a metric of .*, or the name of one, found 1"),
     (lambda m: trainer(m, metrics=[Other()]), "a metric of trireme.metrics, .* found another's"),
+    (lambda m: trainer(m, metrics=[Other()]), "without name, output, label, columns, state, merge"),
+    (lambda m: trainer(m, metrics=[Count(columns=())]), r"with columns \(\), no mapping of"),
+    (lambda m: evaluate(m, Floats(label="label")), "state.. as a dict of names to NumPy arrays"),
+    (lambda m: trainer(m, loss=Scaled()), "loss without parameters of its own, found scale"),
+    (lambda m: m.rows.requires_grad_(False), r".detach\(\) what the module returns to freeze"),
     (lambda m: trainer(m).set_time("2026-11-05"), "seconds since 1970, .*, found '2026-11-05'"),
     (lambda m: trainer(m).set_time(lambda: None), "expected seconds since 1970, .*, found None"),
     (lambda m: trainer(m, threads="2"), "expected threads as a whole number, found '2'"),
@@ -172,3 +225,13 @@ def test_an_array_is_no_word(
 ) -> None:
     with pytest.raises(BadRequest, match=message):
         make(model, word)
+
+
+def test_a_metric_of_ones_own_needs_a_name_and_methods_alone(model: Model) -> None:
+    assert evaluate(model, Count(label="label"))["count"] == 3
+
+
+def test_a_loss_may_have_parameters_of_the_model_and_frozen_ones(model: Model) -> None:
+    trainer(model, loss=Scaled().requires_grad_(False))
+    model.loss = Scaled()
+    trainer(model, loss=model.loss)

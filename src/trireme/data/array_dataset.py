@@ -45,7 +45,7 @@ class ArrayDataset:
             finite numbers. Sparse: (N,) one value per example, or lists of them: integers are keys
             as they are (64 bits), strings are hashed (see trireme.data.strings), and so are
             integers with hashed=True, as decimal strings; None, NaN and "" make an empty bag. Or
-            Ragged, N bags of keys without weights. InsId, Content: N strings.
+            Ragged, N bags of keys, maybe with weights. InsId, Content: N strings.
         schema: the fields to read; without a text format. None: all columns, by their kinds:
             numbers and times are `Number`, strings and lists are `Sparse`, lists of fractions
             `Dense`; strings called ins_id are `InsId`.
@@ -109,26 +109,7 @@ class ArrayDataset:
                     f"ArrayDataset: expected {self.num_examples} values in {name!r}, as in "
                     f"{schema.names[0]!r}, found {_num_values(columns[name])}"
                 )
-        self._numbers: dict[str, Tensor] = {}
-        keys_F, sizes_F = [], []
-        self._strings: dict[str, _RaggedColumns] = {}
-        for field in schema.fields:
-            if isinstance(field, (InsId, Content)):
-                self._strings[field.name] = _texts(field.name, columns[field.name])
-            elif isinstance(field, Number):
-                self._numbers[field.name] = _finite(field.name, columns[field.name])
-            elif isinstance(field, Sparse):
-                keys, sizes_N, are_strings = _bags(field, columns[field.name])
-                keys_F.append(keys)
-                sizes_F.append(sizes_N)
-                self._note(field.name, are_strings)
-            else:
-                dim = field.dim if isinstance(field, Dense) else None
-                numbers = _numbers(field.name, columns[field.name], dim)
-                if isinstance(field, Weight):
-                    _require(field.name, "weights >= 0", numbers, numbers >= 0)
-                self._numbers[field.name] = torch.from_numpy(numbers)
-        self._bags = _RaggedColumns(torch.cat(keys_F), torch.stack(sizes_F)) if keys_F else None
+        self._read(columns)
 
     def __repr__(self) -> str:
         return (
@@ -177,6 +158,36 @@ class ArrayDataset:
             )
         return ArrayStream(self, self._order(epoch)[begin:end], index, start[0])
 
+    def _read(self, columns: Mapping[str, Any]) -> None:
+        """Keep the fields of the schema as tensors, by their kinds."""
+        self._numbers: dict[str, Tensor] = {}
+        keys_F, sizes_F = [], []
+        self._bag_names: tuple[str, ...] = ()
+        self._strings: dict[str, _RaggedColumns] = {}
+        self._weighted: dict[str, _RaggedColumns] = {}
+        for field in self.schema.fields:
+            if isinstance(field, (InsId, Content)):
+                self._strings[field.name] = _texts(field.name, columns[field.name])
+            elif isinstance(field, Number):
+                self._numbers[field.name] = _finite(field.name, columns[field.name])
+            elif isinstance(field, Sparse):
+                keys, sizes_N, are_strings = _bags(field, columns[field.name])
+                self._note(field.name, are_strings)
+                weights = _weights(field.name, columns[field.name])
+                if weights is not None:
+                    self._weighted[field.name] = _RaggedColumns(keys, sizes_N[None], weights)
+                    continue
+                self._bag_names += (field.name,)
+                keys_F.append(keys)
+                sizes_F.append(sizes_N)
+            else:
+                dim = field.dim if isinstance(field, Dense) else None
+                numbers = _numbers(field.name, columns[field.name], dim)
+                if isinstance(field, Weight):
+                    _require(field.name, "weights >= 0", numbers, numbers >= 0)
+                self._numbers[field.name] = torch.from_numpy(numbers)
+        self._bags = _RaggedColumns(torch.cat(keys_F), torch.stack(sizes_F)) if keys_F else None
+
     def _note(self, name: str, are_strings: bool | None) -> None:
         if are_strings is not None:
             self._hashed[name] = are_strings
@@ -192,32 +203,32 @@ class ArrayDataset:
         columns: dict[str, BatchColumn] = {
             name: column[rows_B] for name, column in self._numbers.items()
         }
-        columns |= {name: Strings(*texts.take(rows_B)) for name, texts in self._strings.items()}
-        if self._bags is None:
-            return Batch(columns)
-        bags = Bags(self.schema.sparse, *self._bags.take(rows_B))
+        columns |= {name: Strings(*texts.take(rows_B)[:2]) for name, texts in self._strings.items()}
+        columns |= {name: bags.take(rows_B) for name, bags in self._weighted.items()}
+        bags = None if self._bags is None else Bags(self._bag_names, *self._bags.take(rows_B))
         return Batch(columns, bags, hashed=self._hashed)
 
 
 class _RaggedColumns:
     """Bags of F features of N examples: bag f*N + n belongs to feature f of example n.
 
-    values: of all bags, concatenated. sizes_FN: number of values of each bag.
+    values: of all bags, concatenated. sizes_FN: number of values of each bag. weights: of values.
     """
 
-    def __init__(self, values: Tensor, sizes_FN: Tensor) -> None:
-        self._values, self._sizes_FN = values, sizes_FN
+    def __init__(self, values: Tensor, sizes_FN: Tensor, weights: Tensor | None = None) -> None:
+        self._values, self._sizes_FN, self._weights = values, sizes_FN, weights
         self._begins_FN = sizes_FN.flatten().cumsum(0).view_as(sizes_FN) - sizes_FN
 
-    def take(self, rows_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Values and offsets of the bags of some examples, feature-major."""
+    def take(self, rows_B: Tensor) -> Ragged:
+        """The bags of some examples, feature-major."""
         sizes, begins = (part[:, rows_B].flatten() for part in (self._sizes_FN, self._begins_FN))
         offsets = torch.zeros(len(sizes) + 1, dtype=torch.int64)
         torch.cumsum(sizes, 0, out=offsets[1:])
         total = int(offsets[-1])
         indices = torch.repeat_interleave(begins - offsets[:-1], sizes, output_size=total)
         indices += torch.arange(total)
-        return self._values[indices], offsets
+        weights = None if self._weights is None else self._weights[indices]
+        return Ragged(self._values[indices], offsets, weights)
 
 
 class ArrayStream(Iterator[Batch]):
@@ -479,14 +490,28 @@ def _holds_numbers(column: Any) -> bool:
 def _ragged(name: str, column: Ragged) -> tuple[Tensor, Tensor]:
     values, offsets = column.values, column.offsets
     sizes = offsets.diff()
-    is_right = column.weights is None and _are_integers(values) and _are_integers(offsets)
+    is_right = _are_integers(values) and _are_integers(offsets)
     if not is_right or (sizes < 0).any() or not 0 <= offsets[0] <= offsets[-1] <= len(values):
         raise DataError(
-            f"ArrayDataset: expected {name!r} as integers without weights, with offsets that rise "
-            f"from 0 to {len(values)}, found {column}"
+            f"ArrayDataset: expected {name!r} as integers, with offsets that rise from 0 to"
+            f" {len(values)}, found {column}"
         )
     whole = values[int(offsets[0]) : int(offsets[-1])].to(torch.int64)
     return whole, sizes.to(torch.int64)
+
+
+def _weights(name: str, column: Any) -> Tensor | None:
+    """(N,) float32, of bags whose values have weights."""
+    if not isinstance(column, Ragged) or column.weights is None:
+        return None
+    weights = column.weights.detach().to(torch.float32)
+    if weights.shape != column.values.shape:
+        raise DataError(
+            f"ArrayDataset: expected {len(column.values)} weights of the values of {name!r}, found"
+            f" {tuple(weights.shape)}"
+        )
+    _require(name, "finite weights", weights.numpy(), torch.isfinite(weights).numpy())
+    return weights[int(column.offsets[0]) : int(column.offsets[-1])]
 
 
 def _are_integers(tensor: Tensor) -> bool:

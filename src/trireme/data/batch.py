@@ -224,6 +224,8 @@ class Batch:
             return _shown_bags(column, has_strings=bool(self.hashed.get(name)))
         texts = column.decode()
         row = next((row for row, text in enumerate(texts) if not _is_number(text)), 0)
+        if texts and not any(texts):  # None alone, which Arrow takes for strings too
+            return "no values, or empty strings"
         return f"strings, {texts[row]!r} in row {row}" if texts else "strings"
 
     def items(self) -> Iterator[tuple[str, Column]]:

@@ -28,6 +28,7 @@ from trireme.data.arrow_columns import (
 from trireme.data.batch import Ragged, Strings
 from trireme.data.schema import Sparse
 from trireme.errors import DataError
+from trireme.rows.feature_keys import text_keys
 
 Column: TypeAlias = Tensor | Ragged | Strings
 
@@ -107,8 +108,14 @@ def column_of(name: str, values: Any) -> tuple[Any, bool | None]:
     if isinstance(values, np.ndarray) and values.ndim > 0 and _is_plain(values):
         return number_tensor(values), False
     if is_bags(values):
-        parts = [as_column(name, part) for part in values]
-        return Ragged(*parts), None
+        ids, are_strings = column_of(name, values[0])
+        if isinstance(ids, Strings):
+            keys, is_there = text_keys(name, ids.data.numpy(), ids.offsets.numpy())
+            if not is_there.all():
+                at = int(is_there.argmin())
+                raise DataError(f"column {name!r}: expected strings in bags, found none at {at}")
+            ids = torch.from_numpy(keys)
+        return Ragged(ids, *(as_column(name, part) for part in values[1:])), are_strings or None
     is_column = hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping))
     if not is_column or (isinstance(values, np.ndarray) and values.ndim == 0):
         return values, None

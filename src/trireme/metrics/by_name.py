@@ -1,22 +1,34 @@
 """Metrics by their names."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from trireme import metrics
 from trireme.errors import BadRequest
 from trireme.metrics.metric import Better, Metric
 
+_MEMBERS = (
+    *("name", "output", "label", "columns"),
+    *("update", "state", "merge", "compute", "reset"),
+)
 
-def metric_of(metric: Metric | str) -> Metric:
+
+def metric_of(metric: Any) -> Metric:
     """The metric of a name, such as "auc", with its defaults; a metric is returned as it is. Raises
-    BadRequest: an unknown name, or what is neither.
+    BadRequest: an unknown name, or what is neither, and what it lacks.
     """
     if not isinstance(metric, str):
-        if isinstance(metric, type) or not (hasattr(metric, "update") and hasattr(metric, "name")):
-            shown = f"the class {metric.__name__}" if isinstance(metric, type) else repr(metric)
-            what = "a metric of trireme.metrics, or the name of one"
-            raise BadRequest(f"metrics: expected {what}, found {shown}")
-        return metric
+        if isinstance(metric, type):
+            shown = f"the class {metric.__name__}"
+        elif lacks := [member for member in _MEMBERS if not hasattr(metric, member)]:
+            shown = f"{metric!r} without {', '.join(lacks)}; derive it from tr.metrics.Metric"
+        elif not isinstance(metric.columns, Mapping):
+            shown = f"{metric!r} with columns {metric.columns!r}, no mapping of keywords to columns"
+        else:
+            return cast(Metric, metric)
+        raise BadRequest(
+            f"metrics: expected a metric of trireme.metrics, or the name of one, found {shown}"
+        )
     made = _by_name()
     if metric not in made:
         raise BadRequest(

@@ -1,6 +1,8 @@
 """The protocol of metrics: a state to which examples are added, and which can be merged."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -18,7 +20,8 @@ class Metric(Protocol):
     """One or several numbers computed from scored examples, exact for any number of workers.
 
     Each worker updates its own metric; one worker merges the states of all and computes.
-    Merging the states of disjoint sets of examples gives the state of their union.
+    Merging the states of disjoint sets of examples gives the state of their union. A metric of
+    one's own derives from this class, and needs a name and the five methods (docs/callbacks.md).
 
     A metric may have an attribute SUMMED: names of entries of its state that merge() adds element
     by element; the others are options, equal on all workers. Servers then add the states, and
@@ -34,22 +37,27 @@ class Metric(Protocol):
     """
 
     name: str
-    output: str | None
-    label: str | None
-    columns: Mapping[str, str]
+    output: str | None = None
+    label: str | None = None
+    columns: Mapping[str, str] = MappingProxyType({})
 
+    @abstractmethod
     def update(self, scores: Values, labels: Values, *args: Any, **columns: Any) -> None:
         """Add examples. On an error nothing is added."""
 
+    @abstractmethod
     def state(self) -> State:
         """A copy of the state, as arrays that can be sent."""
 
+    @abstractmethod
     def merge(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Add the state of another metric with the same options."""
 
+    @abstractmethod
     def compute(self) -> float | dict[str, float]:
         """The current value, or several by name; NaN while not defined."""
 
+    @abstractmethod
     def reset(self) -> None:
         """Remove all examples."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trireme.nn.modules import Embedding, EmbeddingBag
     from trireme.nn.onednn import use_onednn
     from trireme.nn.op import gather_rows
-    from trireme.nn.pooling import sequence_pool
+    from trireme.nn.pooling import sequence_pad, sequence_pool
     from trireme.nn.stages import Stages
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "TablePlan",
     "gather_rows",
     "keys_of",
+    "sequence_pad",
     "sequence_pool",
     "use_onednn",
 ]
@@ -42,6 +43,7 @@ __getattr__, __dir__ = lazy_names(
         "EmbeddingBag": "modules",
         "Stages": "stages",
         "gather_rows": "op",
+        "sequence_pad": "pooling",
         "sequence_pool": "pooling",
         "use_onednn": "onednn",
     },

@@ -67,7 +67,6 @@ class TableModule(nn.Module):
         if padding_key is not None and not -(2**63) <= padding_key < 2**64:
             raise self._wrong("a padding_key of 64 bits", padding_key)
         self.padding_key = None if padding_key is None else padding_key % 2**64
-        table.features.declare(self.features)
         self.lookup_specs: tuple[LookupSpec, ...] = ()
         self.rows_device = HOST
 
@@ -75,6 +74,16 @@ class TableModule(nn.Module):
         """What torch calls to move a module or to change its type."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.rows_device = fn(torch.empty(0, device=self.rows_device)).device
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> TableModule:
+        """Raises BadRequest: False, for rows are no parameters that torch could freeze."""
+        if not requires_grad:
+            raise self._wrong(
+                "requires_grad_(True), as rows are no parameters: .detach() what the module"
+                " returns to freeze them",
+                requires_grad,
+            )
         return self
 
     def _lookups(self, batch: Columns) -> tuple[int, list[Lookup], _core.Pool | None]:
@@ -168,6 +177,8 @@ class Embedding(TableModule):
     ) -> None:
         super().__init__(table, features, padding_key)
         self.returns_tuple = not isinstance(features, str)
+        for name in self.features:  # one by one: often those of one sequence and what follows it
+            table.features.declare((name,))
         self.lookup_specs = tuple(
             LookupSpec(table.of_feature(name), (name,), "none", self.padding_key)
             for name in self.features
@@ -234,6 +245,7 @@ class EmbeddingBag(TableModule):
         if mode not in POOLINGS:
             raise self._wrong(f"mode to be one of {POOLINGS}", repr(mode))
         self.mode = mode
+        table.features.declare(self.features)
         parts = [table.of_feature(name) for name in self.features]
         self.dims = tuple(part.width for part in parts)
         by_part: dict[Table, list[str]] = {}

@@ -13,6 +13,7 @@ Shapes: B examples, K rows, W columns.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ from trireme.table import RowClassId, Table
 
 if TYPE_CHECKING:  # planning for inference needs nothing of servers
     from trireme.protocol.columns import KeyColumns
+
+log = logging.getLogger("trireme.nn")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,6 +228,13 @@ def check_kinds(
         table.features.check(reader, feature, are_strings)
         if train:
             table.features.learn(feature, are_strings)
+            if are_strings and not table.salt and (others := table.features.apart(feature)):
+                log.warning(
+                    "table %r: equal strings of different features, as %s, are different rows; if"
+                    " they shall be one row, train on keys, tr.data.string_keys(%r, values) for all"
+                    " of them; if not, Table(salt=True) says so",
+                    *(table.name, ", ".join([*others, feature]), others[0]),
+                )
 
 
 def _leaf(plan: TablePlan, rows: Tensor | None, train: bool) -> Tensor:

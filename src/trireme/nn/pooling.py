@@ -1,13 +1,13 @@
-"""The sum of the rows of each bag, after a lookup of single rows.
+"""The rows of each bag after a lookup of single rows: their sum, or as sequences of one length.
 
-`EmbeddingBag` does both in one operation. This function is for models that compute on single rows
-in between, for example attention weights.
+`EmbeddingBag` looks up and adds in one operation. `sequence_pool` is for models that compute on
+single rows in between, for example attention weights.
 """
 
 import torch
 from torch import Tensor
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind
 from trireme.nn.modules import POOLINGS
 
 
@@ -30,26 +30,71 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
     """
     if not isinstance(mode, str) or mode not in POOLINGS:
         raise BadRequest(f"sequence_pool: expected mode to be one of {POOLINGS}, found {mode!r}")
-    if rows.dim() != 2 or offsets.dim() != 1 or len(offsets) == 0 or offsets.dtype != torch.int64:
+    sizes, bag_N = _bags("sequence_pool", rows, offsets)
+    wide_ND = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    sums = wide_ND.new_zeros(sizes.shape[0], rows.shape[1]).index_add(0, bag_N, wide_ND)
+    if mode != "sum":
+        counts = sizes.clamp(min=1).to(sums.dtype)[:, None]
+        sums = sums / (counts if mode == "mean" else counts.sqrt())
+    return sums.to(rows.dtype)
+
+
+def sequence_pad(
+    rows: Tensor, offsets: Tensor, length: int, *, padding_side: str = "right"
+) -> tuple[Tensor, Tensor]:
+    """The rows of each bag as a sequence of L rows, as an RNN or a transformer takes them. Of a bag
+    that has more, the last L. Models with it can be exported.
+
+    Args:
+        rows, offsets: as of `sequence_pool`.
+        length: L.
+        padding_side: "right": zeros follow the rows; "left": they precede them.
+
+    Returns:
+        (B, L, D), and (B, L) bool, True where there is a row.
+
+    Raises:
+        BadRequest: an argument out of range, or shapes that do not fit.
+    """
+    check_kind("sequence_pad", "length", length, int, "a whole number")
+    if length < 1 or padding_side not in ("right", "left"):
         raise BadRequest(
-            "sequence_pool: expected rows of shape (N, D) and int64 offsets of shape (B + 1,),"
+            "sequence_pad: expected length >= 1 and padding_side 'right' or 'left', found"
+            f" {length} and {padding_side!r}"
+        )
+    sizes, bag_N = _bags("sequence_pad", rows, offsets)
+    kept_B = sizes.clamp(max=length)
+    end_B = kept_B if padding_side == "right" else torch.full_like(sizes, length)
+    age_N = (offsets[1:] - offsets[0])[bag_N] - 1 - torch.arange(rows.shape[0], device=rows.device)
+    place_N = (end_B - 1)[bag_N] - age_N
+    # A bag's rows before its last L lie in one more column, which is cut off.
+    place_N = torch.where(place_N < 0, length, place_N)
+    padded = rows.new_zeros(sizes.shape[0], length + 1, rows.shape[1])
+    padded = padded.index_put((bag_N, place_N), rows)[:, :length]
+    places = torch.arange(length, device=rows.device)
+    return padded, (places >= (end_B - kept_B)[:, None]) & (places < end_B[:, None])
+
+
+def _bags(caller: str, rows: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,) the size of each bag, and (N,) the bag of each row. Raises BadRequest."""
+    if (
+        rows.dim() != 2
+        or offsets.dim() != 1
+        or offsets.shape[0] == 0
+        or offsets.dtype != torch.int64
+    ):
+        raise BadRequest(
+            f"{caller}: expected rows of shape (N, D) and int64 offsets of shape (B + 1,),"
             f" found {tuple(rows.shape)} and {offsets.dtype} {tuple(offsets.shape)}"
         )
     sizes = offsets.diff()
     if not torch.compiler.is_compiling():  # a graph cannot depend on values
         num_bounded = int(offsets[-1] - offsets[0])
-        if num_bounded != len(rows) or bool((sizes < 0).any()):
+        if num_bounded != rows.shape[0] or bool((sizes < 0).any()):
             raise BadRequest(
-                f"sequence_pool: expected offsets over {len(rows)} rows that do not decrease, found"
+                f"{caller}: expected offsets over {rows.shape[0]} rows that do not decrease, found"
                 f" {num_bounded} rows and a smallest step of"
-                f" {int(sizes.min()) if len(sizes) else 0}"
+                f" {int(sizes.min()) if sizes.shape[0] else 0}"
             )
-    bag_N = torch.repeat_interleave(
-        torch.arange(len(sizes), device=rows.device), sizes, output_size=len(rows)
-    )
-    wide_ND = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    sums = wide_ND.new_zeros(len(sizes), rows.shape[1]).index_add(0, bag_N, wide_ND)
-    if mode != "sum":
-        counts = sizes.clamp(min=1).to(sums.dtype)[:, None]
-        sums = sums / (counts if mode == "mean" else counts.sqrt())
-    return sums.to(rows.dtype)
+    numbers = torch.arange(sizes.shape[0], device=rows.device)
+    return sizes, torch.repeat_interleave(numbers, sizes, output_size=rows.shape[0])

@@ -131,6 +131,6 @@ def named_parameters(
     if group_of:
         raise BadRequest(
             f"DistributedOptimizer: the optimizer holds {len(group_of)} parameters"
-            " that are not the model's"
+            " that are not the model's; make what they belong to a module of the model"
         )
     return named

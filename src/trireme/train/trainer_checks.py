@@ -46,6 +46,14 @@ def check_settings(
             "Trainer: expected loss as a function of outputs and labels, such as"
             f" torch.nn.BCEWithLogitsLoss(), found {shown}"
         )
+    own = {id(parameter) for parameter in model.parameters()}
+    parameters = loss.named_parameters() if isinstance(loss, nn.Module) else ()
+    if others := [name for name, p in parameters if p.requires_grad and id(p) not in own]:
+        raise BadRequest(
+            f"Trainer: expected the loss without parameters of its own, found {', '.join(others)},"
+            " which nothing would train: make the loss a module of the model, or call its"
+            " requires_grad_(False)"
+        )
 
 
 def check_autocast(dtype: Any) -> None:

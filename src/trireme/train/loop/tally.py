@@ -13,6 +13,7 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.metrics import Metric
 from trireme.metrics.by_name import metric_of
+from trireme.metrics.metric import State
 from trireme.protocol.wire import FIRST
 from trireme.train.first_worker import let_first_worker
 from trireme.train.gather_arrays import gather_arrays, sum_arrays
@@ -96,7 +97,7 @@ def merge_states(
     Worker 0 alone gets the states, and tells the others what it computes: if every worker got every
     state, server 0 would send bytes that grow with the square of the workers.
     """
-    states = [(m, m.state(), sorted(getattr(m, "SUMMED", ()))) for m in metrics]
+    states = [(m, _state_of(m), sorted(getattr(m, "SUMMED", ()))) for m in metrics]
     for metric in metrics:
         metric.reset()
     others = [(metric, state) for metric, state, entries in states if not entries]
@@ -130,6 +131,18 @@ def merge_states(
 
     answer = let_first_worker(cluster, f"{title} (figures)", compute)
     return answer["sums"], answer["computed"]
+
+
+def _state_of(metric: Metric) -> State:
+    """Raises BadRequest: it is no mapping of names to arrays."""
+    state = metric.state()
+    is_right = isinstance(state, dict) and all(isinstance(a, np.ndarray) for a in state.values())
+    if not (state and is_right):
+        raise BadRequest(
+            f"metric {metric.name!r}: expected state() as a dict of names to NumPy arrays, at least"
+            f" one, found {state!r}"
+        )
+    return state
 
 
 def _numbers(computed: Any) -> Any:
