@@ -145,10 +145,13 @@ class Publisher:
         path, dtype = self._clear(name), self._settings.dtype
         follows = self.last_export if listed_in == DELTAS else None
         export_model(self._trainer, path, batch=self.example, follows=follows, dtype=dtype)
-        self.last_export, now = path, _now()
-        if listed_in == BASES:
-            self.key = now
+        self.last_export = path
         if self._writes:
+            # No two have one, whatever the clock does: by its id deltas belong to a base.
+            listed = [*self.done_files.exports(BASES), *self.done_files.exports(DELTAS)]
+            now = max([_now(), *(export.id + 1 for export in listed)])
+            if listed_in == BASES:
+                self.key = now
             monitor_data = " ".join(f"{key}:{value:.6g}" for key, value in figures.items())
             self.done_files.add_export(listed_in, ListedExport(now, self.key, path, monitor_data))
         return [path]
