@@ -16,6 +16,7 @@ from torch import nn
 
 import trireme as tr
 from tests.repo import tree
+from trireme.checkpoint.format.manifest import MANIFEST
 from trireme.errors import BadRequest
 from trireme.job.embedded import embedded
 from trireme.train.online import publishing
@@ -38,11 +39,17 @@ class Model(nn.Module):
         return output
 
 
-def run(passes: list[tr.Pass], folder: Path, **options: Any) -> list[Any]:
+def run(
+    passes: list[tr.Pass], folder: Path, *, keep: int | None = None, **options: Any
+) -> list[Any]:
     """Reports of a run that publishes after each pass, and checkpoints after every second."""
     torch.manual_seed(0)
     settings = tr.Publishing(
-        path=str(folder), save_delta_frequency=1, checkpoint_per_pass=2, save_first_base=True
+        path=str(folder),
+        save_delta_frequency=1,
+        checkpoint_per_pass=2,
+        save_first_base=True,
+        keep=keep,
     )
     with embedded() as cluster:
         model, loss = Model(), nn.functional.binary_cross_entropy_with_logits
@@ -136,3 +143,25 @@ def test_the_follower_of_the_page_follows_a_run_that_was_killed(
     assert run_until("20190720/delta-3") == upto  # another of the same path
     assert run_until("20190720/delta-4") == [*upto, "720/delta-4"]
     assert run_until("20190721/base") == ["721/base"]
+
+
+@pytest.mark.parametrize("when", ["dropped", "half removed"])
+def test_a_checkpoint_that_a_killed_run_has_dropped_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def killed(location: str, options: Any) -> bool:
+        if when == "half removed":
+            (Path(location) / MANIFEST).unlink(missing_ok=True)
+        if Path(location).is_dir():
+            raise Killed
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "remove_folder", killed)
+        with pytest.raises(Killed):
+            run(passes(1, 2, 3, 4), tmp_path, keep=1)
+    assert {path.name for path in tmp_path.glob("*/[0-9]")} == {"2", "4"}
+    run(passes(1, 2, 3, 4, 5), tmp_path)
+    assert {path.name for path in tmp_path.glob("*/[0-9]")} == {"2", "4"}  # all are kept
+    run(passes(1, 2, 3, 4, 5, 6), tmp_path, keep=2)
+    assert {path.name for path in tmp_path.glob("*/[0-9]")} == {"4", "6"}

@@ -75,6 +75,18 @@ class Publisher:
         self.example: Any = None
         self.can_export = False
 
+    def remove_dropped(self) -> None:
+        """Remove the checkpoints before the first listed one: a run was killed that had dropped
+        them from the list. Worker 0 does.
+        """
+        first = min(entry.point for entry in self.done_files.checkpoints())
+        options = self._settings.storage_options
+        root = open_storage(self.path, options)
+        for day in () if self._settings.keep is None else root.folders():
+            for number in root.below(day).folders() if day.isdecimal() else ():
+                if number.isdecimal() and PassPoint(day, int(number)) < first:
+                    remove_folder(f"{self.path}/{day}/{number}", options)
+
     # Each of these returns the paths that it has written.
 
     def before_first_pass(self, first: Pass) -> list[str]:

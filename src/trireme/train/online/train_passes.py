@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trireme.data.array_dataset import as_dataset
 from trireme.errors import BadRequest, Stopped
 from trireme.job.cluster import Cluster
-from trireme.train.loop.worker_batches import Closable
+from trireme.train.loop.worker_batches import Closable, worker_batches
 from trireme.train.online.donefiles import PassPoint, StopRecord
 from trireme.train.online.passes import Pass, PassLoader, next_day, opened
 from trireme.train.online.publishing import Publisher, Publishing, remove_folder
@@ -287,13 +286,10 @@ class _PassLoop:
 
 def _with_first_batch(dataset: Iterable[Any], cluster: Cluster) -> tuple[Iterable[Any], Any]:
     """The data, whole, and its first batch; None: it has none."""
-    data = as_dataset(dataset)
-    if not hasattr(data, "stream"):
-        batches = iter(data)
-        first = list(itertools.islice(batches, 1))
-        whole = itertools.chain(first, batches) if batches is dataset else dataset
-        return whole, next(iter(first), None)
-    batches = data.stream(cluster.worker, cluster.num_workers)
+    if isinstance(dataset, Iterator):
+        first = list(itertools.islice(dataset, 1))
+        return itertools.chain(first, dataset), next(iter(first), None)
+    batches = worker_batches(dataset, cluster)
     try:
         return dataset, next(iter(batches), None)
     finally:
