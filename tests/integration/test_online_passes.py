@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 from torch import nn
 
 import trireme as tr
+from tests.jobs import Job
 from tests.repo import tree
 from trireme.checkpoint.format.manifest import MANIFEST
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.train.online import publishing
 from trireme.train.online.donefiles import BASES, DELTAS, DoneFiles
@@ -39,6 +42,12 @@ class Model(nn.Module):
         return output
 
 
+def trainer_for(cluster: Cluster) -> tr.Trainer:
+    model, loss = Model(), nn.functional.binary_cross_entropy_with_logits
+    rule = torch.optim.SGD(model.parameters(), 0.1)
+    return tr.Trainer(model, rule, loss=loss, progress=False, cluster=cluster)
+
+
 def run(
     passes: list[tr.Pass], folder: Path, *, keep: int | None = None, **options: Any
 ) -> list[Any]:
@@ -52,10 +61,7 @@ def run(
         keep=keep,
     )
     with embedded() as cluster:
-        model, loss = Model(), nn.functional.binary_cross_entropy_with_logits
-        rule = torch.optim.SGD(model.parameters(), 0.1)
-        trainer = tr.Trainer(model, rule, loss=loss, progress=False, cluster=cluster)
-        return list(tr.train_passes(trainer, passes, publishing=settings, **options))
+        return list(tr.train_passes(trainer_for(cluster), passes, publishing=settings, **options))
 
 
 def passes(*numbers: int, day: str = "20190720", last: int = 0) -> list[tr.Pass]:
@@ -105,6 +111,51 @@ def test_exports_have_ids_of_their_own_though_the_clock_stands_or_is_set_back(
     bases, deltas = done.exports(BASES), done.exports(DELTAS)
     assert [base.id for base in bases] == [1000, 1002, 1004]
     assert [(delta.id, delta.key) for delta in deltas] == [(1001, 1000), (1003, 1002)]
+
+
+def test_a_base_without_an_example_is_said_and_comes_with_the_next_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that was killed before the end of a day goes on with a pass that has no data."""
+    day = [*passes(1), tr.Pass(day="20190720", number=2, open=lambda: None, ends_day=True)]
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Publisher, "after_day", killed)
+        with pytest.raises(Killed):
+            run(day, tmp_path)
+    run([*day, *passes(1, 2, day="20190721")], tmp_path)
+    assert "no 20190721/base is written: worker 0 has had no data" in caplog.text
+    done = DoneFiles(str(tmp_path))
+    names = [Path(one.path).name for list in (BASES, DELTAS) for one in done.exports(list)]
+    assert names == ["base", "base-1", "delta-1", "delta-2", "delta-2"]
+
+
+def test_a_first_base_waits_for_the_data_of_worker_0(tmp_path: Path) -> None:
+    settings = tr.Publishing(path=str(tmp_path), save_first_base=True, save_delta_frequency=1)
+
+    schema = tr.data.multislot([tr.data.Label("label"), tr.data.Sparse("item")])
+    (tmp_path / "part").write_text("1 1 1 7\n")
+
+    def opened(worker: int, number: int) -> Any:
+        if worker == 0 and number == 1:
+            return None
+        return tr.data.QueueDataset(
+            str(tmp_path / "part"), schema=schema, batch_size=1, own_files=True
+        )
+
+    def work(cluster: Cluster) -> list[Any]:
+        both = [
+            tr.Pass(day="20190720", number=number, open=partial(opened, cluster.worker, number))
+            for number in (1, 2)
+        ]
+        reports = tr.train_passes(trainer_for(cluster), both, publishing=settings)
+        return [[Path(path).name for path in report.written] for report in reports]
+
+    with Job(1) as job:
+        assert job.run(2, work) == 2 * [[[], ["base-2"]]]
 
 
 class Killed(BaseException):

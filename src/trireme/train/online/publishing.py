@@ -90,17 +90,18 @@ class Publisher:
     # Each of these returns the paths that it has written.
 
     def before_first_pass(self, first: Pass) -> list[str]:
-        wants_base = self._settings.save_first_base
-        return self._export(BASES, f"{first.day}/base", {}) if wants_base else []
+        name, is_wanted = f"{first.day}/base", self._settings.save_first_base
+        return self._export(BASES, name, {}) if is_wanted and self._has_example(name) else []
 
     def after_pass(self, this: Pass, figures: Mapping[str, float]) -> list[str]:
         """A delta and a checkpoint, where the settings want them after this pass."""
         written = []
-        if this.number % self._settings.save_delta_frequency == 0 and self.can_export:
+        name = f"{this.day}/delta-{this.number}"
+        if this.number % self._settings.save_delta_frequency == 0 and self._has_example(name):
             if self.last_export is not None:
-                written += self._export(DELTAS, f"{this.day}/delta-{this.number}", figures)
+                written += self._export(DELTAS, name, figures)
             else:
-                log.info("stream: no base yet: writing one in place of the first delta")
+                log.info("stream: no base yet: writing one in place of the delta")
                 written += self._export(BASES, f"{this.day}/base-{this.number}", figures)
         # After the export, so that a run that continues from here knows what the next one follows.
         if self.has_checkpoint_after(this):
@@ -111,9 +112,19 @@ class Publisher:
         return this.number % self._settings.checkpoint_per_pass == 0
 
     def after_day(self, last: Pass, figures: Mapping[str, float]) -> list[str]:
-        day = next_day(last.day)
-        written = self._export(BASES, f"{day}/base", figures) if self.can_export else []
+        day, written = next_day(last.day), list[str]()
+        if self._has_example(name := f"{day}/base"):
+            written = self._export(BASES, name, figures)
+        else:
+            self.last_export = None  # the next one is a base
         return written + self._save_checkpoint(PassPoint(day, 0), f"{day}/0", "batch")
+
+    def _has_example(self, name: str) -> bool:
+        """Whether this export can be written. If not, the next one has its rows."""
+        if self._writes and not self.can_export:
+            text = "stream: no %s is written: worker 0 has had no data since this run was started"
+            log.warning(text, name)
+        return self.can_export
 
     # ---- stops ----
 
