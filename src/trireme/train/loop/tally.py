@@ -51,7 +51,7 @@ class Tally:
     def add(self, scored: Scored) -> None:
         """Raises what a metric raises: labels or outputs out of range, say."""
         self.num_examples += scored.batch.num_examples
-        if scored.loss is not None:
+        if scored.loss is not None and scored.batch.num_examples:  # of none, a mean is NaN
             self.loss_sum += float(scored.loss.detach()) * scored.batch.num_examples
         for metric in self.metrics:
             batch, reader = scored.batch, f"metric {metric.name!r}"
