@@ -90,6 +90,12 @@ def test_a_pass_may_have_data_of_each_form(
     assert len(report.written) == 4
 
 
+@pytest.mark.parametrize("day", ["2019721", "20190732", "", 20190720, " 2019072"])
+def test_a_day_that_no_done_file_takes_is_refused(day: Any) -> None:
+    with pytest.raises(BadRequest, match="expected a day as yyyymmdd, found"):
+        tr.Pass(day=day, number=1, open=lambda: BATCHES)
+
+
 def test_batches_that_come_once_are_all_trained_on_and_not_evaluated(tmp_path: Path) -> None:
     def generator() -> Iterator[Any]:
         yield from BATCHES
