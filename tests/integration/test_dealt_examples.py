@@ -443,3 +443,21 @@ def test_workers_that_load_other_files_than_the_others_are_refused(
     with Job(1) as job:
         errors = job.run(2, work, timeout_s=10)
     assert any("expected the data with which it was begun" in error for error in errors)
+
+
+def test_columns_of_workers_that_are_in_different_orders_are_refused() -> None:
+    """As of a DataFrame that each has shuffled by itself."""
+
+    def work(cluster: Cluster) -> str:
+        items = np.random.default_rng(cluster.worker).permutation(100)
+        rows = EmbeddingBag(Table("items", dim=1), features=["item"])
+        trainer = Trainer(
+            rows, None, loss=lambda rows, _: rows.sum(), label=None, progress=False, cluster=cluster
+        )
+        with pytest.raises(BadRequest) as caught:  # of the other, that this one has ended
+            trainer.fit({"item": items})
+        return str(caught.value)
+
+    with Job(1) as job:
+        errors = job.run(2, work, timeout_s=10)
+    assert any("expected the data with which it was begun" in error for error in errors)

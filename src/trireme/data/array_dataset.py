@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from trireme.rows.feature_keys import arrow_string_keys, text_keys
 log = logging.getLogger("trireme.data")
 
 BATCH_SIZE = 512
+ENDS = 256  # examples of each end by which data is compared
 """Examples per batch, unless said otherwise."""
 LIST_MARK, _STRINGS_PER_MARK = "|", 10
 """So many marks in the strings of a column, or more, are taken for lists in one string."""
@@ -140,9 +142,16 @@ class ArrayDataset:
     def cut(self) -> str:
         """What a batch's examples depend on."""
         order = "in their order" if self._seed is None else f"shuffled with seed={self._seed}"
+        rows = torch.arange(self.num_examples)
+        ends, digest = torch.cat([rows[:ENDS], rows[-ENDS:]]), xxhash.xxh32()
+        for numbers in self._numbers.values():
+            digest.update(numbers[ends].contiguous().numpy())
+        for bags in [*self._strings.values(), *([self._bags] if self._bags else [])]:
+            for part in bags.take(ends):
+                digest.update(part.numpy())
         return (
-            f"{self.num_examples} examples {order}, batch_size={self.batch_size},"
-            f" drop_last={self.drop_last}"
+            f"{self.num_examples} examples (XXH32 {digest.hexdigest()} of both ends) {order},"
+            f" batch_size={self.batch_size}, drop_last={self.drop_last}"
         )
 
     def __len__(self) -> int:
