@@ -145,10 +145,10 @@ class ArrayDataset:
         rows = torch.arange(self.num_examples)
         ends, digest = torch.cat([rows[:ENDS], rows[-ENDS:]]), xxhash.xxh32()
         for numbers in self._numbers.values():
-            digest.update(numbers[ends].contiguous().numpy())
+            digest.update(numbers[ends].numpy().tobytes())
         for bags in [*self._strings.values(), *([self._bags] if self._bags else [])]:
             for part in bags.take(ends):
-                digest.update(part.numpy())
+                digest.update(part.numpy().tobytes())
         return (
             f"{self.num_examples} examples (XXH32 {digest.hexdigest()} of both ends) {order},"
             f" batch_size={self.batch_size}, drop_last={self.drop_last}"
