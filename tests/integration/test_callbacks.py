@@ -101,6 +101,29 @@ def test_a_callback_sees_steps_epochs_and_validation() -> None:
     assert recorder.calls[-1] == ("end_fit", "")
 
 
+class Evaluating(tr.Callback):
+    """Evaluates after each third step, on all workers."""
+
+    on_all_workers = True
+
+    def step(self, fit: tr.FitState) -> None:
+        if fit.step % 3 == 0:
+            fit.trainer.evaluate(loader(100))
+
+
+def test_an_evaluation_within_an_epoch_leaves_the_metrics_of_training_as_they_are() -> None:
+    def train(cluster: Cluster, *callbacks: tr.Callback) -> tuple[float, float]:
+        figures = trainer_with(cluster, *callbacks).fit(loader(1000), epochs=2)
+        return figures["auc"], figures["loss"]
+
+    results = []
+    for callbacks in ((), (Evaluating(),)):
+        with Job(1) as job:
+            results += job.run(2, lambda cluster, own=callbacks: train(cluster, *own))
+    assert len(results) == 4
+    assert len({*results}) == 1
+
+
 def test_rates_are_those_of_tables_and_dense_parameters() -> None:
     rates = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,16 @@ import pytest
 from tests.example_lists import Example, batch_of, examples_of, random_examples
 from tests.jobs import Job, in_threads
 from trireme import _core
-from trireme.data import Dense, InMemoryDataset, InsId, Label, Schema, Sparse, global_shuffle
+from trireme.data import (
+    Dense,
+    InMemoryDataset,
+    InsId,
+    Label,
+    Schema,
+    Sparse,
+    global_shuffle,
+    multislot,
+)
 from trireme.data.column_layout import ColumnLayout
 from trireme.errors import (
     BadRequest,
@@ -28,8 +38,11 @@ from trireme.errors import (
 )
 from trireme.job.cluster import Cluster
 from trireme.job.connecting import connect
+from trireme.nn import EmbeddingBag
 from trireme.rpc import ClientKeys, RpcClient, Server, ServerKeys, make_keys
+from trireme.table import Table
 from trireme.train.loop.worker_batches import worker_batches
+from trireme.train.trainer import Trainer
 
 SCHEMA = Schema([Label(), InsId(), Dense("d", 3), *(Sparse(f"s{i}") for i in range(3))])
 CHUNK_EXAMPLES = 20
@@ -394,3 +407,57 @@ def test_a_worker_that_fails_is_an_error_of_the_others(when: str) -> None:
     assert "MemoryError" not in errors[:2]
     if when == "before":  # its script ends: the others need not wait for their deadline
         assert errors[:2] == ["BadRequest", "BadRequest"]
+
+
+@pytest.mark.parametrize("shuffles", [False, True])
+def test_workers_that_load_other_files_than_the_others_are_refused(
+    tmp_path: Path, shuffles: bool
+) -> None:
+    loaded = threading.Barrier(2)
+
+    def write(name: str) -> None:
+        (tmp_path / name).write_text("".join(f"1 {i % 2} 1 {i}\n" for i in range(100)))
+
+    def work(cluster: Cluster) -> str:
+        if cluster.worker == 1:
+            loaded.wait(60)
+        schema = multislot([Label("click"), Sparse("item")])
+        dataset = InMemoryDataset(
+            f"{tmp_path}/part-*", schema=schema, batch_size=16, cluster=cluster
+        )
+        dataset.load_into_memory()
+        if cluster.worker == 0:
+            write("part-1")
+            loaded.wait(60)
+        if shuffles:
+            dataset.global_shuffle()
+        rows = EmbeddingBag(Table("items", dim=1), features=["item"])
+        trainer = Trainer(
+            rows, None, loss=lambda rows, _: rows.sum(), label=None, progress=False, cluster=cluster
+        )
+        with pytest.raises(BadRequest) as caught:  # of the other, that this one has ended
+            trainer.fit(dataset)
+        return str(caught.value)
+
+    write("part-0")
+    with Job(1) as job:
+        errors = job.run(2, work, timeout_s=10)
+    assert any("expected the data with which it was begun" in error for error in errors)
+
+
+def test_columns_of_workers_that_are_in_different_orders_are_refused() -> None:
+    """As of a DataFrame that each has shuffled by itself."""
+
+    def work(cluster: Cluster) -> str:
+        items = np.random.default_rng(cluster.worker).permutation(100)
+        rows = EmbeddingBag(Table("items", dim=1), features=["item"])
+        trainer = Trainer(
+            rows, None, loss=lambda rows, _: rows.sum(), label=None, progress=False, cluster=cluster
+        )
+        with pytest.raises(BadRequest) as caught:  # of the other, that this one has ended
+            trainer.fit({"item": items})
+        return str(caught.value)
+
+    with Job(1) as job:
+        errors = job.run(2, work, timeout_s=10)
+    assert any("expected the data with which it was begun" in error for error in errors)

@@ -144,4 +144,4 @@ def test_the_page_on_online_learning(tmp_path: Path, programs: Template) -> None
     output = run_blocks(programs, "online.md", tmp_path)
     assert output.count("stream: pass 20190722/6: before:") == 2  # alone, and as a job
     assert re.search(r"20190721/3 auc 0\.\d+ .*delta-3", output)
-    assert "online_models/20190723/base 0 tensor([" in output
+    assert "online_models/20190723/base'] tensor([" in output

@@ -15,7 +15,7 @@ from tests.jobs import Job
 from trireme.errors import BadRequest
 from trireme.inference import Predictor
 from trireme.inference.export import export_model
-from trireme.interchange import remove_rows
+from trireme.interchange import import_arrays, import_parquet, remove_rows
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.protocol.routing import Keys
@@ -69,6 +69,45 @@ def test_every_server_removes_its_rows_once_for_all_workers(mode: str) -> None:
 
     with Job(2) as job:
         assert job.run(2, run) == 2 * [(len(USERS) + len(ITEMS), 3, len(USERS) + len(ITEMS) - 3)]
+
+
+def test_workers_that_name_different_values_or_rows_or_paths_are_refused(tmp_path: Path) -> None:
+    def run(cluster: Cluster) -> tuple[int, int]:
+        trainer = trainer_for(cluster, "sync")
+        trainer.fit([batch_of(USERS)])
+        before, number = rows_of(trainer), cluster.worker
+        rows = {"key": [f"new {number}"], "weights": np.ones((1, 2), np.float32)}
+        for call in (
+            lambda: remove_rows(trainer, "ids", USERS[number], feature="user"),
+            lambda: import_arrays(trainer, "ids", rows, feature="user"),
+            lambda: import_parquet(trainer, "ids", tmp_path / f"{number}", feature="user"),
+        ):
+            with pytest.raises(BadRequest, match="expected the same arguments at all workers"):
+                call()
+        for path in ("0", "1"):
+            trainer.save(tmp_path / path)
+        with pytest.raises(BadRequest, match="load: expected one checkpoint for all workers"):
+            trainer.load(tmp_path / f"{number}")
+        return before, rows_of(trainer)
+
+    with Job(2) as job:
+        for before, after in job.run(2, run):
+            assert before == after
+
+
+def test_in_geo_a_row_that_is_made_again_begins_anew_as_in_sync() -> None:
+    def run(cluster: Cluster, mode: str) -> torch.Tensor:
+        trainer = trainer_for(cluster, mode)
+        trainer.fit([batch_of(USERS[:4])], epochs=4)
+        assert remove_rows(trainer, "ids", USERS[:1], feature="user") == 1
+        trainer.fit([batch_of(USERS[:4])], epochs=4)
+        return trainer.predict([batch_of(USERS[:4])])["output"]
+
+    outputs = []
+    for mode in ("sync", "geo"):
+        with Job(1) as job:
+            outputs += job.run(1, lambda cluster, mode=mode: run(cluster, mode))
+    torch.testing.assert_close(*outputs)
 
 
 def test_deltas_and_exports_tell_of_them(tmp_path: Path) -> None:

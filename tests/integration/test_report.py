@@ -238,6 +238,15 @@ def test_a_loss_that_is_not_finite_names_the_batch() -> None:
             trainer.fit(loader(500), check_nan=False)
 
 
+def test_a_batch_without_examples_leaves_the_mean_loss_as_it_is() -> None:
+    some = list(loader(500))
+    empty = [{name: values[:0] for name, values in some[0].items()}]
+    with embedded() as cluster:
+        trainer = trainer_of(Linear(), cluster, metrics=[])
+        figures = [trainer.evaluate(data, check_nan=False) for data in (some, [*empty, *some])]
+        assert figures[0]["loss"] == figures[1]["loss"]
+
+
 def test_an_output_that_is_not_by_example_names_the_batch() -> None:
     class Normed(Linear):
         def forward(self, batch: Any) -> dict[str, Tensor]:

@@ -295,6 +295,7 @@ def test_one_table_and_the_dense_parameters_are_saved_by_themselves(tmp_path: Pa
         (lambda: fleet.save_persistables(1, "x"), "executor=None or static.Executor, found int"),
         (lambda: fleet.save_persistables(exe, "x", main_program=1), "main_program=None, found int"),
         (lambda: fleet.set_date(0, "2019"), "like '20190720', found '2019'"),
+        (lambda: fleet.set_date(0, "2019111"), "like '20190720', found '2019111'"),
     ]
     for call, words in refused:
         with pytest.raises(BadRequest, match=words):

@@ -147,6 +147,7 @@ def test_keys_of_other_commands_are_named(tmp_path: Path, caplog: pytest.LogCapt
     ("override", "message"),
     [
         ("start_day=2019", "runner.start_day: expected a day as yyyymmdd, found 2019"),
+        ("start_day=2019721", "runner.start_day: expected a day as yyyymmdd, found 2019721"),
         ("start_day=20190732", "runner.start_day: expected a day as yyyymmdd"),
         ("end_day=20190729", "runner.end_day: expected 20190730 or later, found 20190729"),
         ("split_interval=7", r"to fill a day of 1440, found 7 \* 2"),

@@ -19,7 +19,7 @@ from trireme.data.sources import find_files
 from trireme.errors import BadRequest, DataError
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
-from trireme.run.data import ReaderOptions, files_below, find_data, make_dataset
+from trireme.run.data import ReaderOptions, dataset_of, files_below, find_data, make_dataset
 from trireme.run.settings import Settings
 from trireme.train import Evaluation, Recipe
 
@@ -160,6 +160,22 @@ def test_workers_divide_examples_unless_each_reads_its_own(
     with caplog.at_level(logging.WARNING), Job(1) as job:
         assert job.run(2, work) == shares
     assert ("each of 2 workers reads all of the same 4 files" in caplog.text) is is_warned
+
+
+def test_workers_that_see_some_files_in_common_are_refused(tmp_path: Path) -> None:
+    """As where a file has come after one of them has listed the folder."""
+    write_files(tmp_path / "data")
+    config, settings = load(tmp_path)
+    files = find_data("runner.train_data_dir", str(tmp_path / "data"), settings)
+
+    def work(cluster: Cluster, first: int) -> Any:
+        seen = files[first * cluster.worker :]
+        return dataset_of(seen, config, settings, settings.train, SCHEMA, cluster)
+
+    with Job(1) as job, pytest.raises(BadRequest, match=r"4 of which 3 are at several, [34] at"):
+        job.run(2, lambda cluster: work(cluster, 1))
+    with Job(1) as job:
+        assert job.run(2, lambda cluster: work(cluster, 4) is None) == [False, True]
 
 
 @pytest.mark.parametrize("divides", [False, True])

@@ -54,6 +54,8 @@ def test_states_add_and_an_empty_metric_is_nan() -> None:
     [
         (SCORES[0], torch.tensor([0]), r"\(B, C\) scores, found shape \(4,\)"),
         (SCORES, torch.tensor([0, 1, 4]), "places from 0 to 3, found 0 to 4"),
+        (SCORES, torch.tensor([0.0, 1.5, 2.0]), "whole numbers as places, found tensor"),
+        (SCORES, torch.tensor([0.0, math.nan, 2.0]), "whole numbers as places, found tensor"),
         (SCORES, torch.tensor([0, 1]), "the places of 3 examples, found 2"),
         (SCORES * math.inf, torch.tensor([0, 1, 2]), "expected finite"),
     ],
@@ -63,6 +65,14 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(BadRequest, match=message):
         TopK(2).update(scores, labels)
+
+
+def test_whole_floats_are_places() -> None:
+    """As a column of labels has them."""
+    of_floats, of_integers = TopK(2), TopK(2)
+    of_floats.update(SCORES, torch.tensor([0.0, 1.0, 2.0]))
+    of_integers.update(SCORES, torch.tensor([0, 1, 2]))
+    assert of_floats.compute() == of_integers.compute()
 
 
 def test_k_is_at_least_one() -> None:

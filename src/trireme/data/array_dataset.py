@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,6 +26,7 @@ log = logging.getLogger("trireme.data")
 
 BATCH_SIZE = 512
 """Examples per batch, unless said otherwise."""
+_END = 256  # examples of each end by which data is compared
 LIST_MARK, _STRINGS_PER_MARK = "|", 10
 """So many marks in the strings of a column, or more, are taken for lists in one string."""
 NUM_SEARCHED = 10_000
@@ -121,9 +123,18 @@ class ArrayDataset:
     def cut(self) -> str:
         """What a batch's examples depend on."""
         order = "in their order" if self._seed is None else f"shuffled with seed={self._seed}"
+        rows = torch.arange(self.num_examples)
+        ends, digest = torch.cat([rows[:_END], rows[-_END:]]), xxhash.xxh32()
+        parts: list[Tensor | None] = [numbers[ends] for numbers in self._numbers.values()]
+        bags = [*self._strings.values(), *self._weighted.values()]
+        for column in [*bags, *([self._bags] if self._bags else [])]:
+            parts += column.take(ends)
+        for part in parts:
+            if part is not None:
+                digest.update(part.numpy().tobytes())
         return (
-            f"{self.num_examples} examples {order}, batch_size={self.batch_size},"
-            f" drop_last={self.drop_last}"
+            f"{self.num_examples} examples (XXH32 {digest.hexdigest()} of both ends) {order},"
+            f" batch_size={self.batch_size}, drop_last={self.drop_last}"
         )
 
     def __len__(self) -> int:

@@ -103,6 +103,11 @@ class InMemoryDataset:
             f" drop_last={self.drop_last}"
         )
 
+    @property
+    def own_files(self) -> bool:
+        """Whether the files are this worker's; else all workers divide them."""
+        return self._files.own_files
+
     def load_into_memory(self, is_shuffle: bool = False) -> None:
         """Load this worker's part; with `is_shuffle`, then shuffle it (local_shuffle).
 

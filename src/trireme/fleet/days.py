@@ -14,6 +14,6 @@ def seconds_of_day(what: str, date: object) -> int:
         seconds = int(day.timestamp())
     except ValueError:
         seconds = -1
-    if not isinstance(date, str) or not 0 < seconds < 2**32:
+    if not isinstance(date, str) or len(date) != 8 or not 0 < seconds < 2**32:
         raise BadRequest(f"{what}: expected a day of 1970 to 2105 like '20190720', found {date!r}")
     return seconds

@@ -94,7 +94,7 @@ def import_fleet(
                     )
         return counts
 
-    counts = on_first_worker(optimizer, "import_fleet", act)
+    counts = on_first_worker(optimizer, "import_fleet", act, folder)
     optimizer.mode.adopt()
     return counts
 

@@ -1,9 +1,13 @@
 """What all imports and exports share: every worker calls them, worker 0 has the servers act."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
+from trireme.errors import BadRequest
 from trireme.progress import display
 from trireme.train.first_worker import let_first_worker
 from trireme.train.optimizer import DistributedOptimizer
@@ -11,15 +15,28 @@ from trireme.train.trainer import Trainer
 
 
 def on_first_worker(
-    optimizer: DistributedOptimizer, name: str, act: Callable[[], dict[str, Any]]
+    optimizer: DistributedOptimizer, name: str, act: Callable[[], dict[str, Any]], *asked: Any
 ) -> dict[str, Any]:
     """Wait until every worker calls the function `name` and all pushes are applied; returns what
-    `act` returns on worker 0. Raises BadRequest: within a pass on a device.
+    `act` returns on worker 0. asked: arguments that all workers must have in common. Raises
+    BadRequest: they have not, and nothing was done; within a pass on a device.
     """
     optimizer.mode.check_between_passes(name)
     optimizer.flush()
     optimizer.refresh()  # in sync, the last step is staged until then; a pull ends an import
-    optimizer.cluster.client.coordinator.gather({}, [], purpose=name)
+    digest = hashlib.blake2b(digest_size=16)
+    for one in asked:
+        if isinstance(one, np.ndarray) and not one.dtype.hasobject:
+            digest.update(one.tobytes())
+        else:
+            digest.update(repr(one.tolist() if hasattr(one, "tolist") else one).encode())
+    body = {"asked": digest.hexdigest()}
+    replies = optimizer.cluster.client.coordinator.gather(body, [], purpose=name)
+    if any(reply != replies[0][0] for reply, _ in replies):
+        raise BadRequest(
+            f"{name}: expected the same arguments at all workers, for worker 0 acts for all, found"
+            " different ones; nothing was done"
+        )
 
     def settled() -> dict[str, Any]:
         optimizer.cluster.client.servers.everywhere_current("import.settled", {})

@@ -73,7 +73,8 @@ def import_parquet(
                 client, "import.parquet", table, files, options, storage_options, watch
             )
 
-    return _import(optimizer, table, replace, "import_parquet", send)
+    asked = table, replace, str(source), repr(columns), feature, time
+    return _import(optimizer, "import_parquet", send, *asked)
 
 
 def import_arrays(
@@ -100,7 +101,8 @@ def import_arrays(
         cluster, at = optimizer.cluster, data_time(optimizer, time)
         return send_rows(cluster.client, table, arrays, time=at, pool=cluster.pool)
 
-    return _import(optimizer, table, replace, "import_arrays", send)
+    asked = [table, replace, feature, time, *arrays, *(arrays[name] for name in arrays)]
+    return _import(optimizer, "import_arrays", send, *asked)
 
 
 def remove_rows(
@@ -110,10 +112,10 @@ def remove_rows(
     *,
     feature: str | None = None,
 ) -> int:
-    """Remove rows; every worker calls it. The next delta and export tell that they have gone, as of
-    rows that expire; training makes a row again when its value occurs. Returns how many there were:
-    values without a row are none. What a filter has counted of a value before it has a row goes
-    too, but from a sketch.
+    """Remove rows; every worker calls it, with the same values. The next delta and export tell that
+    they have gone, as of rows that expire; training makes a row again when its value occurs.
+    Returns how many there were: values without a row are none. What a filter has counted of a value
+    before it has a row goes too, but from a sketch.
 
     Args:
         values: n values of the feature as training takes them, integers or strings, or one.
@@ -136,7 +138,9 @@ def remove_rows(
     def act() -> dict[str, Any]:
         return {"rows": expiry_calls.remove(optimizer.cluster.client, known.name, keys)}
 
-    return int(on_first_worker(optimizer, "remove_rows", act)["rows"])
+    removed = on_first_worker(optimizer, "remove_rows", act, known.name, keys)["rows"]
+    optimizer.mode.forget(known.name, keys)
+    return int(removed)
 
 
 def _plain_keys(table: Table, values: Any) -> Keys:
@@ -161,13 +165,16 @@ def _known(optimizer: DistributedOptimizer, what: str, table: str) -> Table:
 
 
 def _import(
-    optimizer: DistributedOptimizer, table: str, replace: bool, name: str, send: Callable[[], int]
+    optimizer: DistributedOptimizer, name: str, send: Callable[[], int], *asked: Any
 ) -> int:
+    """asked: the table, whether its rows are replaced, and what else is common to all workers."""
+    table, replace, *_ = asked
+
     def act() -> dict[str, Any]:
         with importing(optimizer.cluster.client, [table], replace=replace):
             return {"rows": send()}
 
-    return int(on_first_worker(optimizer, name, act)["rows"])
+    return int(on_first_worker(optimizer, name, act, *asked)["rows"])
 
 
 def export_parquet(
@@ -220,4 +227,5 @@ def export_parquet(
         with new_folder(path, storage_options) as folder:
             return {name: write(name, f"{folder}/{name}") for name in names}
 
-    return on_first_worker(optimizer, "export_parquet", act)
+    asked = [*names, state, feature, None if rows is None else rows.keys]
+    return on_first_worker(optimizer, "export_parquet", act, *asked)

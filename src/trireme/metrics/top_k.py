@@ -106,7 +106,10 @@ def _right(labels: Values | Ragged, num: int) -> tuple[Tensor, Tensor]:
             f"TopK.update: expected the places of {num} examples, found {len(places)} of"
             f" {len(sizes)}"
         )
-    return torch.arange(num).repeat_interleave(sizes.cpu()), places.cpu().to(torch.int64)
+    whole = places.cpu().to(torch.int64)
+    if not torch.equal(whole.to(places.dtype), places.cpu()):
+        raise BadRequest(f"TopK.update: expected whole numbers as places, found {places!r:.200}")
+    return torch.arange(num).repeat_interleave(sizes.cpu()), whole
 
 
 def _figures(is_right_BC: Tensor, scores_BC: Tensor, k: int) -> NDArray[np.float64]:

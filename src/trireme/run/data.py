@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import xxhash
+
 from trireme.config import Config
 from trireme.data import Content, InMemoryDataset, InsId, QueueDataset, Schema, multislot
 from trireme.data.schema import Field
@@ -23,6 +26,7 @@ from trireme.run.files import load_file
 from trireme.run.rec_dataset import ExampleDataset, ReaderConfig
 from trireme.run.settings import DataSettings, Settings
 from trireme.train import Evaluation, Recipe
+from trireme.train.gather_arrays import gather_arrays
 
 log = logging.getLogger("trireme")
 
@@ -200,13 +204,27 @@ def _is_hidden(path: str) -> bool:
 def _are_shared(key: str, files: list[str], settings: Settings, cluster: Cluster) -> bool:
     """Whether the workers divide the files, or each reads all of its own.
 
-    Without runner.split_file_list they divide the files if all workers see the same ones.
+    Without runner.split_file_list they divide the files if all workers see the same ones. Raises
+    BadRequest: without it, some see files of others, but not all of them.
     """
     if cluster.num_workers == 1:
         return True
     digest = hashlib.sha256("\n".join(files).encode()).hexdigest()
     replies = cluster.client.coordinator.gather({"files": digest}, [], purpose="compare files")
     are_same = all(body["files"] == digest for body, _ in replies)
+    if settings.split_file_list is None and not are_same:
+        hashes = {xxhash.xxh64_intdigest(file.encode()) for file in files}
+        names = np.array([*hashes], np.uint64)
+        of_workers = [one for [one] in gather_arrays(cluster, [names], "compare files").values()]
+        counts = np.unique(np.concatenate(of_workers), return_counts=True)[1]
+        if (num_common := int((counts > 1).sum())) > 0:
+            raise BadRequest(
+                f"{key}: expected the same files at all workers, or other ones at each, found"
+                f" {len(counts)} of which {num_common} are at several, {len(files)} at worker"
+                f" {cluster.worker}: these would be trained on more than once. Let files come all"
+                " at once (runner.data_donefile of `trireme stream`); if each worker has files of"
+                " its own by these names, say runner.split_file_list=False"
+            )
     if settings.split_file_list is None:
         return are_same
     if are_same and not settings.split_file_list and cluster.worker == 0:

@@ -112,7 +112,7 @@ def _is_day(text: str) -> bool:
         datetime.datetime.strptime(text, "%Y%m%d")
     except ValueError:
         return False
-    return True
+    return len(text) == 8  # 2019111 is read as one, too
 
 
 def _days(keys: RunnerKeys) -> tuple[str | None, str | None]:

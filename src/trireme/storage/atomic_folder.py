@@ -140,8 +140,8 @@ def _local(path: Path) -> Iterator[str]:
         partial.mkdir()
         with locked_marker(partial):
             yield str(partial)
-            (partial / MARKER).unlink()
             publish_folder(partial, path, syncs_files=True)
+            (path / MARKER).unlink()  # last: of a folder without it nobody knows that it was left
     except BaseException:
         with suppress(OSError):  # the error before it matters more, and the next writer tries again
             remove_draft(partial)

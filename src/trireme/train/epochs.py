@@ -50,7 +50,7 @@ class Epochs:
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self._optimizer, self._cluster = optimizer, optimizer.cluster
         self.num_epochs = 0
-        self._is_fitting = False
+        self.is_fitting = False
         self.random = RandomState()
         self._resumed: LoadedCheckpoint | None = None
         self.callbacks: Mapping[str, Any] | None = None
@@ -61,14 +61,14 @@ class Epochs:
     def fitting(self) -> Iterator[None]:
         """A fit runs within the block. Raises BadRequest: one runs already, as in a callback."""
         self._expect_no_fit("fit")
-        self._is_fitting = True
+        self.is_fitting = True
         try:
             yield
         finally:
-            self._is_fitting = False
+            self.is_fitting = False
 
     def _expect_no_fit(self, method: str) -> None:
-        if self._is_fitting:
+        if self.is_fitting:
             raise BadRequest(
                 f"Trainer.{method}: expected a trainer that does not fit, found fit under way: a"
                 " callback cannot call it; fit.stop() ends it, and the script may call"

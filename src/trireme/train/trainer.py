@@ -41,7 +41,7 @@ from trireme.train.loop.data_pass import DataPass, PassOptions
 from trireme.train.loop.reporting import Report
 from trireme.train.loop.scoring import ExampleIds, Loss, Scorer
 from trireme.train.loop.staleness import staleness
-from trireme.train.loop.tally import Tally, check_metrics, scoring_of
+from trireme.train.loop.tally import Tally, check_metrics, counts_kept, scoring_of
 from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer
@@ -264,8 +264,7 @@ class Trainer:
         self, title: str, dataset: Iterable[Any], options: PassOptions, saver: Saver | None
     ) -> dict[str, float]:
         tally = Tally(self.metrics, self.label, merged=options.report.merged)
-        start = self._epochs.begin(dataset, saver)
-        if start is None:
+        if (start := self._epochs.begin(dataset, saver)) is None:
             return kept_figures(tally, self.cluster, title)
         return self._run(
             tally,
@@ -303,7 +302,8 @@ class Trainer:
         """
         check_flags("Trainer.evaluate", labels=labels)
         scores = labels and (model is None or isinstance(model, Evaluation))
-        return self._evaluate(dataset, model, scores, report, dump, check_nan)
+        with counts_kept(self.metrics if self._epochs.is_fitting else ()):
+            return self._evaluate(dataset, model, scores, report, dump, check_nan)
 
     def predict(
         self, dataset: Iterable[Any], *, model: nn.Module | None = None, check_nan: bool = True

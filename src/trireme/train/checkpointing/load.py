@@ -48,6 +48,7 @@ def load(
     a new one: streams continue where all rows have seen the same pushes, and else start over, so
     that no row takes a new push for one that it has seen. Raises: see Trainer.load.
     """
+    _leave_training(optimizer, str(location.path))
     loaded = _load_on_servers(optimizer, lambda load_one: load_one(location), resumes=False)
     return _load_on_worker(optimizer, loaded, location, random or RandomState())
 
@@ -80,6 +81,7 @@ def load_newest(
             )
         return {}
 
+    _leave_training(optimizer)
     if loaded := _load_on_servers(optimizer, choose, resumes=True):
         location = Location(loaded["path"], storage_options)
         newest = _load_on_worker(optimizer, loaded, location, random)
@@ -123,6 +125,7 @@ def load_part(
     if dense == "strict":
         check_buffers(location.tensors(), optimizer.model, location.where)
     chosen = None if dense == "strict" else parameters
+    _leave_training(optimizer, str(location.path))
     loaded = _load_on_servers(optimizer, lambda one: one(location), wanted, chosen, resumes=False)
     has_other = manifest.optimizer not in (None, optimizer.dense_class)
     if parameters and has_other and optimizer.cluster.worker == 0:
@@ -179,7 +182,6 @@ def _load_on_servers(
     """Have the servers load what worker 0 chooses; returns its path and JSON values. tables,
     parameters: names; None: all. resumes: the pass that the checkpoint was taken in goes on.
     """
-    _leave_training(optimizer)
     cluster = optimizer.cluster
     own = [table.name for table in optimizer.tables]
     parts = _parts(own if tables is None else tables, parameters)
@@ -240,15 +242,22 @@ def _load_on_servers(
     return loaded
 
 
-def _leave_training(optimizer: DistributedOptimizer) -> None:
-    """All workers end what they train, and wait for each other."""
+def _leave_training(optimizer: DistributedOptimizer, path: str = "") -> None:
+    """All workers end what they train, and wait for each other. Raises BadRequest: another worker
+    loads another path.
+    """
     optimizer.check_newest()  # streams are the newest one's
     try:
         optimizer.mode.flush()
     except TriremeError as error:  # what is loaded replaces the step; `Mode.resume` forgets it
         log.warning("load: a step before it has failed: %s", error)
     optimizer.mode.leave_pass()
-    optimizer.cluster.client.coordinator.gather({}, [], purpose="load")
+    replies = optimizer.cluster.client.coordinator.gather({"path": path}, [], purpose="load")
+    if len(paths := {str(reply["path"]) for reply, _ in replies}) > 1:
+        raise BadRequest(
+            f"load: expected one checkpoint for all workers, found {sorted(paths)}; nothing was"
+            " loaded"
+        )
 
 
 def _parts(tables: Collection[str], parameters: Collection[str] | None) -> list[str]:

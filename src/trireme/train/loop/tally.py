@@ -1,7 +1,8 @@
 """Mean loss and metrics of one run over data, mergeable over workers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,7 +53,7 @@ class Tally:
     def add(self, scored: Scored) -> None:
         """Raises what a metric raises: labels or outputs out of range, say."""
         self.num_examples += scored.batch.num_examples
-        if scored.loss is not None:
+        if scored.loss is not None and scored.batch.num_examples:  # of none, a mean is NaN
             self.loss_sum += float(scored.loss.detach()) * scored.batch.num_examples
         for metric in self.metrics:
             batch, reader = scored.batch, f"metric {metric.name!r}"
@@ -86,6 +87,18 @@ class Tally:
         with cluster.client.script.section("figures"):
             sums, self._computed = merge_states(cluster, self._merged, own, title)
         self.loss_sum, self.num_examples = float(sums[0]), int(sums[1])
+
+
+@contextmanager
+def counts_kept(metrics: Sequence[Metric]) -> Iterator[None]:
+    """Whatever the block counts by these metrics, they have afterwards what they had before it."""
+    states = [metric.state() for metric in metrics]
+    try:
+        yield
+    finally:
+        for metric, state in zip(metrics, states, strict=True):
+            metric.reset()
+            metric.merge(state)
 
 
 def merge_states(

@@ -12,7 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 from torch.utils.data import DataLoader, DistributedSampler
 
 from trireme.data.array_dataset import ArrayStream, as_dataset
-from trireme.data.in_memory_dataset import InMemoryDataset
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.worker.script import DataCut
@@ -48,8 +47,7 @@ def cut_of(dataset: Iterable[Any] | None) -> DataCut:
     """How a dataset is cut into the batches or files that positions count."""
     if isinstance(dataset, (list, tuple)):
         return DataCut(f"{len(dataset)} batches")
-    is_own = isinstance(dataset, InMemoryDataset) or bool(getattr(dataset, "own_files", False))
-    return DataCut(str(getattr(dataset, "cut", "")), is_own)
+    return DataCut(str(getattr(dataset, "cut", "")), bool(getattr(dataset, "own_files", False)))
 
 
 def worker_batches(

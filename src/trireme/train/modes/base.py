@@ -8,6 +8,7 @@ from torch import nn
 
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest
+from trireme.protocol.routing import Keys
 from trireme.train.loop.scoring import Compute, Scored
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
 from trireme.train.pass_data import PassData, WindowSize
@@ -78,6 +79,10 @@ class Mode(Protocol):
 
     def read(self, keys: KeysByClass) -> Pulled:
         """Rows as they are now, for a forward pass without gradients."""
+
+    def forget(self, table: str, keys: Keys) -> None:
+        """The rows of these keys are gone: what this worker keeps of them goes too."""
+        return
 
     # ---- the step ----
 

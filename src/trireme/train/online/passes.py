@@ -67,6 +67,8 @@ def seconds_of_day(day: str) -> int:
     """Seconds since 1970 at which a day (yyyymmdd, UTC) begins. Raises BadRequest."""
     try:
         date = datetime.datetime.strptime(day, "%Y%m%d")
+        if len(day) != 8:  # 2019111 is read as one, too
+            raise ValueError
     except (ValueError, TypeError) as error:
         raise BadRequest(f"expected a day as yyyymmdd, found {day!r}") from error
     return calendar.timegm(date.timetuple())

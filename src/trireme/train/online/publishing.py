@@ -75,20 +75,33 @@ class Publisher:
         self.example: Any = None
         self.can_export = False
 
+    def remove_dropped(self) -> None:
+        """Remove the checkpoints before the first listed one: a run was killed that had dropped
+        them from the list. Worker 0 does.
+        """
+        first = min(entry.point for entry in self.done_files.checkpoints())
+        options = self._settings.storage_options
+        root = open_storage(self.path, options)
+        for day in () if self._settings.keep is None else root.folders():
+            for number in root.below(day).folders() if day.isdecimal() else ():
+                if number.isdecimal() and PassPoint(day, int(number)) < first:
+                    remove_folder(f"{self.path}/{day}/{number}", options)
+
     # Each of these returns the paths that it has written.
 
     def before_first_pass(self, first: Pass) -> list[str]:
-        wants_base = self._settings.save_first_base
-        return self._export(BASES, f"{first.day}/base", {}) if wants_base else []
+        name, is_wanted = f"{first.day}/base", self._settings.save_first_base
+        return self._export(BASES, name, {}) if is_wanted and self._has_example(name) else []
 
     def after_pass(self, this: Pass, figures: Mapping[str, float]) -> list[str]:
         """A delta and a checkpoint, where the settings want them after this pass."""
         written = []
-        if this.number % self._settings.save_delta_frequency == 0 and self.can_export:
+        name = f"{this.day}/delta-{this.number}"
+        if this.number % self._settings.save_delta_frequency == 0 and self._has_example(name):
             if self.last_export is not None:
-                written += self._export(DELTAS, f"{this.day}/delta-{this.number}", figures)
+                written += self._export(DELTAS, name, figures)
             else:
-                log.info("stream: no base yet: writing one in place of the first delta")
+                log.info("stream: no base yet: writing one in place of the delta")
                 written += self._export(BASES, f"{this.day}/base-{this.number}", figures)
         # After the export, so that a run that continues from here knows what the next one follows.
         if self.has_checkpoint_after(this):
@@ -99,9 +112,19 @@ class Publisher:
         return this.number % self._settings.checkpoint_per_pass == 0
 
     def after_day(self, last: Pass, figures: Mapping[str, float]) -> list[str]:
-        day = next_day(last.day)
-        written = self._export(BASES, f"{day}/base", figures) if self.can_export else []
+        day, written = next_day(last.day), list[str]()
+        if self._has_example(name := f"{day}/base"):
+            written = self._export(BASES, name, figures)
+        else:
+            self.last_export = None  # the next one is a base
         return written + self._save_checkpoint(PassPoint(day, 0), f"{day}/0", "batch")
+
+    def _has_example(self, name: str) -> bool:
+        """Whether this export can be written. If not, the next one has its rows."""
+        if self._writes and not self.can_export:
+            text = "stream: no %s is written: worker 0 has had no data since this run was started"
+            log.warning(text, name)
+        return self.can_export
 
     # ---- stops ----
 
@@ -145,10 +168,13 @@ class Publisher:
         path, dtype = self._clear(name), self._settings.dtype
         follows = self.last_export if listed_in == DELTAS else None
         export_model(self._trainer, path, batch=self.example, follows=follows, dtype=dtype)
-        self.last_export, now = path, _now()
-        if listed_in == BASES:
-            self.key = now
+        self.last_export = path
         if self._writes:
+            # No two have one, whatever the clock does: by its id deltas belong to a base.
+            listed = [*self.done_files.exports(BASES), *self.done_files.exports(DELTAS)]
+            now = max([_now(), *(export.id + 1 for export in listed)])
+            if listed_in == BASES:
+                self.key = now
             monitor_data = " ".join(f"{key}:{value:.6g}" for key, value in figures.items())
             self.done_files.add_export(listed_in, ListedExport(now, self.key, path, monitor_data))
         return [path]

@@ -32,6 +32,8 @@ def resume(trainer: Trainer, publisher: Publisher) -> StopRecord | None:
             log.warning("stream: %s cannot be loaded, %s: %s", record.path, instead, error)
             continue
         publisher.key, publisher.last_export = record.key, record.exported
+        if trainer.cluster.worker == 0 and listed["checkpoints"]:
+            publisher.remove_dropped()
         where = f"after pass {record.point.day}/{record.point.number}"
         if record.within is not None:
             where = f"within pass {record.within.day}/{record.within.number}"

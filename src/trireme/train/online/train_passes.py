@@ -13,13 +13,15 @@ where it stands, also within a pass, and continues from there.
 Every worker of the job runs the same loop over the same passes.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from trireme.errors import BadRequest, Stopped
+from trireme.job.cluster import Cluster
+from trireme.train.loop.worker_batches import Closable, worker_batches
 from trireme.train.online.donefiles import PassPoint, StopRecord
 from trireme.train.online.passes import Pass, PassLoader, next_day, opened
 from trireme.train.online.publishing import Publisher, Publishing, remove_folder
@@ -222,7 +224,8 @@ class _PassLoop:
         if dataset is not None:
             if hasattr(dataset, "global_shuffle"):
                 dataset.global_shuffle(self._cluster)
-            example = _first_batch(dataset, self._trainer)
+            self._check_repeats(this, dataset)
+            dataset, example = _with_first_batch(dataset, self._cluster)
         publisher = self._publisher
         if publisher is not None and example is not None:
             publisher.example = example
@@ -241,6 +244,14 @@ class _PassLoop:
         if not any(reply["has_data"] for reply in replies):
             return None
         return [] if dataset is None else dataset
+
+    def _check_repeats(self, this: Pass, dataset: Iterable[Any]) -> None:
+        if self._evaluating is not None and isinstance(dataset, Iterator):
+            raise BadRequest(
+                f"train_passes: {this}: expected data that can be read twice, to evaluate and to"
+                f" train, found {type(dataset).__name__}, which gives its batches once: let open()"
+                " return a list of them, or give evaluate=False"
+            )
 
     # ---- the end of a day, and stops ----
 
@@ -273,9 +284,14 @@ class _PassLoop:
             log.info("%s: stopped between two passes, with a checkpoint", reason)
 
 
-def _first_batch(dataset: Iterable[Any], trainer: Trainer) -> Any:
-    cluster = trainer.cluster
-    if not hasattr(dataset, "stream"):
-        return next(iter(dataset), None)
-    with closing(dataset.stream(cluster.worker, cluster.num_workers)) as stream:
-        return next(iter(stream), None)
+def _with_first_batch(dataset: Iterable[Any], cluster: Cluster) -> tuple[Iterable[Any], Any]:
+    """The data, whole, and its first batch; None: it has none."""
+    if isinstance(dataset, Iterator):
+        first = list(itertools.islice(dataset, 1))
+        return itertools.chain(first, dataset), next(iter(first), None)
+    batches = worker_batches(dataset, cluster)
+    try:
+        return dataset, next(iter(batches), None)
+    finally:
+        if isinstance(batches, Closable):
+            batches.close()

@@ -3,6 +3,7 @@
 import logging
 
 from trireme.errors import NotFinite
+from trireme.protocol.routing import Keys
 from trireme.protocol.wire import DIFFERENCE
 from trireme.train.finite import check_finite_step
 from trireme.train.modes.base import BeginPull
@@ -65,6 +66,11 @@ class Geo(OnServers):
     def _touch(self, keys: KeysByClass) -> None:
         while not self.window.touch(keys, self.setup.data_time.seconds()):
             self._exchange()
+
+    def forget(self, table: str, keys: Keys) -> None:
+        for class_id, rows in self.window.cache.tables.items():
+            if class_id.table == table:
+                rows.reset_state(keys)
 
     # ---- the step ----
 

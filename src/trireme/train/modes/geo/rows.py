@@ -151,6 +151,13 @@ class CachedRows:
         self._clocks.erase(keys_K, self._pool)
         return int(self._rows.erase(keys_K, self._pool))
 
+    def reset_state(self, keys_K: Keys) -> None:
+        """Begin the state of the update rule anew for those that are cached."""
+        keys_K = keys_K[self.touched_at(keys_K) > 0]
+        weights_KD = self.read(keys_K)
+        self._rows.erase(keys_K, self._pool)
+        self._assign(self._rows, keys_K, weights_KD)
+
     def _clock(self, keys_K: Keys) -> Floats:
         """(K, 2): window and slot."""
         clocks_K2 = np.empty((len(keys_K), 2), np.float32)
