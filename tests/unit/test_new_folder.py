@@ -38,12 +38,18 @@ import os, sys
 from trireme.storage.atomic_folder import new_folder
 with new_folder(sys.argv[1]) as folder:
     open(f"{folder}/part", "w").close()
-    os.kill(os.getpid(), 9)
+    if sys.argv[2] == "write":
+        os.kill(os.getpid(), 9)
+    os.fsync = lambda file: os.kill(os.getpid(), 9)
 """
 
 
-def test_the_folder_of_a_killed_writer_is_removed_by_the_next(tmp_path: Path) -> None:
-    writer = subprocess.run([sys.executable, "-c", WRITER, tmp_path / "killed"], check=False)
+@pytest.mark.parametrize("killed_at", ["write", "sync"])
+def test_the_folder_of_a_killed_writer_is_removed_by_the_next(
+    tmp_path: Path, killed_at: str
+) -> None:
+    command = [sys.executable, "-c", WRITER, tmp_path / "killed", killed_at]
+    writer = subprocess.run(command, check=False)
     assert writer.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 1
     with new_folder(tmp_path / "1") as first, new_folder(tmp_path / "2") as second:
