@@ -101,6 +101,20 @@ def test_launch_ends_with_name_code_and_last_lines_of_the_one_that_fails(
     assert f"failed: {name} failed with exit code 1" in err.splitlines()[-1]
 
 
+def test_a_full_disk_under_the_logs_ends_no_process(launcher: Launcher, tmp_path: Path) -> None:
+    logs = tmp_path / "log"
+    logs.mkdir()
+    (logs / "workerlog.1").symlink_to("/dev/full")
+    launcher.start("--server_num", "1", "--worker_num", "2", num=3)
+    for _, peer in sorted(launcher.peers.items()):
+        assert peer.ask("print batch 1\\n") == "done"
+        peer.end()
+    code, _, err = launcher.finish()
+    assert code == 0
+    assert err.count("launch: cannot write log/workerlog.1: No space left on device") == 1
+    assert launcher.log("workerlog.0") == "batch 1\n"
+
+
 def test_launch_passes_on_the_exit_code_and_names_a_killing_signal(tmp_path: Path) -> None:
     for command, code, words in (
         ("exit 7", 7, "worker 0 failed with exit code 7"),

@@ -48,6 +48,6 @@ def test_a_full_disk_under_a_log_ends_neither_job_nor_console(
         mirror.close()
     assert console_path.read_bytes() == b"batch 0\nbatch 1\nbatch 2\n"
     assert caplog.messages == [
-        "launch: cannot write /dev/full: No space left on device; what the process prints is on the"
-        " console alone until that works"
+        "launch: cannot write /dev/full: No space left on device; what the process prints is"
+        " missing there until that works"
     ]

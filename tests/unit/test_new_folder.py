@@ -35,23 +35,20 @@ def names(store: MemoryFileSystem) -> list[str]:
 
 WRITER = """
 import os, sys
-from trireme.storage import atomic_folder
-
-def kill(*_, **__):
-    os.kill(os.getpid(), 9)
-
-if sys.argv[2] == "publishing":
-    atomic_folder.publish_folder = kill
-with atomic_folder.new_folder(sys.argv[1]) as folder:
+from trireme.storage.atomic_folder import new_folder
+with new_folder(sys.argv[1]) as folder:
     open(f"{folder}/part", "w").close()
-    if sys.argv[2] == "writing":
-        kill()
+    if sys.argv[2] == "write":
+        os.kill(os.getpid(), 9)
+    os.fsync = lambda file: os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize("when", ["writing", "publishing"])
-def test_the_folder_of_a_killed_writer_is_removed_by_the_next(tmp_path: Path, when: str) -> None:
-    command = [sys.executable, "-c", WRITER, tmp_path / "killed", when]
+@pytest.mark.parametrize("killed_at", ["write", "sync"])
+def test_the_folder_of_a_killed_writer_is_removed_by_the_next(
+    tmp_path: Path, killed_at: str
+) -> None:
+    command = [sys.executable, "-c", WRITER, tmp_path / "killed", killed_at]
     writer = subprocess.run(command, check=False)
     assert writer.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 1

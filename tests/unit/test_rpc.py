@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -17,6 +18,7 @@ from trireme.errors import (
     BadRequest,
     DeadlineExceeded,
     Internal,
+    ResourceExhausted,
     Unavailable,
     WrongMap,
 )
@@ -96,6 +98,24 @@ def test_arrays_of_every_dtype_and_shape_arrive_as_they_were(
         np.testing.assert_array_equal(got, sent, strict=True)
         assert got.flags.aligned
         assert not got.flags.writeable
+
+
+def test_what_a_handler_held_is_free_when_its_error_has_been_sent(client: RpcClient) -> None:
+    """A push that a full disk refuses has room in its tables, for which the next one would wait."""
+    held = []
+
+    def refuse(request: Request) -> None:
+        room = threading.Event()
+        held.append(weakref.ref(room))
+        try:
+            raise OSError("no space")
+        except OSError as error:
+            raise ResourceExhausted("no space") from error
+
+    with Server("127.0.0.1:0", {"refuse": refuse}, name="server 0") as server:
+        with pytest.raises(ResourceExhausted, match="no space"):
+            client.call(server.endpoint, "refuse", timeout_s=30)
+        wait_until(lambda: held[0]() is None)
 
 
 def test_body_arrives_as_it_was(server: Server, client: RpcClient) -> None:

@@ -59,21 +59,17 @@ class LaunchedProcess:
         self.name = name
         self.log_path = log_path
         log_file = log_path.open("ab" if appends else "wb")
-        self.mirror = Mirror(log_file, console) if console is not None else None
-        output = self.mirror.input_fd if self.mirror else log_file.fileno()
+        self.mirror = Mirror(log_file, console)
+        output = self.mirror.input_fd
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
             forked = fork_server and fork_server.fork(command, env, output, pass_fds)
             self._process = forked or _start(command, env, output, pass_fds)
         except BaseException:
-            if self.mirror:
-                self.mirror.close()
+            self.mirror.close()
             raise
         finally:
-            if self.mirror:
-                os.close(self.mirror.input_fd)  # the process has inherited it
-            else:
-                log_file.close()
+            os.close(self.mirror.input_fd)  # the process has inherited it
 
     def status(self) -> int | None:
         """The exit code, or minus the signal that killed it; None while it runs."""
@@ -104,16 +100,13 @@ class LaunchedProcess:
                 raise Internal(
                     f"LaunchedProcess: expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
                 ) from error
-        if self.mirror:
-            for _ in range(_LAST_READS_MAX):  # bounded: a daemon of it may write for ever
-                if not self.mirror.pump():
-                    break
-            self.mirror.close()
+        self.mirror.drain()
+        self.mirror.close()
 
     def last_lines(self, num: int) -> list[str]:
         """The last lines of its log."""
-        if self.mirror:
-            self.mirror.flush()
+        self.mirror.drain()
+        self.mirror.flush()
         with self.log_path.open("rb") as log_file:
             log_file.seek(max(0, os.fstat(log_file.fileno()).st_size - _TAIL_BYTES))
             lines = log_file.read().removesuffix(b"\n").split(b"\n")
@@ -135,7 +128,7 @@ def _start(
 
 
 class Mirror:
-    """Copies the output of a process to the console and to a log, there as plain lines.
+    """Copies the output of a process to a log, as plain lines, and to the console, if it has one.
 
     If the console is a terminal, the process gets a pseudo terminal of the same size and its bytes
     are copied as they come, so that progress bars work. Any other console gets whole lines: several
@@ -144,10 +137,9 @@ class Mirror:
     not take is missing there, with a warning; the job continues.
     """
 
-    def __init__(self, log: BinaryIO, console: int) -> None:
-        self._log = log
-        self._console: int | None = console
-        self._is_terminal = os.isatty(console)
+    def __init__(self, log: BinaryIO, console: int | None) -> None:
+        self._log, self._console = log, console
+        self._is_terminal = console is not None and os.isatty(console)
         self._line = b""
         self._unshown = b""
         self._is_cut = False  # whether the log lacks what came last
@@ -175,6 +167,12 @@ class Mirror:
         self._show(data)
         self._write_log(data)
         return bool(data)
+
+    def drain(self) -> None:
+        """Copy all that is ready."""
+        for _ in range(_LAST_READS_MAX):  # bounded: a daemon of it may write for ever
+            if not self.pump():
+                return
 
     def flush(self) -> None:
         """Write the unfinished line, too."""
@@ -220,8 +218,8 @@ class Mirror:
         except OSError as error:
             if not self._is_cut:
                 log.warning(
-                    "launch: cannot write %s: %s; what the process prints is on the console alone"
-                    " until that works",
+                    "launch: cannot write %s: %s; what the process prints is missing there until"
+                    " that works",
                     *(self._log.name, error.strerror),
                 )
             self._is_cut = True

@@ -289,9 +289,9 @@ class _LocalJob:
         return self._threads.variables(role) | environment
 
     def _follow_output(self, process: LaunchedProcess) -> LaunchedProcess:
-        """Copy to the terminal what a process with a mirror prints."""
-        if mirror := process.mirror:
-            self._selector.register(mirror.output_fd, selectors.EVENT_READ, mirror)
+        """Copy what a process prints to its log, and to the terminal."""
+        mirror = process.mirror
+        self._selector.register(mirror.output_fd, selectors.EVENT_READ, mirror)
         return process
 
     def _watch(self) -> None:
@@ -437,13 +437,13 @@ class _LocalJob:
 
     def _end(self, process: LaunchedProcess) -> None:
         """Kill and reap what is left of a process, and show its last output."""
-        fd = process.mirror.output_fd if process.mirror else -1
+        fd = process.mirror.output_fd
         if fd >= 0 and fd in self._selector.get_map():
             self._selector.unregister(fd)
         process.end()
 
     def _poll(self) -> None:
-        """Wait for output of worker 0, the end of a process or a signal, and handle it."""
+        """Wait for output, the end of a process or a signal, and handle it."""
         for key, _ in self._selector.select(_POLL_S):
             if key.data is None:
                 self._read_signals(key.fd)
@@ -456,8 +456,7 @@ class _LocalJob:
                 self._signals.append(signal.Signals(number))
             elif number == signal.SIGWINCH:
                 for process in self._processes:
-                    if process.mirror:
-                        process.mirror.resize()
+                    process.mirror.resize()
 
     def _report_failure(self) -> tuple[int, str] | None:
         """(exit code, reason) of a job that ends early; None if it has ended well."""

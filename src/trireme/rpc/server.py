@@ -307,7 +307,9 @@ class Server:
             request.arrays = own(request.arrays, pending.places)
             answer: object = handler(request)
         except TriremeError as error:
-            return error
+            # Its frames hold what the request had, as room in tables that the next one waits for.
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
         except Exception as error:  # noqa: BLE001 ends this request, not the server
             _log.exception("%s: the handler of %s failed", self.name, request.method)
             return Internal(f"{type(error).__name__}: {error}")

@@ -65,9 +65,9 @@ def is_partial(name: str) -> bool:
     return _PARTIAL.fullmatch(name) is not None
 
 
-def publish_folder(partial: Path, path: Path, *, syncs_files: bool) -> None:
-    """Let a folder appear at `path`, durably. syncs_files: False: its files are durable already."""
-    sync_tree(partial, files=syncs_files)
+def publish_folder(partial: Path, path: Path) -> None:
+    """Let a folder, whose files are durable already, appear at `path`, durably."""
+    sync_tree(partial)
     partial.rename(path)
     sync_folder(path.parent)
 
@@ -140,8 +140,9 @@ def _local(path: Path) -> Iterator[str]:
         partial.mkdir()
         with locked_marker(partial):
             yield str(partial)
-            publish_folder(partial, path, syncs_files=True)
-            (path / MARKER).unlink()  # last: of a folder without it nobody knows that it was left
+            sync_tree(partial, files=True)  # takes long, and whoever is killed in it has a marker
+            (partial / MARKER).unlink()
+            publish_folder(partial, path)
     except BaseException:
         with suppress(OSError):  # the error before it matters more, and the next writer tries again
             remove_draft(partial)

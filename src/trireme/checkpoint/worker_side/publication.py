@@ -71,7 +71,7 @@ def publish(draft: Draft, target: Storage, manifest: Mapping[str, Any]) -> None:
     """Let the checkpoint with this manifest appear; durable when this returns."""
     if isinstance(draft.storage, LocalStorage) and isinstance(target, LocalStorage):
         write_manifest(draft.storage, manifest)
-        publish_folder(draft.storage.folder, target.folder, syncs_files=False)
+        publish_folder(draft.storage.folder, target.folder)
     else:
         _publish_remote(draft, target, manifest)
 

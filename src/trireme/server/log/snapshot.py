@@ -65,7 +65,7 @@ def write_snapshot(
             body["version"] = server.tables.version
             Document(temporary / CONTENTS, is_synced=True).write(body)
             server.journal.wait_kept()  # or it would hold what its log may lose
-            publish_folder(temporary, path, syncs_files=False)
+            publish_folder(temporary, path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             sweep_segments(server.tier, server.state_id, kept)
