@@ -166,5 +166,5 @@ class Operations:
 def lost(why: str) -> Unavailable:
     """The error of an operation that the worker has to start over."""
     error = Unavailable(f"checkpoint: job {why}")
-    error.details = {"lost_job": why}
+    error.details = {"lost_job": True}
     return error
