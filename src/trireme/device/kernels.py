@@ -92,7 +92,7 @@ def choose_kernels(
 def _core_kernels(
     layout: BlockLayout, device: torch.device, threads: _core.Pool, wanted: str
 ) -> Kernels:
-    from trireme.device.core_kernels import CoreKernels
+    from trireme.device.torch_kernels import CoreKernels
 
     if device.type != HOST.type:
         raise BadRequest(f"RowBlock: expected the CPU for kernels='core', found {device}")

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         memory_optimize,
         release_memory,
     )
-    from trireme.fleet.distributed_strategy import DistributedStrategy
+    from trireme.fleet.distributed_strategy import DistributedStrategy, StrategyFactory
     from trireme.fleet.embedding_layers import (
         CountFilterEntry,
         ParamAttr,
@@ -100,7 +100,6 @@ if TYPE_CHECKING:
         save_inference_model,
         save_persistables,
     )
-    from trireme.fleet.strategy_factory import StrategyFactory
     from trireme.fleet.transpiler import DistributeTranspilerConfig, HashName, RoundRobin
     from trireme.fleet.util import all_reduce
 
@@ -216,7 +215,7 @@ _HOMES = {
     "data_generator": ("MultiSlotDataGenerator", "MultiSlotStringDataGenerator"),
     "dataset": ("DatasetFactory", "InMemoryDataset", "QueueDataset"),
     "distribute_transpiler": ("DistributeTranspiler", "memory_optimize", "release_memory"),
-    "distributed_strategy": ("DistributedStrategy",),
+    "distributed_strategy": ("DistributedStrategy", "StrategyFactory"),
     "embedding_layers": ("CountFilterEntry", "ParamAttr", "ProbabilityEntry", "ShowClickEntry"),
     "executor": ("CPUPlace", "CUDAPlace", "Executor"),
     "fleet_optimizer": ("FleetOptimizer",),
@@ -238,7 +237,6 @@ _HOMES = {
         *("load_inference_model", "load_model", "save", "save_inference_model"),
         "save_persistables",
     ),
-    "strategy_factory": ("StrategyFactory",),
     "transpiler": ("DistributeTranspilerConfig", "HashName", "RoundRobin"),
     "util": ("all_reduce",),
 }
