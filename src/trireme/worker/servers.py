@@ -113,8 +113,8 @@ class Servers:
 
     def ask(self, method: str, body: dict[str, Any], *, aside: bool = False) -> Reply:
         """Call a method of server 0 once, whatever map it has."""
-        transport = self._aside if aside else self._control
-        return transport.call_all([Call(self.endpoints[0], method, body, [])], self.timeout_s)[0]
+        call_all = self.call_all_aside if aside else self.call_all
+        return call_all([Call(self.endpoints[0], method, body, [])], self.timeout_s)[0]
 
     def decide(self, id: str, *, commit: bool, **about: Any) -> bool:
         """Whether a prepared import or load takes place: as the coordinator has decided, or now

@@ -177,7 +177,8 @@ def read_rows(
             if not np.array_equal(
                 buckets.buckets, np.arange(expected, expected + len(buckets.buckets))
             ):
-                raise Corruption(f"{where}: expected buckets from {expected} on next")
+                first = ", ".join(map(str, buckets.buckets[:3]))
+                raise Corruption(f"{where}: expected buckets from {expected} on, found {first}")
             batch = next(batches, None) if count else no_rows
             if batch is None or batch.num_rows != count:
                 num_read = 0 if batch is None else batch.num_rows
