@@ -14,10 +14,9 @@ from trireme.bounded_queue import ReadAhead
 from trireme.data.batch import Batch, check_stream
 from trireme.data.column_layout import ColumnLayout
 from trireme.data.global_shuffle import deal_examples
-from trireme.data.loading import LoadedExamples, load, preload
+from trireme.data.loading import LoadedExamples, ShuffleHistory, load, preload
 from trireme.data.queue_dataset import QueueDataset
 from trireme.data.schema import Schema
-from trireme.data.shuffle_history import ShuffleHistory
 from trireme.data.sources import Paths
 from trireme.errors import BadRequest, NotReady, check_flags
 from trireme.job.cluster import Cluster

@@ -7,9 +7,8 @@ import textwrap
 from collections.abc import Mapping
 
 from trireme.doctor.devices import gpus
-from trireme.doctor.disk import disk
 from trireme.doctor.finding import Finding
-from trireme.doctor.machine import cores, memory
+from trireme.doctor.machine import cores, disk, memory
 from trireme.doctor.network import network
 from trireme.doctor.software import core, python
 from trireme.doctor.system_limits import limits

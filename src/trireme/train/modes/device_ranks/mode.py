@@ -36,9 +36,8 @@ from trireme.train.modes.device_ranks.owned_rows import (
 from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.modes.device_ranks.steps_together import StepMade, StepsTogether
-from trireme.train.modes.lost_workers import ways_to_find
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
-from trireme.train.modes.worker_group import WorkerGroup
+from trireme.train.modes.worker_group import WorkerGroup, ways_to_find
 from trireme.train.pass_data import PassData, WindowSize
 from trireme.worker import passes
 from trireme.worker.dense_parameters import DenseParameters
