@@ -112,7 +112,7 @@ def connect(
 
 
 def _log_wait(waiting: rpc.Waiting) -> None:
-    """Say whom a server waits for that does not answer, where it may not be the server's doing."""
+    """Log which server does not answer; it may wait for other workers."""
     others = "; it answers when all workers have come" if waiting.method in _MEETINGS else ""
     log.warning("%s%s", waiting, others)
 

@@ -119,7 +119,7 @@ def read_parts(
 ) -> Read:
     """Read the rows of distinct keys, (K,) uint64, part by part, as of one moment. take: gets each
     part; all of them again, if rows have changed meanwhile. room: (K, row_bytes) uint8, where the
-    rows shall be, of keys in the order of their buckets.
+    rows go, of keys in the order of their buckets.
 
     Raises Unavailable: others change the rows meanwhile, or it had to stop. NotReady: a server has
     lost the import.

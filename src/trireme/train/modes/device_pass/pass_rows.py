@@ -174,7 +174,7 @@ class PassRows(RowsOnDevice):
             block.forget_plans()
 
     def plan(self, keys: KeysByClass | None) -> None:
-        """Find the slots of the batch, beside training."""
+        """Find the slots of the batch, while an earlier one is trained on."""
         for class_id, keys_K in (keys or {}).items():
             if class_id in self.blocks and len(keys_K):
                 self.blocks[class_id].plan(keys_K)

@@ -139,7 +139,7 @@ class SharedDevicePass(DevicePass):
         return self._agreed(lambda: OwnedRows(setup, owned, device, rows_before, self._lease))
 
     def _keys_ahead(self, source: PassData | WindowSize) -> NextKeys | None:
-        """What was read beside this pass, which has ended, for one over `source`."""
+        """What was read during this pass, which has ended, for one over `source`."""
         ahead = self._next_keys
         if self.rows is None or ahead is None or not ahead.can_complete:
             return None
