@@ -60,7 +60,10 @@ class StreamLeases:
 
     def _check_in_use(self, method: str) -> None:
         if not self.is_in_use:
-            raise BadRequest(f"{method}: expected a job with leased streams, found none leased")
+            raise BadRequest(
+                f"{method}: expected a job with leased streams, found one whose workers have their"
+                " own"
+            )
 
     def _is_pass_over(self) -> bool:
         return all(lease.is_done for lease in self._leases)
