@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from trireme.fleet import role_makers as role_maker
     from trireme.fleet.calls import (
         barrier_worker,
+        clear_grad,
         device,
         distributed_model,
         distributed_optimizer,
         get_log_level_code,
         get_log_level_name,
+        get_lr,
         infer_from_dataset,
         init,
         init_server,
@@ -40,11 +42,16 @@ if TYPE_CHECKING:
         is_heter_worker,
         is_server,
         is_worker,
+        minimize,
         run_server,
         server_num,
         set_log_level,
+        set_lr,
+        set_state_dict,
         shrink,
         sparse_embedding,
+        state_dict,
+        step,
         stop_worker,
         train_from_dataset,
         worker_index,
@@ -80,15 +87,6 @@ if TYPE_CHECKING:
     )
     from trireme.fleet.members import local_rank as rank_in_node
     from trireme.fleet.metrics import ctr_metric_bundle
-    from trireme.fleet.optimizer_calls import (
-        clear_grad,
-        get_lr,
-        minimize,
-        set_lr,
-        set_state_dict,
-        state_dict,
-        step,
-    )
     from trireme.fleet.parts import load_one_table, save_dense_params, save_one_table, set_date
     from trireme.fleet.program import Loss, Program
     from trireme.fleet.ps_gpu import PSGPU
@@ -225,10 +223,6 @@ _HOMES = {
         "worker_endpoints",
     ),
     "metrics": ("ctr_metric_bundle",),
-    "optimizer_calls": (
-        *("clear_grad", "get_lr", "minimize", "set_lr", "set_state_dict", "state_dict"),
-        "step",
-    ),
     "parts": ("load_one_table", "save_dense_params", "save_one_table", "set_date"),
     "program": ("Loss", "Program"),
     "ps_gpu": ("PSGPU",),
