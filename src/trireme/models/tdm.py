@@ -40,9 +40,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TreeIndex:
-    """The tree over items, as PaddleRec's tree_index_builder.py writes it. A node's code is its place
-    in a whole tree, read row by row: the root is 0, the children of c are b c + 1 to b c + b. All
-    leaves have one level.
+    """The tree over items, as PaddleRec's tree_index_builder.py writes it. A node's code is its
+    place in a whole tree, read row by row: the root is 0, the children of c are b c + 1 to b c + b.
+    All leaves have one level.
 
     layers: of each level the codes of its nodes, ascending. leaf_ids: (N,) ids of the leaves, in
     the order of their codes. branch: b.
