@@ -107,7 +107,7 @@ def connect(
         interface=interface,
         ends_at_sigterm=ends_at_sigterm,
         heter=client.heter,
-        call_client=lambda purpose: base.clone(f"{name} ({purpose})"),
+        connect_compute=lambda: base.clone(f"{name} (compute)"),
     )
 
 

@@ -279,7 +279,7 @@ def workers_of_label(cluster: Cluster, label: str) -> ComputeWorkers:
         label,
         [address for other, address in cluster.heter if other == label],
         first=cluster.worker,
-        connect=lambda: cluster.call_client("compute"),
+        connect=cluster.compute_client,
         timeout_s=cluster.client.timeout_s,
     )
     cluster.add_running(workers.close)
