@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "base/search_steps.h"
 #include "feed/chunks.h"
 #include "feed/key_pieces.h"
 
@@ -17,7 +18,6 @@ namespace {
 
 constexpr int kPieceBitsMax = 11;
 constexpr std::size_t kGroupsPerThread = 16;
-constexpr std::size_t kStepsPerHash = 16;  // only keys that somebody chose for it take more
 
 // Orders the hashes of a piece, all of which begin with the same `bits` bits, by the bits that
 // follow: as many as give each hash two to four places of its own. next: memory, which serves many
@@ -37,7 +37,7 @@ void order_nearly(std::span<const std::uint64_t> hashes, int bits, std::vector<C
 // Writes hashes that are nearly in order to `sorted`, in order and without those that repeat;
 // returns how many they are.
 std::size_t insert(std::span<std::uint64_t> hashes, std::span<std::uint64_t> sorted) {
-  std::size_t steps_left = kStepsPerHash * hashes.size();
+  std::size_t steps_left = kStepsPerKey * hashes.size();
   std::size_t num = 0;
   for (const std::uint64_t hash : hashes) {
     if (num == 0) {

@@ -9,13 +9,13 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/search_steps.h"
 
 namespace trireme {
 namespace {
 
-constexpr std::size_t kPieceKeys = 512;   // of a piece of the sets, about
-constexpr int kPieceBitsMax = 12;         // keys are in order of the 12 bits of their buckets
-constexpr std::size_t kStepsPerKey = 16;  // only keys that somebody chose for it take more
+constexpr std::size_t kPieceKeys = 512;  // of a piece of the sets, about
+constexpr int kPieceBitsMax = 12;        // keys are in order of the 12 bits of their buckets
 
 // A set of hashes: an open table, or the hashes sorted once searches have taken too many steps.
 class HashSet {

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/search_steps.h"
 #include "feed/chunks.h"
 #include "feed/key_pieces.h"
 
@@ -21,7 +22,6 @@ namespace {
 
 constexpr int kPieceBitsMax = 10;
 constexpr std::size_t kChunkValuesMin = 8192;  // less is not worth waking a thread for
-constexpr std::size_t kStepsPerValue = 16;     // only keys that somebody chose for it take more
 
 struct Entry {
   std::uint64_t hash;
@@ -71,7 +71,7 @@ class Deduplicator {
     std::uint64_t* const row_hash = row_hash_.data() + begin;
     std::uint32_t* const row_count = row_count_.data() + begin;
     std::map<std::uint64_t, std::uint32_t> tree;  // the same, of keys after too many steps
-    std::size_t steps_left = kStepsPerValue * size;
+    std::size_t steps_left = kStepsPerKey * size;
     std::uint32_t rows = 0;
     for (Entry& entry : std::span(entries_.data() + begin, size)) {
       std::size_t slot = entry.hash & mask;

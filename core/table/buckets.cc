@@ -10,13 +10,12 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/search_steps.h"
 #include "table/scan.h"
 #include "table/table.h"
 
 namespace trireme {
 namespace {
-
-constexpr std::size_t kStepsPerKey = 16;  // only keys that somebody chose for it take more
 
 [[noreturn]] void refuse(const char* who, std::uint32_t bucket, const std::string& what) {
   throw Error(ErrorCode::kBadRequest,

@@ -17,7 +17,7 @@ from tests.integration.test_metrics import (
     worker,
 )
 from tests.programs import Template
-from trireme.train.modes.on_servers.pusher import WAITING_MAX
+from trireme.train.modes.on_servers.push_stream import WAITING_MAX
 
 MIB = 1 << 20
 DEPTH = 2  # batches that a Pipeline plans ahead

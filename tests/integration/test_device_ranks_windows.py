@@ -24,7 +24,7 @@ from tests.jobs import Job
 from trireme.device import BlockLayout
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
-from trireme.train.modes.device_pass import window_block
+from trireme.train.modes.device_pass import window_rows
 
 LENGTHS = (12, 0, 9)  # ids come back after seven
 
@@ -82,13 +82,13 @@ def of_sync() -> Any:
 def test_a_window_of_any_size_trains_to_the_bits_of_sync(
     monkeypatch: pytest.MonkeyPatch, of_sync: Any, num_rows: int, batches: int
 ) -> None:
-    evicted, evict = [], window_block.WindowBlock._evict
+    evicted, evict = [], window_rows.WindowBlock._evict
 
     def counting(self: Any, num: int, *arguments: Any) -> None:
         evicted.append(num)
         evict(self, num, *arguments)
 
-    monkeypatch.setattr(window_block.WindowBlock, "_evict", counting)
+    monkeypatch.setattr(window_rows.WindowBlock, "_evict", counting)
     assert_same(on_servers(3, training("adam", "sync", num_rows, batches)), of_sync)
     assert_same(on_ranks(3, training("adam", "collective", num_rows, batches)), of_sync)
     assert bool(evicted) == (num_rows < 100)

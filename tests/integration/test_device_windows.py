@@ -29,7 +29,7 @@ from trireme.errors import BadRequest, NotReady, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
-from trireme.train.modes.device_pass import window_block
+from trireme.train.modes.device_pass import window_rows
 from trireme.train.modes.device_pass.pass_mode import DevicePass
 
 
@@ -86,7 +86,7 @@ def test_rows_with_statistics_leave_a_window_and_return() -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Gets the keys of each filling of a block."""
     filled: list[list[int]] = []
-    bring = window_block.WindowBlock.__init__
+    bring = window_rows.WindowBlock.__init__
 
     def counting(self: Any, *args: Any) -> None:
         *others, read, give_back = args
@@ -97,7 +97,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
         bring(self, *others, note, give_back)
 
-    monkeypatch.setattr(window_block.WindowBlock, "__init__", counting)
+    monkeypatch.setattr(window_rows.WindowBlock, "__init__", counting)
     return filled
 
 

@@ -23,7 +23,7 @@ from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.optim import rule_values, values_of_group
 from trireme.strategy import Strategy
-from trireme.train.modes.geo.cache import RowCache
+from trireme.train.modes.geo.window import RowCache
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import DenseGradient, PushHeader, TableGradient
 

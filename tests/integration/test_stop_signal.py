@@ -25,7 +25,7 @@ from trireme.train.loop.pipeline import Pipeline
 from trireme.train.modes.collective.mode import Collective
 from trireme.train.modes.geo.window import Window
 from trireme.train.modes.hybrid.replicated_dense import ReplicatedDense
-from trireme.train.modes.on_servers.pusher import Pusher
+from trireme.train.modes.on_servers.push_stream import Pusher
 from trireme.train.online.train_passes import PassReport
 from trireme.worker.client import WorkerClient
 

@@ -101,11 +101,9 @@ def stage_call(answer: StageAnswer, buffers: list[Tensor]) -> StageCall:
     def call(*_: object) -> tuple[Reply, str]:
         return Reply(*answer.to_wire()), "host:1"
 
-    remote: Any = SimpleNamespace(
-        identity=SimpleNamespace(explained=contextlib.nullcontext),
-        next_token=lambda: "1",
-        note_kept=lambda *_: None,
-        forget_kept=lambda _: None,
+    identity: Any = SimpleNamespace(explained=contextlib.nullcontext)
+    graphs: Any = SimpleNamespace(
+        next_token=lambda: "1", note=lambda *_: None, forget=lambda _: None
     )
     request = StageRequest(
         model="",
@@ -120,7 +118,7 @@ def stage_call(answer: StageAnswer, buffers: list[Tensor]) -> StageCall:
         state=[],
     )
     workers: Any = SimpleNamespace(call=call)
-    return StageCall(remote, workers, request, [torch.ones(4)], [], buffers)
+    return StageCall(workers, identity, graphs, request, [torch.ones(4)], [], buffers)
 
 
 @pytest.mark.parametrize(("spoil", "words"), WRONG_STAGES)

@@ -17,8 +17,7 @@ import pytest
 from tests.unit.test_top_view import busy
 from trireme.commands import cli
 from trireme.commands.console import token_of
-from trireme.console.feed import Feed
-from trireme.console.history import POINTS_MAX, History, Point, point_of
+from trireme.console.feed import POINTS_MAX, Feed, History, Point, point_of
 from trireme.console.row_look import Rows
 from trireme.console.web import VIEWERS_MAX, Console
 from trireme.errors import NotReady

@@ -18,9 +18,9 @@ from trireme.errors import BadRequest
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.models import MAML, MetaHeac, zoo
-from trireme.models.campaigns import Tasks
 from trireme.models.maml import Convolutions
 from trireme.models.meta_learning import sgd, tasks_of
+from trireme.models.metaheac import Tasks
 
 
 def test_steps_are_those_of_sgd_and_constants_for_gradients() -> None:

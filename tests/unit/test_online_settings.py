@@ -11,10 +11,9 @@ import pytest
 from trireme.config import Config
 from trireme.errors import BadRequest, DeadlineExceeded
 from trireme.job.embedded import embedded
-from trireme.run.day_folders import passes_of
 from trireme.run.online_settings import OnlineSettings
 from trireme.run.settings import Settings
-from trireme.run.stream import stream
+from trireme.run.stream import passes_of, stream
 from trireme.run.unused_keys import warn_of_unused_in_stream
 from trireme.train.online.passes import Pass, PassLoader, next_day, seconds_of_day
 

@@ -476,9 +476,9 @@ def test_what_does_not_fit_is_refused() -> None:
             {"max_position_embeddings": 9},
             "max_position_embeddings: expected at least 30, the longest text or history, found 9",
         ),
-        ("fastformer", {"hidden_size": 9}, "expected a multiple of 16 heads, found 9"),
+        ("fastformer", {"hidden_size": 9}, "a width that is a multiple of 16 heads, found 9"),
         ("fastformer", {"hidden_dropout_prob": 1}, "expected a number >= 0 and < 1, found 1"),
-        ("tisas", {"num_heads": 3}, "expected a multiple of 3 heads, found 50"),
+        ("tisas", {"num_heads": 3}, "a width that is a multiple of 3 heads, found 50"),
         ("bert4rec", {"hidden_act": "tanh"}, "hidden_act: expected gelu or relu, found 'tanh'"),
     ):
         with pytest.raises(BadRequest, match=message):

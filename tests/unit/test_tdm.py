@@ -16,9 +16,8 @@ from trireme.data import Batch, Ragged
 from trireme.errors import BadRequest, DataError
 from trireme.job.cluster import Cluster
 from trireme.models import TDM, zoo
-from trireme.models.draws import Draws
-from trireme.models.tdm import AllNodes, BeamSearch, LayerSamples, node_loss
-from trireme.models.tree_index import TreeIndex
+from trireme.models.columns import Draws
+from trireme.models.tdm import AllNodes, BeamSearch, LayerSamples, TreeIndex, node_loss
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from trireme.commands.options import KEYS, add_common, add_config, add_infer, picked, seconds
-from trireme.commands.run import check_config
+from trireme.commands.run import checked_config
 from trireme.errors import BadRequest
 from trireme.launch.fork_server import START_METHODS
 from trireme.launch.local_job import launch
@@ -269,22 +269,12 @@ def _launched(arguments: argparse.Namespace) -> tuple[str, ...]:
         )
     if arguments.infer and arguments.stream:
         raise BadRequest("launch: expected --infer or --stream, found both")
-    _check_config(arguments)
+    _, settings = checked_config(arguments, is_online=arguments.stream)  # as servers will again
+    settings.model_root(arguments.root)
     options = ["--infer"] if arguments.infer else []
     options += ["-o", *arguments.opt] if arguments.opt else []
     command = "stream" if arguments.stream else "run"
     return ("-m", "trireme", command, "-m", str(arguments.config_yaml), *options)
-
-
-def _check_config(arguments: argparse.Namespace) -> None:
-    """Check before anything starts what the servers will check again."""
-    from trireme.config import Config
-    from trireme.run.online_settings import OnlineSettings
-
-    config = Config.load(arguments.config_yaml, arguments.opt)
-    check_config(config).model_root(arguments.root)
-    if arguments.stream:
-        OnlineSettings.read(config)
 
 
 def _launch(arguments: argparse.Namespace) -> int:

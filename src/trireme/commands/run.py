@@ -40,21 +40,27 @@ def add_to(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_run)
 
 
-def check_config(config: Config) -> Settings:
-    """The settings, checked before torch is loaded. Raises BadRequest."""
+def checked_config(
+    arguments: argparse.Namespace, *, is_online: bool = False
+) -> tuple[Config, Settings]:
+    """The configuration and its settings, checked before torch is loaded. is_online: also those of
+    `trireme stream`. Raises BadRequest.
+    """
+    from trireme.config import Config
     from trireme.run.model_source import model_source
+    from trireme.run.online_settings import OnlineSettings
     from trireme.run.settings import Settings
 
+    config = Config.load(arguments.config_yaml, arguments.opt)
     settings = Settings.read(config)
     model_source(config, settings)
-    return settings
+    if is_online:
+        OnlineSettings.read(config)
+    return config, settings
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from trireme.config import Config
-
-    config = Config.load(arguments.config_yaml, arguments.opt)
-    settings = check_config(config)
+    config, settings = checked_config(arguments)
     from trireme.run.server_role import has_served  # loads torch
 
     if not has_served(settings):

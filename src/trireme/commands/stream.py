@@ -3,7 +3,7 @@
 import argparse
 
 from trireme.commands.options import add_config
-from trireme.commands.run import check_config
+from trireme.commands.run import checked_config
 
 SUMMARY = "train on days of data as they arrive"
 EXAMPLES = """
@@ -29,12 +29,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 def _stream(arguments: argparse.Namespace) -> int:
-    from trireme.config import Config
-    from trireme.run.online_settings import OnlineSettings
-
-    config = Config.load(arguments.config_yaml, arguments.opt)
-    settings = check_config(config)
-    OnlineSettings.read(config)
+    config, settings = checked_config(arguments, is_online=True)
     from trireme.run.server_role import has_served  # loads torch
 
     if not has_served(settings):

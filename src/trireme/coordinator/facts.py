@@ -74,7 +74,9 @@ class Facts:
             if not takes_part:
                 raise NotReady(f"coordinator: no worker that takes part has set its {name} yet")
             if len(self._facts) >= FACTS_MAX:
-                raise BadRequest(f"coord.agree: expected at most {FACTS_MAX} facts")
+                raise BadRequest(
+                    f"coord.agree: expected at most {FACTS_MAX} facts, found {fact!r}, too"
+                )
             self._held.hold(("fact", fact), len(fact) + len(value))
         self.agree(fact, value, worker)
 

@@ -50,8 +50,10 @@ class JointPasses:
         passes.
         """
         number, token = need(request.body, "pass", int), need(request.body, "token", str)
-        if len(repr(request.body)) > _CHARS_MAX:
-            raise BadRequest(f"coord.meet_in_pass: expected at most {_CHARS_MAX} characters")
+        if (num_chars := len(repr(request.body))) > _CHARS_MAX:
+            raise BadRequest(
+                f"coord.meet_in_pass: expected at most {_CHARS_MAX} characters, found {num_chars}"
+            )
         record = self._workers.records[worker]
         if number != record.passes:
             raise BadRequest(

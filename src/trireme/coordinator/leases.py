@@ -60,7 +60,10 @@ class StreamLeases:
 
     def _check_in_use(self, method: str) -> None:
         if not self.is_in_use:
-            raise BadRequest(f"{method}: expected a job with leased streams")
+            raise BadRequest(
+                f"{method}: expected a job with leased streams, found one whose workers have their"
+                " own"
+            )
 
     def _is_pass_over(self) -> bool:
         return all(lease.is_done for lease in self._leases)
@@ -171,7 +174,7 @@ class StreamLeases:
         leaves_job = need(request.body, "parts", bool)
         self._check_in_use("coord.give_back")
         if leaves_job and worker == SAVER:
-            raise BadRequest("coord.give_back: expected worker 0, which saves, to stay")
+            raise BadRequest(f"coord.give_back: expected worker {worker}, which saves, to stay")
         self.free(worker)
         if leaves_job:
             self._workers.leave_job(worker)

@@ -107,8 +107,11 @@ class Meetings:
         different things would take each other's answers.
         """
         body = request.body
-        if sum(array.nbytes for array in request.arrays) > GATHER_BYTES_MAX:
-            raise BadRequest(f"coord.gather: expected at most {GATHER_BYTES_MAX} bytes per worker")
+        if (num_bytes := sum(array.nbytes for array in request.arrays)) > GATHER_BYTES_MAX:
+            raise BadRequest(
+                f"coord.gather: expected at most {GATHER_BYTES_MAX} bytes per worker, found"
+                f" {num_bytes}"
+            )
         path, purpose = need(body, "name", str), need(body, "purpose", str)
         if not path or max(len(path), len(purpose)) > NAME_MAX:
             raise BadRequest(

@@ -19,8 +19,7 @@ from trireme.data.strings import string_keys
 from trireme.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from trireme.data.in_memory_dataset import InMemoryDataset
-    from trireme.data.in_memory_stream import InMemoryStream
+    from trireme.data.in_memory_dataset import InMemoryDataset, InMemoryStream
 
 __all__ = [
     "ArrayDataset",
@@ -57,5 +56,5 @@ __all__ = [
 
 __getattr__, __dir__ = lazy_names(
     __name__,
-    {"InMemoryDataset": "in_memory_dataset", "InMemoryStream": "in_memory_stream"},
+    {"InMemoryDataset": "in_memory_dataset", "InMemoryStream": "in_memory_dataset"},
 )

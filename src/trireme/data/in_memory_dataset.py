@@ -1,7 +1,10 @@
 """All examples of a pass in memory: loaded once, shuffled, read any number of times."""
 
+from __future__ import annotations
+
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,7 @@ from trireme.bounded_queue import ReadAhead
 from trireme.data.batch import Batch, check_stream
 from trireme.data.column_layout import ColumnLayout
 from trireme.data.global_shuffle import deal_examples
-from trireme.data.in_memory_stream import InMemoryStream, ShuffleHistory
-from trireme.data.loading import LoadedExamples, load, preload
+from trireme.data.loading import LoadedExamples, ShuffleHistory, load, preload
 from trireme.data.queue_dataset import QueueDataset
 from trireme.data.schema import Schema
 from trireme.data.sources import Paths
@@ -375,6 +377,52 @@ class InMemoryDataset:
                 f"{self._store.num_rows} examples; call release_memory() first"
             )
         self._forget()
+
+
+class InMemoryStream(Iterator[Batch]):
+    """The batches of the examples [position[0], end); made by InMemoryDataset.stream.
+
+    Attributes:
+        position: after the latest batch returned: (example, number of the order).
+        seconds: spent making batches.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self, dataset: InMemoryDataset, index: int, begin: int, end: int, position: tuple[int, int]
+    ) -> None:
+        self.position = position
+        self.seconds = {"read": 0.0, "parse": 0.0}
+        self.num_broken_lines = dataset.num_broken_lines
+        self._dataset, self._index, self._begin, self._end = dataset, index, begin, end
+
+    def __next__(self) -> Batch:
+        begin, order = self.position
+        end = min(begin + self._dataset.batch_size, self._end)
+        is_short = end - begin < self._dataset.batch_size
+        if begin == end or (is_short and self._dataset.drop_last):
+            raise StopIteration
+        started = time.monotonic()
+        batch = self._dataset._batch(begin, end, order)
+        self.seconds["read"] += time.monotonic() - started
+        self.position = (end, order)
+        batch.stream, batch.position = self._index, self.position
+        return batch
+
+    def fraction_read(self) -> float:
+        """The fraction of the stream that has been returned, 0 to 1."""
+        size = self._end - self._begin
+        return (self.position[0] - self._begin) / size if size else 1.0
+
+    def close(self) -> None:
+        """Do nothing: batches are made on demand."""
+
+    def __enter__(self) -> InMemoryStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _sum(number: int, cluster: Cluster | None) -> int:

@@ -14,7 +14,7 @@ Prepare = Callable[[Batch], Batch]
 class PreparedDataset:
     """A dataset with streams, each of whose batches `prepare` makes into another one of the same
     examples: with sampled ids as one more column, say. What it draws should depend on the batch
-    alone, such as its `epoch` and `position`, if a run that is resumed shall see the same.
+    alone, such as its `epoch` and `position`, if a resumed run is to see the same.
 
     Everything else is that of the dataset.
     """

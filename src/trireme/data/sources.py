@@ -229,7 +229,7 @@ def _matches(pattern: str) -> Iterable[str]:
     tops = _glob("/".join([*parts[:number], ""])) if number else [""]
     return [
         path
-        for folder in _folders(tops)
+        for folder, _ in folders_below(tops)
         for path in _matches("/".join([glob.escape(folder), *below]).removeprefix("./"))
     ]
 
@@ -250,18 +250,22 @@ def _glob(pattern: str) -> list[str]:
     return glob.glob(pattern)
 
 
-def _folders(tops: Iterable[str]) -> Iterator[str]:
-    """The folders at and below these, without hidden ones: real folders before links to them."""
+def folders_below(
+    tops: Iterable[str], hidden: str | tuple[str, ...] = "."
+) -> Iterator[tuple[str, list[str]]]:
+    """The folders at and below these, each once, with the names of what is no folder in them: real
+    folders before links to them. hidden: folders whose names begin so are left out.
+    """
     waiting, seen = [top.rstrip("/") or ("/" if top else ".") for top in tops], set[str]()
     for top in waiting:  # which grows by the links within
-        for parent, names, _ in os.walk(top, onerror=refuse_folder):
-            names[:] = [name for name in names if not name.startswith(".")]
+        for parent, folders, names in os.walk(top, onerror=refuse_folder):
+            folders[:] = [name for name in folders if not name.startswith(hidden)]
             if (real := os.path.realpath(parent)) in seen:
-                names.clear()
+                folders.clear()
                 continue
             seen.add(real)
-            yield parent
-            paths = (os.path.join(parent, name) for name in names)
+            yield parent, names
+            paths = (os.path.join(parent, name) for name in folders)
             waiting += [path for path in paths if os.path.islink(path)]
 
 

@@ -15,6 +15,7 @@ from trireme.accelerator import HOST, runs_triton
 from trireme.device.block_layout import BlockLayout, RowTensors
 from trireme.device.block_statistics import RowStep
 from trireme.device.slot_bags import SlotBags
+from trireme.device.torch_kernels import CoreKernels, TorchKernels
 from trireme.errors import BadRequest
 
 log = logging.getLogger("trireme.device")
@@ -71,33 +72,23 @@ def choose_kernels(
     """
     if wanted not in KERNELS:
         raise BadRequest(f"RowBlock: expected kernels to be one of {KERNELS}, found {wanted!r}")
-    if wanted == "core" or (wanted == "auto" and device.type == HOST.type):
-        return _core_kernels(layout, device, threads, wanted)
+    is_host = device.type == HOST.type
+    if wanted == "core" and not is_host:
+        raise BadRequest(f"RowBlock: expected the CPU for kernels='core', found {device}")
     missing = _without_triton(device, is_forced=wanted == "triton")
     if wanted == "triton" and missing:
         raise BadRequest(f"RowBlock: expected Triton for kernels='triton', found {missing}")
-    if wanted == "torch" or missing:
-        from trireme.device.torch_kernels import TorchKernels
-
-        chosen: Kernels = TorchKernels(layout)
+    chosen: Kernels
+    if wanted == "core" or (wanted == "auto" and is_host):
+        chosen = CoreKernels(layout, threads)
+    elif wanted == "torch" or missing:
+        chosen = TorchKernels(layout)
     else:
         from trireme.device.triton_kernels import TritonKernels
 
         chosen = TritonKernels(layout)
     reason = "as asked" if wanted != "auto" else missing or f"the device is {device}"
     log_choice(device, chosen.name, reason)
-    return chosen
-
-
-def _core_kernels(
-    layout: BlockLayout, device: torch.device, threads: _core.Pool, wanted: str
-) -> Kernels:
-    from trireme.device.core_kernels import CoreKernels
-
-    if device.type != HOST.type:
-        raise BadRequest(f"RowBlock: expected the CPU for kernels='core', found {device}")
-    chosen = CoreKernels(layout, threads)
-    log_choice(device, chosen.name, "as asked" if wanted != "auto" else f"the device is {device}")
     return chosen
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from trireme.doctor.devices import gpus
-from trireme.doctor.disk import disk
-from trireme.doctor.finding import Finding
-from trireme.doctor.machine import cores, memory
+from trireme.doctor.finding import Finding, ok, problem
+from trireme.doctor.machine import cores, disk, limits, memory
 from trireme.doctor.network import network
 from trireme.doctor.software import core, python
-from trireme.doctor.system_limits import limits
-from trireme.doctor.variables import role_of, variables
 from trireme.errors import BadRequest
-from trireme.launch.environment import inherited
+from trireme.launch.environment import inherited, job_variables, unknown_variables
+from trireme.launch.process_role import ProcessRole, read_role
 
 WIDTH = 80
 _INDENT = " " * 10
@@ -81,3 +79,29 @@ def _wrapped(text: str, start: str) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def variables(env: Mapping[str, str]) -> Iterator[Finding]:
+    """The role of a process with this environment, or why it has none."""
+    unknown = unknown_variables(env)
+    for name, near in unknown.items():
+        yield problem(
+            f"{name} is no variable of Trireme, and init() refuses it",
+            f"did you mean {near}?" if near else "unset it",
+        )
+    for name in job_variables(env):
+        yield ok(f"{name}={env[name]}")
+    role = role_of(env)
+    if isinstance(role, BadRequest):
+        yield problem(str(role), "change or unset the variables")
+    else:
+        yield ok(f"a script here would be {role.describe().removeprefix('trireme: ')}")
+
+
+def role_of(env: Mapping[str, str]) -> ProcessRole | BadRequest:
+    """The role of a process with this environment, unknown variables apart."""
+    unknown = unknown_variables(env)
+    try:
+        return read_role({name: value for name, value in env.items() if name not in unknown})
+    except BadRequest as error:
+        return error

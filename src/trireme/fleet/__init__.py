@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from trireme.fleet import role_makers as role_maker
     from trireme.fleet.calls import (
         barrier_worker,
+        clear_grad,
         device,
         distributed_model,
         distributed_optimizer,
         get_log_level_code,
         get_log_level_name,
+        get_lr,
         infer_from_dataset,
         init,
         init_server,
@@ -40,11 +42,16 @@ if TYPE_CHECKING:
         is_heter_worker,
         is_server,
         is_worker,
+        minimize,
         run_server,
         server_num,
         set_log_level,
+        set_lr,
+        set_state_dict,
         shrink,
         sparse_embedding,
+        state_dict,
+        step,
         stop_worker,
         train_from_dataset,
         worker_index,
@@ -60,7 +67,7 @@ if TYPE_CHECKING:
         memory_optimize,
         release_memory,
     )
-    from trireme.fleet.distributed_strategy import DistributedStrategy
+    from trireme.fleet.distributed_strategy import DistributedStrategy, StrategyFactory
     from trireme.fleet.embedding_layers import (
         CountFilterEntry,
         ParamAttr,
@@ -80,15 +87,6 @@ if TYPE_CHECKING:
     )
     from trireme.fleet.members import local_rank as rank_in_node
     from trireme.fleet.metrics import ctr_metric_bundle
-    from trireme.fleet.optimizer_calls import (
-        clear_grad,
-        get_lr,
-        minimize,
-        set_lr,
-        set_state_dict,
-        state_dict,
-        step,
-    )
     from trireme.fleet.parts import load_one_table, save_dense_params, save_one_table, set_date
     from trireme.fleet.program import Loss, Program
     from trireme.fleet.ps_gpu import PSGPU
@@ -100,7 +98,6 @@ if TYPE_CHECKING:
         save_inference_model,
         save_persistables,
     )
-    from trireme.fleet.strategy_factory import StrategyFactory
     from trireme.fleet.transpiler import DistributeTranspilerConfig, HashName, RoundRobin
     from trireme.fleet.util import all_reduce
 
@@ -216,7 +213,7 @@ _HOMES = {
     "data_generator": ("MultiSlotDataGenerator", "MultiSlotStringDataGenerator"),
     "dataset": ("DatasetFactory", "InMemoryDataset", "QueueDataset"),
     "distribute_transpiler": ("DistributeTranspiler", "memory_optimize", "release_memory"),
-    "distributed_strategy": ("DistributedStrategy",),
+    "distributed_strategy": ("DistributedStrategy", "StrategyFactory"),
     "embedding_layers": ("CountFilterEntry", "ParamAttr", "ProbabilityEntry", "ShowClickEntry"),
     "executor": ("CPUPlace", "CUDAPlace", "Executor"),
     "fleet_optimizer": ("FleetOptimizer",),
@@ -226,10 +223,6 @@ _HOMES = {
         "worker_endpoints",
     ),
     "metrics": ("ctr_metric_bundle",),
-    "optimizer_calls": (
-        *("clear_grad", "get_lr", "minimize", "set_lr", "set_state_dict", "state_dict"),
-        "step",
-    ),
     "parts": ("load_one_table", "save_dense_params", "save_one_table", "set_date"),
     "program": ("Loss", "Program"),
     "ps_gpu": ("PSGPU",),
@@ -238,7 +231,6 @@ _HOMES = {
         *("load_inference_model", "load_model", "save", "save_inference_model"),
         "save_persistables",
     ),
-    "strategy_factory": ("StrategyFactory",),
     "transpiler": ("DistributeTranspilerConfig", "HashName", "RoundRobin"),
     "util": ("all_reduce",),
 }

@@ -56,7 +56,7 @@ def local_rank() -> int:
 
 
 def is_coordinator() -> bool:
-    """False: server 0 coordinates a job, beside serving."""
+    """False: server 0 coordinates the job as well as serving."""
     return False
 
 

@@ -39,7 +39,7 @@ class Cluster:
     interface: the network device at whose address the other workers reach this one.
     ends_at_sigterm: SIGTERM ends this process alone, for others start it again with all workers.
     heter: (label, address) of each compute worker of the job.
-    call_client: makes a client of one thread for calls to them, given its purpose.
+    connect_compute: makes a client of one thread for calls to them.
     place: of this process, if it is a compute worker.
     """
 
@@ -57,12 +57,12 @@ class Cluster:
         interface: str | None = None,
         ends_at_sigterm: bool = False,
         heter: Sequence[tuple[str, str]] = (),
-        call_client: Callable[[str], rpc.RpcClient] | None = None,
+        connect_compute: Callable[[], rpc.RpcClient] | None = None,
         place: ComputePlace | None = None,
     ) -> None:
         self.client, self.pool, self.host = client, pool, host
         self.heter, self.place = tuple(heter), place
-        self._call_client = call_client
+        self._connect_compute = connect_compute
         self.metrics, self.keys, self.insecure = metrics, keys, insecure
         self._devices, self._interface = devices or {}, interface
         self.ends_at_sigterm = ends_at_sigterm
@@ -115,10 +115,10 @@ class Cluster:
             return accelerator.HOST
         return accelerator.device_of_label(label, self._devices)
 
-    def call_client(self, purpose: str) -> rpc.RpcClient:
+    def compute_client(self) -> rpc.RpcClient:
         """A client for one thread's calls to compute workers. The caller closes it."""
-        assert self._call_client is not None, "only a worker of a job with servers has them"
-        return self._call_client(purpose)
+        assert self._connect_compute is not None, "only a worker of a job with servers has them"
+        return self._connect_compute()
 
     @property
     def address(self) -> str:

@@ -15,7 +15,7 @@ from trireme.worker.monitoring import WorkerMetrics
 
 @dataclass(frozen=True, kw_only=True)
 class ComputePlace:
-    """Where a compute worker serves, and whom.
+    """Where a compute worker listens, and the job that it serves.
 
     label: of its kind, such as "gpu". index: of it among the compute workers of the job.
     listen: "host:port"; port 0 chooses a free one. listen_fd: a socket that listens there already.

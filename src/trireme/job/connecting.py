@@ -107,12 +107,12 @@ def connect(
         interface=interface,
         ends_at_sigterm=ends_at_sigterm,
         heter=client.heter,
-        call_client=lambda purpose: base.clone(f"{name} ({purpose})"),
+        connect_compute=lambda: base.clone(f"{name} (compute)"),
     )
 
 
 def _log_wait(waiting: rpc.Waiting) -> None:
-    """Say whom a server waits for that does not answer, where it may not be the server's doing."""
+    """Log which server does not answer; it may wait for other workers."""
     others = "; it answers when all workers have come" if waiting.method in _MEETINGS else ""
     log.warning("%s%s", waiting, others)
 

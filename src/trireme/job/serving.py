@@ -29,8 +29,8 @@ from trireme.threads import frozen_objects, start_pool, torch_threads
 
 log = logging.getLogger("trireme.job")
 
-# A step of a thousand workers makes 12,000 objects that live until it is applied. For so many the
-# collector would search all that the server has, each time.
+# A step of a thousand workers makes 12,000 objects that live until it is applied. Collecting
+# more often would search everything that the server has, each time.
 _NEW_OBJECTS = 50_000
 
 

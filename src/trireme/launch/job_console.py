@@ -2,10 +2,9 @@
 
 import sys
 
-from trireme.launch.environment import PLACE_VARIABLES, inherited
-from trireme.launch.fleet_stages import VARIABLES as STAGE_VARIABLES
 from trireme.launch.launched_process import LaunchedProcess
 from trireme.launch.placement import LaunchConfig, Placement
+from trireme.launch.process_environment import outside_a_job
 
 
 def start_console(config: LaunchConfig, placement: Placement, address: str) -> LaunchedProcess:
@@ -15,8 +14,8 @@ def start_console(config: LaunchConfig, placement: Placement, address: str) -> L
     log_path = config.log_dir / "consolelog.0"
     log_path.unlink(missing_ok=True)
     log_path.touch(mode=0o600)
-    of_a_job = {*PLACE_VARIABLES, *STAGE_VARIABLES, "TRIREME_METRICS"}
-    environment = {name: value for name, value in inherited().items() if name not in of_a_job}
+    environment = outside_a_job() | {"PYTHONUNBUFFERED": "1"}
+    environment.pop("TRIREME_METRICS", None)
     command = [sys.executable, "-m", "trireme", "console", "--listen", address]
     command += ["--servers", ",".join(placement.servers)]
     if config.keys is not None:
@@ -24,7 +23,7 @@ def start_console(config: LaunchConfig, placement: Placement, address: str) -> L
     return LaunchedProcess(
         "console",
         command,
-        environment | {"PYTHONUNBUFFERED": "1"},
+        environment,
         log_path,
         console=sys.stderr.fileno(),
     )

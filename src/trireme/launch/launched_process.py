@@ -17,12 +17,12 @@ import subprocess
 import sys
 import termios
 import tty
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from trireme.children import PROGRAM
-from trireme.errors import Internal
+from trireme.errors import BadRequest, Internal, writing
 from trireme.launch.fork_server import ForkedProcess, ForkServer
 
 log = logging.getLogger("trireme.launch")
@@ -229,3 +229,29 @@ def plain(line: bytes) -> bytes:
     """The last state of a redrawn line, without control sequences and line end."""
     drawn = [part for part in _CONTROL.sub(b"", line.rstrip(b"\r\n")).split(b"\r") if part]
     return drawn[-1] if drawn else b""
+
+
+log = logging.getLogger("trireme.launch")
+
+
+@contextlib.contextmanager
+def claimed(paths: Iterable[Path]) -> Iterator[None]:
+    """Keep other launchers from these files while the block runs; what they contain stays. A file
+    system without locks gets a warning instead.
+
+    Raises BadRequest: another launcher has one of them, or it cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            with writing(f"launch: cannot write {path}"):
+                file = stack.enter_context(path.open("ab"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise BadRequest(
+                    f"launch: expected {path} to be this job's alone, found another job that is"
+                    " running and writes it; give each job another --log_dir"
+                ) from error
+            except OSError as error:
+                log.warning("another job that writes %s goes unnoticed: %s", path, error.strerror)
+        yield

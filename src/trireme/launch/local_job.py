@@ -23,8 +23,7 @@ from trireme.errors import BadRequest
 from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
 from trireme.launch.job_console import start_console
-from trireme.launch.launched_process import LaunchedProcess
-from trireme.launch.log_files import claimed
+from trireme.launch.launched_process import LaunchedProcess, claimed
 from trireme.launch.machines import spread
 from trireme.launch.placement import NO_PADDLE, LaunchConfig, Placement, choose_placement
 from trireme.launch.process_environment import (

@@ -16,6 +16,10 @@ NO_PADDLE = (
     "PaddleRec's tools/*.py are left out: trireme launch OPTIONS -m FILE; docs/paddlerec.md says"
     " what scripts import for paddle"
 )
+STATE_OPTIONS = ("durability", "state_dir", "log_bytes", "skip_records")
+"""What servers keep of their state."""
+SERVER_OPTIONS = ("root", "limits", "memory", "ssd_dir", "store_hosts")
+"""Others of servers, which all processes of a job get, as TRIREME_ROOT and so on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,10 @@ class LaunchConfig:
     heter_worker_num: tuple[int, ...] = ()
     heter_devices: tuple[str, ...] = ()
     heter_workers: tuple[tuple[str, ...], ...] = ()
+
+    def given(self, *names: str) -> list[str]:
+        """Those of these options that have a value, as on the command line."""
+        return [f"--{name}" for name in names if getattr(self, name) not in (None, ())]
 
     @property
     def has_compute_workers(self) -> bool:
@@ -242,14 +250,7 @@ def _plan_without_servers(config: LaunchConfig) -> Placement:
             "launch: expected servers with --heter_worker_num, --heter_devices and --heter_workers,"
             " found none: workers that hold the rows compute on devices of their own"
         )
-    options = {
-        "--streams": config.streams,
-        "--durability": config.durability,
-        "--state_dir": config.state_dir,
-        "--log_bytes": config.log_bytes,
-        "--skip_records": config.skip_records,
-    }
-    if refused := [option for option, value in options.items() if value is not None]:
+    if refused := config.given("streams", *STATE_OPTIONS):
         raise BadRequest(
             "launch: expected servers with "
             + ", ".join(refused)
@@ -274,10 +275,9 @@ def _plan_without_servers(config: LaunchConfig) -> Placement:
 
 def _plan_to_join(config: LaunchConfig) -> Placement:
     """Workers here that join a running job."""
-    others = ["server_num", "servers", "workers", "streams", "heter_worker_num", "heter_devices"]
-    others += ["heter_workers", "console", "durability", "state_dir", "log_bytes", "skip_records"]
-    others += ["limits", "memory", "ssd_dir", "store_hosts", "root"]
-    if options := [f"--{name}" for name in others if getattr(config, name) not in (None, ())]:
+    of_the_job = ("server_num", "servers", "workers", "streams", "console")
+    kinds = ("heter_worker_num", "heter_devices", "heter_workers")
+    if options := config.given(*of_the_job, *kinds, *STATE_OPTIONS, *SERVER_OPTIONS):
         raise BadRequest(
             "launch: expected only --worker_num with --join, because the job has the rest, found"
             f" {', '.join(options)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from trireme.launch.environment import PLACE_VARIABLES
 from trireme.launch.fleet_stages import VARIABLES as STAGE_VARIABLES
 from trireme.launch.machines import gpu_variables
-from trireme.launch.placement import LaunchConfig, Placement
+from trireme.launch.placement import SERVER_OPTIONS, LaunchConfig, Placement
 from trireme.telemetry.address import nth_address
 
 # Threads of torch (OpenMP, MKL and OpenBLAS read the first) and of Trireme.
@@ -54,12 +54,17 @@ class ThreadShares:
         return dict.fromkeys(self.chosen, str(self.num_threads[role])) | waiting
 
 
+def outside_a_job() -> dict[str, str]:
+    """The environment of this process without its place in a job."""
+    of_a_job = {*PLACE_VARIABLES, *STAGE_VARIABLES}
+    return {name: value for name, value in os.environ.items() if name not in of_a_job}
+
+
 def process_environment(
     config: LaunchConfig, placement: Placement, role: str, index: int
 ) -> dict[str, str]:
     """This process's environment without its place in a job, and the variables of one process."""
-    of_others = {*PLACE_VARIABLES, *STAGE_VARIABLES}
-    inherited = {name: value for name, value in os.environ.items() if name not in of_others}
+    inherited = outside_a_job()
     own = {
         "TRIREME_ROLE": role,
         "TRIREME_SERVERS": ",".join(placement.servers),
@@ -72,8 +77,7 @@ def process_environment(
         own |= {"TRIREME_INDEX": str(index), "TRIREME_NUM_WORKERS": str(placement.num_workers)}
     if placement.heter.workers:
         own["TRIREME_HETER"] = str(placement.heter)
-    names = ["streams", "keys", "root", "limits", "memory", "ssd_dir", "store_hosts"]
-    names += ["timeout_s", "interface"]
+    names = ("streams", "keys", "timeout_s", "interface", *SERVER_OPTIONS)
     options = {name: getattr(config, name) for name in names}
     options["insecure"] = 1 if config.insecure else None
     own |= {f"TRIREME_{name.upper()}": str(v) for name, v in options.items() if v is not None}

@@ -28,6 +28,11 @@ from trireme.launch.stated_facts import Facts
 
 RoleName = Literal["server", "worker", "heter", "embedded"]
 ROLES = ("server", "worker", "heter", "embedded")
+# Facts that are texts, which others check when they use them.
+_TEXTS = (
+    *("keys", "root", "state_dir", "skip_records", "limits", "memory", "ssd_dir"),
+    *("store_hosts", "interface"),
+)
 
 REFUSED = 2
 """The exit code of a process whose command, place or state is wrong."""
@@ -201,35 +206,23 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
 def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
     """What does not depend on the place in a job."""
     names = dict.fromkeys(name for key in place for name in facts[key].name.split("/"))
+    devices = cast("dict[str, str]", facts["devices"].value if "devices" in facts else {})
+    texts: dict[str, Any] = {name: optional_text(facts, name) for name in _TEXTS}
     return ProcessRole(
+        **texts,
         role="embedded",
         timeout_s=to_seconds(facts.get("timeout_s")),
         insecure=to_flag(facts.get("insecure")),
-        keys=optional_text(facts, "keys"),
-        root=optional_text(facts, "root"),
         durability=to_durability(facts.get("durability")),
-        state_dir=optional_text(facts, "state_dir"),
         log_bytes=optional_integer(facts, "log_bytes", low=1),
-        skip_records=optional_text(facts, "skip_records"),
         streams=optional_integer(facts, "streams", low=1) or 0,
         threads=optional_integer(facts, "threads", low=1),
         metrics=to_metrics_address(facts.get("metrics")),
-        limits=optional_text(facts, "limits"),
-        memory=optional_text(facts, "memory"),
-        ssd_dir=optional_text(facts, "ssd_dir"),
-        store_hosts=optional_text(facts, "store_hosts"),
-        devices=_devices(facts),
-        interface=optional_text(facts, "interface"),
+        devices=tuple(devices.items()),
         local_index=optional_integer(facts, "local_index", low=0),
         ends_at_sigterm=bool(optional_integer(facts, "restarts", low=0)),
         local_num=optional_integer(facts, "local_num", low=1) or 0,
         source="from " + ", ".join(names) if names else "nothing names servers",
-    )
-
-
-def _devices(facts: Facts) -> tuple[tuple[str, str], ...]:
-    return (
-        tuple(cast("dict[str, str]", facts["devices"].value).items()) if "devices" in facts else ()
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.errors import BadRequest
 from trireme.models.hyper_parameters import HyperParameters
-from trireme.models.layers import mlp
+from trireme.models.layers import check_heads, mlp
 from trireme.models.naml import Pooling, news_recipe
 from trireme.models.sequences import shares_of
 from trireme.train.recipe import Recipe
@@ -31,10 +31,7 @@ class AdditiveAttention(nn.Module):
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
-        if size % heads:
-            raise BadRequest(
-                f"AdditiveAttention: expected a multiple of {heads} heads, found {size}"
-            )
+        check_heads("AdditiveAttention", size, heads)
         self.heads, self.scale = heads, (heads / size) ** 0.5
         self.query, self.key = nn.Linear(size, size), nn.Linear(size, size)
         self.query_scores, self.key_scores = nn.Linear(size, heads), nn.Linear(size, heads)

@@ -142,7 +142,7 @@ class HyperParameters:
         """Two sizes."""
         first, second, *more = self.sizes(key, default, least=2)
         if more:
-            raise BadRequest(f"hyper_parameters.{key}: expected two sizes, found {self.get(key)}")
+            raise BadRequest(f"{self._section}.{key}: expected two sizes, found {self.get(key)}")
         return first, second
 
     def fixed(self, key: str, expected: Any, why: str = "") -> None:

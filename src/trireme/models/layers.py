@@ -53,6 +53,14 @@ def text_convolution(width: int, channels: int, window: int, *, length: int) -> 
     return nn.Conv1d(width, channels, window)
 
 
+def check_heads(subject: str, width: int, heads: int) -> None:
+    """Raises BadRequest: heads of one width do not make up this width."""
+    if width % heads:
+        raise BadRequest(
+            f"{subject}: expected a width that is a multiple of {heads} heads, found {width}"
+        )
+
+
 class BatchNorm(nn.BatchNorm1d):
     """Batch normalization of (B, N). A single example, as a last batch may be, has no statistics:
     it is normalized by those of the batches before.
@@ -158,8 +166,7 @@ class SelfAttention(nn.Module):
         rectified: bool = True,
     ) -> None:
         super().__init__()
-        if size % heads:
-            raise BadRequest(f"SelfAttention: expected a multiple of {heads} heads, found {size}")
+        check_heads("SelfAttention", size, heads)
         self.heads, self.rectified = heads, rectified
         self.scale = (heads / size) ** 0.5 if scaled else 1.0
         self.queries_keys_values = nn.Linear(dim, 3 * size, bias=False)
@@ -195,10 +202,7 @@ class TransformerLayer(nn.Module):
         activation: type[nn.Module] = nn.LeakyReLU,
     ) -> None:
         super().__init__()
-        if width % heads:
-            raise BadRequest(
-                f"TransformerLayer: expected a multiple of {heads} heads, found {width}"
-            )
+        check_heads("TransformerLayer", width, heads)
         self.heads = heads
         self.queries_keys_values, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.hidden = mlp([width, inner, width], activation=activation)

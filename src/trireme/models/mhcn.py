@@ -1,4 +1,4 @@
-"""MHCN: what a user takes, by what those take from whom the user hears in a social network.
+"""MHCN: what a user takes, from what the people take whom the user hears in a social network.
 
 Source: Yu et al., "Self-Supervised Multi-Channel Hypergraph Convolutional Network for Social
 Recommendation", WWW 2021.

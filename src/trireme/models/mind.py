@@ -19,13 +19,13 @@ from trireme.metrics import TopK
 from trireme.models.columns import (
     ALL_ITEMS,
     AllIds,
+    Draws,
     expect_within,
     ids_of,
     ragged_of,
     values_of,
     with_items,
 )
-from trireme.models.draws import Draws
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.layers import mlp
 from trireme.models.sequences import SequenceRows, kept

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from trireme.config import Config
 from trireme.data.batch import Batch
 from trireme.data.schema import Dense, Field, Schema, Sparse
-from trireme.errors import BadRequest
 from trireme.metrics import TopK
 from trireme.models.columns import PLACE, expect_same_sizes, first_is_right, ids_of, numbers_of
 from trireme.models.hyper_parameters import HyperParameters
+from trireme.models.layers import check_heads
 from trireme.models.sequences import SequenceRows, Sequences
 from trireme.table import Table
 from trireme.train.recipe import Evaluation, Recipe
@@ -40,8 +40,7 @@ class TimeAttention(nn.Module):
 
     def __init__(self, dim: int, *, heads: int, dropout: float) -> None:
         super().__init__()
-        if dim % heads:
-            raise BadRequest(f"TimeAttention: expected a multiple of {heads} heads, found {dim}")
+        check_heads("TimeAttention", dim, heads)
         self.heads, self.scale = heads, (heads / dim) ** 0.5
         self.query, self.keys_values = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
         self.dropout = nn.Dropout(dropout)

@@ -183,7 +183,8 @@ class TableView:
             import faiss
         except ImportError as error:
             raise BadRequest(
-                "TableView.nearest: expected FAISS with faiss=True: pip install trireme-ps[faiss]"
+                "TableView.nearest: expected FAISS with faiss=True, found none: pip install"
+                " trireme-ps[faiss]"
             ) from error
         index = faiss.IndexFlatIP(self._table.dim)
         index.add(np.ascontiguousarray(weights, np.float32))

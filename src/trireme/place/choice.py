@@ -26,11 +26,11 @@ class StageChain:
     seconds: name of a type -> of each stage.
     bytes_before: of each stage: what crosses the boundary before it, there and back. Before the
         first stage: between a worker that reads and the servers.
-    bytes_sent_to: of each stage: what it is sent besides, and sends back, if it is not in the first
-        group: its weights and their gradients.
+    bytes_sent_to: of each stage that is not in the first group: its weights, which it is sent too,
+        and their gradients, which it sends back.
     num_first: how many stages the first group has at least.
-    seconds_per_byte: name of a type -> what a byte that crosses between groups costs a worker
-        beside the network.
+    seconds_per_byte: name of a type -> what a byte that crosses between groups costs a worker,
+        without the network.
     """
 
     stages: Sequence[str]

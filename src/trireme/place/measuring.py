@@ -30,6 +30,8 @@ from trireme.nn.on_device import SentBatch, device_of
 from trireme.nn.session import collect
 from trireme.nn.stages import Stages, check_boundary
 from trireme.place.measurements import MODEL_ACTIVITIES, READ, READ_ACTIVITIES, StageTimes
+from trireme.rpc import Reply, Request, RpcClient, Server
+from trireme.train.compute.tensors import pack, unpack
 from trireme.train.loop.worker_batches import Closable, worker_batches
 from trireme.train.trainer import Trainer
 
@@ -284,3 +286,52 @@ def _backward(outputs: Mapping[str, Tensor], crossed: Mapping[str, Tensor]) -> N
 
 def _num_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+TENSORS, TENSOR_BYTES = 16, 1 << 16
+"""Of a message: about those of a batch and of the weights of a stage."""
+WARM_UPS = 10
+MEASURE_S = 1.0
+_TIMEOUT_S = 60.0
+
+
+def seconds_per_byte() -> float:
+    """Of one end, for a byte sent or received: measured by calls between two threads of this
+    process, over loopback. Each end also copies what it receives, as into the weights of a model,
+    and what it sends, as outputs and gradients of a model are new tensors.
+    """
+    ours, answered = _tensors(), _tensors()
+
+    def echo(request: Request) -> Reply:
+        _copy(unpack(request.body["tensors"], request.arrays), answered)
+        specs, arrays = pack([tensor.clone() for tensor in answered])
+        return Reply({"tensors": specs}, arrays)
+
+    with (
+        Server("127.0.0.1:0", {"echo": echo}, name="place") as server,
+        RpcClient(name="place") as client,
+    ):
+
+        def call() -> None:
+            specs, arrays = pack([tensor.clone() for tensor in ours])
+            body = {"tensors": specs}
+            reply = client.call(server.endpoint, "echo", body, arrays, timeout_s=_TIMEOUT_S)
+            _copy(unpack(reply.body["tensors"], reply.arrays), ours)
+
+        for _ in range(WARM_UPS):
+            call()
+        started, cpu_before, num_calls = time.perf_counter(), time.process_time(), 0
+        while (elapsed_s := time.perf_counter() - started) < MEASURE_S:
+            call()
+            num_calls += 1
+        cores = max(1.0, (time.process_time() - cpu_before) / elapsed_s)  # that both ends kept busy
+    return elapsed_s * cores / 2 / (2 * TENSORS * TENSOR_BYTES * num_calls)
+
+
+def _tensors() -> list[Tensor]:
+    return [torch.zeros(TENSOR_BYTES, dtype=torch.uint8) for _ in range(TENSORS)]
+
+
+def _copy(received: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for target, tensor in zip(targets, received, strict=True):
+        target.copy_(tensor)

@@ -30,9 +30,9 @@ def main() -> int:
         num_first_of,
         read_batches,
         rounded,
+        seconds_per_byte,
         stages_of,
     )
-    from trireme.place.moving import seconds_per_byte
     from trireme.train.trainer import Trainer
 
     def measure(trainer: Trainer, dataset: Iterable[Any], *_: Any, **__: Any) -> dict[str, float]:

@@ -93,12 +93,12 @@ def need_version(body: Any, field: str) -> int:
     return version
 
 
-def need_reason(body: Any, field: str) -> str:
-    """body[field], why a worker asks all to stop; empty, the default: not. Raises BadRequest."""
-    reason = need(body, field, str) if field in body else ""
+def need_stop_reason(body: Any) -> str:
+    """body["stops"], why a worker asks all to stop; empty, the default: not. Raises BadRequest."""
+    reason = need(body, "stops", str) if "stops" in body else ""
     if len(reason) > REASON_MAX or not reason.isprintable():
         raise BadRequest(
-            f"message: expected {field} of at most {REASON_MAX} printable characters,"
+            f"message: expected stops of at most {REASON_MAX} printable characters,"
             f" found {reason[:REASON_MAX]!r} of {len(reason)}"
         )
     return reason
@@ -246,7 +246,7 @@ class Push:
             tables=tables,
             blocks=blocks,
             clip=Clip.from_wire(body.get("clip")),
-            stops=need_reason(body, "stops"),
+            stops=need_stop_reason(body),
         )
         if (push.clip is not None or push.stops) and not push.staged:
             raise BadRequest(

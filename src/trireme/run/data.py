@@ -17,7 +17,7 @@ import xxhash
 from trireme.config import Config
 from trireme.data import Content, InMemoryDataset, InsId, QueueDataset, Schema, multislot
 from trireme.data.schema import Field
-from trireme.data.sources import filesystem, find_files, natural_key, reason, refuse_folder
+from trireme.data.sources import filesystem, find_files, folders_below, natural_key, reason
 from trireme.errors import BadRequest, DataError, is_file, looking
 from trireme.fleet.fs_client import fs_client_options
 from trireme.fleet.reader_command import reader_command
@@ -175,18 +175,12 @@ _HIDDEN = (".", "_")
 
 def _walk(folder: str) -> list[str]:
     """All files; of links that lead to one folder, or in a circle, those of the first way."""
-    files: list[str] = []
-    waiting, seen = [folder], set[str]()
-    for top in waiting:  # which grows by the links within: real folders come first
-        for parent, folders, names in os.walk(top, onerror=refuse_folder):
-            folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
-            if (real := os.path.realpath(parent)) in seen:
-                folders.clear()
-                continue
-            seen.add(real)
-            files += [os.path.join(parent, name) for name in names if not name.startswith(_HIDDEN)]
-            paths = (os.path.join(parent, name) for name in folders)
-            waiting += [path for path in paths if os.path.islink(path)]
+    files = [
+        os.path.join(parent, name)
+        for parent, names in folders_below([folder], _HIDDEN)
+        for name in names
+        if not name.startswith(_HIDDEN)
+    ]
     return sorted(files, key=natural_key)
 
 

@@ -20,7 +20,7 @@ MINUTES_OF_DAY = 24 * 60
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineSettings:
-    """The settings beside `Settings`.
+    """The settings of a stream, in addition to `Settings`.
 
     start_day, end_day: yyyymmdd, both included; no end_day: run for ever.
     split_interval: minutes of data per folder DAY/HHMM. split_per_pass: folders per pass.

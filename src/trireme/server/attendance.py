@@ -10,7 +10,7 @@ from trireme.errors import BadRequest, Unavailable
 from trireme.protocol.figures import figures_from_wire
 from trireme.protocol.job_limits import WORKERS_MAX
 from trireme.protocol.label_use import LabelUse, uses_from_wire
-from trireme.protocol.wire import need, need_list, need_reason
+from trireme.protocol.wire import need, need_list, need_stop_reason
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.journal import Journal
 
@@ -113,7 +113,7 @@ class Attendance:
             self._reports[worker] = _report(request)
             self._figures[worker] = figures_from_wire(request.body)
             self._label_uses[worker] = uses_from_wire(request.body)
-            reason = need_reason(request.body, "stops")
+            reason = need_stop_reason(request.body)
             if reason and (not self._stop_reason or incarnation > self._asked.get(worker, 0)):
                 self._stop_reason, self._asked = reason, dict(self._newest)
             # By a successor; an older incarnation is a delayed message.

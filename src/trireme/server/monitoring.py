@@ -86,7 +86,7 @@ TIER = {
 
 
 WAITS_MAX = 3
-"""Of the pulls that wait for other workers: of how many `server.metrics` says for whom."""
+"""How many of the waiting pulls `server.metrics` lists with the workers that they wait for."""
 
 
 class RequestMetrics:

@@ -86,7 +86,7 @@ class Staging:
         self._wake()
 
     def _expect(self) -> None:
-        """Note whom the next step waits for."""
+        """Note which streams the next step waits for."""
         step = self.applied + 1
         members = {s: member for s, member in self._members.items() if member.includes(step)}
         self._expected = set(members)

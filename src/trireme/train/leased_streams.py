@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trireme.errors import Stopped, TriremeError
 from trireme.job.cluster import Cluster
 from trireme.train.loop.worker_batches import EPOCH_START, EpochPosition, cut_of, worker_batches
+from trireme.train.optimizer import DistributedOptimizer
 from trireme.train.stream_checks import check_data
 from trireme.worker import passes
 from trireme.worker.client import StreamPosition
 from trireme.worker.passes import LeasedStream
-
-if TYPE_CHECKING:
-    from trireme.train.optimizer import DistributedOptimizer
 
 log = logging.getLogger("trireme.train")
 

@@ -31,16 +31,17 @@ from trireme.train.finite import check_finite_step, drop_step
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.timing import Timing
 from trireme.train.loop.worker_batches import cut_of
-from trireme.train.loss_scaling import PendingRows, unscale
 from trireme.train.modes import mode_class
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.train.param_groups import (
+    PendingRows,
     check_blocks,
     dense_groups_of,
     named_parameters,
     row_gradients,
     saved_values,
     table_group,
+    unscale,
     values_to_save,
 )
 from trireme.train.predecessor import PredecessorProgress
@@ -99,7 +100,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         SchemaMismatch: the servers have a table of that name with another schema.
     """
 
-    _step_supports_amp_scaling = True  # of torch.amp.GradScaler: see loss_scaling.py
+    _step_supports_amp_scaling = True  # of torch.amp.GradScaler: see PendingRows
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 """SIGTERM and SIGINT (Ctrl-C) end the training of all workers together, after a step and with a
-checkpoint. So does `DistributedOptimizer.agree_to_stop` in a loop of one's own, without either.
+checkpoint. So does `DistributedOptimizer.agree_to_stop` in a custom loop, without either.
 
 A worker that got the signal reports it with its heartbeat, and the others stop too. In sync its
 next push reports it, and all stop after that step (trireme.server.staging): the pull that waits for

@@ -186,8 +186,8 @@ class Trainer:
 
     @property
     def num_epochs(self) -> int:
-        """Epochs made so far, those of a loaded checkpoint included. A loop of one's own sets it
-        after each epoch, so that `save` keeps it and `resume` brings it back.
+        """Epochs made so far, those of a loaded checkpoint included. A custom loop sets it after
+        each epoch, so that `save` keeps it and `resume` brings it back.
         """
         return self._epochs.num_epochs
 
@@ -421,8 +421,8 @@ class Trainer:
         next batches to the device of the model, and rows leave it when there is no room.
 
         Args:
-            batches: whose rows are brought together, as far as there is room; so many are planned
-                ahead of the one that is trained on.
+            batches: how many are planned ahead of the one that is trained on; their rows are
+                brought together, as far as there is room.
             memory: of rows on the device, such as "2GiB"; with several tables, parts of it as the
                 first batches need them.
 
@@ -441,8 +441,8 @@ class Trainer:
 
         Args:
             dataset: can be read more than once. It is read here once, for its keys.
-            following: that the next pass will be begun with. It is read beside training, and its
-                rows are brought into memory; those that both passes need stay on the device. All
+            following: the data of the next pass. It is read during training, and its rows are
+                brought into memory; those that both passes need stay on the device. All
                 workers give one, or none does.
 
         Raises:

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trireme.errors import DeadlineExceeded, TriremeError
@@ -78,26 +78,29 @@ class CoordinatorCalls:
         place = {"pass": self._script.number, "name": self._script.next_meeting()}
         place["exchanges"] = dict(self.exchanges)
         message = self._signed({**place, "purpose": purpose, "body": body, "arrays": to})
-        part_s = self._servers.timeout_s
-        whole_s = part_s * (PATIENCE if patient else 1) if timeout_s is None else timeout_s
-        deadline = time.monotonic() + whole_s
-        left_s = whole_s
-        while True:
-            try:
-                reply = self._servers.coordinator(
-                    "coord.gather",
-                    message,
-                    arrays,
-                    timeout_s=min(left_s, part_s) if patient else whole_s,
-                )
-                break
-            except DeadlineExceeded as error:
-                left_s = deadline - time.monotonic()
-                if not patient or left_s <= 0 or self.silent_workers():
-                    raise
-                log.warning("still waiting, all workers are alive: %s", error)
+        whole_s = self._servers.timeout_s * (PATIENCE if patient else 1)
+        whole_s = whole_s if timeout_s is None else timeout_s
+
+        def attempt(left_s: float) -> Reply:
+            return self._servers.coordinator("coord.gather", message, arrays, timeout_s=left_s)
+
+        reply = self.patiently(attempt, whole_s) if patient else attempt(whole_s)
         rest = iter(reply.arrays)
         return [(one, [next(rest) for _ in range(num)]) for one, num in reply.body["bodies"]]
+
+    def patiently(self, attempt: Callable[[float], Reply], whole_s: float) -> Reply:
+        """The answer to a call that waits for other workers, repeated for `whole_s` while all of
+        them send heartbeats. attempt: calls with this timeout.
+        """
+        deadline = time.monotonic() + whole_s
+        while True:
+            try:
+                return attempt(min(whole_s, self._servers.timeout_s))
+            except DeadlineExceeded as error:
+                whole_s = deadline - time.monotonic()
+                if whole_s <= 0 or self.silent_workers():
+                    raise
+                log.warning("still waiting, all workers are alive: %s", error)
 
     def check_exchange(self, group: str, *, timeout_s: float) -> None:
         """Ask while the next exchange of a group waits. Raises BadRequest: for a worker that waits
@@ -108,9 +111,8 @@ class CoordinatorCalls:
 
     def silent_workers(self) -> list[int]:
         """Workers without a heartbeat at server 0 for the client's timeout, or that have ended."""
-        servers, body = self._servers, {"within_s": float(self._servers.timeout_s)}
-        call = Call(servers.endpoints[0], "server.attendance", body, [])
-        silent: list[int] = servers.call_all([call], servers.timeout_s)[0].body["silent"]
+        within = {"within_s": float(self._servers.timeout_s)}
+        silent: list[int] = self._servers.ask("server.attendance", within).body["silent"]
         return silent
 
     def say_goodbye(self, body: dict[str, Any]) -> None:

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from trireme.protocol.routing import Keys
-from trireme.rpc import Call, Reply
+from trireme.rpc import Call
 from trireme.worker.client import WorkerClient
 
 SHRINK_SLICES = 64
@@ -36,11 +37,7 @@ def remove(client: WorkerClient, table: str, keys: Keys) -> int:
     for first in range(0, len(keys), REMOVED_KEYS):
         part = [keys[first : first + REMOVED_KEYS]]
         calls = [Call(to, "ps.remove", {"table": table}, part) for to in servers.endpoints]
-
-        def attempt(left_s: float, calls: list[Call] = calls) -> list[Reply]:
-            return servers.call_all(calls, left_s)
-
-        replies = servers.until_current("ps.remove", attempt)
+        replies = servers.until_current("ps.remove", partial(servers.call_all, calls))
         num_removed += sum(int(reply.body["rows"]) for reply in replies)
     return num_removed
 

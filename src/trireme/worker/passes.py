@@ -103,14 +103,12 @@ def meet_in_pass(client: WorkerClient, body: dict[str, Any]) -> list[dict[str, A
     order. Waits while the others live. Raises BadRequest: they are in different passes.
     """
     place = {"pass": client.script.number, "token": uuid.uuid4().hex}
-    for patience in reversed(range(PATIENCE)):
-        try:
-            reply = client.coordinator.call("coord.meet_in_pass", {**place, "body": body})
-            break
-        except DeadlineExceeded as error:
-            if patience == 0 or client.coordinator.silent_workers():
-                raise
-            log.warning("still waiting, all workers are alive: %s", error)
+    reply = client.coordinator.patiently(
+        lambda left_s: client.coordinator.call(
+            "coord.meet_in_pass", {**place, "body": body}, timeout_s=left_s
+        ),
+        PATIENCE * client.timeout_s,
+    )
     bodies: list[dict[str, Any]] = reply.body["bodies"]
     return bodies
 

@@ -109,17 +109,18 @@ class Servers:
 
     def ask_coordinator(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
         """Call a method of the coordinator aside; returns the reply's body."""
-        call = Call(self.endpoints[0], method, body, [])
-        answer: dict[str, Any] = self._aside.call_all([call], self.timeout_s)[0].body
-        return answer
+        return self.ask(method, body, aside=True).body
+
+    def ask(self, method: str, body: dict[str, Any], *, aside: bool = False) -> Reply:
+        """Call a method of server 0 once, whatever map it has."""
+        call_all = self.call_all_aside if aside else self.call_all
+        return call_all([Call(self.endpoints[0], method, body, [])], self.timeout_s)[0]
 
     def decide(self, id: str, *, commit: bool, **about: Any) -> bool:
         """Whether a prepared import or load takes place: as the coordinator has decided, or now
         decides by `commit`.
         """
-        body = {"id": id, "commit": commit, **about}
-        ask = Call(self.endpoints[0], "coord.decide", body, [])
-        return bool(self.call_all([ask], self.timeout_s)[0].body["commit"])
+        return bool(self.ask("coord.decide", {"id": id, "commit": commit, **about}).body["commit"])
 
     def finish(self, what: str, id: str, *, commit: bool, timeout_s: float) -> bool:
         """End an import or load on all servers as it is decided; returns the decision. what: a name
@@ -143,8 +144,7 @@ class Servers:
                 return attempt(left_s)
             except WrongMap as wrong:
                 error = wrong
-                ask = Call(self.endpoints[0], "coord.map", {}, [])
-                self.adopt(self.call_all([ask], self.timeout_s)[0])
+                self.adopt(self.ask("coord.map", {}))
             except NotReady as not_ready:
                 error = not_ready
                 for kind in FINISH.keys() & (details := not_ready.details or {}).keys():

@@ -107,12 +107,7 @@ class Reading:
 
 def read_wide_rows(how: Reading, keys_K: Keys) -> ReadRows:
     """The rows of distinct keys, (K,) uint64, as of one moment. Raises as `read_parts`."""
-    rows = np.zeros((len(keys_K), how.row_bytes), np.uint8)
-    is_present = np.zeros(len(keys_K), np.bool_)
-
-    def take(part: ReadPart) -> None:
-        rows[part.positions], is_present[part.positions] = part.rows, part.is_present
-
+    is_present, rows, take = _room_for(how, keys_K)
     return ReadRows(rows, is_present, *read_parts(how, keys_K, take))
 
 
@@ -124,7 +119,7 @@ def read_parts(
 ) -> Read:
     """Read the rows of distinct keys, (K,) uint64, part by part, as of one moment. take: gets each
     part; all of them again, if rows have changed meanwhile. room: (K, row_bytes) uint8, where the
-    rows shall be, of keys in the order of their buckets.
+    rows go, of keys in the order of their buckets.
 
     Raises Unavailable: others change the rows meanwhile, or it had to stop. NotReady: a server has
     lost the import.
@@ -148,13 +143,24 @@ def read_now(how: Reading, keys_K: Keys) -> tuple[npt.NDArray[np.bool_], npt.NDA
     """Whether each of (K,) distinct keys has a row, and the (K, row_bytes) rows, while others may
     change them: each row is as of one moment, different rows of different ones.
     """
-    is_present = np.zeros(len(keys_K), np.bool_)
-    rows = np.zeros((len(keys_K), how.row_bytes), np.uint8)
+    is_present, rows, take = _room_for(how, keys_K)
     reader = _Reader(how, keys_K)
     for begin in range(0, len(keys_K), reader.keys_per_message):
-        part = reader.read(begin)
-        is_present[part.positions], rows[part.positions] = part.is_present, part.rows
+        take(reader.read(begin))
     return is_present, rows
+
+
+def _room_for(
+    how: Reading, keys_K: Keys
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8], Callable[[ReadPart], None]]:
+    """(K,) whether keys have rows, and the (K, row_bytes) rows; and what puts parts there."""
+    is_present = np.zeros(len(keys_K), np.bool_)
+    rows = np.zeros((len(keys_K), how.row_bytes), np.uint8)
+
+    def take(part: ReadPart) -> None:
+        is_present[part.positions], rows[part.positions] = part.is_present, part.rows
+
+    return is_present, rows, take
 
 
 class _Reader:

@@ -72,9 +72,10 @@ def read_blocks(
         tensors_of_block.setdefault(block_id, {})[state] = tensor
     for block in blocks:
         tensors = tensors_of_block.get(block.spec.id, {})
-        if "weights" not in tensors or tensors["weights"].numel() != block.spec.size:
+        num_weights = tensors["weights"].numel() if "weights" in tensors else 0
+        if num_weights != block.spec.size:
             raise Corruption(
                 f"{storage.name}/{block_file.file.path}: expected {block.spec.size} weights of"
-                f" {block.spec.id}"
+                f" {block.spec.id}, found {num_weights}"
             )
         yield block.spec, tensors, block.marks

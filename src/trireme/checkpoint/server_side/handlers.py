@@ -71,7 +71,10 @@ class CheckpointHandlers:
         }
         action = actions.get(need(body, "action", str))
         if action is None:
-            raise BadRequest(f"checkpoint.start: expected one of {sorted(actions)} as action")
+            raise BadRequest(
+                f"checkpoint.start: expected one of {sorted(actions)} as action, found"
+                f" {body['action']!r}"
+            )
         if body["action"] not in ("prepare", "load"):  # which go on with what is prepared
             self._server.check_settled()
         storage = self._storage(body)

@@ -147,9 +147,10 @@ class Operations:
             if name in self._operations:
                 return
             ended = [other for other, op in self._operations.items() if not op.is_running]
-            if len(self._operations) - len(ended) >= RUNNING_MAX:
+            if (num_running := len(self._operations) - len(ended)) >= RUNNING_MAX:
                 raise ResourceExhausted(
-                    f"checkpoint: expected at most {RUNNING_MAX} saves and loads at a time"
+                    f"checkpoint: expected at most {RUNNING_MAX} saves and loads at a time, found"
+                    f" {num_running} running already"
                 )
             for other in ended[: max(0, len(self._operations) - KEPT_MAX + 1)]:
                 del self._operations[other]
@@ -166,5 +167,5 @@ class Operations:
 def lost(why: str) -> Unavailable:
     """The error of an operation that the worker has to start over."""
     error = Unavailable(f"checkpoint: job {why}")
-    error.details = {"lost_job": why}
+    error.details = {"lost_job": True}
     return error

@@ -28,7 +28,9 @@ def line_chunks(
             filled += size
             end = buffer.rfind(b"\n", 0, filled) + 1
             if end == 0 and filled > LINE_BYTES_MAX:
-                raise DataError(f"{path}: expected lines of at most {LINE_BYTES_MAX} bytes")
+                raise DataError(
+                    f"{path}: expected lines of at most {LINE_BYTES_MAX} bytes, found a longer one"
+                )
             if end:
                 yield np.frombuffer(view[:end], np.uint8)
                 view[: filled - end] = bytes(view[end:filled])

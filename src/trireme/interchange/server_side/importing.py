@@ -20,10 +20,11 @@ happens completely or not at all.
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +36,9 @@ from trireme.interchange.formats.lines import line_chunks
 from trireme.interchange.formats.named_columns import DTYPES, RANK2, rows_of
 from trireme.interchange.formats.parquet import batches
 from trireme.interchange.server_side.dense_blocks import blocks_of
-from trireme.interchange.server_side.duplicates import KeysOf, PlacesOf, first_duplicate
 from trireme.interchange.server_side.staged_rows import StagedRows
 from trireme.protocol.pass_lease import PassLease
-from trireme.protocol.routing import IDS_BELOW, Keys, buckets_of
+from trireme.protocol.routing import IDS_BELOW, NUM_BUCKETS, Keys, buckets_of
 from trireme.protocol.wire import Array, Arrays, need, need_list, need_time
 from trireme.rows.feature_keys import FeatureKeys
 from trireme.rpc import Deferred, Handler, Reply, Request
@@ -48,6 +48,9 @@ from trireme.server.row_scan import check_reply, read_rows
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.table import TableSchema
+
+KeysOf = Callable[[str], Iterator[Keys]]
+PlacesOf = Callable[[str, int], Iterator[str]]
 
 
 class ImportHandlers:
@@ -394,3 +397,31 @@ def _lines_of(chunk: Array, key: int) -> list[int]:
     text: bytes = chunk.tobytes()
     matches = re.finditer(rb"^(?:%d|-%d)[ \t]" % (key, 2**64 - key), text, re.MULTILINE)
     return [text.count(b"\n", 0, match.start()) + 1 for match in matches]
+
+
+def first_duplicate(staged: StagedRows, keys_of: KeysOf, places_of: PlacesOf) -> str | None:
+    """A key of `staged.files` that occurs twice, and where; None: the files are others now. They
+    are read again, since rows do not keep their places.
+
+    places_of: names the lines or rows of a file that have a key.
+    """
+    bucket = _bucket_with_fewer(staged, keys_of)
+    of_bucket = [
+        keys[buckets_of(keys) == bucket] for path in staged.files for keys in keys_of(path)
+    ]
+    distinct, counts = np.unique(np.concatenate(of_bucket), return_counts=True)
+    twice = distinct[counts > 1]
+    if not len(twice):
+        return None
+    key = int(twice[0])
+    places = islice((place for path in staged.files for place in places_of(path, key)), 2)
+    return f"{' and '.join(places)}: expected distinct keys, found {key} twice"
+
+
+def _bucket_with_fewer(staged: StagedRows, keys_of: KeysOf) -> int:
+    counts = np.zeros(NUM_BUCKETS, np.int64)
+    for path in staged.files:
+        for keys in keys_of(path):
+            counts += np.bincount(buckets_of(keys), minlength=NUM_BUCKETS)
+    owned: Sequence[int] = np.flatnonzero(staged.wanted).tolist()
+    return next((b for b in owned if counts[b] > len(staged.rows.snapshot(b).keys)), owned[0])

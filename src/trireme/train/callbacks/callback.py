@@ -53,7 +53,7 @@ class FitState:
 
     @property
     def loss(self) -> float:
-        """In `step`: of this batch. Reading it waits for a GPU, so read it every so many steps."""
+        """In `step`: of this batch. Reading it waits for a GPU, so read it only every few steps."""
         loss = None if self._scored is None else self._scored.loss
         return float("nan") if loss is None else float(loss.detach())
 

@@ -68,9 +68,9 @@ class TensorBoard(_Logger):
         folder: of this run, made if absent.
         every_steps: see "step/..." below.
 
-    Tags: every so many steps "step/loss" (of that batch), "step/examples_per_s" (of worker 0) and
-    "step/lr/NAME" of tables and dense parameters; after each epoch "train/NAME" and "valid/NAME"
-    for each figure, and "epoch"; all by step.
+    Tags: every `every_steps` steps "step/loss" (of that batch), "step/examples_per_s" (of worker 0)
+    and "step/lr/NAME" of tables and dense parameters; after each epoch "train/NAME" and
+    "valid/NAME" for each figure, and "epoch"; all by step.
 
     Raises BadRequest: TensorBoard is not installed; every_steps < 1; from a fit: a folder that
     cannot be written. ResourceExhausted: from a fit: its disk is full.

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,11 +101,6 @@ class ComputeWorkers:
     def __len__(self) -> int:
         return len(self._all)
 
-    def in_flight(self) -> dict[str, int]:
-        """This worker's batches in flight, by address."""
-        with self._changed:
-            return {one.address: one.in_flight for one in self._all}
-
     def use(self, credits: int) -> LabelUse:
         """How this worker has used them so far. credits: how many batches it may have in flight."""
         with self._changed:
@@ -135,21 +131,15 @@ class ComputeWorkers:
                 self._rest(started)
                 continue
             try:
-                if chosen.is_gone:
-                    self._call(Call(chosen.address, READY, once=True), READY_S)
-                call = Call(chosen.address, method, body, arrays, once=True)
-                reply = self._call(call, self._patience_s(failed - {chosen}))
+                with self._given_back(chosen):
+                    if chosen.is_gone:
+                        self._call(Call(chosen.address, READY, once=True), READY_S)
+                    call = Call(chosen.address, method, body, arrays, once=True)
+                    return self._call(call, self._patience_s(failed - {chosen})), chosen.address
             except TriremeError as error:
-                self._give_back(chosen, error)
                 if not _asks_another(error):
                     raise
                 failed.add(chosen)
-            except BaseException:
-                self._give_back(chosen, None)
-                raise
-            else:
-                self._give_back(chosen, None)
-                return reply, chosen.address
 
     def call_at(
         self,
@@ -168,19 +158,14 @@ class ComputeWorkers:
             if chosen.is_gone:
                 return None
             chosen.in_flight += 1
+        call = Call(address, method, body, arrays, once=True)
         try:
-            call = Call(address, method, body, arrays, once=True)
-            reply = self._call(call, self._patience_s(set()) if timeout_s is None else timeout_s)
+            with self._given_back(chosen):
+                return self._call(call, timeout_s or self._patience_s(set()))
         except TriremeError as error:
-            self._give_back(chosen, error)
             if not _asks_another(error):
                 raise
             return None
-        except BaseException:
-            self._give_back(chosen, None)
-            raise
-        self._give_back(chosen, None)
-        return reply
 
     def close(self) -> None:
         """Close the connections that no call uses; a call that runs closes its own."""
@@ -213,6 +198,18 @@ class ComputeWorkers:
         """
         is_another_left = len(self._all) > len(failed) + 1
         return self._timeout_s / 2 if is_another_left else self._timeout_s
+
+    @contextmanager
+    def _given_back(self, one: _ComputeWorker) -> Iterator[None]:
+        """Ask the one that was taken; afterwards it has a batch less, and rests if it failed."""
+        error: TriremeError | None = None
+        try:
+            yield
+        except TriremeError as raised:
+            error = raised
+            raise
+        finally:
+            self._give_back(one, error)
 
     def _give_back(self, one: _ComputeWorker, error: TriremeError | None) -> None:
         with self._changed:
@@ -282,7 +279,7 @@ def workers_of_label(cluster: Cluster, label: str) -> ComputeWorkers:
         label,
         [address for other, address in cluster.heter if other == label],
         first=cluster.worker,
-        connect=lambda: cluster.call_client("compute"),
+        connect=cluster.compute_client,
         timeout_s=cluster.client.timeout_s,
     )
     cluster.add_running(workers.close)

@@ -7,8 +7,6 @@ the loss reaches all stages, here and there, in the order of one process.
 from __future__ import annotations
 
 import itertools
-import secrets
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,14 +29,11 @@ from trireme.train.compute.remote_model import (
     remote_model,
     seed_of,
 )
-from trireme.train.compute.stage_call import StageCall, call_stages
-from trireme.train.compute.stage_messages import DROP, TOKENS_MAX, Owner, StageRequest
+from trireme.train.compute.stage_call import RemoteGraphs, StageCall, call_stages
+from trireme.train.compute.stage_messages import Owner, StageRequest
 from trireme.train.compute.stage_runner import part_state
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.scoring import Scored, Scorer, column_of
-
-DROP_S = 1.0
-"""Seconds to tell a compute worker what it need not keep."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,13 +76,8 @@ class RemoteStages:
         self.identity = ModelIdentity(stages, scorer)
         self.scorer = scorer
         self.credits = credits_of(len(cluster.heter), cluster.num_workers)
-        self.owner = Owner(cluster.worker, cluster.client.incarnation)
-        # Drawn, since a worker of another job that asks the same compute worker may be the same
-        # owner, and must not get the gradients of this one's graph.
-        self._token_prefix, self._numbers = secrets.token_hex(8), itertools.count()
-        self._kept: dict[str, tuple[ComputeWorkers, str]] = {}
-        self._lock = threading.Lock()
-        cluster.add_running(self.drop_graphs)  # before the calls of `compute_workers` close
+        self.graphs = RemoteGraphs(Owner(cluster.worker, cluster.client.incarnation))
+        cluster.add_running(self.graphs.drop)  # before the calls of `compute_workers` close
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -99,38 +89,8 @@ class RemoteStages:
     def begin(self, stages: nn.Module, *, training: bool, threads: int) -> StagePass:
         """One pass over data; what is left of an earlier one that failed is dropped."""
         assert isinstance(stages, Stages)
-        self.drop_graphs()
+        self.graphs.drop()
         return StagePass(self, stages, training=training, threads=threads)
-
-    def next_token(self) -> str:
-        return f"{self._token_prefix} {next(self._numbers)}"
-
-    def note_kept(self, token: str, workers: ComputeWorkers, address: str) -> None:
-        """A compute worker has the graph of this token. Of more than TOKENS_MAX the oldest are
-        forgotten: those of batches whose loss did not depend on the stage, so that backward never
-        asks for them.
-        """
-        with self._lock:
-            self._kept[token] = (workers, address)
-            while len(self._kept) > TOKENS_MAX:
-                del self._kept[next(iter(self._kept))]
-
-    def forget_kept(self, token: str) -> str | None:
-        """Where the graph is, which is asked for or lost now."""
-        with self._lock:
-            _, address = self._kept.pop(token, (None, None))
-            return address
-
-    def drop_graphs(self) -> None:
-        """Tell compute workers which graphs nobody will ask for, if they can be reached."""
-        with self._lock:
-            kept, self._kept = self._kept, {}
-        by_place: dict[tuple[ComputeWorkers, str], list[str]] = {}
-        for token, place in kept.items():
-            by_place.setdefault(place, []).append(token)
-        for (workers, address), tokens in by_place.items():
-            body = {**self.owner.to_wire(), "tokens": tokens}
-            workers.call_at(address, DROP, body, [], timeout_s=DROP_S)
 
 
 class StagePass:
@@ -203,7 +163,7 @@ class StagePass:
         request = StageRequest(
             model=self._remote.identity.digest,
             stages=list(group.names),
-            owner=self._remote.owner,
+            owner=self._remote.graphs.owner,
             token="",
             graphs_max=self._graphs_max,
             training=self._training,
@@ -220,7 +180,10 @@ class StagePass:
             p for p in parameters.values() if p.requires_grad and self._training
         ]
         of_model = list(buffers.values())
-        return StageCall(self._remote, group.workers, request, leaves, learning, of_model)
+        remote = self._remote
+        return StageCall(
+            group.workers, remote.identity, remote.graphs, request, leaves, learning, of_model
+        )
 
     def _labels(self, batch: Batch) -> Batch:
         """What the loss reads of a batch."""

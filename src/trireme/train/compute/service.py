@@ -36,12 +36,11 @@ from trireme.job.cluster import Cluster
 from trireme.job.compute_place import ComputePlace
 from trireme.nn.stages import Stages
 from trireme.protocol.wire import need
-from trireme.rpc import Deferred, Handler, Reply, Request, Server
+from trireme.rpc import Call, Deferred, Handler, Reply, Request, RpcClient, Server
 from trireme.telemetry.instruments import Gauge
 from trireme.telemetry.registry import Registry
 from trireme.threads import frozen_objects, torch_threads
 from trireme.train.compute.compute_workers import COMPUTED_S, READY
-from trireme.train.compute.job_end import JobEnd
 from trireme.train.compute.kept_graphs import KeptGraphs
 from trireme.train.compute.model_runner import Method, ModelRunner
 from trireme.train.compute.model_state import describe, digest
@@ -288,3 +287,56 @@ def _end_on_signal(service: Service) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+PERIOD_S = 2.0
+
+
+class JobEnd:
+    """Asks the coordinator, in a thread, as long as the `with` block runs. The answer comes when
+    the job is over, or after a period, so that a coordinator that has gone is noticed.
+
+    end: called once, with the reason; and the error if no coordinator has answered for
+        `place.timeout_s`, or it refuses this process.
+    """
+
+    def __init__(
+        self, place: ComputePlace, end: Callable[[str, TriremeError | None], None]
+    ) -> None:
+        self._place, self._end = place, end
+        self._stop = threading.Event()
+        self._client = RpcClient(name=place.name, keys=place.client_keys, on_wait=lambda _: None)
+        self._thread = threading.Thread(target=self._watch, name="trireme-job-end", daemon=True)
+
+    def __enter__(self) -> JobEnd:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._client.close()
+
+    def _watch(self) -> None:
+        address, timeout_s = self._place.coordinator, self._place.timeout_s
+        period_s = min(PERIOD_S, timeout_s)
+        heard = time.monotonic()
+        while not self._stop.is_set():
+            is_alive, is_over = self._client.call_all(
+                [Call(address, "server.ready"), Call(address, "server.end")],
+                timeout_s=period_s,
+                return_errors=True,
+            )
+            if isinstance(is_over, Reply):
+                self._end("all workers have left", None)
+                return
+            if isinstance(is_alive, Reply):
+                heard = time.monotonic()
+            elif not is_alive.retry:
+                self._end("refused", is_alive)
+                return
+            elif time.monotonic() - heard > timeout_s:
+                silence = f"no answer for {timeout_s:g} s: {is_alive}"
+                self._end("silence", Unavailable(f"{self._place.name}: {silence}"))
+                return
+            self._stop.wait(0.0 if isinstance(is_alive, Reply) else 0.1)

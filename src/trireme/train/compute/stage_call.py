@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+import secrets
+import threading
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +13,7 @@ from torch import Tensor
 from trireme.errors import BadRequest, NotReady
 from trireme.train.compute.compute_workers import ComputeWorkers
 from trireme.train.compute.model_state import (
+    ModelIdentity,
     check_buffers,
     check_gradients,
     check_loss,
@@ -18,14 +22,59 @@ from trireme.train.compute.model_state import (
 )
 from trireme.train.compute.stage_messages import (
     BACKWARD,
+    DROP,
     STAGES,
+    TOKENS_MAX,
     BackwardRequest,
+    Owner,
     StageAnswer,
     StageRequest,
 )
 
-if TYPE_CHECKING:
-    from trireme.train.compute.remote_stages import RemoteStages
+DROP_S = 1.0
+"""Seconds to tell a compute worker what it need not keep."""
+
+
+class RemoteGraphs:
+    """The graphs that compute workers keep for this worker, by token. Threads: any."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        # Drawn, since a worker of another job that asks the same compute worker may be the same
+        # owner, and must not get the gradients of this one's graph.
+        self._token_prefix, self._numbers = secrets.token_hex(8), itertools.count()
+        self._kept: dict[str, tuple[ComputeWorkers, str]] = {}
+        self._lock = threading.Lock()
+
+    def next_token(self) -> str:
+        return f"{self._token_prefix} {next(self._numbers)}"
+
+    def note(self, token: str, workers: ComputeWorkers, address: str) -> None:
+        """A compute worker has the graph of this token. Of more than TOKENS_MAX the oldest are
+        forgotten: those of batches whose loss did not depend on the stage, so that backward never
+        asks for them.
+        """
+        with self._lock:
+            self._kept[token] = (workers, address)
+            while len(self._kept) > TOKENS_MAX:
+                del self._kept[next(iter(self._kept))]
+
+    def forget(self, token: str) -> str | None:
+        """Where the graph is, which is asked for or lost now."""
+        with self._lock:
+            _, address = self._kept.pop(token, (None, None))
+            return address
+
+    def drop(self) -> None:
+        """Tell compute workers which graphs nobody will ask for, if they can be reached."""
+        with self._lock:
+            kept, self._kept = self._kept, {}
+        by_place: dict[tuple[ComputeWorkers, str], list[str]] = {}
+        for token, place in kept.items():
+            by_place.setdefault(place, []).append(token)
+        for (workers, address), tokens in by_place.items():
+            body = {**self.owner.to_wire(), "tokens": tokens}
+            workers.call_at(address, DROP, body, [], timeout_s=DROP_S)
 
 
 class StageCall:
@@ -40,14 +89,16 @@ class StageCall:
 
     def __init__(
         self,
-        remote: RemoteStages,
         workers: ComputeWorkers,
+        identity: ModelIdentity,
+        graphs: RemoteGraphs,
         request: StageRequest,
         inputs: list[Tensor],
         parameters: list[Tensor],
         buffers: list[Tensor],
     ) -> None:
-        self._remote, self._workers, self.request = remote, workers, request
+        self._workers, self._identity, self._graphs = workers, identity, graphs
+        self.request = request
         self.inputs, self.parameters, self._buffers = inputs, parameters, buffers
         self._answer = StageAnswer()
 
@@ -55,10 +106,10 @@ class StageCall:
         request = self.request
         learns = request.training and bool(self.inputs or self.parameters)
         if learns and request.labels is None:
-            request.token = self._remote.next_token()
+            request.token = self._graphs.next_token()
         answer, address = self._ask(request)
         if request.token:
-            self._remote.note_kept(request.token, self._workers, address)
+            self._graphs.note(request.token, self._workers, address)
         self._check(answer)
         write_buffers(self._buffers, answer.buffers)
         if answer.random is not None:
@@ -105,14 +156,14 @@ class StageCall:
     def _kept_backward(self, gradients: list[Tensor | None]) -> StageAnswer | None:
         """None: the graph has gone, or its compute worker has."""
         request = self.request
-        address = self._remote.forget_kept(request.token)
+        address = self._graphs.forget(request.token)
         if address is None:
             return None
         ask = BackwardRequest(
             model=request.model, owner=request.owner, token=request.token, gradients=gradients
         )
         try:
-            with self._remote.identity.explained():
+            with self._identity.explained():
                 reply = self._workers.call_at(address, BACKWARD, *ask.to_wire())
         except NotReady as error:
             if "raised" in (error.details or {}):
@@ -126,7 +177,7 @@ class StageCall:
         return answer
 
     def _ask(self, request: StageRequest) -> tuple[StageAnswer, str]:
-        with self._remote.identity.explained():
+        with self._identity.explained():
             reply, address = self._workers.call(STAGES, *request.to_wire())
         return StageAnswer.from_wire(reply.body, reply.arrays), address
 

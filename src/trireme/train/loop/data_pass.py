@@ -41,7 +41,7 @@ class BatchObserver(Protocol):
 
 @dataclass(frozen=True)
 class PassOptions:
-    """What a pass does besides its figures."""
+    """What a pass does in addition to computing its figures."""
 
     report: Report  # what worker 0 prints
     dump: BatchObserver | None  # gets every batch

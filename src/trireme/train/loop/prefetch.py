@@ -1,4 +1,4 @@
-"""`tr.prefetch`: the pipeline for training loops of one's own."""
+"""`tr.prefetch`: the pipeline for custom training loops."""
 
 import atexit
 import inspect

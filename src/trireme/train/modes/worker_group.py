@@ -1,5 +1,7 @@
 """The workers of a job as a process group of torch.distributed, without its global state."""
 
+from __future__ import annotations
+
 import datetime
 import logging
 import socket
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trireme import accelerator
+from trireme import accelerator, rpc
 from trireme.errors import BadRequest, DeadlineExceeded, TriremeError, Unavailable
 from trireme.job.cluster import Cluster
 from trireme.worker.coordinator_calls import PATIENCE
@@ -237,3 +239,18 @@ def _backend(
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     gloo._timeout, gloo._threads = timeout, 1
     return dist.ProcessGroupGloo(store, rank, size, gloo)
+
+
+def ways_to_find(cluster: Cluster) -> tuple[FindWorkers | None, FindWorkers | None]:
+    """How to find the silent and the lost workers, where they host the servers; else None: the
+    coordinator knows.
+    """
+    host = cluster.host
+    if host is None:
+        return None, None
+
+    def find_lost() -> list[int]:
+        with rpc.RpcClient(name=f"worker {cluster.worker} (probe)", keys=cluster.keys) as client:
+            return host.losses.find(cluster.client.servers.endpoints, client)
+
+    return host.silent_workers, find_lost

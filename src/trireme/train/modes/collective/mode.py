@@ -16,10 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from trireme.errors import BadRequest
 from trireme.train.modes.collective.byte_exchange import ByteExchange
 from trireme.train.modes.collective.calls_together import CallsTogether, IdleWorker
-from trireme.train.modes.lost_workers import ways_to_find
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
 from trireme.train.modes.sync import Sync
-from trireme.train.modes.worker_group import WorkerGroup, device_of
+from trireme.train.modes.worker_group import WorkerGroup, device_of, ways_to_find
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.gradients import KeysByClass
 from trireme.worker.pull import FollowingPull, Pulled

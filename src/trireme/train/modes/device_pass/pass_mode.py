@@ -54,7 +54,7 @@ class DevicePass(Mode):
         source: the data that it trains on; or the size of a window over data that is not known.
         device: where the rows are.
         before: the last pass; it may have rows that both need, and have read others for this one.
-        following: that the next pass will be begun with: it is read in a thread.
+        following: the data of the next pass, which a thread reads.
 
     Raises as PassRows or RowsInWindow; the servers have not changed.
     """
@@ -215,7 +215,7 @@ class DevicePass(Mode):
         """Have the dense weights of the beginning again."""
         try:
             self._outside.adopt()
-        except TriremeError as error:  # what ended the pass is what the caller shall see
+        except TriremeError as error:  # the caller must see what ended the pass
             log.warning("pass on a device: abandoned, and servers do not answer: %s", error)
 
     def finish(self) -> None:

@@ -5,19 +5,26 @@ before.
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from trireme.bounded_queue import ReadAhead
 from trireme.device import BlockLayout, RowBlock
+from trireme.errors import Unavailable
+from trireme.job.cluster import Cluster
 from trireme.protocol.pass_lease import PassLease
 from trireme.protocol.routing import Keys
 from trireme.rows.wide_rows import WideRows
 from trireme.table import RowClassId
 from trireme.train.modes.device_pass.block_of_keys import BlockOfKeys, rows_or_new
 from trireme.train.modes.device_pass.key_slots import KeySlots
-from trireme.train.modes.device_pass.next_pass import NextPass, RowsAhead
 from trireme.train.modes.device_pass.rows_on_device import Moment, RowsOnDevice
 from trireme.train.modes.setup import TrainingSetup
 from trireme.train.pass_data import PassData
@@ -25,6 +32,70 @@ from trireme.worker.gradients import KeysByClass
 from trireme.worker.whole_rows import ReadPart, ReadRows, read_parts
 
 log = logging.getLogger("trireme.train")
+
+
+log = logging.getLogger("trireme.train")
+
+Stop: TypeAlias = Callable[[], bool]
+
+
+@dataclass(frozen=True, eq=False)
+class RowsAhead:
+    """Rows of U distinct keys. lacking: (n,) positions of keys that the pass under way lacks.
+    read: their rows.
+    """
+
+    keys: Keys
+    lacking: npt.NDArray[np.intp]
+    read: ReadRows
+
+
+class NextPass:
+    """The pass that follows: its keys, and the rows that the pass under way does not have, are read
+    in a thread while that one trains.
+
+    held: the keys of the pass under way. read: reads rows from the servers.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        data: PassData,
+        held: KeysByClass,
+        read: Callable[[RowClassId, Keys, Stop], ReadRows],
+    ) -> None:
+        self.data = data
+        self._cluster, self._held, self._read = cluster, held, read
+        self._stop = threading.Event()
+        self._ahead = ReadAhead(
+            self._prepare(), depth=1, name="trireme-next-pass", stop=self._stop.set
+        )
+        cluster.add_running(self.close)
+
+    def _prepare(self) -> Iterator[dict[RowClassId, RowsAhead]]:
+        prepared, stop = {}, self._stop.is_set
+        for class_id, keys_U in self.data.keys(stop).items():
+            held = self._held.get(class_id, keys_U[:0])
+            lacking = np.flatnonzero(~np.isin(keys_U, held, assume_unique=True))
+            prepared[class_id] = RowsAhead(
+                keys_U, lacking, self._read(class_id, keys_U[lacking], stop)
+            )
+        yield prepared
+
+    def wait(self) -> dict[RowClassId, RowsAhead] | None:
+        """What was read, once; None: servers could not be read. Raises the error of the data."""
+        try:
+            return next(self._ahead)
+        except Unavailable as error:
+            log.info("pass on a device: its rows were not read ahead: %s", error)
+            return None
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the thread after what it reads now."""
+        self._cluster.take_back(self.close)
+        self._ahead.close()
 
 
 class PassRows(RowsOnDevice):
@@ -103,7 +174,7 @@ class PassRows(RowsOnDevice):
             block.forget_plans()
 
     def plan(self, keys: KeysByClass | None) -> None:
-        """Find the slots of the batch, beside training."""
+        """Find the slots of the batch, while an earlier one is trained on."""
         for class_id, keys_K in (keys or {}).items():
             if class_id in self.blocks and len(keys_K):
                 self.blocks[class_id].plan(keys_K)

@@ -63,7 +63,7 @@ class RowsOnDevice:
         """Have the rows of the next batch."""
 
     def read_ahead(self, data: PassData) -> None:
-        """Read for the pass that follows, beside training. Raises BadRequest: this one cannot."""
+        """Read for the pass that follows, during training. Raises BadRequest: this one cannot."""
         raise BadRequest(f"begin_pass: expected a pass to follow one, found none ({data})")
 
     # ---- the servers ----

@@ -20,12 +20,12 @@ import torch
 from trireme.errors import BadRequest, TriremeError
 from trireme.interchange.worker_side.import_requests import new_id
 from trireme.job.cluster import Cluster
+from trireme.protocol.block_messages import BlockTensors
 from trireme.train.modes.base import Mode
 from trireme.train.modes.device_pass.pass_mode import DevicePass
 from trireme.train.modes.device_pass.rows_on_device import RowsOnDevice
 from trireme.train.modes.device_ranks.asked_rows import AskedRows
 from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message, caught
-from trireme.train.modes.device_ranks.joint_end import JointEnd
 from trireme.train.modes.device_ranks.next_keys import NextKeys
 from trireme.train.modes.device_ranks.owned_rows import (
     OwnedKeys,
@@ -36,9 +36,8 @@ from trireme.train.modes.device_ranks.owned_rows import (
 from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 from trireme.train.modes.device_ranks.owners import Owners
 from trireme.train.modes.device_ranks.steps_together import StepMade, StepsTogether
-from trireme.train.modes.lost_workers import ways_to_find
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
-from trireme.train.modes.worker_group import WorkerGroup
+from trireme.train.modes.worker_group import WorkerGroup, ways_to_find
 from trireme.train.pass_data import PassData, WindowSize
 from trireme.worker import passes
 from trireme.worker.dense_parameters import DenseParameters
@@ -140,7 +139,7 @@ class SharedDevicePass(DevicePass):
         return self._agreed(lambda: OwnedRows(setup, owned, device, rows_before, self._lease))
 
     def _keys_ahead(self, source: PassData | WindowSize) -> NextKeys | None:
-        """What was read beside this pass, which has ended, for one over `source`."""
+        """What was read during this pass, which has ended, for one over `source`."""
         ahead = self._next_keys
         if self.rows is None or ahead is None or not ahead.can_complete:
             return None
@@ -333,3 +332,63 @@ def _meet(cluster: Cluster, device: torch.device, num_steps: int) -> tuple[Excha
     )
     group.note_thread(is_scripts=True)
     return Exchange(group, cluster.worker, cluster.num_workers), max(steps)
+
+
+class JointEnd:
+    """The end of a pass of all workers: one import, to which each sends its rows. Worker 0 makes
+    it, with the dense blocks, and asks the coordinator, whose decision is that of all workers.
+    """
+
+    def __init__(
+        self, setup: TrainingSetup, exchange: Exchange, rows: OwnedRows | OwnedWindow
+    ) -> None:
+        self._exchange, self._rows = exchange, rows
+        self._client = setup.cluster.client
+        self._last_id = ""  # of the last attempt, at worker 0
+
+    def give(self, blocks: Callable[[], BlockTensors], num_steps: int) -> None:
+        """Bring the rows that have changed, and the blocks, to the servers. After an error, which
+        all workers raise, it may be called again, by all. Raises as `importing`.
+        """
+        if self._has_taken_place():
+            return
+        self._exchange.agree(caught(self._rows.check_unchanged))
+        if self._exchange.rank == 0:
+            self._give_first(blocks, num_steps)
+        else:
+            self._give_other()
+
+    def _has_taken_place(self) -> bool:
+        """Whether the last attempt has ended the pass: its answer may have been lost."""
+        last, is_over, failure = self._last_id, False, None
+        finish, timeout_s = self._client.servers.finish, self._client.timeout_s
+        try:
+            is_over = bool(last) and finish("import", last, commit=False, timeout_s=timeout_s)
+        except TriremeError as error:
+            failure = error
+        return bool(self._exchange.agree(failure, {"is_over": is_over})[0]["is_over"])
+
+    def _give_first(self, blocks: Callable[[], BlockTensors], num_steps: int) -> None:
+        others_wait = True
+        try:
+            self._last_id = id = self._rows.import_id()
+
+            def decide(id: str) -> bool:
+                return passes.end_device_pass(self._client, id, num_steps, together=True)
+
+            with self._rows.ending(id, blocks(), decide):
+                self._exchange.agree(body={"id": id})
+                failure = caught(lambda: self._rows.send(id))
+                others_wait = False
+                self._exchange.agree(failure)
+                others_wait = True
+        except TriremeError as error:
+            if others_wait:
+                self._exchange.agree(error)
+            raise
+        self._exchange.agree()
+
+    def _give_other(self) -> None:
+        id = str(self._exchange.agree()[0]["id"])
+        self._exchange.agree(caught(lambda: self._rows.send(id)))
+        self._exchange.agree()

@@ -4,11 +4,12 @@ servers do in sync (server/step_gradient.py), and each worker does so for a part
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,8 +22,8 @@ from trireme.train.modes.device_pass.dense_steps import DenseSteps
 from trireme.train.modes.device_ranks.asked_rows import Asked, AskedRows, counts_of
 from trireme.train.modes.device_ranks.exchange import IDLE, Exchange, Message
 from trireme.train.modes.device_ranks.owners import Owners, sizes_of
-from trireme.train.modes.device_ranks.summed_dense import SummedDense
 from trireme.train.modes.setup import TrainingSetup, WorkerStep
+from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import TableGradient
 
 
@@ -286,3 +287,61 @@ def _check_alike(messages: Sequence[Message]) -> None:
                     f"pass on devices: {what}: worker {other} has {first}, worker {rank} {value};"
                     " schedulers must agree"
                 )
+
+
+class SummedDense:
+    """The dense gradients of a step: each worker sums a part of them in the order of the workers,
+    and gives the sum to all. So every worker has the bits that servers would have.
+
+    sizes: (size,) how many numbers each worker sums.
+    """
+
+    def __init__(self, dense: DenseParameters, exchange: Exchange) -> None:
+        self._dense, self._exchange = dense, exchange
+        num = sum(parameter.numel() for parameter in dense.parameters.values())
+        ends = np.arange(exchange.size + 1, dtype=np.int64) * num // exchange.size
+        self.sizes: npt.NDArray[np.int64] = np.diff(ends)
+
+    def absent(self) -> list[str]:
+        """The parameters without a gradient."""
+        return [name for name, grad in self._dense.gradients().items() if grad is None]
+
+    def parts(self) -> list[list[Tensor]]:
+        """This worker's gradients, by the worker that sums them; zeros in the place of absent
+        ones.
+        """
+        device = self._exchange.device
+        flat = [
+            torch.zeros(p.numel(), device=device)
+            if p.grad is None
+            else p.grad.detach().reshape(-1).to(device)
+            for p in self._dense.parameters.values()
+        ]
+        whole = torch.cat(flat) if flat else torch.zeros(0, device=device)
+        return [[part] for part in torch.split(whole, self.sizes.tolist())]
+
+    def sum(self, parts: Sequence[tuple[Tensor, float]]) -> Tensor:
+        """(n,) the weighted sum of this worker's parts, at least one, each with its weight."""
+        (first, weight), *others = parts
+        total = first * weight
+        for part, weight in others:
+            total = total + part * weight
+        return total
+
+    def share(
+        self, own: Tensor, absent: Collection[str], failure: TriremeError | None = None
+    ) -> None:
+        """Give the parameters the sums of all workers, but for the absent ones. Raises at all
+        workers the failure of one.
+        """
+        between = np.tile(self.sizes[:, None], (1, self._exchange.size))
+        received = self._exchange.numbers([[own]] * self._exchange.size, between, failure)
+        parameters = self._dense.parameters
+        parts = torch.split(torch.cat(received), [p.numel() for p in parameters.values()])
+        for (name, parameter), part in zip(parameters.items(), parts, strict=True):
+            grad = part.view_as(parameter).to(parameter.device)
+            parameter.grad = None if name in absent else grad
+
+    def forget(self) -> None:
+        """Leave no gradient."""
+        self._dense.take_gradients()
