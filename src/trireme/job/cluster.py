@@ -190,15 +190,34 @@ class Cluster:
             self.abandon()
 
 
+def is_session() -> bool:
+    """Whether this process is an interactive interpreter, such as a kernel of Jupyter."""
+    return hasattr(sys, "ps1")
+
+
+def has_script_failed() -> bool:
+    """Whether the interpreter ends because an exception has ended its script."""
+    return getattr(sys, "last_value", None) is not None and not is_session()
+
+
 @atexit.register
 def _close_all() -> None:
     """Close the clusters that a script left open, so that the servers end too; abandon them if the
-    script failed. If closing fails the process ends with an error: pushes may be lost.
+    script failed. An interactive session is not over with its process, and a statement that failed
+    has not ended it: its kernel may be restarted, so the servers keep its job. If closing fails the
+    process ends with an error: pushes may be lost.
     """
-    has_failed = getattr(sys, "last_value", None) is not None
     is_finished = True
     for cluster in list(_open):
-        if has_failed:
+        if has_script_failed():
+            cluster.abandon()
+            continue
+        if is_session() and cluster.host is None:
+            log.info(
+                "the session leaves the job of worker %d at its servers, which wait for it to go on"
+                " until their deadline; close() of what tr.init() returned ends the job",
+                cluster.worker,
+            )
             cluster.abandon()
             continue
         try:

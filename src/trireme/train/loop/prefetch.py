@@ -3,7 +3,6 @@
 import atexit
 import inspect
 import logging
-import sys
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 
 from trireme.data.batch import Batch
 from trireme.errors import BadRequest, TriremeError, check_kind
-from trireme.job.cluster import Cluster
+from trireme.job.cluster import Cluster, has_script_failed, is_session
 from trireme.job.default import default
 from trireme.nn.session import session_of
 from trireme.threads import frozen_objects
@@ -64,14 +63,14 @@ _open: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     """Close the iterators that a script has kept, while the interpreter is whole."""
-    _Exit.has_failed = getattr(sys, "last_value", None) is not None
+    _Exit.leaves = has_script_failed() or is_session()
     for batches in list(_open):
         if inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:
             batches.close()
 
 
 class _Exit:
-    has_failed = False  # the script; its clusters are abandoned
+    leaves = False  # the script has failed, or may go on in another process
 
 
 def _batches(
@@ -108,7 +107,7 @@ def _leave_early(cluster: Cluster) -> None:
     """Bring the weights up to date, as the end of the pass does: its last steps did not."""
     optimizer = newest_optimizer(cluster)
     try:
-        if optimizer is not None and not cluster.is_closed and not _Exit.has_failed:
+        if optimizer is not None and not cluster.is_closed and not _Exit.leaves:
             optimizer.refresh()
     except TriremeError as error:  # the loop has gone: nobody would catch it
         log.warning("prefetch: the dense weights lack the last steps of the loop: %s", error)
