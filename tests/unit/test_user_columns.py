@@ -54,7 +54,7 @@ def test_a_frame_is_a_dataset(make) -> None:
     assert bags(batch["year"]) == [[1990], [], [2001], [2002]]
     assert batch["movie"].tolist() == [1, 2, 3, 4]
     assert batch["plot"].tolist() == FRAME["plot"].tolist()
-    assert batch["at"][0] == datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC).timestamp()
+    assert batch["at"][0] == datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc).timestamp()
     kinds = {name: batch[name].dtype for name in ("movie", "at", "price", "plot")}
     assert kinds == {
         "movie": torch.int64,
@@ -107,7 +107,8 @@ IDS = [3, 2**40, 7]
 def test_integers_of_any_type_are_ids(ids) -> None:
     schema = tr.data.Schema([tr.data.Sparse("id")])
     (batch,) = ArrayDataset({"id": ids}, schema=schema)
-    expected = [int(value) for value in ids if value == value]
+    values = ids.to_pylist() if isinstance(ids, pa.Array) else ids
+    expected = [int(value) for value in values if value == value]
     assert read_ids(batch, ("id",), "test").values.tolist() == expected
 
 

@@ -134,7 +134,7 @@ class SignLoss:
 
     def __call__(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
         right = numbers_of(batch, "label", 2)
-        error = nn.functional.mse_loss(outputs["scores"].clamp(0, 1), right)
+        error = nn.functional.mse_loss(outputs["scores"].clamp(0, 1).to(right.dtype), right)
         penalty = self.edges * outputs["edges"] + self.size * outputs["size"]
         return error + penalty.mean()
 
