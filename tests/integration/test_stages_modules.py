@@ -16,7 +16,7 @@ import trireme as tr
 from tests.integration.compute_service import computing, stage_runner
 from tests.jobs import Job
 from trireme.job.connecting import connect
-from trireme.train.compute import remote_stages
+from trireme.train.compute import remote_stages, stage_call
 from trireme.train.loop.scoring import Scorer
 
 SIZES = (7, 5, 0, 9, 1, 300)
@@ -196,7 +196,7 @@ def train(
         losses = [trainer.fit(data, epochs=epochs)["loss"]]
         kept = 0
         if isinstance(trainer.remote, remote_stages.RemoteStages):
-            kept = len(trainer.remote._kept)
+            kept = len(trainer.remote.graphs._kept)
         losses.append(trainer.evaluate(data)["loss"])
         state = {name: value.clone() for name, value in model.named_buffers()}
         state |= {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -228,7 +228,7 @@ class Ignoring(Head):
 
 
 def test_graphs_that_no_backward_asks_for_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_stages, "TOKENS_MAX", 3)
+    monkeypatch.setattr(stage_call, "TOKENS_MAX", 3)
     tower, head = Tower(lambda t, values: {"x": t.linear(values["x"])}, None), Ignoring()
 
     def make() -> tr.Stages:

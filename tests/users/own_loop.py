@@ -36,7 +36,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 trainer = tr.Trainer(
     model, optimizer, loss=criterion, metrics=["auc"], strategy=tr.Strategy(mode), progress=False
 )
-optimizer = trainer.optimizer  # in the place of torch's
+optimizer = trainer.optimizer  # replaces torch's
 trainer.resume(folder)  # does nothing where there is no checkpoint yet
 
 best, worse = float("inf"), 0
