@@ -287,7 +287,7 @@ def test_sync_workers_of_unequal_streams_save_by_the_clock_at_one_step(tmp_path:
     def work(cluster: Cluster) -> None:
         model = resumed_script.Model()
         trainer = resumed_script.make_trainer("sync", model, cluster=cluster)
-        checkpoints = tr.Checkpoints(tmp_path, every_s=0.1, keep=None)
+        checkpoints = tr.Checkpoints(tmp_path, every_s=0.01, keep=None)
         trainer.fit(resumed_script.Unequal(), epochs=2, checkpoints=checkpoints)
 
     with Job(2) as job:
