@@ -212,6 +212,17 @@ def shapes_made(
     return {"weights": shape} | {name: v.shape for name, v in state if isinstance(v, Tensor)}
 
 
+def begin_state(optimizer: torch.optim.Optimizer, group: int, weights: Tensor) -> None:
+    """Give weights of a group the state that a new optimizer begins with: Adagrad before torch 2.12
+    makes it when it is constructed, others at the first step.
+    """
+    values = {name: optimizer.param_groups[group][name] for name in optimizer.defaults}
+    arguments = arguments_of(type(optimizer), values)
+    begun = make(type(optimizer), [{"params": [weights], **values}], **arguments)
+    optimizer.state.pop(weights, None)
+    optimizer.state.update(begun.state)
+
+
 def make(
     cls: type[torch.optim.Optimizer], params: list[Any], **arguments: Any
 ) -> torch.optim.Optimizer:

@@ -20,6 +20,7 @@ from trireme.dense.optimizers import (
     GroupValues,
     arguments_of,
     as_group,
+    begin_state,
     check_change,
     check_group,
     check_step,
@@ -486,7 +487,10 @@ class BlockStore:
             weights.copy_(block_slice.tensors["weights"].view_as(weights))
             state = {name: tensor.clone() for name, tensor in block_slice.tensors.items()}
             del state["weights"]
-            optimizer.state[weights] = state
+            if state:
+                optimizer.state[weights] = state
+            else:
+                begin_state(optimizer, spec.group, weights)
             group = self._joined_group(block_slice.marks)
             self._slices[block_id].append(_LiveSlice(start, weights, group))
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trireme.dense.optimizers import needs_whole, shapes_made
+from trireme.dense.optimizers import begin_state, needs_whole, shapes_made
 from trireme.interchange.worker_side.dense_blocks import SCALARS, read_blocks, write_blocks
 from trireme.protocol.block_messages import BlockTensors
 from trireme.worker.client import WorkerClient
@@ -76,7 +76,7 @@ def _adopt_state(
     if state:
         optimizer.state[parameter] = state
     else:
-        optimizer.state.pop(parameter, None)
+        begin_state(optimizer, group, parameter)
 
 
 def _flat(value: object) -> np.ndarray:
