@@ -135,7 +135,7 @@ def test_doctor_works_without_torch(tmp_path: Path) -> None:
     needs = "Requires-Dist: torch>=2.10\nRequires-Dist: numpy>=99.1\n"
     about.joinpath("METADATA").write_text(f"Name: trireme-ps\nVersion: 0.1.0\n{needs}")
     answer = doctor([sys.executable, "-S", *DOCTOR], {"PYTHONPATH": str(libraries)}, 1)
-    missing = one(answer, "Software", "expected torch >= 2.6, found none")
+    missing = one(answer, "Software", "expected torch >= 2.10, found none")
     assert missing["status"] == "problem"
     assert "pip install 'torch>=2.10'" in missing["advice"]
     assert one(answer, "Software", "expected numpy >= 99.1, found ")["status"] == "problem"
