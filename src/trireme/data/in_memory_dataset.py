@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from trireme.bounded_queue import ReadAhead
 from trireme.data.batch import Batch, check_stream
 from trireme.data.column_layout import ColumnLayout
 from trireme.data.global_shuffle import deal_examples
-from trireme.data.loading import LoadedExamples, ShuffleHistory, load, preload
+from trireme.data.loading import LoadedExamples, load, preload
 from trireme.data.queue_dataset import QueueDataset
 from trireme.data.schema import Schema
 from trireme.data.sources import Paths
@@ -377,6 +379,36 @@ class InMemoryDataset:
                 f"{self._store.num_rows} examples; call release_memory() first"
             )
         self._forget()
+
+
+class ShuffleHistory:
+    """The calls since a load, in order.
+
+    Attributes:
+        order: a number for the order of the examples: equal after the same calls.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self.order = self._num_shuffles = 0
+
+    def begin(self, worker: int, num_workers: int, num_examples: int) -> None:
+        """Examples have been loaded."""
+        self.order = zlib.crc32(
+            repr(("load", self._seed, worker, num_workers, num_examples)).encode()
+        )
+        self._num_shuffles = 0
+
+    def add(self, call: str, num_examples: int) -> None:
+        """Another shuffle begins."""
+        self._num_shuffles += 1
+        text = repr((call, self._num_shuffles, num_examples))
+        self.order = zlib.crc32(text.encode(), self.order)
+
+    def seed(self, call: str, worker: int) -> int:
+        """64 bits for the current shuffle."""
+        text = repr((self._seed, call, self._num_shuffles, worker))
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 class InMemoryStream(Iterator[Batch]):

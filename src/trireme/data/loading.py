@@ -1,10 +1,8 @@
-"""Loads a stream of batches into a column store, also in the background, and knows its order."""
+"""Loads a stream of batches into a column store, also in the background."""
 
-import hashlib
 import logging
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 
 from trireme import _core
@@ -60,33 +58,3 @@ def preload(stream: Stream, layout: ColumnLayout, pool: _core.Pool) -> ReadAhead
         yield load(stream, layout, pool, is_stopped)
 
     return ReadAhead(outcome(), depth=1, name="trireme-preload", stop=is_stopped.set)
-
-
-class ShuffleHistory:
-    """The calls since a load, in order.
-
-    Attributes:
-        order: a number for the order of the examples: equal after the same calls.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self.order = self._num_shuffles = 0
-
-    def begin(self, worker: int, num_workers: int, num_examples: int) -> None:
-        """Examples have been loaded."""
-        self.order = zlib.crc32(
-            repr(("load", self._seed, worker, num_workers, num_examples)).encode()
-        )
-        self._num_shuffles = 0
-
-    def add(self, call: str, num_examples: int) -> None:
-        """Another shuffle begins."""
-        self._num_shuffles += 1
-        text = repr((call, self._num_shuffles, num_examples))
-        self.order = zlib.crc32(text.encode(), self.order)
-
-    def seed(self, call: str, worker: int) -> int:
-        """64 bits for the current shuffle."""
-        text = repr((self._seed, call, self._num_shuffles, worker))
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
