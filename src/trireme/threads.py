@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 # More than the buffers of a step with large batches.
 FREED_BYTES_KEPT = 512 << 20
+_FROZEN_BY_PYTHON = 1000  # at most, as 3.12 starts; a script that freezes its own freezes thousands
 THREADS_MAX = 1024  # the system refuses far more, after seconds of making them
 
 
@@ -66,7 +67,7 @@ def frozen_objects(num_new: int = 0) -> Iterator[None]:
     thresholds = gc.get_threshold()
     with _Frozen.lock:
         if _Frozen.num_blocks == 0 and not _Frozen.by_others:
-            _Frozen.by_others = gc.get_freeze_count() > 0
+            _Frozen.by_others = gc.get_freeze_count() > _FROZEN_BY_PYTHON
             if not _Frozen.by_others:
                 gc.freeze()
         _Frozen.num_blocks += 1

@@ -37,13 +37,19 @@ def cluster() -> Iterator[Cluster]:
         yield opened
 
 
+class _OfAllThreads(set[torch.dtype]):
+    """Which replicas of a module share."""
+
+    def __deepcopy__(self, _: object) -> _OfAllThreads:
+        return self
+
+
 class Watched(Net):
     """Notes what forward computes in, and what gradients come to rows and weights."""
 
     def __init__(self, table: tr.Table) -> None:
         super().__init__(table)
-        self.computed: set[torch.dtype] = set()
-        self.returned: set[torch.dtype] = set()
+        self.computed, self.returned = _OfAllThreads(), _OfAllThreads()
 
     def forward(self, batch: Any) -> torch.Tensor:
         out = super().forward(batch)

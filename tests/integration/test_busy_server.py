@@ -76,7 +76,7 @@ def test_calls_that_wait_for_a_snapshot_leave_threads_for_others(
 
     def others() -> Reply:
         with pytest.raises(DeadlineExceeded, match="waits for the snapshot"):
-            busy.call(method, body, s=1)
+            busy.call(method, body, s=3)
         reply = busy.call("ps.stats", {})
         busy.may_end.set()
         return reply

@@ -58,11 +58,14 @@ def within_memory(tier: RowTier) -> Iterator[None]:
     """Asserts that all tables together, also those that gather rows, never take more."""
     may_end, totals = Event(), []
 
+    def bytes_of_living() -> list[int]:
+        living = (table.rows() for table in tier._tables)
+        return [0 if rows is None else rows.bytes for rows in living]
+
     def watch() -> None:
         while not may_end.wait(0.002):
-            living = [rows for table in tier._tables if (rows := table.rows()) is not None]
-            first, second = ([rows.bytes for rows in living] for _ in range(2))
-            if first == second:  # else they are of different moments: one had gone, another grown
+            # Else they are of different moments: one had gone, another grown.
+            if (first := bytes_of_living()) == bytes_of_living():
                 totals.append(sum(first))
 
     watcher = Thread(target=watch)

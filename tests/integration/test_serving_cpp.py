@@ -21,8 +21,9 @@ NUM_KEYS, DIM = 5000, 5
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serving")
+    strict = "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"
     for command in (
-        ["cmake", "-S", tree.ROOT / "examples/serving_cpp", "-B", folder],
+        ["cmake", "-S", tree.ROOT / "examples/serving_cpp", "-B", folder, strict],
         ["cmake", "--build", folder],
     ):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=100)
