@@ -7,10 +7,12 @@ namespace {
 
 bool runs_here([[maybe_unused]] Isa isa) noexcept {
 #if defined(__x86_64__)
-  if (isa == Isa::kAvx2) return __builtin_cpu_supports("avx2");
+  // What isa.h compiles for. A virtual machine may offer one of these without another.
+  const bool has_bmi = __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  if (isa == Isa::kAvx2) return __builtin_cpu_supports("avx2") && has_bmi;
   if (isa == Isa::kAvx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && has_bmi;
   }
 #endif
   return isa == Isa::kScalar;

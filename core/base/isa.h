@@ -12,6 +12,13 @@
 #define TRIREME_INLINE [[gnu::always_inline]] inline
 #define TRIREME_INLINE_LAMBDA __attribute__((always_inline))
 
+// Before a loop whose turns do not depend on one another.
+#if defined(__clang__)
+#define TRIREME_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define TRIREME_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace trireme {
 
 enum class Isa { kScalar, kAvx2, kAvx512 };  // kScalar: the architecture's baseline
@@ -23,13 +30,17 @@ std::string_view isa_name(Isa isa) noexcept;
 Isa choose_isa(std::string_view name);
 
 #if defined(__x86_64__)
+#if defined(__clang__)  // which takes the widest vectors of the target anyway
+#define TRIREME_WIDEST
+#else
+#define TRIREME_WIDEST ",prefer-vector-width=512"
+#endif
 template <class Function>
 [[gnu::target("avx2,bmi,bmi2"), gnu::noinline]] void run_avx2(const Function& function) {
   function();
 }
 template <class Function>
-[[gnu::target("avx512f,avx512dq,avx512bw,avx512vl,bmi,bmi2,prefer-vector-width=512"),
-  gnu::noinline]]
+[[gnu::target("avx512f,avx512dq,avx512bw,avx512vl,bmi,bmi2" TRIREME_WIDEST), gnu::noinline]]
 void run_avx512(const Function& function) {
   function();
 }

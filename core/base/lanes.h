@@ -13,18 +13,18 @@ template <class F>
 TRIREME_INLINE void for_lanes(int dim, const F& f) noexcept {
   int j = 0;
   for (; j + 16 <= dim; j += 16) {
-#pragma GCC ivdep
+    TRIREME_INDEPENDENT
 #pragma GCC unroll 1
     for (int lane = 0; lane < 16; ++lane) f(j + lane);
   }
   if (j + 8 <= dim) {
-#pragma GCC ivdep
+    TRIREME_INDEPENDENT
 #pragma GCC unroll 1
     for (int lane = 0; lane < 8; ++lane) f(j + lane);
     j += 8;
   }
   if (j + 4 <= dim) {
-#pragma GCC ivdep
+    TRIREME_INDEPENDENT
 #pragma GCC unroll 1
     for (int lane = 0; lane < 4; ++lane) f(j + lane);
     j += 4;

@@ -7,6 +7,7 @@
 
 #include "base/dims.h"
 #include "base/error.h"
+#include "base/isa.h"
 #include "store/dtype.h"
 
 namespace trireme {
@@ -66,7 +67,7 @@ void with_encoding(Encoding encoding, const Function& function) {
 class FrozenTable::Search {
  public:
   explicit Search(std::span<const std::uint64_t> keys) noexcept : keys_(keys) {
-#pragma GCC ivdep
+    TRIREME_INDEPENDENT
     for (std::size_t i = 0; i < keys.size(); ++i) hashes_[i] = mix64(keys[i]);
     for (std::size_t i = 0; i < keys.size(); ++i) rest_[i] = static_cast<std::uint16_t>(i);
     num_rest_ = keys.size();

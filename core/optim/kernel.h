@@ -28,7 +28,7 @@ class KernelStep final : public RuleStep {
   KernelStep(const RuleValues& values, Isa isa) noexcept : rule_(values), isa_(isa) {}
 
   void apply(std::span<const RowUpdate> rows, int dim) const noexcept override {
-    with_isa(isa_, [this, rows, dim]() TRIREME_INLINE_LAMBDA {
+    with_isa(isa_, [=, this]() TRIREME_INLINE_LAMBDA {
       const R rule = rule_;  // a copy that the compiler can keep in registers
       for (const RowUpdate& row : rows) {
         if constexpr (std::is_same_v<Dim, int>) {

@@ -27,7 +27,7 @@ inline constexpr std::size_t kFindBlock = 4096;  // keys of one search
 TRIREME_INLINE std::uint64_t hash_all(std::span<const std::uint64_t> keys,
                                       std::uint64_t* hashes) noexcept {
   std::uint64_t stripes = 0;
-#pragma GCC ivdep
+  TRIREME_INDEPENDENT
   for (std::size_t i = 0; i < keys.size(); ++i) {
     hashes[i] = mix64(keys[i]);
     stripes |= std::uint64_t{1} << stripe_of_hash(hashes[i]);
