@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trireme import data
-from trireme.errors import BadRequest, NotReady, check_flags, check_kind
+from trireme.errors import BadRequest, NotReady, check_counts, check_flags, check_kind
 from trireme.fleet.days import seconds_of_day
 from trireme.fleet.fs_client import fs_client_options
 from trireme.fleet.program import fields_of
@@ -286,8 +286,7 @@ class InMemoryDataset(_FleetDataset):
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
         if thread_num is not None:
-            what = f"{self._name}.preload_into_memory"
-            check_kind(what, "thread_num", thread_num, int, "an integer >= 1")
+            check_counts(f"{self._name}.preload_into_memory", thread_num=thread_num)
         self._dataset().preload_into_memory(thread_num)
 
     def wait_preload_done(self) -> None:
