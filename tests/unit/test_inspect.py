@@ -17,7 +17,8 @@ from trireme.data import Bags, Batch
 from trireme.inference import export_manifest as manifest
 from trireme.inference.export import export_model
 from trireme.inspect.difference import compare
-from trireme.inspect.saved_export import ExportTable, open_saved
+from trireme.inspect.open_saved import open_saved
+from trireme.inspect.saved_export import ExportTable
 from trireme.inspect.value_statistics import QUANTILES, ValueStatistics
 from trireme.inspect.wanted import Wanted, wanted_row
 from trireme.job.cluster import Cluster

@@ -10,7 +10,6 @@
 The list is this worker's own: the worker reads all of it.
 """
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -152,9 +151,8 @@ class _FleetDataset:
         """Have worker 0 warn, once, of workers with the same files; every worker calls it."""
         if cluster.num_workers == 1:
             return
-        digest = hashlib.sha256(self.cut.encode()).hexdigest()
-        replies = cluster.client.coordinator.gather({"files": digest}, [], purpose="compare files")
-        same = [worker for worker, (body, _) in enumerate(replies) if body["files"] == digest]
+        are_same = cluster.client.coordinator.compare_files(self.cut)
+        same = [worker for worker, is_same in enumerate(are_same) if is_same]
         if cluster.worker == 0 and self._files and len(same) > 1 and not self._has_warned:
             self._has_warned = True
             log.warning(
