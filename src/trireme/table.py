@@ -257,7 +257,7 @@ class Table:
         absent: what a key without a row looks like: its "initial" weights, or "zeros".
         admit: which keys get a row, one of `trireme.policy`; None: every key that is pushed.
         policy: how long rows live and what they remember, one of `trireme.policy`.
-        ssd: rows that are used seldom may lie on SSD, in the servers' --ssd_dir (docs/tiers.md),
+        ssd: rarely used rows may lie on SSD, in the servers' --ssd_dir (docs/tiers.md),
             which they must have. Otherwise the servers decide.
         memory: with `ssd`, what the table may take of each server's memory, as "2GiB" or in bytes;
             None: a part of the servers' --memory.

@@ -67,14 +67,16 @@ examples:
 
 trireme.init() without arguments reads the role of the process from the environment:
   TRIREME_ROLE=worker TRIREME_SERVERS=HOST:PORT,... TRIREME_INDEX=I TRIREME_NUM_WORKERS=N
-      (TRIREME_JOIN=1 instead of the last two joins a running job of trireme launch --streams)
-  TRIREME_ROLE=heter, TRIREME_INDEX the place in TRIREME_HETER=LABEL=HOST:PORT,... (all processes of
-      the job have this list), TRIREME_SERVERS and TRIREME_NUM_WORKERS: a compute worker;
-      TRIREME_LABEL is checked if it is set
+      worker I of N; with TRIREME_JOIN=1 instead of the last two it joins a running job of
+      trireme launch --streams
+  TRIREME_ROLE=heter TRIREME_INDEX=I TRIREME_HETER=LABEL=HOST:PORT,... TRIREME_SERVERS=...
+      TRIREME_NUM_WORKERS=N
+      a compute worker, number I of the list in TRIREME_HETER, which all processes of the job have;
+      TRIREME_LABEL, if it is set, must be its label
+  torchrun's RANK and WORLD_SIZE, with TRIREME_SERVERS
   Fleet's TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID,
       POD_IP and PADDLE_PORT, and for compute workers PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST and
       HETER_DEVICE_TYPE
-  torchrun's RANK and WORLD_SIZE, with TRIREME_SERVERS
 Without any of them the process trains alone.
 
 `trireme COMMAND --help` explains a command, with examples.
