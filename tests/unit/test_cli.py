@@ -267,6 +267,11 @@ def test_a_look_at_a_job_needs_its_servers(
     assert shown.startswith(f"trireme {command}: error: expected --servers HOST:PORT,... of a")
 
 
+def test_an_error_names_the_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["launch"]) == 2
+    assert capsys.readouterr().err.startswith("trireme launch: error: expected a script or -m")
+
+
 def test_ctrl_c_ends_a_command_with_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,8 +310,9 @@ def test_cli_help_names_every_variable(capsys: pytest.CaptureFixture[str]) -> No
     assert [name for name in environment.VARIABLES if name not in text] == sorted(internal)
 
 
-def test_cli_version_names_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["version"]) == 0
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_cli_version_names_what_runs(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([asked]) == 0
     text = capsys.readouterr().out
     assert text.startswith("Python ")
     assert "torch 2." in text

@@ -339,7 +339,7 @@ def test_what_names_a_row(text: str, wanted: Wanted) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["{}/none"], "inspect: error: inspect: expected {}/none/manifest.json, found none"),
+        (["{}/none"], "inspect: error: expected {}/none/manifest.json, found none"),
         (["{}"], "inspect: expected {}/manifest.json, found none; folders there: one"),
         (["{}/one", "--table", "x"], "expected --table to be one of plain, scored of {}/one"),
         (["{}/one", "--key", "1", "--brief"], "one of --key, --diff and --brief"),

@@ -85,7 +85,8 @@ Without any of them the process trains alone.
 _VERSION_EXAMPLE = """
 example:
   trireme version
-      the versions of Python, Trireme, torch, NumPy and pyzmq, for a bug report
+      the versions of Python, Trireme, torch, NumPy and pyzmq, for a bug report; trireme --version
+      prints them too
 """
 
 
@@ -93,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Wrong use exits with code 2."""
     parser = build_parser()
     argv = sys.argv[1:] if argv is None else argv
+    argv = ["version"] if list(argv) == ["--version"] else argv
     arguments, unknown = parser.parse_known_args(argv)
     command: argparse.ArgumentParser = arguments.parser
     # Python searches all objects for cycles as it ends: with torch a quarter of a second.
@@ -108,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
     except TriremeError as error:
-        print(f"{command.prog}: error: {error}", file=sys.stderr)
+        reason = str(error).removeprefix(f"{command.prog.rpartition(' ')[2]}: ")
+        print(f"{command.prog}: error: {reason}", file=sys.stderr)
         return 2 if isinstance(error, BadRequest) else 1
     except KeyboardInterrupt:
         print(f"{command.prog}: interrupted", file=sys.stderr)
