@@ -181,7 +181,8 @@ def test_the_command_reads_a_configuration(
     path = tmp_path / "config.yaml"
     path.write_text("hyper_parameters: {sparse_feature_dim: 9}\n")
     text = output_of(capsys, "-m", str(path), "--keys", "1e6", "-o", "model=wide_deep")
-    assert "2 tables: " in text or "table " in text
+    assert "table wide: 1,000,000 rows of 1 float32 weights" in text
+    assert "table embedding: 1,000,000 rows of 9 float32 weights" in text
     command = ["size", "-m", str(path), "--keys", "1e6", "--heads", "50", "-o", "model=wide_deep"]
     assert cli.main(command) == 2
     assert "expected --heads with a policy whose rows begin" in capsys.readouterr().err
