@@ -266,7 +266,7 @@ def test_the_command_tells_memory_disk_and_wear_of_rows_on_ssd(
         (["--keys", "1e6"], "expected --dim D, --dims D=P ... or -m config.yaml, found none"),
         (["--keys", "1.5", "--dim", "4"], "a whole number >= 0, such as 1e8, found '1.5'"),
         (["--keys=-5", "--dim", "4"], "a whole number >= 0, such as 1e8, found '-5'"),
-        (["--keys", "1e6", "--dim", "0"], "row classes of dim 1 to 4096"),
+        (["--keys", "1e6", "--dim", "0"], "expected dim as a whole number from 1 to 4096, found 0"),
         (["--keys", "1e6", "--dim", "4", "--sketch_bytes", "1e6"], "with --count_filter N"),
         (
             ["--keys", "1", "--dims", "4=50", "8=40"],

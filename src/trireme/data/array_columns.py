@@ -211,10 +211,9 @@ def _finite(name: str, column: Any) -> Tensor:
         is_missing = torch.nonzero(torch.isnan(numbers)).flatten().tolist()
         if is_missing and numbers.dim() == 1:
             raise DataError(
-                f"ArrayDataset: expected finite numbers in {name!r}, a column of fractions"
-                f" ({kind}), found nan at ({is_missing[0]},): astype('Int64') of pandas"
-                " makes ids of which some are missing; of numbers and labels, drop these rows or"
-                " fillna"
+                f"ArrayDataset: expected finite numbers in {name!r} of {kind}, found nan in row"
+                f" {is_missing[0]}: fill missing numbers and labels (fillna) or drop their rows;"
+                " if these are ids, astype('Int64') of pandas keeps them whole, and some missing"
             )
         _require(name, "finite numbers", numbers.numpy(), torch.isfinite(numbers).numpy())
     return numbers
