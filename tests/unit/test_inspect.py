@@ -340,7 +340,7 @@ def test_what_names_a_row(text: str, wanted: Wanted) -> None:
     ("argv", "message"),
     [
         (["{}/none"], "inspect: error: expected {}/none/manifest.json, found none"),
-        (["{}"], "inspect: expected {}/manifest.json, found none; folders there: one"),
+        (["{}"], "error: expected {}/manifest.json, found none; folders there: one"),
         (["{}/one", "--table", "x"], "expected --table to be one of plain, scored of {}/one"),
         (["{}/one", "--key", "1", "--brief"], "one of --key, --diff and --brief"),
         (

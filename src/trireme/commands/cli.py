@@ -85,8 +85,7 @@ Without any of them the process trains alone.
 _VERSION_EXAMPLE = """
 example:
   trireme version
-      the versions of Python, Trireme, torch, NumPy and pyzmq, for a bug report; trireme --version
-      prints them too
+      the versions of Python, Trireme, torch, NumPy and pyzmq, for a bug report
 """
 
 
@@ -94,7 +93,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Wrong use exits with code 2."""
     parser = build_parser()
     argv = sys.argv[1:] if argv is None else argv
-    argv = ["version"] if list(argv) == ["--version"] else argv
     arguments, unknown = parser.parse_known_args(argv)
     command: argparse.ArgumentParser = arguments.parser
     # Python searches all objects for cycles as it ends: with torch a quarter of a second.
@@ -147,6 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="as the command version")
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():
@@ -174,7 +173,12 @@ def _command(
     return command
 
 
-def _version(arguments: argparse.Namespace) -> int:
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.exit(_version())
+
+
+def _version(_: argparse.Namespace | None = None) -> int:
     names = ("trireme-ps", "torch", "numpy", "pyzmq")
     print(f"Python {platform.python_version()} on {platform.platform()}")
     for name in names:
