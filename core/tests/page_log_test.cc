@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "store/ssd/fake_device.h"
+#include "fake_device.h"
 
 using namespace trireme;
 using ssd::FakeDevice;

@@ -16,8 +16,8 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "fake_device.h"
 #include "store/ssd/device.h"
-#include "store/ssd/fake_device.h"
 
 using namespace trireme;
 using namespace trireme::ssd;

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "store/ssd/fake_device.h"
+#include "fake_device.h"
 #include "store/ssd/page_log.h"
 
 using namespace trireme;

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "store/ssd/fake_device.h"
+#include "fake_device.h"
 #include "table/table.h"
 #include "tiered.h"
 

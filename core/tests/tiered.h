@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.h"
-#include "store/ssd/fake_device.h"
+#include "fake_device.h"
 #include "table/table.h"
 
 namespace trireme::test {

@@ -24,7 +24,7 @@ Stopped is not an error: a process that was asked to stop, and has, exits with 0
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
@@ -238,6 +238,20 @@ def check_flags(subject: str, **flags: object) -> None:
     for name, value in flags.items():
         if value is not None:
             check_kind(subject, name, value, bool, "True or False")
+
+
+def check_counts(subject: str, **counts: object) -> None:
+    """Raises BadRequest: one is no whole number >= 1."""
+    for name, value in counts.items():
+        check_kind(subject, name, value, int, "an integer >= 1")
+        if value < 1:  # type: ignore[operator]  # a number
+            raise BadRequest(f"{subject}: expected {name} as an integer >= 1, found {value!r}")
+
+
+def check_choice(subject: str, value: object, choices: Collection[str]) -> None:
+    """Raises BadRequest: the value is none of these words."""
+    if not (isinstance(value, str) and value in choices):
+        raise BadRequest(f"{subject}: expected one of {', '.join(choices)}, found {value!r}")
 
 
 def class_of_code(code: int) -> type[TriremeError]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 
 # Mode -> its knobs.
 KNOBS = {
@@ -48,8 +48,7 @@ class Strategy:
         k: int | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        if not isinstance(mode, str) or mode not in KNOBS:
-            raise BadRequest(f"Strategy: expected one of {MODES}, found {mode!r}")
+        check_choice("Strategy: mode", mode, MODES)
         knobs = {"staleness": staleness, "k": k, "cache_bytes": cache_bytes}
         for knob, value in knobs.items():
             if value is not None:

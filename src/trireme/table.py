@@ -257,7 +257,7 @@ class Table:
         absent: what a key without a row looks like: its "initial" weights, or "zeros".
         admit: which keys get a row, one of `trireme.policy`; None: every key that is pushed.
         policy: how long rows live and what they remember, one of `trireme.policy`.
-        ssd: rows that are used seldom may lie on SSD, in the servers' --ssd_dir (docs/tiers.md),
+        ssd: rarely used rows may lie on SSD, in the servers' --ssd_dir (docs/tiers.md),
             which they must have. Otherwise the servers decide.
         memory: with `ssd`, what the table may take of each server's memory, as "2GiB" or in bytes;
             None: a part of the servers' --memory.
@@ -395,17 +395,26 @@ def _checked_tier(name: str, ssd: object, memory: str | int | None) -> TableTier
     return TableTier(parse_bytes(f"Table {name!r}: memory", str(memory)))
 
 
+_A_DIM = f"as a whole number from 1 to {DIM_MAX}"
+
+
+def _is_dim(dim: object) -> bool:
+    return type(dim) is int and 1 <= dim <= DIM_MAX
+
+
 def _checked_dims(
     name: str, dim: int | None, dims: Mapping[str, int] | None, salt: bool
 ) -> dict[str, int]:
     if (dim is None) == (dims is None):
         raise BadRequest(f"Table {name!r}: expected dim or dims, found {dim} and {dims}")
     if dims is None:
-        if type(dim) is not int:
-            raise BadRequest(f"Table {name!r}: expected dim to be a whole number, found {dim!r}")
+        if not _is_dim(dim):
+            raise BadRequest(f"Table {name!r}: expected dim {_A_DIM}, found {dim!r}")
         return {}
-    if not dims or not all(type(dim) is int for dim in dims.values()):
-        raise BadRequest(f"Table {name!r}: expected dims {{feature: dim}}, found {dims!r}")
+    if not dims or not all(map(_is_dim, dims.values())):
+        raise BadRequest(
+            f"Table {name!r}: expected dims {{feature: dim}}, each {_A_DIM}, found {dims!r}"
+        )
     if len(set(dims.values())) > 1 and not salt:
         raise BadRequest(
             f"Table {name!r}: expected salt=True with different dims, as an id of two features"

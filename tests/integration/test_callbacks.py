@@ -287,7 +287,7 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
         trainer_with(cluster, twice, twice)
     with pytest.raises(BadRequest, match="mode 'min' or 'max', whether a lower or a higher 'copc'"):
         tr.EarlyStopping("copc")
-    with pytest.raises(BadRequest, match="patience >= 1, found 0"):
+    with pytest.raises(BadRequest, match="patience as an integer >= 1, found 0"):
         tr.EarlyStopping("auc", patience=0)
     with pytest.raises(BadRequest, match="min_delta >= 0, found -1"):
         tr.BestCheckpoint(tmp_path, monitor="auc", min_delta=-1)

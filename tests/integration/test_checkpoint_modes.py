@@ -266,7 +266,7 @@ def test_checkpoints_that_kept_deltas_need_are_kept(tmp_path: Path) -> None:
         assert names() == ["1", "2", "3", "4", "notes"]
         save(cluster, tmp_path / "5", "full", keep=1)
         assert names() == ["5", "notes"]
-        with pytest.raises(BadRequest, match="expected keep >= 1, found 0"):
+        with pytest.raises(BadRequest, match="expected keep as an integer >= 1, found 0"):
             save(cluster, tmp_path / "6", keep=0)
 
 

@@ -244,7 +244,9 @@ def test_impossible_exports_are_refused_and_leave_nothing(tmp_path: Path) -> Non
         save = partial(export_model, trainer)
         with pytest.raises(BadRequest, match=r"expected a new folder, found .*export"):
             save(tmp_path / "export", batch=batch)
-        with pytest.raises(BadRequest, match="dtype one of float32, float16, int8, found 'half'"):
+        with pytest.raises(
+            BadRequest, match="dtype: expected one of float32, float16, int8, found 'half'"
+        ):
             save(tmp_path / "new", batch=batch, dtype="half")
 
         class Branching(nn.Module):

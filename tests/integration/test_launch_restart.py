@@ -280,7 +280,7 @@ def test_a_server_whose_environment_is_wrong_ends_with_the_code_that_is_not_repe
         ("TRIREME_SSD_DIR", "none", "--ssd_dir: expected a folder, found 'none'"),
         ("TRIREME_LIMITS", "tables_max=many", "limits: expected"),
         ("TRIREME_STORE_HOSTS", ":", "store_hosts: expected HOST or HOST:PORT"),
-        ("TRIREME_ROOT", "none", "launch: expected root to be a folder"),
+        ("TRIREME_ROOT", "none", "expected root to be a folder"),
         ("TRIREME_KEYS", "none", "keys: none/server."),
         ("TRIREME_INTERFACE", "none", "interface: expected a network device"),
     ],

@@ -230,5 +230,7 @@ def test_a_missing_library_is_named(
 
 
 def test_every_steps_is_checked() -> None:
-    with pytest.raises(BadRequest, match="TensorBoard: expected every_steps >= 1, found 0"):
+    with pytest.raises(
+        BadRequest, match="TensorBoard: expected every_steps as an integer >= 1, found 0"
+    ):
         tr.TensorBoard("x", every_steps=0)

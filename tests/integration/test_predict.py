@@ -194,7 +194,7 @@ def test_an_output_that_exists_or_a_disk_that_is_full_ends_with_an_error(
 
     monkeypatch.setattr(PendingFile, "write", full)
     assert cli.main([*argv, "new"]) == 1
-    assert "predict: cannot write new: No space left on device" in capsys.readouterr().err
+    assert "error: cannot write new: No space left on device" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 

@@ -91,7 +91,7 @@ def test_wrong_requests_are_refused() -> None:
         for options, message in (
             ({"fetch_list": "loss"}, "fetch_list: expected a list of names, found 'loss'"),
             ({"fetch_list": ["loss"], "fetch_info": ["a", "b"]}, "one text in fetch_info"),
-            ({"print_period": 0}, "expected print_period >= 1, found 0"),
+            ({"print_period": 0}, "expected print_period as an integer >= 1, found 0"),
             ({"stat_var_names": ["acu"]}, "of the metrics auc, log_loss, found acu"),
         ):
             for call in (fleet.train_from_dataset, fleet.infer_from_dataset):
@@ -107,7 +107,7 @@ def test_a_wrong_report_is_refused() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"values": "loss"}, "expected values as a list of names, found 'loss'"),
         ({"values": ["loss"], "labels": ["a", "b"]}, "expected 1 labels, one for each of values"),
-        ({"period": 0}, "expected period >= 1, found 0"),
+        ({"period": 0}, "expected period as an integer >= 1, found 0"),
     ]
     for options, message in wrong:
         with pytest.raises(BadRequest, match=message):

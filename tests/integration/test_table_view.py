@@ -151,7 +151,7 @@ def test_wrong_calls_are_refused() -> None:
         wrong: list[tuple[Any, str]] = [(0, "0"), (2.5, "2.5"), ("3", "'3'")]
         for k, shown in wrong:
             for take in (view.top, tr.TableView(table, cluster=cluster).top):
-                with pytest.raises(BadRequest, match=f"k >= 1, an integer, found {shown}"):
+                with pytest.raises(BadRequest, match=f"k as an integer >= 1, found {shown}"):
                     take("time", k)
         assert tr.TableView(table, cluster=cluster).top("time", np.int64(2)).values == []
         with pytest.raises(BadRequest, match=r"D = 2, and metric one of .*\(1, 3\) and 'dot'"):

@@ -313,13 +313,13 @@ def test_wrong_use_gets_a_typed_error(default_cluster: Cluster) -> None:
     stranger = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=1.0)
     with pytest.raises(BadRequest, match="1 parameters that are not the model's"):
         tr.DistributedOptimizer(stranger, model, cluster=default_cluster)
-    with pytest.raises(BadRequest, match="expected threads >= 1, found 0"):
+    with pytest.raises(BadRequest, match="expected threads as an integer >= 1, found 0"):
         trainer_for(default_cluster, threads=0)
     with pytest.raises(BadRequest, match="expected threads=1 in sync, found 2"):
         trainer_for(default_cluster, "sync", threads=2)
     wrong: list[tuple[Any, str]] = [(0, "0"), (1.5, "1.5"), ("2", "'2'")]
     for epochs, shown in wrong:
-        with pytest.raises(BadRequest, match=f"expected epochs >= 1, an integer, found {shown}"):
+        with pytest.raises(BadRequest, match=f"expected epochs as an integer >= 1, found {shown}"):
             trainer_for(default_cluster).fit(loader(100), epochs=epochs)
     for data in (None, 5):
         with pytest.raises(BadRequest, match=r"found (NoneType|int), which cannot be iterated"):

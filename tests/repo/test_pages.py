@@ -60,7 +60,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     return dict(commands.choices)
 
 
-OPTIONS = {option for command in parsers().values() for option in command._option_string_actions}
+COMMANDS = [cli.build_parser(), *parsers().values()]
+OPTIONS = {option for command in COMMANDS for option in command._option_string_actions}
 
 
 def unknown(text: str) -> Iterator[str]:

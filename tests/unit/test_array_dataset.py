@@ -154,7 +154,7 @@ def test_bad_columns_are_refused(changes, message):
 
 
 def test_arguments_out_of_range_are_refused():
-    with pytest.raises(BadRequest, match="expected batch_size >= 1, found 0"):
+    with pytest.raises(BadRequest, match="expected batch_size as an integer >= 1, found 0"):
         make(batch_size=0)
     with pytest.raises(
         BadRequest, match=r"expected tr.data.Schema\(fields\), .* one of CriteoText"

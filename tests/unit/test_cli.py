@@ -267,6 +267,11 @@ def test_a_look_at_a_job_needs_its_servers(
     assert shown.startswith(f"trireme {command}: error: expected --servers HOST:PORT,... of a")
 
 
+def test_an_error_names_the_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["launch"]) == 2
+    assert capsys.readouterr().err.startswith("trireme launch: error: expected a script or -m")
+
+
 def test_ctrl_c_ends_a_command_with_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -308,6 +313,10 @@ def test_cli_help_names_every_variable(capsys: pytest.CaptureFixture[str]) -> No
 def test_cli_version_names_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version"]) == 0
     text = capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == text
     assert text.startswith("Python ")
     assert "torch 2." in text
 

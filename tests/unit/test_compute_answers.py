@@ -20,7 +20,7 @@ from trireme.train.compute.model_runner import ModelRunner
 from trireme.train.compute.model_state import ModelIdentity
 from trireme.train.compute.remote_model import RemotePass
 from trireme.train.compute.stage_call import StageCall
-from trireme.train.compute.stage_messages import Owner, StageAnswer, StageRequest
+from trireme.train.compute.stage_messages import Owner, StageRequest
 from trireme.train.loop.replica import Replica
 from trireme.train.loop.scoring import Scorer
 
@@ -46,9 +46,9 @@ WRONG: list[tuple[Callable[[ComputeAnswer], object], str]] = [
     (lambda a: a.buffers.update({1: torch.zeros(3)}), r"buffer 1 of float32 \(2,\), found .* \(3"),
     (lambda a: a.buffers.update({9: torch.zeros(2)}), "one of 3 buffers, found 9"),
     (lambda a: a.buffers.update({-1: torch.zeros(2)}), "one of 3 buffers, found -1"),
-    (lambda a: a.gradients.pop(), r"gradients of float32 \(2,\), "),
-    (lambda a: a.gradients.__setitem__(0, torch.zeros(2).double()), "found float64"),
-    (lambda a: a.rows.append(torch.zeros(1)), "expected gradients of nothing"),
+    (lambda a: a.parameters.pop(), r"gradients of float32 \(2,\), "),
+    (lambda a: a.parameters.__setitem__(0, torch.zeros(2).double()), "found float64"),
+    (lambda a: a.inputs.append(torch.zeros(1)), "expected gradients of nothing"),
     (lambda a: setattr(a, "loss", None), "a loss of one float, found none"),
     (lambda a: setattr(a, "loss", torch.zeros(2)), r"a loss of one float, found float32 \(2,\)"),
     (lambda a: setattr(a, "loss", torch.tensor(1)), "a loss of one float, found int64"),
@@ -84,11 +84,11 @@ def test_a_wrong_answer_is_an_error_and_changes_nothing(
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def right_answer() -> StageAnswer:
-    return StageAnswer(outputs={"y": torch.ones(4)}, learned=["y"])
+def right_answer() -> ComputeAnswer:
+    return ComputeAnswer(outputs={"y": torch.ones(4)}, learned=["y"])
 
 
-WRONG_STAGES: list[tuple[Callable[[StageAnswer], object], str]] = [
+WRONG_STAGES: list[tuple[Callable[[ComputeAnswer], object], str]] = [
     (lambda a: a.learned.append("z"), "among the outputs y, found z"),
     (lambda a: a.outputs.update(y=torch.ones(4, dtype=torch.int64)), "outputs y, found y"),
     (lambda a: a.buffers.update({0: torch.zeros(2).double()}), "buffer 0 of float32 .* float64"),
@@ -97,7 +97,7 @@ WRONG_STAGES: list[tuple[Callable[[StageAnswer], object], str]] = [
 ]
 
 
-def stage_call(answer: StageAnswer, buffers: list[Tensor]) -> StageCall:
+def stage_call(answer: ComputeAnswer, buffers: list[Tensor]) -> StageCall:
     def call(*_: object) -> tuple[Reply, str]:
         return Reply(*answer.to_wire()), "host:1"
 
@@ -123,7 +123,7 @@ def stage_call(answer: StageAnswer, buffers: list[Tensor]) -> StageCall:
 
 @pytest.mark.parametrize(("spoil", "words"), WRONG_STAGES)
 def test_a_wrong_answer_of_a_stage_is_an_error_and_changes_nothing(
-    spoil: Callable[[StageAnswer], object], words: str
+    spoil: Callable[[ComputeAnswer], object], words: str
 ) -> None:
     answer, buffers = right_answer(), [torch.ones(2)]
     spoil(answer)

@@ -272,9 +272,9 @@ def test_a_long_load_logs_its_progress(folder, caplog, monkeypatch):
 
 
 def test_wrong_arguments_are_refused(folder):
-    with pytest.raises(BadRequest, match="expected batch_size >= 1, found 0"):
+    with pytest.raises(BadRequest, match="expected batch_size as an integer >= 1, found 0"):
         make(folder, batch_size=0)
-    with pytest.raises(BadRequest, match="expected threads >= 1, found 0"):
+    with pytest.raises(BadRequest, match="expected threads as an integer >= 1, found 0"):
         make(folder, threads=0)
     with pytest.raises(DataError, match="found none that match"):
         make(folder / "nowhere")

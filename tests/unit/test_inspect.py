@@ -17,7 +17,8 @@ from trireme.data import Bags, Batch
 from trireme.inference import export_manifest as manifest
 from trireme.inference.export import export_model
 from trireme.inspect.difference import compare
-from trireme.inspect.saved_export import ExportTable, open_saved
+from trireme.inspect.open_saved import open_saved
+from trireme.inspect.saved_export import ExportTable
 from trireme.inspect.value_statistics import QUANTILES, ValueStatistics
 from trireme.inspect.wanted import Wanted, wanted_row
 from trireme.job.cluster import Cluster
@@ -338,8 +339,8 @@ def test_what_names_a_row(text: str, wanted: Wanted) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["{}/none"], "inspect: error: inspect: expected {}/none/manifest.json, found none"),
-        (["{}"], "inspect: expected {}/manifest.json, found none; folders there: one"),
+        (["{}/none"], "inspect: error: expected {}/none/manifest.json, found none"),
+        (["{}"], "error: expected {}/manifest.json, found none; folders there: one"),
         (["{}/one", "--table", "x"], "expected --table to be one of plain, scored of {}/one"),
         (["{}/one", "--key", "1", "--brief"], "one of --key, --diff and --brief"),
         (

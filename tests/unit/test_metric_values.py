@@ -336,5 +336,5 @@ def test_gauc_names_its_limit_and_stays_usable() -> None:
     state = far.state()
     with pytest.raises(BadRequest, match=r"scores as float32 \(60,\), found float32 \(59,\)"):
         metric.merge({**state, "scores": state["scores"][1:]})
-    with pytest.raises(BadRequest, match="max_pairs >= 1, found 0"):
+    with pytest.raises(BadRequest, match="max_pairs as an integer >= 1, found 0"):
         GAUC(max_pairs=0)

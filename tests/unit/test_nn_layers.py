@@ -62,7 +62,7 @@ def test_embedding_bag_is_embedding_and_pool_in_one(mode: str, padding_key: int 
 @pytest.mark.parametrize(
     ("rows", "offsets", "mode", "message"),
     [
-        ((3, 2), [0, 3], "average", r"one of \('sum', 'mean', 'sqrt'\), found 'average'"),
+        ((3, 2), [0, 3], "average", "one of sum, mean, sqrt, found 'average'"),
         ((3,), [0, 3], "sum", r"found \(3,\) and torch.int64 \(2,\)"),
         ((3, 2), [0, 2], "sum", "over 3 rows that do not decrease, found 2 rows"),
         ((3, 2), [0, 4, 3], "sum", "found 3 rows and a smallest step of -1"),
@@ -72,7 +72,7 @@ def test_embedding_bag_is_embedding_and_pool_in_one(mode: str, padding_key: int 
 def test_values_that_cannot_be_pooled_are_refused(
     rows: tuple[int, ...], offsets: list[int], mode: str, message: str
 ) -> None:
-    with pytest.raises(BadRequest, match=f"sequence_pool: expected .*{message}"):
+    with pytest.raises(BadRequest, match=f"sequence_pool: .*{message}"):
         sequence_pool(torch.zeros(rows), torch.tensor(offsets, dtype=torch.int64), mode)
 
 
@@ -93,7 +93,9 @@ def test_sequence_pad_gives_the_last_rows_of_each_bag(side: str) -> None:
     )
     nothing = sequence_pad(torch.empty(0, D), torch.zeros(1, dtype=torch.int64), 4)
     assert nothing[0].shape == (0, 4, D)
-    with pytest.raises(BadRequest, match=r"sequence_pad: expected length >= 1 .*found 0 and"):
+    with pytest.raises(
+        BadRequest, match=r"sequence_pad: expected length as an integer >= 1, found 0"
+    ):
         sequence_pad(rows, offsets, 0)
     with pytest.raises(BadRequest, match="sequence_pad: expected offsets over 10 rows"):
         sequence_pad(rows, offsets[2:], 4)

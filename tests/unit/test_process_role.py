@@ -348,7 +348,10 @@ def test_durability_is_passed_to_servers_and_refused_for_embedded_tables() -> No
         ({"mode": "process"}, "expected a folder for a server's state"),
         ({"folder": Path("x")}, "expected process or machine"),
         ({"log_bytes": 5}, "expected process or machine"),
-        ({"mode": "machine", "folder": Path("x"), "log_bytes": 0}, "log_bytes >= 1, found 0"),
+        (
+            {"mode": "machine", "folder": Path("x"), "log_bytes": 0},
+            "log_bytes as an integer >= 1, found 0",
+        ),
     ],
 )
 def test_durability_settings_must_be_complete(options: dict[str, Any], message: str) -> None:

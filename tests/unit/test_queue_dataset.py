@@ -289,11 +289,11 @@ def test_skipped_lines_are_logged_once(tmp_path, caplog):
 
 def test_arguments_out_of_range_are_refused(folder):
     for name in ("batch_size", "threads", "batches_ahead"):
-        with pytest.raises(BadRequest, match=f"expected {name} >= 1, found 0"):
+        with pytest.raises(BadRequest, match=f"expected {name} as an integer >= 1, found 0"):
             make(folder, **{name: 0})
         with pytest.raises(BadRequest, match=f"expected {name} <= [0-9]+, found {10**20}"):
             make(folder, **{name: 10**20})
-    with pytest.raises(BadRequest, match="on_error 'raise' or 'count', found 'skip'"):
+    with pytest.raises(BadRequest, match="on_error: expected one of raise, count, found 'skip'"):
         make(folder, on_error="skip")
     with pytest.raises(BadRequest, match="expected a schema with a format"):
         make(folder, schema=Schema([Label(), Dense("x")]))

@@ -25,7 +25,7 @@ def test_criteo_names_its_columns():
         (["label"], "expected fields of the kinds Label, .*, found 'label'"),
         ([Label(), Sparse("a"), Dense("a")], "distinct names, found twice: a"),
         ([Label("")], "a name that is not empty"),
-        ([Dense("x", 0)], r"Dense\('x'\): expected dim >= 1, found 0"),
+        ([Dense("x", 0)], r"Dense\('x'\): expected dim as an integer >= 1, found 0"),
     ],
 )
 def test_schema_refuses(fields, message):

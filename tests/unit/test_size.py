@@ -181,7 +181,8 @@ def test_the_command_reads_a_configuration(
     path = tmp_path / "config.yaml"
     path.write_text("hyper_parameters: {sparse_feature_dim: 9}\n")
     text = output_of(capsys, "-m", str(path), "--keys", "1e6", "-o", "model=wide_deep")
-    assert "2 tables: " in text or "table " in text
+    assert "table wide: 1,000,000 rows of 1 float32 weights" in text
+    assert "table embedding: 1,000,000 rows of 9 float32 weights" in text
     command = ["size", "-m", str(path), "--keys", "1e6", "--heads", "50", "-o", "model=wide_deep"]
     assert cli.main(command) == 2
     assert "expected --heads with a policy whose rows begin" in capsys.readouterr().err
@@ -265,7 +266,7 @@ def test_the_command_tells_memory_disk_and_wear_of_rows_on_ssd(
         (["--keys", "1e6"], "expected --dim D, --dims D=P ... or -m config.yaml, found none"),
         (["--keys", "1.5", "--dim", "4"], "a whole number >= 0, such as 1e8, found '1.5'"),
         (["--keys=-5", "--dim", "4"], "a whole number >= 0, such as 1e8, found '-5'"),
-        (["--keys", "1e6", "--dim", "0"], "row classes of dim 1 to 4096"),
+        (["--keys", "1e6", "--dim", "0"], "expected dim as a whole number from 1 to 4096, found 0"),
         (["--keys", "1e6", "--dim", "4", "--sketch_bytes", "1e6"], "with --count_filter N"),
         (
             ["--keys", "1", "--dims", "4=50", "8=40"],

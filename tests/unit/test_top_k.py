@@ -76,5 +76,5 @@ def test_whole_floats_are_places() -> None:
 
 
 def test_k_is_at_least_one() -> None:
-    with pytest.raises(BadRequest, match="expected k >= 1, found 0"):
+    with pytest.raises(BadRequest, match="expected k as an integer >= 1, found 0"):
         TopK(0)

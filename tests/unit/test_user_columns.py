@@ -137,7 +137,7 @@ def test_other_columns_are_refused_by_name_kind_and_row() -> None:
         for make in (as_batch, ArrayDataset, lambda c: ArrayDataset(pd.DataFrame(c))):
             with pytest.raises(DataError, match=message):
                 make({"x": values})
-    with pytest.raises(DataError, match=r"'x'.*nan at \(1,\): astype\('Int64'\).*fillna"):
+    with pytest.raises(DataError, match=r"'x'.*nan in row 1: .*fillna.*astype\('Int64'\)"):
         ArrayDataset({"x": [0.5, None]})
     with pytest.raises(DataError, match="twice: a"):
         columns_of(pd.DataFrame([[1, 2]], columns=["a", "a"]))

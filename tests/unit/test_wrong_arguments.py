@@ -133,16 +133,18 @@ CASES: list[tuple[Callable[[Model], Any], str]] = [
     (lambda m: m.rows.requires_grad_(False), r".detach\(\) what the module returns to freeze"),
     (lambda m: trainer(m).set_time("2026-11-05"), "seconds since 1970, .*, found '2026-11-05'"),
     (lambda m: trainer(m).set_time(lambda: None), "expected seconds since 1970, .*, found None"),
-    (lambda m: trainer(m, threads="2"), "expected threads as a whole number, found '2'"),
+    (lambda m: trainer(m, threads="2"), "expected threads as an integer >= 1, found '2'"),
     (lambda m: trainer(m, blocks=64), "expected blocks as tr.Blocks.*, found 64"),
     (lambda m: tr.prefetch([], Model), "prefetch: expected model as .*, found the class Model"),
     (lambda m: tr.data.ArrayDataset({"a": [1]}, schema=["a"]), r"expected schema as a Schema"),
-    (lambda m: tr.data.ArrayDataset({"a": [1]}, batch_size="8"), "batch_size as a whole number"),
+    (lambda m: tr.data.ArrayDataset({"a": [1]}, batch_size="8"), "batch_size as an integer >= 1"),
     (lambda m: tr.data.Schema(5), "expected fields as a list of fields, found 5"),
-    (lambda m: tr.data.Schema([tr.data.Dense("a", "2")]), "dim as a whole number, found '2'"),
+    (lambda m: tr.data.Schema([tr.data.Dense("a", "2")]), "dim as an integer >= 1, found '2'"),
     (lambda m: tr.data.Schema([tr.data.Label()], format="csv"), "a format of files, or None"),
-    (lambda m: tr.Strategy(["sync"]), r"Strategy: expected one of .*, found \['sync'\]"),
-    (lambda m: tr.Checkpoints("x", every_steps="5"), "every_steps as a whole number, found '5'"),
+    (lambda m: tr.Strategy(["sync"]), r"Strategy: mode: expected one of .*, found \['sync'\]"),
+    (lambda m: tr.Checkpoints("x", every_steps="5"), "every_steps as an integer >= 1, found '5'"),
+    (lambda m: tr.metrics.TopK(2.5), "TopK: expected k as an integer >= 1, found 2.5"),
+    (lambda m: tr.EarlyStopping("loss", patience="3"), "patience as an integer >= 1, found '3'"),
 ]
 
 
@@ -188,10 +190,10 @@ FLAGS: list[tuple[Callable[[Model, Any], Any], str]] = [
 WORDS: list[tuple[Callable[[Model, Any], Any], str]] = [
     (lambda m, word: tr.Table("x", dim=2, dtype=word), "expected dtype as a string"),
     (lambda m, word: tr.Table("x", dim=2, absent=word), "expected absent as a string"),
-    (lambda m, word: EmbeddingBag(m.table, ["a"], mode=word), "expected mode as one of"),
+    (lambda m, word: EmbeddingBag(m.table, ["a"], mode=word), "mode: expected one of"),
     (
         lambda m, word: tr.nn.sequence_pool(torch.zeros(1, 2), torch.tensor([0, 1]), word),
-        "expected mode to be one of",
+        "mode: expected one of",
     ),
     (lambda m, word: trainer(m).save("x", mode=word), "save: expected mode full"),
     (lambda m, word: trainer(m).load("x", dense=word), "load: expected dense as 'strict'"),

@@ -67,14 +67,16 @@ examples:
 
 trireme.init() without arguments reads the role of the process from the environment:
   TRIREME_ROLE=worker TRIREME_SERVERS=HOST:PORT,... TRIREME_INDEX=I TRIREME_NUM_WORKERS=N
-      (TRIREME_JOIN=1 instead of the last two joins a running job of trireme launch --streams)
-  TRIREME_ROLE=heter, TRIREME_INDEX the place in TRIREME_HETER=LABEL=HOST:PORT,... (all processes of
-      the job have this list), TRIREME_SERVERS and TRIREME_NUM_WORKERS: a compute worker;
-      TRIREME_LABEL is checked if it is set
+      worker I of N; with TRIREME_JOIN=1 instead of the last two it joins a running job of
+      trireme launch --streams
+  TRIREME_ROLE=heter TRIREME_INDEX=I TRIREME_HETER=LABEL=HOST:PORT,... TRIREME_SERVERS=...
+      TRIREME_NUM_WORKERS=N
+      a compute worker, number I of the list in TRIREME_HETER, which all processes of the job have;
+      TRIREME_LABEL, if it is set, must be its label
+  torchrun's RANK and WORLD_SIZE, with TRIREME_SERVERS
   Fleet's TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID,
       POD_IP and PADDLE_PORT, and for compute workers PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST and
       HETER_DEVICE_TYPE
-  torchrun's RANK and WORLD_SIZE, with TRIREME_SERVERS
 Without any of them the process trains alone.
 
 `trireme COMMAND --help` explains a command, with examples.
@@ -106,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
     except TriremeError as error:
-        print(f"{command.prog}: error: {error}", file=sys.stderr)
+        reason = str(error).removeprefix(f"{command.prog.rpartition(' ')[2]}: ")
+        print(f"{command.prog}: error: {reason}", file=sys.stderr)
         return 2 if isinstance(error, BadRequest) else 1
     except KeyboardInterrupt:
         print(f"{command.prog}: interrupted", file=sys.stderr)
@@ -142,6 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="as the command version")
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():
@@ -169,7 +173,12 @@ def _command(
     return command
 
 
-def _version(arguments: argparse.Namespace) -> int:
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.exit(_version())
+
+
+def _version(_: argparse.Namespace | None = None) -> int:
     names = ("trireme-ps", "torch", "numpy", "pyzmq")
     print(f"Python {platform.python_version()} on {platform.platform()}")
     for name in names:

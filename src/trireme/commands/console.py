@@ -29,7 +29,7 @@ examples:
 
 The page shows rates, loss and metrics over time, servers, tables, workers and compute workers, how
 shows and ages of rows are distributed, and single rows. It only reads, through the servers' own
-port. Who opens it has to know the token in the link. Beyond loopback (--listen 0.0.0.0:8080) the
+port. Whoever opens it needs the token in the link. Beyond loopback (--listen 0.0.0.0:8080) the
 page is not encrypted: put it behind a proxy that is, or use ssh as above.
 
 Environment:
@@ -50,7 +50,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "--listen",
         default="127.0.0.1:0",
         metavar="[HOST:]PORT",
-        help="where the page is; a port alone is one of loopback; default: a free port of loopback",
+        help="address of the page; a port alone is on loopback; default: a free port on loopback",
     )
     add(
         "--token_file",

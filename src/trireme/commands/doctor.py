@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-SUMMARY = "say what this machine offers to a job, and what would hinder one"
+SUMMARY = "report what this machine offers to a job, and what would prevent one"
 EXAMPLES = """
 examples:
   trireme doctor
@@ -15,8 +15,8 @@ examples:
       print the same for programs
 
 A line begins with ok, note (a job runs, but slower or not in every mode) or problem (a job does
-not run), and says what to do. Exit code 1 means that there is a problem. Nothing is changed, and no
-speed is measured.
+not run); an arrow points to what to do. Exit code 1 means that there is a problem. The command
+changes nothing and measures no speed.
 """
 
 

@@ -55,7 +55,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from trireme.inspect import report
-    from trireme.inspect.saved_export import open_saved
+    from trireme.inspect.open_saved import open_saved
 
     chosen = [bool(arguments.key), arguments.diff is not None, arguments.brief]
     if sum(chosen) > 1:

@@ -84,8 +84,8 @@ def add_common(command: argparse.ArgumentParser) -> None:
     add(
         "--memory",
         metavar="BYTES",
-        help="memory that the tables of a server take, such as 20GiB; the rows beyond it, which are"
-        " used seldom, lie in --ssd_dir; default: all rows are in memory",
+        help="memory for the tables of a server, such as 20GiB; the least used rows beyond it go to"
+        " --ssd_dir; default: all rows are in memory",
     )
     add(
         "--ssd_dir",
@@ -95,8 +95,8 @@ def add_common(command: argparse.ArgumentParser) -> None:
     add(
         "--store_hosts",
         metavar="HOST[:PORT],...",
-        help="hosts that servers connect to when a worker names them: in endpoint_url and the like,"
-        " hdfs:// and webhdfs://; default: none",
+        help="hosts that servers may connect to when a worker names them, in endpoint_url and the"
+        " like, hdfs:// or webhdfs://; default: none",
     )
     add("--insecure", action="store_const", const=True, help="listen beyond loopback without keys")
     add(

@@ -60,13 +60,13 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--types", type=Path, required=True, metavar="FILE", help="YAML file of machine types")
     add("--measure", type=Path, metavar="FILE", help="only measure --type here, and write FILE")
     add("--type", metavar="NAME", help="the type of this machine, with --measure")
-    add("--from", dest="files", metavar="FILE,...", help="files of --measure, one of each type")
+    add("--from", dest="files", metavar="FILE,...", help="files that --measure wrote, one per type")
     add("--args", default="", metavar="TEXT", help="arguments of the script, as in a shell")
     add(
         "--timeout_s",
         type=seconds,
         metavar="S",
-        help=f"seconds until the script is measured on a type; default: {TIMEOUT_S:g}",
+        help=f"seconds that measuring the script on one type may take; default: {TIMEOUT_S:g}",
     )
     command.set_defaults(run=run)
 

@@ -16,7 +16,7 @@ from trireme.data.schema import Schema
 from trireme.data.sources import FileRange, Paths, find_files, range_of_stream
 from trireme.data.text_parser import TextFormat, TextParser
 from trireme.data.text_reader import TextReader
-from trireme.errors import BadRequest, check_flags
+from trireme.errors import BadRequest, check_choice, check_counts, check_flags
 from trireme.threads import THREADS_MAX
 
 
@@ -71,17 +71,13 @@ class QueueDataset:
             example = "a schema with a format, as tr.data.criteo() returns it"
             raise BadRequest(f"QueueDataset: expected {example}, found {schema!r}")
         check_flags("QueueDataset", drop_last=drop_last, own_files=own_files)
-        if on_error not in ("raise", "count"):
-            raise BadRequest(
-                f"QueueDataset: expected on_error 'raise' or 'count', found {on_error!r}"
-            )
+        check_choice("QueueDataset: on_error", on_error, ("raise", "count"))
         for name, value, high in (
             ("batch_size", batch_size, 2**31 - 1),
             ("threads", threads, THREADS_MAX),
             ("batches_ahead", batches_ahead, 2**31 - 1),
         ):
-            if value < 1:
-                raise BadRequest(f"QueueDataset: expected {name} >= 1, found {value}")
+            check_counts("QueueDataset", **{name: value})
             if value > high:
                 raise BadRequest(f"QueueDataset: expected {name} <= {high}, found {value}")
         self.schema = schema

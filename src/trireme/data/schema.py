@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar, Protocol, TypeAlias
 
-from trireme.errors import BadRequest, check_flags, check_kind
+from trireme.errors import BadRequest, check_counts, check_flags, check_kind
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,4 @@ def _check(field: object) -> None:
     if isinstance(field, Sparse):
         check_flags(f"Schema: Sparse({field.name!r})", hashed=field.hashed)
     if isinstance(field, Dense):
-        check_kind(f"Schema: Dense({field.name!r})", "dim", field.dim, int, "a whole number")
-    if isinstance(field, Dense) and field.dim < 1:
-        raise BadRequest(f"Schema: Dense({field.name!r}): expected dim >= 1, found {field.dim}")
+        check_counts(f"Schema: Dense({field.name!r})", dim=field.dim)

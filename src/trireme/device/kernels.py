@@ -16,7 +16,7 @@ from trireme.device.block_layout import BlockLayout, RowTensors
 from trireme.device.block_statistics import RowStep
 from trireme.device.slot_bags import SlotBags
 from trireme.device.torch_kernels import CoreKernels, TorchKernels
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 
 log = logging.getLogger("trireme.device")
 
@@ -70,8 +70,7 @@ def choose_kernels(
     Raises:
         BadRequest: an unknown name, or one that is wanted and cannot run here.
     """
-    if wanted not in KERNELS:
-        raise BadRequest(f"RowBlock: expected kernels to be one of {KERNELS}, found {wanted!r}")
+    check_choice("RowBlock: kernels", wanted, KERNELS)
     is_host = device.type == HOST.type
     if wanted == "core" and not is_host:
         raise BadRequest(f"RowBlock: expected the CPU for kernels='core', found {device}")

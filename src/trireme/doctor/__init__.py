@@ -1,1 +1,1 @@
-"""What this machine offers to a job, and what would hinder one."""
+"""What this machine offers to a job, and what would prevent one."""

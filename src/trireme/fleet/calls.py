@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trireme.dense.adam_d2sum import AdamD2Sum
-from trireme.errors import BadRequest, NotReady, check_flags, check_kind
+from trireme.errors import BadRequest, NotReady, check_counts, check_flags, check_kind
 from trireme.fleet.dataset import InMemoryDataset, QueueDataset
 from trireme.fleet.distributed_strategy import DistributedStrategy
 from trireme.fleet.embedding_layers import NamedTables
@@ -380,10 +380,8 @@ def _report_of(
             f"fleet: expected one text in fetch_info for each of the {len(fetch_list)} names in"
             f" fetch_list, found {len(fetch_info)}"
         )
-    check_kind("fleet", "print_period", print_period, int, "an integer >= 1")
+    check_counts("fleet", print_period=print_period)
     check_flags("fleet", debug=debug)
-    if print_period < 1:
-        raise BadRequest(f"fleet: expected print_period >= 1, found {print_period}")
     if unknown := [name for name in stat_var_names or () if name not in metrics]:
         raise BadRequest(
             f"fleet: expected stat_var_names of the metrics {', '.join(metrics) or '(none)'},"

@@ -10,14 +10,13 @@
 The list is this worker's own: the worker reads all of it.
 """
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trireme import data
-from trireme.errors import BadRequest, NotReady, check_flags, check_kind
+from trireme.errors import BadRequest, NotReady, check_counts, check_flags, check_kind
 from trireme.fleet.days import seconds_of_day
 from trireme.fleet.fs_client import fs_client_options
 from trireme.fleet.program import fields_of
@@ -152,9 +151,8 @@ class _FleetDataset:
         """Have worker 0 warn, once, of workers with the same files; every worker calls it."""
         if cluster.num_workers == 1:
             return
-        digest = hashlib.sha256(self.cut.encode()).hexdigest()
-        replies = cluster.client.coordinator.gather({"files": digest}, [], purpose="compare files")
-        same = [worker for worker, (body, _) in enumerate(replies) if body["files"] == digest]
+        are_same = cluster.client.coordinator.compare_files(self.cut)
+        same = [worker for worker, is_same in enumerate(are_same) if is_same]
         if cluster.worker == 0 and self._files and len(same) > 1 and not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -286,8 +284,7 @@ class InMemoryDataset(_FleetDataset):
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
         if thread_num is not None:
-            what = f"{self._name}.preload_into_memory"
-            check_kind(what, "thread_num", thread_num, int, "an integer >= 1")
+            check_counts(f"{self._name}.preload_into_memory", thread_num=thread_num)
         self._dataset().preload_into_memory(thread_num)
 
     def wait_preload_done(self) -> None:

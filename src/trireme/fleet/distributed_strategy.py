@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from trireme.errors import BadRequest, check_kind, check_values
+from trireme.errors import BadRequest, check_counts, check_kind
 from trireme.job.default import default, is_default_set
 from trireme.label import is_label
 from trireme.strategy import Strategy
@@ -215,11 +215,7 @@ class StrategyFactory:
     @staticmethod
     def create_geo_strategy(update_frequency: int = 100) -> DistributedStrategy:
         """update_frequency: steps between two exchanges. Raises BadRequest: less than 1."""
-        check_kind("StrategyFactory", "update_frequency", update_frequency, int, "an integer >= 1")
-        check_values(
-            "StrategyFactory",
-            update_frequency=(update_frequency >= 1, "as an integer >= 1", update_frequency),
-        )
+        check_counts("StrategyFactory", update_frequency=update_frequency)
         strategy = StrategyFactory.create_async_strategy()
         strategy.a_sync_configs = {"k_steps": update_frequency}
         return strategy

@@ -5,7 +5,7 @@ mode. Its fields keep their names and defaults; one without a counterpart is ref
 from typing import Any
 
 from trireme.blocks import HASH, ROUND_ROBIN, Blocks
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 from trireme.strategy import Strategy
 
 
@@ -76,10 +76,7 @@ class DistributeTranspilerConfig:
                 f"DistributeTranspilerConfig: {name} has no place here, found {value!r};"
                 f" {ELSEWHERE[name]}"
             )
-        if name not in DEFAULTS:
-            raise BadRequest(
-                f"DistributeTranspilerConfig: expected one of {', '.join(DEFAULTS)}, found {name}"
-            )
+        check_choice("DistributeTranspilerConfig", name, DEFAULTS)
         if not _fits(name, value):
             what = {bool: "a bool", int: "an integer >= 1", type: "RoundRobin or HashName"}
             what[str] = f"one of {', '.join(MODES)}"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trireme.errors import BadRequest, NotReady
+from trireme.errors import BadRequest, NotReady, check_choice
 from trireme.fleet.calls import job
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
@@ -31,10 +31,7 @@ def get_file_shard(files: Sequence[str]) -> list[str]:
 
 def all_reduce(value: Any, mode: str = "sum", comm_world: str = "worker") -> npt.NDArray[Any]:
     """Combine an array or number of every worker element by element; returns it to all."""
-    if mode not in _COMBINE:
-        raise BadRequest(
-            f"fleet.util.all_reduce: expected one of {sorted(_COMBINE)}, found {mode!r}"
-        )
+    check_choice("fleet.util.all_reduce: mode", mode, _COMBINE)
     array = np.array(value, order="C")
     parts = _of_all("all_reduce", array, comm_world)
     if any(part.shape != array.shape for part in parts):

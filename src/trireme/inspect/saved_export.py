@@ -1,6 +1,4 @@
-"""Exports for inference, as docs/format/export.md specifies them; and what opens a path that holds
-one, or a checkpoint.
-"""
+"""Exports for inference, as docs/format/export.md specifies them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,14 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme import _core, drawing
-from trireme.checkpoint.format.manifest import MANIFEST
-from trireme.errors import BadRequest
-from trireme.inference.export_manifest import ExportedTable, ModuleLookup, is_export, read_manifest
+from trireme.inference.export_manifest import ExportedTable, ModuleLookup, read_manifest
 from trireme.inference.row_layers import map_rows
-from trireme.inspect.saved_checkpoint import SavedCheckpoint
 from trireme.inspect.saved_model import RowBatch, SavedModel, SavedTable
 from trireme.protocol.wire import Array
-from trireme.storage.storage import open_storage
 
 ROWS_AT_A_TIME = 1 << 16
 FLAGS_BYTES = 8
@@ -154,18 +148,3 @@ class SavedExport(SavedModel):
     def dense(self) -> Iterator[tuple[str, int, Array]]:
         """Nothing: the dense part of an export is a program."""
         return iter(())
-
-
-SHOWN_MAX = 8
-
-
-def open_saved(path: str) -> SavedModel:
-    """Raises BadRequest if there is neither, Corruption if the manifest is damaged."""
-    if "://" not in path and is_export(Path(path)):
-        return SavedExport(Path(path).absolute())
-    storage = open_storage(path, None)
-    if storage.size(MANIFEST) is None:
-        names = sorted(name for name in storage.folders() if not name.startswith("."))
-        hint = f"; folders there: {', '.join(names[:SHOWN_MAX])}" if names else ""
-        raise BadRequest(f"inspect: expected {storage.name}/{MANIFEST}, found none{hint}")
-    return SavedCheckpoint(storage)

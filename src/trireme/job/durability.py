@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trireme.coordinator.coordinator import Coordinator
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, check_choice, check_counts
 from trireme.server.attendance import Attendance
 from trireme.server.log.durable_journal import DurableJournal
 from trireme.server.log.kept_segments import sweep_segments
@@ -45,10 +45,7 @@ class Durability:
     index: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in DURABILITIES:
-            raise BadRequest(
-                f"durability: expected one of {', '.join(DURABILITIES)}, found {self.mode!r}"
-            )
+        check_choice("durability", self.mode, DURABILITIES)
         own = {"state_dir": self.folder, "log_bytes": self.log_bytes, "skip_records": self.skips}
         idle = [f"--{name}" for name, value in own.items() if value not in (None, frozenset())]
         if self.mode == "none" and idle:
@@ -61,8 +58,8 @@ class Durability:
                 f"durability: expected a folder for a server's state (--state_dir,"
                 f" TRIREME_STATE_DIR) with {self.mode!r}, found none"
             )
-        if self.log_bytes is not None and self.log_bytes < 1:
-            raise BadRequest(f"durability: expected log_bytes >= 1, found {self.log_bytes}")
+        if self.log_bytes is not None:
+            check_counts("durability", log_bytes=self.log_bytes)
 
 
 def parse_records(text: str) -> frozenset[RecordName]:

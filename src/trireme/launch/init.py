@@ -71,7 +71,7 @@ def init(
         metrics: [HOST:]PORT where this process answers /metrics and /healthz. Port 0 chooses a free
             one and reports it. Default: none.
         memory: bytes that the tables of this process take in memory, such as "2GiB", embedded or on
-            a server. Rows beyond that, those that are used seldom, lie in ssd_dir. Default: all
+            a server. Rows beyond that, the least used ones, lie in ssd_dir. Default: all
             rows are in memory.
         ssd_dir: folders on SSD for those rows, "PATH,...".
 

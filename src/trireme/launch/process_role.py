@@ -222,7 +222,7 @@ def _base_role(facts: Facts, place: Sequence[str]) -> ProcessRole:
         local_index=optional_integer(facts, "local_index", low=0),
         ends_at_sigterm=bool(optional_integer(facts, "restarts", low=0)),
         local_num=optional_integer(facts, "local_num", low=1) or 0,
-        source="from " + ", ".join(names) if names else "nothing names servers",
+        source="from " + ", ".join(names) if names else "no servers are configured",
     )
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trireme.data.batch import Ragged
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_counts
 from trireme.metrics.metric import State, Values, check_state
 
 
@@ -39,8 +39,7 @@ class TopK:
         output: str | None = None,
         label: str | None = None,
     ) -> None:
-        if k < 1:
-            raise BadRequest(f"TopK: expected k >= 1, found {k}")
+        check_counts("TopK", k=k)
         self.k, self.name = k, f"top_{k}" if name is None else name
         self.output, self.label = output, label
         self.columns: Mapping[str, str] = {}

@@ -29,7 +29,7 @@ from typing import Any
 
 from trireme import optim
 from trireme.config import Config
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 from trireme.initializer import TailUniform, Uniform
 from trireme.policy import ACCESSORS, UNSET_ACCESSOR, ShowClick, SparseAccessor
 
@@ -66,19 +66,12 @@ def table_options(
     """
     key = f"table_parameters.{table}.accessor"
     table_class = config.get(f"table_parameters.{table}.table_class", _IN_MEMORY)
-    if table_class not in (_IN_MEMORY, _ON_SSD):
-        raise BadRequest(
-            f"table_parameters.{table}.table_class: expected {_IN_MEMORY} or {_ON_SSD}, found"
-            f" {table_class!r}"
-        )
+    check_choice(f"table_parameters.{table}.table_class", table_class, (_IN_MEMORY, _ON_SSD))
     ssd = {"ssd": True} if table_class == _ON_SSD else {}
     if not config.has_section(key):
         return ssd
     kind = config.get(f"{key}.accessor_class", "SparseAccessor")
-    if not isinstance(kind, str) or kind not in ACCESSORS:
-        raise BadRequest(
-            f"{key}.accessor_class: expected one of {', '.join(ACCESSORS)}, found {kind!r}"
-        )
+    check_choice(f"{key}.accessor_class", kind, ACCESSORS)
     accessor = ACCESSORS[kind]
     tail = width - (3 if accessor.pulls_statistics else 1)
     stored = width + (0 if accessor.pulls_statistics else 2)
@@ -139,8 +132,7 @@ def _rule_options(config: Config, accessor: str, *, has_tail: bool) -> dict[str,
 
 def _options(config: Config, key: str, show_scale: bool, zero_init: bool) -> dict[str, Any]:
     name = config.get(f"{key}.name")
-    if not isinstance(name, str) or name not in RULES:
-        raise BadRequest(f"{key}.name: expected one of {', '.join(RULES)}, found {name!r}")
+    check_choice(f"{key}.name", name, RULES)
     part, rule, values = RULES[name]
     is_adam = issubclass(rule, optim.FleetAdam)
 

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from trireme.errors import BadRequest
+from trireme.errors import check_choice
 
 NAMES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.yaml")))
 
@@ -17,8 +17,7 @@ def load(name: str) -> ModuleType:
     Raises:
         BadRequest: no model of that name; the message lists the names.
     """
-    if name not in NAMES:
-        raise BadRequest(f"zoo.load: expected one of {', '.join(NAMES)}, found {name!r}")
+    check_choice("zoo.load", name, NAMES)
     return importlib.import_module(f"trireme.models.{name}")
 
 

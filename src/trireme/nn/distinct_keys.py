@@ -158,7 +158,7 @@ def read_shows(
 
 
 def _numbers(batch: Batch, name: str, table: Table, num_examples: int) -> Any:
-    what = f"Planner.plan of table {table.name!r}: expected column {name!r} of its ShowClick"
+    what = f"table {table.name!r}: expected column {name!r} of its ShowClick"
     if name not in batch:
         raise BadRequest(f"{what} in the batch, found {', '.join(batch.keys())}")
     column = batch[name]

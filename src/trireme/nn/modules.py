@@ -20,7 +20,7 @@ from trireme import _core, accelerator
 from trireme.accelerator import HOST
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
-from trireme.errors import BadRequest, SchemaMismatch, check_kind
+from trireme.errors import BadRequest, SchemaMismatch, check_choice, check_kind
 from trireme.nn.ids import Columns
 from trireme.nn.lookup import Lookup, LookupSpec
 from trireme.nn.on_device import SentBatch
@@ -241,9 +241,7 @@ class EmbeddingBag(TableModule):
         padding_key: int | None = None,
     ) -> None:
         super().__init__(table, features, padding_key)
-        check_kind(type(self).__name__, "mode", mode, str, f"one of {POOLINGS}")
-        if mode not in POOLINGS:
-            raise self._wrong(f"mode to be one of {POOLINGS}", repr(mode))
+        check_choice(f"{type(self).__name__}: mode", mode, POOLINGS)
         self.mode = mode
         table.features.declare(self.features)
         parts = [table.of_feature(name) for name in self.features]

@@ -160,7 +160,7 @@ class Planner:
         for class_id, specs in self._specs.items():
             table, padding_key = specs[0].table, specs[0].padding_key
             features = self._features[class_id]
-            reader = f"Planner.keys_of_ids of table {table.name!r}"
+            reader = f"table {table.name!r}"
             ids = read_ids(batch, features, reader)
             check_kinds(table, batch, features, reader)
             values = keys_of(ids, padding_key, salted=table.salt)
@@ -189,7 +189,7 @@ class Planner:
         for class_id, specs in self._specs.items():
             table, padding_key = specs[0].table, specs[0].padding_key
             features = self._features[class_id]
-            reader = f"Planner.plan of table {table.name!r}"
+            reader = f"table {table.name!r}"
             ids_read = (features, padding_key, table.salt)
             if ids_read not in keys_by_ids:
                 ids = read_ids(batch, features, reader)

@@ -7,7 +7,7 @@ single rows in between, for example attention weights.
 import torch
 from torch import Tensor
 
-from trireme.errors import BadRequest, check_kind
+from trireme.errors import BadRequest, check_choice, check_counts
 from trireme.nn.modules import POOLINGS
 
 
@@ -28,8 +28,7 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
     Raises:
         BadRequest: an unknown mode, or shapes that do not fit.
     """
-    if not isinstance(mode, str) or mode not in POOLINGS:
-        raise BadRequest(f"sequence_pool: expected mode to be one of {POOLINGS}, found {mode!r}")
+    check_choice("sequence_pool: mode", mode, POOLINGS)
     sizes, bag_N = _bags("sequence_pool", rows, offsets)
     wide_ND = rows.to(torch.promote_types(rows.dtype, torch.float32))
     sums = wide_ND.new_zeros(sizes.shape[0], rows.shape[1]).index_add(0, bag_N, wide_ND)
@@ -56,12 +55,8 @@ def sequence_pad(
     Raises:
         BadRequest: an argument out of range, or shapes that do not fit.
     """
-    check_kind("sequence_pad", "length", length, int, "a whole number")
-    if length < 1 or padding_side not in ("right", "left"):
-        raise BadRequest(
-            "sequence_pad: expected length >= 1 and padding_side 'right' or 'left', found"
-            f" {length} and {padding_side!r}"
-        )
+    check_counts("sequence_pad", length=length)
+    check_choice("sequence_pad: padding_side", padding_side, ("right", "left"))
     sizes, bag_N = _bags("sequence_pad", rows, offsets)
     kept_B = sizes.clamp(max=length)
     end_B = kept_B if padding_side == "right" else torch.full_like(sizes, length)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trireme import _core
-from trireme.errors import BadRequest, check_kind
+from trireme.errors import BadRequest, check_counts, check_kind
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn.ids import Keys, keys_of_values
@@ -229,8 +229,7 @@ class TableView:
 
 
 def _checked(k: Any) -> int:
-    if not isinstance(k, (int, np.integer)) or k < 1:
-        raise BadRequest(f"TableView: expected k >= 1, an integer, found {k!r}")
+    check_counts("TableView", k=k)
     return int(k)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -203,9 +202,7 @@ def _are_shared(key: str, files: list[str], settings: Settings, cluster: Cluster
     """
     if cluster.num_workers == 1:
         return True
-    digest = hashlib.sha256("\n".join(files).encode()).hexdigest()
-    replies = cluster.client.coordinator.gather({"files": digest}, [], purpose="compare files")
-    are_same = all(body["files"] == digest for body, _ in replies)
+    are_same = all(cluster.client.coordinator.compare_files("\n".join(files)))
     if settings.split_file_list is None and not are_same:
         hashes = {xxhash.xxh64_intdigest(file.encode()) for file in files}
         names = np.array([*hashes], np.uint64)

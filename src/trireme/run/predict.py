@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from trireme.data import ArrayDataset, QueueDataset, csv
-from trireme.data.array_dataset import LIST_MARK, NUM_SEARCHED, list_in_a_string
+from trireme.data.array_columns import LIST_MARK, NUM_SEARCHED, list_in_a_string
 from trireme.data.batch import Batch, Strings
 from trireme.data.schema import Content, Dense, InsId, Schema, Sparse
 from trireme.data.sources import filesystem

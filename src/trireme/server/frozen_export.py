@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trireme import _core
-from trireme.errors import BadRequest, writing
+from trireme.errors import BadRequest, check_choice, writing
 from trireme.protocol.routing import Keys
 from trireme.protocol.wire import Array, need, need_list, need_time, need_version
 from trireme.rows.frozen_rows import DTYPES, encode
@@ -36,8 +36,7 @@ def _on_save(state: ServerState, root: Path, request: Request) -> Reply:
     dtype, time = need(body, "dtype", str), need_time(body)
     since, version = need_version(body, "since"), need_version(body, "version")
     forget = need_version(body, "forget")
-    if dtype not in DTYPES:
-        raise BadRequest(f"export.save: expected dtype one of {DTYPES}, found {dtype!r}")
+    check_choice("export.save: dtype", dtype, DTYPES)
     if len(classes) != len(names):
         raise BadRequest(f"export.save: expected a class for {len(names)} tables, found {classes}")
     state.check_settled()

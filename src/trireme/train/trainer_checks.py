@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from trireme import accelerator
-from trireme.errors import BadRequest, check_kind
+from trireme.errors import BadRequest, check_counts, check_kind
 from trireme.strategy import Strategy
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.compute.remote_stages import Remote
@@ -90,11 +89,10 @@ def check_checkpoints(checkpoints: Any) -> None:
 
 def check_threads(threads: int | None, strategy: Strategy) -> None:
     """Raises BadRequest: a number of threads that the mode does not train in."""
-    if threads is not None:
-        check_kind("Trainer", "threads", threads, int, "a whole number")
-    if threads is not None and threads < 1:
-        raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
-    if threads is not None and threads > 1 and not mode_class(strategy.mode).trains_in_threads:
+    if threads is None:
+        return
+    check_counts("Trainer", threads=threads)
+    if threads > 1 and not mode_class(strategy.mode).trains_in_threads:
         raise BadRequest(
             f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"
             " after the other; use more workers"
@@ -103,8 +101,7 @@ def check_threads(threads: int | None, strategy: Strategy) -> None:
 
 def check_epochs(dataset: Any, valid: Any, epochs: Any) -> None:
     """Raises BadRequest: no epoch, or data that cannot be read so often."""
-    if not isinstance(epochs, (int, np.integer)) or epochs < 1:
-        raise BadRequest(f"Trainer.fit: expected epochs >= 1, an integer, found {epochs!r}")
+    check_counts("Trainer.fit", epochs=epochs)
     for name, data in (("a dataset", dataset), ("valid", valid)):
         if epochs > 1 and isinstance(data, Iterator):
             raise BadRequest(

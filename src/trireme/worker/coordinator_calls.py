@@ -1,5 +1,6 @@
 """A worker's calls to the coordinator after joining; among them meetings with other workers."""
 
+import hashlib
 import itertools
 import logging
 import time
@@ -87,6 +88,12 @@ class CoordinatorCalls:
         reply = self.patiently(attempt, whole_s) if patient else attempt(whole_s)
         rest = iter(reply.arrays)
         return [(one, [next(rest) for _ in range(num)]) for one, num in reply.body["bodies"]]
+
+    def compare_files(self, files: str) -> list[bool]:
+        """Of each worker, whether its files are these. Every worker calls it."""
+        digest = hashlib.sha256(files.encode()).hexdigest()
+        replies = self.gather({"files": digest}, [], purpose="compare files")
+        return [body["files"] == digest for body, _ in replies]
 
     def patiently(self, attempt: Callable[[float], Reply], whole_s: float) -> Reply:
         """The answer to a call that waits for other workers, repeated for `whole_s` while all of

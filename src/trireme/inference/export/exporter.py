@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trireme import accelerator
 from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, check_choice
 from trireme.inference.dense_program import input_tensor
 from trireme.inference.export.dense_part import export_program, program_weights
 from trireme.inference.export.example import ExampleBatch
@@ -89,10 +89,8 @@ def export_model(
             model; weights that the dtype cannot hold; a delta that follows no export of this run,
             for example one written before a checkpoint was loaded; a pass on a device.
     """
-    if dtype not in (None, *DTYPES):
-        raise BadRequest(
-            f"export_model: expected dtype one of {', '.join(DTYPES)}, found {dtype!r}"
-        )
+    if dtype is not None:
+        check_choice("export_model: dtype", dtype, DTYPES)
     optimizer = optimizer_of(trainer)
     optimizer.mode.check_between_passes("export_model")
     exported = optimizer.model if model is None else model

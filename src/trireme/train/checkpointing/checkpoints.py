@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from trireme.errors import BadRequest, check_kind
+from trireme.errors import BadRequest, check_counts
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,7 @@ class Checkpoints:
         for name in ("every_steps", "keep"):
             value = getattr(self, name)
             if value is not None:
-                check_kind("Checkpoints", name, value, int, "a whole number")
-            if value is not None and value < 1:
-                raise BadRequest(f"Checkpoints: expected {name} >= 1, found {value}")
+                check_counts("Checkpoints", **{name: value})
         if self.every_s is not None and not self.every_s > 0:
             raise BadRequest(f"Checkpoints: expected every_s > 0, found {self.every_s}")
 

@@ -80,19 +80,23 @@ class ComputeRequest:
 
 @dataclass(kw_only=True, eq=False)
 class ComputeAnswer:
-    """What became of a request.
+    """What became of a request for the whole model, or for some stages of it.
 
-    outputs: by name. loss: scalar.
-    rows: gradient of each leaf of the lookups, in the order of `leaves_of`; None: the loss did not
-        depend on it. gradients: of each parameter. Both are empty without training.
+    outputs: by name. learned: of stages before the last one, the outputs that have a gradient.
+    loss: scalar.
+    inputs: gradient of each input that returns one: of the rows of a batch, in the order of
+        `leaves_of`, or of the learned boundary tensors. parameters: gradient of each parameter; of
+        stages, of each that learns. None: the outputs did not depend on it. Both are empty before
+        backward.
     buffers: those that have changed, by their order.
     random: torch's state of random numbers after, if the request had one.
     """
 
-    outputs: dict[str, Tensor]
-    loss: Tensor | None
-    rows: list[Tensor | None] = field(default_factory=list)
-    gradients: list[Tensor | None] = field(default_factory=list)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    learned: list[str] = field(default_factory=list)
+    loss: Tensor | None = None
+    inputs: list[Tensor | None] = field(default_factory=list)
+    parameters: list[Tensor | None] = field(default_factory=list)
     buffers: dict[int, Tensor] = field(default_factory=dict)
     random: Tensor | None = None
 
@@ -101,9 +105,10 @@ class ComputeAnswer:
         return numbers.message(
             {
                 "outputs": numbers.by_key(self.outputs),
+                "learned": self.learned,
                 "loss": numbers.of(self.loss),
-                "rows": numbers.all_of(self.rows),
-                "gradients": numbers.all_of(self.gradients),
+                "inputs": numbers.all_of(self.inputs),
+                "parameters": numbers.all_of(self.parameters),
                 "buffers": numbers.by_key(self.buffers),
                 "random": numbers.of(self.random),
             }
@@ -115,9 +120,10 @@ class ComputeAnswer:
         by_number = NumberedTensors(unpack(body.get("tensors"), arrays))
         return ComputeAnswer(
             outputs=by_number.by_key(body, "outputs", str),
+            learned=need_list(body, "learned", str),
             loss=by_number.maybe(need(body, "loss", int)),
-            rows=by_number.list_of(body, "rows"),
-            gradients=by_number.list_of(body, "gradients"),
+            inputs=by_number.list_of(body, "inputs"),
+            parameters=by_number.list_of(body, "parameters"),
             buffers=by_number.by_key(body, "buffers", int),
             random=by_number.maybe(need(body, "random", int)),
         )

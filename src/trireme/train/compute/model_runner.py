@@ -149,8 +149,8 @@ class _ModelCopy:
         scored.loss.backward()  # type: ignore[no-untyped-call]
         assert request.state is not None
         answer = _answer(scored)
-        answer.rows = [leaf.grad for leaf in leaves]
-        answer.gradients = [parameter.grad for parameter in self.model.parameters()]
+        answer.inputs = [leaf.grad for leaf in leaves]
+        answer.parameters = [parameter.grad for parameter in self.model.parameters()]
         answer.buffers = changed_buffers(self.model, request.state)
         self.model.zero_grad()  # the answer alone has the gradients
         return answer

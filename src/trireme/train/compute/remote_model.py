@@ -127,12 +127,12 @@ class RemotePass:
         parameters, buffers = list(replica.model.parameters()), list(replica.model.buffers())
         # All is checked before anything is written: an answer that is wrong changes nothing.
         check_loss(answer.loss, is_wanted=True)
-        check_gradients(leaves, answer.rows)
-        check_gradients(parameters, answer.gradients)
+        check_gradients(leaves, answer.inputs)
+        check_gradients(parameters, answer.parameters)
         check_buffers(buffers, answer.buffers)
         check_random(answer.random, request.random)
-        write_gradients(leaves, answer.rows)
-        write_gradients(parameters, answer.gradients)
+        write_gradients(leaves, answer.inputs)
+        write_gradients(parameters, answer.parameters)
         write_buffers(buffers, answer.buffers)
         if answer.random is not None:
             torch.set_rng_state(answer.random)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadRequest, NotReady
+from trireme.train.compute.compute_messages import ComputeAnswer
 from trireme.train.compute.compute_workers import ComputeWorkers
 from trireme.train.compute.model_state import (
     ModelIdentity,
@@ -27,7 +28,6 @@ from trireme.train.compute.stage_messages import (
     TOKENS_MAX,
     BackwardRequest,
     Owner,
-    StageAnswer,
     StageRequest,
 )
 
@@ -100,9 +100,9 @@ class StageCall:
         self._workers, self._identity, self._graphs = workers, identity, graphs
         self.request = request
         self.inputs, self.parameters, self._buffers = inputs, parameters, buffers
-        self._answer = StageAnswer()
+        self._answer = ComputeAnswer()
 
-    def forward(self) -> StageAnswer:
+    def forward(self) -> ComputeAnswer:
         request = self.request
         learns = request.training and bool(self.inputs or self.parameters)
         if learns and request.labels is None:
@@ -119,7 +119,7 @@ class StageCall:
         self._answer = answer
         return answer
 
-    def _check(self, answer: StageAnswer) -> None:
+    def _check(self, answer: ComputeAnswer) -> None:
         """Raises BadRequest: it is no answer to the request. Then nothing has changed here."""
         has_loss = self.request.labels is not None
         check_loss(answer.loss, is_wanted=has_loss)
@@ -153,7 +153,7 @@ class StageCall:
         write_buffers(self._buffers, answer.buffers)
         return of_leaves
 
-    def _kept_backward(self, gradients: list[Tensor | None]) -> StageAnswer | None:
+    def _kept_backward(self, gradients: list[Tensor | None]) -> ComputeAnswer | None:
         """None: the graph has gone, or its compute worker has."""
         request = self.request
         address = self._graphs.forget(request.token)
@@ -169,17 +169,17 @@ class StageCall:
             if "raised" in (error.details or {}):
                 raise
             return None
-        return None if reply is None else StageAnswer.from_wire(reply.body, reply.arrays)
+        return None if reply is None else ComputeAnswer.from_wire(reply.body, reply.arrays)
 
-    def _anew(self, gradients: list[Tensor | None]) -> StageAnswer:
+    def _anew(self, gradients: list[Tensor | None]) -> ComputeAnswer:
         self.request.token, self.request.gradients = "", gradients
         answer, _ = self._ask(self.request)
         return answer
 
-    def _ask(self, request: StageRequest) -> tuple[StageAnswer, str]:
+    def _ask(self, request: StageRequest) -> tuple[ComputeAnswer, str]:
         with self._identity.explained():
             reply, address = self._workers.call(STAGES, *request.to_wire())
-        return StageAnswer.from_wire(reply.body, reply.arrays), address
+        return ComputeAnswer.from_wire(reply.body, reply.arrays), address
 
 
 def call_stages(call: StageCall) -> tuple[Tensor | None, dict[str, Tensor]]:

@@ -24,7 +24,7 @@ from trireme.train.compute.compute_messages import (
     batch_to_wire,
     host_tensors,
 )
-from trireme.train.compute.tensors import Array, unpack
+from trireme.train.compute.tensors import Array
 
 STAGES, BACKWARD, DROP = "compute.stages", "compute.backward", "compute.drop"
 STAGES_MAX, TOKENS_MAX = 256, 4096
@@ -32,7 +32,7 @@ STAGES_MAX, TOKENS_MAX = 256, 4096
 
 @dataclass(frozen=True)
 class Owner:
-    """A process whose graphs are kept: a worker, and how manieth process of it."""
+    """A process whose graphs are kept: a worker, and its incarnation (see ARCHITECTURE.md)."""
 
     worker: int
     incarnation: int
@@ -126,54 +126,6 @@ class StageRequest:
             gradients=gradients,
             random=by_number.maybe(need(body, "random", int)),
             seed=need(body, "seed", int),
-        )
-
-
-@dataclass(kw_only=True, eq=False)
-class StageAnswer:
-    """What became of a request.
-
-    outputs: by name. learned: those that have a gradient. loss: scalar.
-    inputs: gradient of each input that returns one: of the rows of a batch, in the order of
-        `leaves_of`, or of the learned boundary tensors. parameters: gradient of each weight that
-        learns. None: the outputs did not depend on it. Both are empty before backward.
-    buffers, random: as ComputeAnswer.
-    """
-
-    outputs: dict[str, Tensor] = field(default_factory=dict)
-    learned: list[str] = field(default_factory=list)
-    loss: Tensor | None = None
-    inputs: list[Tensor | None] = field(default_factory=list)
-    parameters: list[Tensor | None] = field(default_factory=list)
-    buffers: dict[int, Tensor] = field(default_factory=dict)
-    random: Tensor | None = None
-
-    def to_wire(self) -> tuple[dict[str, Any], list[Array]]:
-        numbers = TensorNumbers()
-        return numbers.message(
-            {
-                "outputs": numbers.by_key(self.outputs),
-                "learned": self.learned,
-                "loss": numbers.of(self.loss),
-                "inputs": numbers.all_of(self.inputs),
-                "parameters": numbers.all_of(self.parameters),
-                "buffers": numbers.by_key(self.buffers),
-                "random": numbers.of(self.random),
-            }
-        )
-
-    @staticmethod
-    def from_wire(body: Mapping[str, Any], arrays: Sequence[Array]) -> StageAnswer:
-        """Raises BadRequest, naming the field."""
-        by_number = NumberedTensors(unpack(body.get("tensors"), arrays))
-        return StageAnswer(
-            outputs=by_number.by_key(body, "outputs", str),
-            learned=need_list(body, "learned", str),
-            loss=by_number.maybe(need(body, "loss", int)),
-            inputs=by_number.list_of(body, "inputs"),
-            parameters=by_number.list_of(body, "parameters"),
-            buffers=by_number.by_key(body, "buffers", int),
-            random=by_number.maybe(need(body, "random", int)),
         )
 
 

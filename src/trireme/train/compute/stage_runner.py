@@ -15,7 +15,7 @@ from trireme.errors import BadRequest, NotReady
 from trireme.nn.stages import Stages
 from trireme.protocol.wire import need_list
 from trireme.rpc import Handler, Reply, Request
-from trireme.train.compute.compute_messages import leaves_of
+from trireme.train.compute.compute_messages import ComputeAnswer, leaves_of
 from trireme.train.compute.kept_graphs import Graph, KeptGraphs
 from trireme.train.compute.model_runner import Method, set_random
 from trireme.train.compute.model_state import changed
@@ -26,7 +26,6 @@ from trireme.train.compute.stage_messages import (
     TOKENS_MAX,
     BackwardRequest,
     Owner,
-    StageAnswer,
     StageRequest,
     stage_host_tensors,
 )
@@ -82,7 +81,7 @@ class StageRunner:
         self.graphs.drop(owner, need_list(request.body, "tokens", str, TOKENS_MAX))
         return Reply()
 
-    def run(self, request: StageRequest) -> StageAnswer:
+    def run(self, request: StageRequest) -> ComputeAnswer:
         """Raises BadRequest: another model's state; what the stages or the loss raise."""
         names = request.stages
         check_stages(self.model, names)
@@ -109,18 +108,20 @@ class StageRunner:
             answer.random = torch.get_rng_state()
         return answer
 
-    def backward(self, request: BackwardRequest) -> StageAnswer:
+    def backward(self, request: BackwardRequest) -> ComputeAnswer:
         """Raises NotReady: the graph is not here any more."""
         self.graphs.meet(request.owner)
         graph = self.graphs.take(request.owner, request.token)
         if graph is None:
             raise NotReady(f"compute worker: expected the graph {request.token!r}, found none")
-        answer, before = StageAnswer(), _copies(graph.buffers)
+        answer, before = ComputeAnswer(), _copies(graph.buffers)
         self._train(graph, request.gradients, answer)
         answer.buffers = changed([*graph.buffers.values()], before)
         return answer
 
-    def _train(self, graph: Graph, gradients: Sequence[Tensor | None], answer: StageAnswer) -> None:
+    def _train(
+        self, graph: Graph, gradients: Sequence[Tensor | None], answer: ComputeAnswer
+    ) -> None:
         """Backward from gradients of the outputs; the answer gets those of the leaves."""
         if len(gradients) != len(graph.outputs):
             raise BadRequest(
@@ -174,14 +175,14 @@ class StageRunner:
             inputs = self.model.carried(request.stages[0], inputs)
         return inputs, leaves
 
-    def _answer(self, request: StageRequest, outputs: Any) -> tuple[StageAnswer, list[Tensor]]:
+    def _answer(self, request: StageRequest, outputs: Any) -> tuple[ComputeAnswer, list[Tensor]]:
         """The answer without gradients, and the tensors that backward begins with."""
         if request.stages[-1] != self.model.names[-1]:
             learned = [name for name, tensor in outputs.items() if tensor.requires_grad]
-            return StageAnswer(outputs=dict(outputs), learned=learned), list(outputs.values())
+            return ComputeAnswer(outputs=dict(outputs), learned=learned), list(outputs.values())
         scored = self._scored(outputs, request.labels)
         roots = [] if scored.loss is None else [scored.loss]
-        return StageAnswer(outputs=scored.outputs, loss=scored.loss), roots
+        return ComputeAnswer(outputs=scored.outputs, loss=scored.loss), roots
 
     def _scored(self, outputs: Any, labels: Batch | None) -> Scored:
         if labels is None:

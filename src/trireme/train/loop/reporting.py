@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trireme.data.batch import Ragged, Strings
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_counts
 from trireme.train.loop.scoring import Scored
 
 VALUES_MAX = 8
@@ -49,8 +49,7 @@ class Report:
                 f"Report: expected {len(self.values)} labels, one for each of values, found"
                 f" {len(self.labels)}"
             )
-        if self.period < 1:
-            raise BadRequest(f"Report: expected period >= 1, found {self.period}")
+        check_counts("Report", period=self.period)
 
 
 def check_names(subject: str, **options: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from trireme.errors import BadRequest, DeadlineExceeded, Stopped
+from trireme.errors import BadRequest, DeadlineExceeded, Stopped, check_counts
 from trireme.job.cluster import Cluster
 from trireme.train.online.donefiles import PassPoint
 from trireme.train.stopping import first_reason
@@ -46,8 +46,7 @@ class Pass:
 
     def __post_init__(self) -> None:
         seconds_of_day(self.day)
-        if self.number < 1:
-            raise BadRequest(f"Pass: expected number >= 1, found {self.number}")
+        check_counts("Pass", number=self.number)
 
     @property
     def point(self) -> PassPoint:

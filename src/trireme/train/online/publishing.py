@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trireme.checkpoint.format.manifest import MANIFEST
-from trireme.errors import BadRequest
+from trireme.errors import check_counts
 from trireme.inference.export import export_model
 from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import NumberedFolders
@@ -51,10 +51,9 @@ class Publishing:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint_per_pass", "save_delta_frequency", "keep"):
-            value = getattr(self, name)
-            if not (value is None and name == "keep") and (type(value) is not int or value < 1):
-                raise BadRequest(f"Publishing: expected {name} >= 1, found {value!r}")
+        keep = {} if self.keep is None else {"keep": self.keep}
+        every = {n: getattr(self, n) for n in ("checkpoint_per_pass", "save_delta_frequency")}
+        check_counts("Publishing", **every, **keep)
 
 
 class Publisher:

@@ -1,4 +1,4 @@
-#include "store/ssd/fake_device.h"
+#include "fake_device.h"
 
 #include <algorithm>
 #include <array>
