@@ -1,9 +1,9 @@
 """The solver of `trireme place`: milliseconds for one placement, of random stages and types.
 
 stages64_types4          64 stages on 4 types
-stages16_types4_limits   16 stages, with limits just below what the best placement would use
-stages16_types4_passed   each stage is fast on one type only: the first group passes on a lot
-stages16_types4_scarce   20 workers of each type, at ten times the rate
+stages64_types4_limits   the same with limits just below what the best placement would use
+stages64_types4_passed   each stage is fast on one type only: the first group passes on a lot
+stages64_types4_scarce   20 workers of each type, at ten times the rate
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SCARCE = 20
 
 
 def contests(settings: Settings) -> Sequence[Contest]:
-    num_free, num_stages = settings.pick(smoke=6, real=64), settings.pick(smoke=6, real=16)
+    num_stages = settings.pick(smoke=6, real=64)
     name = f"stages{num_stages}_types{_NUM_TYPES}"
     chain = random_chain(num_stages)
     chains = {
-        f"stages{num_free}_types{_NUM_TYPES}": (random_chain(num_free), _RATE),
+        name: (chain, _RATE),
         f"{name}_limits": (_limited(chain), _RATE),
         f"{name}_passed": (_passing(chain), _RATE),
         f"{name}_scarce": (_scarce(chain), 10 * _RATE),
