@@ -51,7 +51,7 @@ class DistributeTranspilerConfig:
     slice_var_up: whether dense parameters are cut.
     min_block_size: elements per block, a multiple of 64; the last of a parameter may have fewer.
         (In Fleet the number of servers decides too; here the cut does not depend on it.)
-    split_method: RoundRobin, HashName or, in place of a class with `dispatch`, a function as `place`
+    split_method: RoundRobin, HashName or, for a class with `dispatch`, a function as `place`
         of trireme.Blocks.
     sync_mode: sync or async. geo_sgd_mode: geo, with windows of geo_sgd_need_push_nums steps.
     """
