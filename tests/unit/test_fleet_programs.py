@@ -449,6 +449,11 @@ def test_other_names_of_paddle_say_what_to_write() -> None:
         (lambda: paddle.metric, r"trireme\.metrics\.AUC"),
         (lambda: paddle.distributed.init_parallel_env, r"fleet\.init\(is_collective=True\)"),
         (lambda: paddle.distributed.spawn, "trireme launch"),
+        (lambda: paddle.distributed.launch, "trireme launch"),
+        (lambda: paddle.distributed.ParallelEnv, r"fleet\.worker_index"),
+        (lambda: paddle.fluid.transpiler, "split_method"),
+        (lambda: paddle.fluid.io, "fleet.save_persistables"),
+        (lambda: static.ctr_metric_bundle, r"fleet\.ctr_metric_bundle\(\)"),
     ]
     for name, words in refused:
         with pytest.raises(BadRequest, match=words):
