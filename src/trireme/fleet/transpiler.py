@@ -128,7 +128,8 @@ class DistributeTranspilerConfig:
         if not self.slice_var_up:
             self._check_effect("min_block_size", "slice_var_up True")
         size = self.min_block_size if self.slice_var_up else None
-        return Blocks(size, place=PLACES.get(self.split_method, self.split_method))
+        place: Any = self.split_method
+        return Blocks(size, place=PLACES.get(place, place))
 
     def _check_effect(self, name: str, needed: str) -> None:
         if name in self._assigned:
