@@ -13,11 +13,14 @@ import torch
 import trireme as tr
 from tests.device.blocks import PLACES, RULES, Place, Twin
 from trireme.device import BlockLayout, RowBlock, SlotBags, occurrences, slot_bags
+from trireme.device.block_layout import NEVER
+from trireme.device.block_statistics import UpdateFacts
 from trireme.device.kernels import log_choice
 from trireme.device.torch_kernels import pool
 from trireme.errors import BadRequest
 from trireme.nn.lookup import Lookup
 from trireme.nn.op import gather_rows
+from trireme.optim import values_of_group
 from trireme.policy import ScorePolicy
 from trireme.table import Table
 
@@ -60,7 +63,24 @@ def test_new_rows_are_those_that_the_core_makes() -> None:
     twin = Twin(rule)
     layout, rows = BlockLayout.of(twin.schema), twin.raw_rows()
     weights = np.array(layout.wide.weights(rows))
+    layout.wide.statistics(rows)["version"] = NEVER  # until they are updated
     np.testing.assert_array_equal(layout.new_rows(weights), rows)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_lookups_of_a_table_that_gives_zeros_hide_new_rows_until_their_update(place: Place) -> None:
+    rule = tr.optim.SGD(lr=0.5)
+    schema = Table("t", dim=5, optimizer=rule, absent="zeros").schema
+    layout = BlockLayout.of(schema)
+    weights = np.arange(1, 21, dtype=np.float32).reshape(4, 5)
+    block = RowBlock(layout, layout.new_rows(weights), place.device, kernels=place.kernels)
+    slots = torch.tensor([2, 0, 2], dtype=torch.int32, device=place.device)
+    assert not block.weights(slots).any()
+    grads = torch.ones(1, 5, device=place.device)
+    block.update(slots[:1], grads, values_of_group(rule.group(), 1), UpdateFacts(version=1))
+    expected = torch.from_numpy(weights[2] - 0.5)
+    looked_up = block.weights(slots).cpu()
+    assert [row.tolist() for row in looked_up] == [expected.tolist(), [0.0] * 5, expected.tolist()]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,12 @@ CASES: dict[str, dict[str, Any]] = {
         "rule": lambda: tr.optim.FleetAdam(lr=0.05),
         "policy": tr.policy.ScorePolicy(show_click=SHOWS),
     },
+    "zeros": {"absent": "zeros"},
+    "fleet zeros": {
+        "rule": lambda: tr.optim.FleetAdagrad(lr=0.05),
+        "policy": tr.policy.ScorePolicy(show_click=SHOWS),
+        "absent": "zeros",
+    },
 }
 
 
@@ -65,13 +71,15 @@ def trained(
     *,
     rule: Callable[[], Any] = lambda: tr.optim.Adam(lr=0.01),
     policy: Any = None,
+    absent: str = "initial",
     schedule: bool = False,
     **options: Any,
 ) -> dict[str, np.ndarray]:
     with embedded() as opened:
         set_default(opened)
         torch.manual_seed(3)
-        model = Net(tr.Table("keys", dim=4, optimizer=rule(), policy=policy))
+        table = tr.Table("keys", dim=4, optimizer=rule(), policy=policy, absent=absent)
+        model = Net(table)
         one = tr.Trainer(
             model,
             torch.optim.AdamW(model.parameters(), 0.01, weight_decay=0.1),

@@ -210,7 +210,6 @@ def test_a_pass_refuses_what_servers_cannot_do_meanwhile(cluster: Cluster, tmp_p
     ("mode", "options", "message"),
     [
         ("sync", {"admit": tr.policy.CountFilter(2)}, "admission filter"),
-        ("sync", {"absent": "zeros"}, "absent='initial'"),
         ("sync", {"policy": tr.policy.Policy(max_rows=100000)}, "without max_rows"),
         ("sync", {"dtype": "bfloat16"}, "float32"),
         ("hybrid", {}, "rows and dense weights are on the servers"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import trireme as tr
 from trireme.errors import BadRequest
+from trireme.job.embedded import embedded
 from trireme.protocol.routing import BucketMap
 from trireme.worker.dense_parameters import DenseParameters
 
@@ -83,3 +87,37 @@ def test_values_are_a_copy() -> None:
     for parameter in dense.parameters.values():
         parameter.data.zero_()
     np.testing.assert_array_equal(values, before)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "bounded", "geo", "hybrid"])
+def test_weights_that_a_script_sets_too_late_are_named(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The servers have others by then, which come with the next step."""
+    options = {"bounded": {"staleness": 2}, "geo": {"k": 2}}.get(mode, {})
+    batch = {"a": torch.tensor([1, 2, 3])}
+    with embedded(threads=1) as cluster:
+        rows = tr.nn.EmbeddingBag(tr.Table("emb", dim=2, optimizer=tr.optim.SGD(lr=0.1)), ["a"])
+        model = nn.ModuleList([rows, nn.Linear(2, 1)])
+        optimizer = tr.DistributedOptimizer(
+            torch.optim.Adam(model.parameters(), lr=0.1),
+            model,
+            strategy=tr.Strategy(mode, **options),
+            cluster=cluster,
+        )
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model[1](rows(batch).flatten(1)).sum().backward()
+            optimizer.step(examples=3)
+
+        for _ in range(3):
+            step()
+        optimizer.refresh()
+        assert "are lost" not in caplog.text
+        nn.init.ones_(model[1].weight)
+        for _ in range(3):
+            step()
+        optimizer.refresh()
+    names = re.findall(r"weights of (\S+) were set in this process, and are lost", caplog.text)
+    assert names == ([] if mode == "hybrid" else ["1.weight"])  # hybrid trains them here

@@ -251,7 +251,9 @@ def test_inputs_by_name_are_the_label_and_the_features_of_the_model(tmp_path: Pa
     dataset = fleet.DatasetFactory().create_dataset("InMemoryDataset")
     dataset.set_use_var(["label", "a", static.data("d", [-1, 2])])
     dataset.set_filelist([str(tmp_path / "part")])
-    with pytest.raises(BadRequest, match=r"expected 'label' to be the label \(None\) or a feature"):
+    with pytest.raises(
+        BadRequest, match=r"expected 'label' to be the label, shows or clicks \(none\) or"
+    ):
         _ = dataset.schema
     minimized(Model())
     fields = [tr.data.Label("label"), tr.data.Sparse("a"), tr.data.Dense("d", 2)]
@@ -285,7 +287,7 @@ def test_one_table_and_the_dense_parameters_are_saved_by_themselves(tmp_path: Pa
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    (after,) = exe.run(static.default_main_program().clone(True), feed=FEED, fetch_list=["loss"])
+        after = nn.functional.mse_loss(model.eval()(BATCH), BATCH["label"])
     assert after == before
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: fleet.save_one_table(1, "x"), r"a table of the model \(0 'emb'\), found 1"),
@@ -390,6 +392,11 @@ def test_other_names_of_paddle_say_what_to_write() -> None:
         (lambda: paddle.metric, r"trireme\.metrics\.AUC"),
         (lambda: paddle.distributed.init_parallel_env, r"fleet\.init\(is_collective=True\)"),
         (lambda: paddle.distributed.spawn, "trireme launch"),
+        (lambda: paddle.distributed.launch, "trireme launch"),
+        (lambda: paddle.distributed.ParallelEnv, r"fleet\.worker_index"),
+        (lambda: paddle.fluid.transpiler, "split_method"),
+        (lambda: paddle.fluid.io, "fleet.save_persistables"),
+        (lambda: static.ctr_metric_bundle, r"fleet\.ctr_metric_bundle\(\)"),
     ]
     for name, words in refused:
         with pytest.raises(BadRequest, match=words):
@@ -475,10 +482,13 @@ def test_a_geo_strategy_is_never_another_mode(steps: Any) -> None:
         fleet.StrategyFactory.create_geo_strategy(steps)
 
 
-@pytest.mark.parametrize("method", [1, [1], None, "RoundRobin"])
-def test_a_split_method_is_a_class(method: Any) -> None:
-    with pytest.raises(BadRequest, match="expected split_method as RoundRobin or HashName, found"):
-        fleet.DistributeTranspilerConfig().split_method = method
+@pytest.mark.parametrize("method", [1, [1], None, "RoundRobin", Model])
+def test_a_split_method_is_a_class_of_fleet_or_a_function(method: Any) -> None:
+    config = fleet.DistributeTranspilerConfig()
+    with pytest.raises(BadRequest, match="split_method as RoundRobin, HashName or a function"):
+        config.split_method = method
+    config.split_method = lambda name, number, servers: (len(name) + number) % servers
+    assert config.blocks().owners(["fc.bias", "fc.weight", "fc.weight"], 2) == [1, 1, 0]
 
 
 def test_arguments_of_another_type_are_refused_where_they_are_given(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Shapes: U rows, D weights, S floats of state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +20,8 @@ from trireme.rows.core_table import make_core_table
 from trireme.rows.wide_rows import RowLayout, WideRows
 from trireme.table import TableSchema
 
+NEVER = 2**32 - 1
+"""The version of a row that has not been updated yet, and that servers lack."""
 SLOTS_MAX = (1 << 31) - 1
 """A slot is an int32."""
 
@@ -57,8 +59,9 @@ class RowTensors(NamedTuple):
 class BlockLayout:
     """What a table's schema says of the rows of one of its classes.
 
-    dim: D of the class. planes, row_floats: of its state, S = planes * D + row_floats. wide: of the
-        table's wide rows. core: a table without rows, which computes.
+    dim: D of the class. planes, row_floats: of its state, S = planes * D + row_floats. hides_new:
+        lookups of new rows give zeros. wide: of the table's wide rows. core: a table without rows,
+        which computes.
     """
 
     rule: Mapping[str, Any]
@@ -66,6 +69,7 @@ class BlockLayout:
     planes: int
     row_floats: int
     is_scored: bool
+    hides_new: bool
     policy: Mapping[str, Any]
     wide: RowLayout
     core: _core.Table
@@ -83,13 +87,14 @@ class BlockLayout:
         ):
             if is_found:
                 raise BadRequest(f"device block of table {schema.name!r}: expected {expected}")
-        table = make_core_table(schema)
+        table = make_core_table(replace(schema, absent="initial"))  # it makes new rows
         return cls(
             rule=schema.rule,
             dim=schema.dim_of(row_class),
             planes=table.state_planes,
             row_floats=table.state_floats - table.state_planes * schema.wide_dim,
             is_scored=schema.is_scored,
+            hides_new=schema.absent == "zeros",
             policy=schema.policy,
             wide=RowLayout.of(schema, table),
             core=table,
@@ -115,6 +120,7 @@ class BlockLayout:
         for begin in (plane * self.wide.dim for plane in range(self.planes)):
             state[:, begin : begin + self.dim] = self.initial_state
         state[:, self.planes * self.wide.dim :] = self.initial_state
+        self.wide.statistics(rows)["version"] = NEVER
         return rows
 
     @property

@@ -48,12 +48,12 @@ def count(rows: RowTensors, slots: Tensor, facts: UpdateFacts, policy: Mapping[s
     """
     check_shows(facts, policy)
     stamps = rows.stamps[slots]
-    time = torch.full_like(stamps[:, 1], _as_int32(facts.time))
+    time = torch.full_like(stamps[:, 1], as_int32(facts.time))
     if facts.show_click is not None:
         _count_shows(rows, slots, stamps[:, 1], facts, policy)
     is_later = (stamps[:, 1] ^ _SIGN) > (time ^ _SIGN)
     stamps[:, 1] = torch.where(is_later, stamps[:, 1], time)
-    stamps[:, 0] = _as_int32(facts.version)
+    stamps[:, 0] = as_int32(facts.version)
     rows.stamps[slots] = stamps
 
 
@@ -84,6 +84,6 @@ def _count_shows(
         rows.features[slots] = facts.features
 
 
-def _as_int32(number: int) -> int:
+def as_int32(number: int) -> int:
     """The int32 with the bits of a uint32."""
     return number - 2**32 if number >= 2**31 else number

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from trireme import _core, accelerator
-from trireme.device.block_layout import BlockLayout, RowTensors
-from trireme.device.block_statistics import RowStep, UpdateFacts
+from trireme.device.block_layout import NEVER, BlockLayout, RowTensors
+from trireme.device.block_statistics import RowStep, UpdateFacts, as_int32
 from trireme.device.kernels import Kernels, choose_kernels
 from trireme.device.slot_bags import SlotBags
 from trireme.device.step_values import StepValues
@@ -164,8 +164,14 @@ class RowBlock:
         self._update(slots, grads, _row_step(values, facts))
 
     def weights(self, slots: Tensor) -> Tensor:
-        """(n, D) float32: those of (n,) int32 slots, of which some may be equal."""
-        return self.kernels.weights(self.tensors, slots)
+        """(n, D) float32: those of (n,) int32 slots, of which some may be equal; zeros of new rows
+        where lookups of the table hide them.
+        """
+        weights = self.kernels.weights(self.tensors, slots)
+        if self.layout.hides_new:
+            is_new = torch.index_select(self.tensors.stamps[:, 0], 0, slots) == as_int32(NEVER)
+            weights.masked_fill_(is_new[:, None], 0.0)
+        return weights
 
     def raw_rows(self, slots: Tensor | None = None) -> WideRows:
         """(n, row_bytes) uint8: the rows of (n,) int32 slots, or all U, as `rows` of the

@@ -228,6 +228,7 @@ class Executor:
         score = trainer.scorer
         trainer.model.train(not program.is_test)
         if program.is_test:
+            trainer.optimizer.refresh()  # a forward pass alone brings rows, and no dense weights
             with torch.no_grad():
                 scored = score(trainer.model, batch)
         else:

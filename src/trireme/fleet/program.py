@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trireme.data.schema import Dense, Field, Label, Sparse
+from trireme.data.schema import Dense, Field, Label, Show, Sparse
 from trireme.errors import BadRequest, NotReady
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trireme.metrics import Metric
+    from trireme.nn.modules import TableModule
     from trireme.train import Trainer
 
 
@@ -56,13 +57,13 @@ class Variable:
     dtype: str
     lod_level: int = 0
 
-    def field(self, label: str | None, features: Iterable[str]) -> Field:
-        """The field of MultiSlot text. label, features: of the model. Raises BadRequest: integers
-        that are neither.
+    def field(self, model: Sequence[Field], features: Iterable[str]) -> Field:
+        """The field of MultiSlot text. model, features: see `field_of`. Raises BadRequest: integers
+        of which it knows nothing.
         """
         if self.dtype == "float32":
             return Dense(self.name, self.shape[-1] or 1)
-        return field_of(self.name, label, features, is_bag=self.lod_level > 0)
+        return field_of(self.name, model, features, is_bag=self.lod_level > 0)
 
 
 NOT_BUILT = (
@@ -180,39 +181,46 @@ def names_of(what: str, values: Sequence[Any] | None) -> list[str]:
 
 def fields_of(variables: Iterable[Any]) -> list[Field]:
     """The fields that `use_var` names: fields of trireme.data, variables of static.data, or names
-    of the label and the features of the program's model.
+    of what the program's model reads.
     """
-    main = programs.main
-    label = None if main is None else main.loss.label
-    features = set() if main is None else features_of(main.loss.model)
+    loss = None if programs.main is None else programs.main.loss
+    modules = [] if loss is None else tables_of(loss.model)
+    features = {name for module in modules for name in module.features}
+    numbers: list[Field] = [] if loss is None or loss.label is None else [Label(loss.label)]
+    for module in modules:
+        counts = getattr(module.table.policy, "show_click", None)
+        if counts is not None:
+            shows = [] if counts.show is None else [Show(counts.show)]
+            numbers += [Label(counts.click), *shows]
     fields: list[Field] = []
     for variable in variables:
         if isinstance(variable, Variable):
-            fields.append(variable.field(label, features))
+            fields.append(variable.field(numbers, features))
         elif isinstance(variable, str):
-            fields.append(field_of(variable, label, features))
+            fields.append(field_of(variable, numbers, features))
         else:
             fields.append(variable)
     return fields
 
 
-def features_of(model: nn.Module) -> set[str]:
-    """Names of the features that embedding modules within the model read."""
+def tables_of(model: nn.Module) -> list[TableModule]:
+    """The embedding modules within the model."""
     from trireme.nn.modules import TableModule
 
-    modules = (m for m in model.modules() if isinstance(m, TableModule))
-    return {name for module in modules for name in module.features}
+    return [m for m in model.modules() if isinstance(m, TableModule)]
 
 
 def field_of(
-    name: str, label: str | None, features: Iterable[str], *, is_bag: bool = False
+    name: str, numbers: Sequence[Field], features: Iterable[str], *, is_bag: bool = False
 ) -> Field:
-    if name == label:
-        return Label(name)
+    """numbers: the fields of the model's label, and of the shows and clicks of its tables."""
+    if known := [field for field in numbers if field.name == name]:
+        return known[0]
     if is_bag or name in features:
         return Sparse(name)
     raise BadRequest(
-        f"use_var: expected {name!r} to be the label ({label!r}) or a feature"
+        f"use_var: expected {name!r} to be the label, shows or clicks"
+        f" ({', '.join(sorted({field.name for field in numbers})) or 'none'}) or a feature"
         f" ({', '.join(sorted(features)) or 'none'}) of the model that minimize() was called for"
         f" before; else write what it is: trireme.data.Label({name!r}), Sparse({name!r}) or"
         f" Dense({name!r}, width)"

@@ -32,6 +32,7 @@ _NAMES = {
     "nn": "the layers are those of torch.nn; sparse_embedding is fleet.sparse_embedding or"
     " trireme.nn.EmbeddingBag, sequence_pool its mode",
     "auc": "give fleet.Loss(model, ..., metrics=[trireme.metrics.AUC()])",
+    "ctr_metric_bundle": "give fleet.Loss(model, ..., metrics=[fleet.ctr_metric_bundle()])",
     "accuracy": "give fleet.Loss(..., metrics=[...]) metrics of trireme.metrics",
     "ParallelExecutor": "static.Executor runs programs; a worker for each device trains, as"
     " trireme launch --gpus 0,1 starts them",

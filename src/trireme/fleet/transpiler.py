@@ -4,7 +4,7 @@ mode. Its fields keep their names and defaults; one without a counterpart is ref
 
 from typing import Any
 
-from trireme.blocks import HASH, ROUND_ROBIN, Blocks
+from trireme.blocks import HASH, ROUND_ROBIN, Blocks, Placement
 from trireme.errors import BadRequest, check_choice
 from trireme.strategy import Strategy
 
@@ -17,7 +17,7 @@ class HashName:
     """For `split_method`: the name of a block decides its server."""
 
 
-PLACES = {RoundRobin: ROUND_ROBIN, HashName: HASH}
+PLACES: dict[Any, str] = {RoundRobin: ROUND_ROBIN, HashName: HASH}
 MODES = ("pserver", "nccl2")
 DEFAULTS: dict[str, Any] = {
     "mode": "pserver",
@@ -51,14 +51,15 @@ class DistributeTranspilerConfig:
     slice_var_up: whether dense parameters are cut.
     min_block_size: elements per block, a multiple of 64; the last of a parameter may have fewer.
         (In Fleet the number of servers decides too; here the cut does not depend on it.)
-    split_method: RoundRobin or HashName.
+    split_method: RoundRobin, HashName or, for a class with `dispatch`, a function as `place`
+        of trireme.Blocks.
     sync_mode: sync or async. geo_sgd_mode: geo, with windows of geo_sgd_need_push_nums steps.
     """
 
     mode: str
     slice_var_up: bool
     min_block_size: int
-    split_method: type[RoundRobin] | type[HashName]
+    split_method: type[RoundRobin] | type[HashName] | Placement
     sync_mode: bool
     geo_sgd_mode: bool
     geo_sgd_need_push_nums: int
@@ -78,7 +79,9 @@ class DistributeTranspilerConfig:
             )
         check_choice("DistributeTranspilerConfig", name, DEFAULTS)
         if not _fits(name, value):
-            what = {bool: "a bool", int: "an integer >= 1", type: "RoundRobin or HashName"}
+            what = {bool: "a bool", int: "an integer >= 1"}
+            what[type] = "RoundRobin, HashName or a function (name of a parameter, number of the"
+            what[type] += " block in it, number of servers) -> index of a server"
             what[str] = f"one of {', '.join(MODES)}"
             raise BadRequest(
                 f"DistributeTranspilerConfig: expected {name} as {what[type(DEFAULTS[name])]},"
@@ -122,7 +125,8 @@ class DistributeTranspilerConfig:
         if not self.slice_var_up:
             self._check_effect("min_block_size", "slice_var_up True")
         size = self.min_block_size if self.slice_var_up else None
-        return Blocks(size, place=PLACES[self.split_method])
+        place: Any = self.split_method
+        return Blocks(size, place=PLACES.get(place, place))
 
     def _check_effect(self, name: str, needed: str) -> None:
         if name in self._assigned:
@@ -140,4 +144,4 @@ def _fits(name: str, value: Any) -> bool:
         return value in MODES
     if isinstance(default, int):
         return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return isinstance(value, type) and value in PLACES
+    return value in PLACES if isinstance(value, type) else callable(value)

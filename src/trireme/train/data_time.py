@@ -9,16 +9,17 @@ from trireme.errors import BadRequest
 
 
 class DataTime:
-    """Seconds since 1970. source: a number, or a function that returns it for every push; 0: the
-    data has no time.
+    """Seconds since 1970. source: a number, or a function that returns it for every push; 0: that
+    of the dataset that was last trained on and had one, else the data has no time.
     """
 
     def __init__(self) -> None:
         self.source: float | Callable[[], float] = 0
+        self.of_dataset: float = 0
 
     def seconds(self) -> int:
         """Whole seconds as of now. Raises BadRequest: pushes cannot carry them."""
-        return seconds_of(self.source)
+        return seconds_of(self.source or self.of_dataset)
 
 
 def seconds_of(source: float | Callable[[], float]) -> int:

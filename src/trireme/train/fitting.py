@@ -72,7 +72,7 @@ def fit(
     with (
         stopping_on_signals(cluster),
         script.section(),
-        row_life.at_data_time(dataset, optimizer),
+        row_life.at_data_time(dataset, optimizer, trains=True),
         dumping(left, dataset, trainer.model, cluster) as file,
         saving(request.checkpoints, optimizer, state.random, progress.to_json) as saver,
         calls.running(states),

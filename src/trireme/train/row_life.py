@@ -14,14 +14,20 @@ log = logging.getLogger("trireme")
 
 
 @contextmanager
-def at_data_time(dataset: Any, optimizer: DistributedOptimizer) -> Iterator[None]:
-    """Use the time of the dataset (`data_time`, in seconds), if it has one, within the block."""
+def at_data_time(
+    dataset: Any, optimizer: DistributedOptimizer, *, trains: bool = False
+) -> Iterator[None]:
+    """Use the time of the dataset (`data_time`, in seconds), if it has one, within the block;
+    after training also by what ages rows later, unless `set_time` says another.
+    """
     time = getattr(dataset, "data_time", 0)
     if not time:
         yield
         return
     before = optimizer.data_time.source
     optimizer.set_time(time)
+    if trains:
+        optimizer.data_time.of_dataset = time
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
@@ -14,6 +15,8 @@ from trireme import accelerator
 from trireme.errors import BadRequest
 from trireme.protocol.block_spec import BlockSpec, cut
 from trireme.protocol.routing import BucketMap, Floats
+
+log = logging.getLogger("trireme.worker")
 
 _PLACES_MAX = 1024  # kept: one per server
 
@@ -66,6 +69,8 @@ class DenseParameters:
         self._begin_of = dict(zip(self.parameters, accumulate(sizes, initial=0), strict=False))
         self._places: dict[int, _Place] = {}  # by the identity of a list of blocks
         self._arrays: dict[str, tuple[int, Floats]] = {}  # parameters in memory, by their address
+        self._num_writes = self._count_writes()  # of others than this object
+        self._has_warned = False
 
     def of_copy(self, model: nn.Module) -> DenseParameters:
         """The parameters of the same names, in the same groups, of a copy of the model."""
@@ -98,13 +103,20 @@ class DenseParameters:
     def gradients(self) -> dict[str, Tensor | None]:
         return {name: parameter.grad for name, parameter in self.parameters.items()}
 
-    def take_gradients(self) -> dict[str, Tensor | None]:
-        """Take the gradient of each parameter away: a push in flight must not see the next one."""
+    def take_gradients(self, *, trained: bool = False) -> dict[str, Tensor | None]:
+        """Take the gradient of each parameter away: a push in flight must not see the next one.
+        trained: the mode has trained them with these, here.
+        """
         gradients: dict[str, Tensor | None] = {}
         for name, parameter in self.parameters.items():
             gradients[name] = None if parameter.grad is None else parameter.grad.detach()
             parameter.grad = None
+        if trained:
+            self._num_writes = self._count_writes()
         return gradients
+
+    def _count_writes(self) -> dict[str, int]:
+        return {name: parameter._version for name, parameter in self.parameters.items()}
 
     def flat_gradients(self, gradients: Mapping[str, Tensor | None]) -> Floats:
         """The gradients of all parameters, one after the other; zeros where there is none."""
@@ -160,6 +172,7 @@ class DenseParameters:
         place, begin = self._place_of(block_ids), 0
         if len(values) != place.size:
             raise BadRequest(f"blocks: expected {place.size} elements, found {len(values)}")
+        self._warn_of_writes(place.params)
         for name, start, size in place.pieces:
             part, array = values[begin : begin + size], self._array_of(name)
             if array is not None:
@@ -168,6 +181,19 @@ class DenseParameters:
                 target = self.parameters[name].data.view(-1)[start : start + size]
                 target.copy_(torch.from_numpy(part.copy()))
             begin += size
+
+    def _warn_of_writes(self, names: Sequence[str]) -> None:
+        """Warn, once, of weights that are about to be lost. `install` itself is not counted."""
+        written = [n for n in names if self.parameters[n]._version != self._num_writes[n]]
+        if written and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "weights of %s were set in this process, and are lost: the servers' replace"
+                " them. Set those that training shall begin with before the DistributedOptimizer or"
+                " Trainer is made (in a script of Fleet before exe.run of the startup program); a"
+                " checkpoint is loaded by load",
+                ", ".join(written),
+            )
 
     def _array_of(self, name: str) -> Floats | None:
         """The parameter as it lies in memory; None: it is on a device. Through NumPy, for torch

@@ -28,7 +28,6 @@ def check_schema(schema: TableSchema) -> None:
     """
     for is_found, expected in (
         (schema.admission is not None, "a table that admits every key, found an admission filter"),
-        (schema.absent != "initial", f"absent='initial', found {schema.absent!r}"),
         (schema.policy.get("max_rows") is not None, "a policy without max_rows, found one"),
         (schema.policy.get("max_bytes") is not None, "a policy without max_bytes, found one"),
     ):

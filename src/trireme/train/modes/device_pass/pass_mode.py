@@ -315,7 +315,7 @@ class DevicePass(Mode):
             blocks[class_id].update(gradient, step.examples, time)
         if self._steps is not None:
             self._steps.step()
-        step.dense.take_gradients()
+        step.dense.take_gradients(trained=True)
 
     def wait_for_step(self) -> None:
         """Nothing: the step is made."""

@@ -241,7 +241,7 @@ class Window:
             self.cache.tables[class_id].update(gradient, examples)
         if self._optimizer is not None:
             self._optimizer.step()
-        self._dense.take_gradients()
+        self._dense.take_gradients(trained=True)
         self.num_steps += 1
         self.num_examples += examples
 

@@ -88,7 +88,7 @@ class ReplicatedDense:
         clip_gradients(self._clip, {}, self._parameters.values())
         if self._optimizer is not None:
             self._optimizer.step()
-        self._dense.take_gradients()
+        self._dense.take_gradients(trained=True)
 
     def _step_if_finite(self) -> None:
         """All workers decide alike: they have the same sum, which may be too large for a float."""

@@ -57,7 +57,7 @@ class WorkerTrainedDense:
                 if not specs:  # a parameter without elements
                     continue
                 tensors = _joined(blocks, [spec.id for spec in specs])
-                parameter.copy_(tensors.pop("weights").view_as(parameter))
+                parameter.data.copy_(tensors.pop("weights").view_as(parameter))
                 if self._optimizer is not None:
                     _adopt_state(self._optimizer, specs[0].group, parameter, tensors)
 
