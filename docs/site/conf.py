@@ -24,7 +24,13 @@ PAGES = {
         *("docs/heterogeneous", "docs/gpu", "docs/tiers"),
     ],
     "Operation": [
-        *("docs/failures", "docs/checkpoints", "docs/inference", "docs/interchange"),
+        *(
+            "docs/production",
+            "docs/failures",
+            "docs/checkpoints",
+            "docs/inference",
+            "docs/interchange",
+        ),
         *("docs/metrics", "docs/placement", "docs/security"),
     ],
     "Coming from": ["docs/torch", "docs/paddlerec"],

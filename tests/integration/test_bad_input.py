@@ -328,7 +328,7 @@ def test_a_disk_that_is_full_of_a_checkpoint_leaves_nothing(tmp_path: Path) -> N
     code, stderr = command(tmp_path, "run", file_bytes=4096)
     assert code == 1
     assert re.search(
-        r"\ntrireme run: error: checkpoint: cannot write .*: File too large\n$", stderr
+        r"\ntrireme run: error: checkpoint: server 0 cannot write .*: File too large\n$", stderr
     )
     assert "Traceback" not in stderr
     assert written(tmp_path) == []

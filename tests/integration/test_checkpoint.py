@@ -184,8 +184,9 @@ def test_servers_do_not_bring_back_the_folder_of_a_save_that_was_given_up(tmp_pa
     with embedded() as cluster:
         make_trainer(cluster).fit(batches(2))
         operations = ServerOperations(cluster.client, LocalStorage(gone), None)
-        with pytest.raises(BadRequest, match=f"cannot write {gone}: No such file or directory"):
-            operations.run("save", prefix="", **plan)
+        for action in ("save", "try"):
+            with pytest.raises(BadRequest, match=f"on server 0 the folder {gone} .* that all serv"):
+                operations.run(action, prefix="", **plan)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -198,6 +199,12 @@ def test_servers_write_below_their_root_only(tmp_path: Path) -> None:
         trainer = make_trainer(cluster)
         with pytest.raises(BadRequest, match=r"a path under .*allowed, .*; --root or TRIREME_ROOT"):
             trainer.save(tmp_path / "elsewhere")
+        with pytest.raises(BadRequest, match=r"a path under .*allowed, .*; --root or TRIREME_ROOT"):
+            trainer.fit(batches(2), checkpoints=tr.Checkpoints(tmp_path / "run", every_s=600))
+        passes = [tr.Pass(day="20260101", number=1, open=lambda: batches(2))]
+        with pytest.raises(BadRequest, match=r"a path under .*allowed, .*; --root or TRIREME_ROOT"):
+            next(tr.train_passes(trainer, passes, publishing=tr.Publishing(path=str(tmp_path))))
+        assert trainer.optimizer.num_steps == 0, "it has trained what it cannot save"
         trainer.save(tmp_path / "allowed" / "c")
 
 

@@ -159,7 +159,8 @@ def test_a_job_that_is_stopped_takes_a_checkpoint_and_exits_with_0(
     python = programs.python
     with Job(tmp_path / "job", "--root", str(tmp_path), script=script, python=python) as job:
         job.wait_steps(2)  # of 20 of the first epoch
-        job.process.send_signal(signal.SIGTERM)
+        for _ in range(2):  # as timeout(1) does: to its command, and to the command's group
+            job.process.send_signal(signal.SIGTERM)
         assert "done" not in job.finish().splitlines()
         errors = job.errors()
     assert "stopping worker 0, worker 1" in errors

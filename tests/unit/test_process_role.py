@@ -310,6 +310,21 @@ def test_misspelt_variables_are_errors_with_the_nearest_name() -> None:
     assert all(name in str(caught.value) for name in VARIABLES)
 
 
+@pytest.mark.parametrize("service", ["TRIREME", "TRIREME_SERVERS"])
+def test_variables_that_kubernetes_makes_of_a_service_are_not_misspelt(service: str) -> None:
+    of_service = {
+        f"{service}_SERVICE_HOST": "10.0.0.1",
+        f"{service}_SERVICE_PORT": "6000",
+        f"{service}_SERVICE_PORT_RPC": "6000",
+        f"{service}_PORT": "tcp://10.0.0.1:6000",
+        f"{service}_PORT_6000_TCP": "tcp://10.0.0.1:6000",
+        f"{service}_PORT_6000_TCP_ADDR": "10.0.0.1",
+    }
+    assert read_role({**OWN_WORKER, **of_service}) == read_role(OWN_WORKER)
+    with pytest.raises(BadRequest, match="TRIREME_PORT; did you mean"):
+        read_role({**OWN_WORKER, "TRIREME_PORT": "6000"})
+
+
 def test_unknown_fleet_roles_are_refused() -> None:
     with pytest.raises(BadRequest, match="PSERVER, TRAINER, HETER_TRAINER, found 'COORDINATOR'"):
         read_role({**FLEET_WORKER, "TRAINING_ROLE": "COORDINATOR"})

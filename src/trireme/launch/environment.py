@@ -17,6 +17,7 @@ rank; `process_role` checks them as a whole.
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -147,7 +148,7 @@ def names_server(role: str | None) -> bool:
 
 def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
     """TRIREME_* variables that have no effect -> the known one that is meant, "" if none is."""
-    names = [name for name in sorted(env) if name.startswith("TRIREME_")]
+    names = [n for n in sorted(env) if n.startswith("TRIREME_") and not _names_service(env, n)]
     wrong = [name for name in names if name not in VARIABLES and not _names_device(name)]
     return {name: next(iter(difflib.get_close_matches(name, VARIABLES, n=1)), "") for name in wrong}
 
@@ -156,6 +157,12 @@ def job_variables(env: Mapping[str, str]) -> list[str]:
     """Variables that are set and known: Trireme's and Fleet's, which state a place or tune it."""
     own = [name for name in sorted(env) if name in VARIABLES or _names_device(name)]
     return [name for name in (*own, *_FLEET_VARIABLES, *_GPU_VARIABLES) if is_set(env, name)]
+
+
+def _names_service(env: Mapping[str, str], name: str) -> bool:
+    """Kubernetes sets such variables in every pod beside a Service called trireme or trireme-*."""
+    service = re.fullmatch(r"(TRIREME\w*?)_(SERVICE_(HOST|PORT)|PORT)(_\w+)?", name)
+    return service is not None and f"{service[1]}_SERVICE_HOST" in env
 
 
 def _names_device(name: str) -> bool:

@@ -177,6 +177,12 @@ def numeric_address(bind: str, keys: ServerKeys | None, insecure: bool) -> str:
     except OSError as error:
         raise BadRequest(f"Server: bind needs a known host, found {bind!r}: {error}") from error
     address = ipaddress.ip_address(str(number).partition("%")[0])
+    if address.is_loopback and host not in ("localhost", str(number)):  # as Debian's /etc/hosts
+        _log.warning(
+            "%s is %s here, which no other machine reaches: listen on 0.0.0.0:%s instead, or change"
+            " /etc/hosts",
+            *(host, address, port),
+        )
     if not address.is_loopback and keys is None:
         if not insecure:
             raise BadRequest(

@@ -39,7 +39,7 @@ from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Call, Reply
 from trireme.rpc.pieces import Assembly, announced_bytes, cut
 from trireme.rpc.shared_memory import SharedMemory
-from trireme.rpc.sockets import Context, Socket, dealer, has_input, url
+from trireme.rpc.sockets import Context, Socket, addresses_of, dealer, has_input, url
 
 _log = logging.getLogger("trireme.rpc")
 
@@ -146,6 +146,7 @@ class Connection:
         self._unreached_since = -math.inf  # unless it is ready
         self._random = random.Random()  # not the global generator, which scripts may seed
         self._num_failures = 0
+        self._num_attempts = 0  # to connect
         self._give_up_at = 0.0
         self._queue: deque[PendingCall] = deque()
         self._sent: dict[int, PendingCall] = {}
@@ -182,6 +183,8 @@ class Connection:
             if now < self._retry_at:
                 return self._retry_at
             self._connect(now)
+            if self.state is ConnectionState.CLOSED:
+                return self._retry_at
         if self.state is ConnectionState.GREETING:
             if now < self._give_up_at:
                 return self._give_up_at
@@ -228,6 +231,14 @@ class Connection:
             pending.free(None)
 
     def _connect(self, now: float) -> None:
+        try:
+            addresses = addresses_of(self.endpoint)  # anew: a server may come back at another
+        except (OSError, UnicodeError) as error:  # a name in DNS may come with its server
+            self._lose(f"the name has no address: {getattr(error, 'strerror', None) or error}")
+            return
+        # The server may listen on one of them only.
+        address = addresses[self._num_attempts % len(addresses)]
+        self._num_attempts += 1
         self._socket = dealer(self._context, self._limits)
         secure_client(self._socket, self._keys)
         self._monitor = self._socket.get_monitor_socket(_LOST)
@@ -237,7 +248,7 @@ class Connection:
         self.state, self._is_old = ConnectionState.GREETING, False
         self._give_up_at = now + self._limits.handshake_timeout_s
         try:
-            self._socket.connect(url(self._socket, self.endpoint))
+            self._socket.connect(url(self._socket, address))
         except zmq.ZMQError as error:
             self.close()
             raise BadRequest(

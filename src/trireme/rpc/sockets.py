@@ -91,6 +91,16 @@ def new_context() -> Context:
     return context
 
 
+def addresses_of(endpoint: str) -> list[str]:
+    """The numeric addresses of "host:port", which ZeroMQ would look up as IPv4 alone, or as IPv6
+    alone. Raises OSError: the host has none.
+    """
+    host, _, port = endpoint.rpartition(":")
+    infos = sockets.getaddrinfo(host.strip("[]"), int(port), type=sockets.SOCK_STREAM)
+    numbers = dict.fromkeys(str(info[4][0]) for info in infos)
+    return [f"[{number}]:{port}" if ":" in number else f"{number}:{port}" for number in numbers]
+
+
 def url(socket: Socket, address: str) -> str:
     """ZeroMQ's name of "host:port"; enables IPv6 for an address in brackets."""
     socket.setsockopt(zmq.IPV6, int(address.startswith("[")))

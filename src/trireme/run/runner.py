@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from trireme.checkpoint.worker_side.server_operations import check_path
 from trireme.config import Config
 from trireme.data.prepared import PreparedDataset
 from trireme.errors import BadRequest, DataError, writing
@@ -22,10 +21,11 @@ from trireme.metrics import AUC, Metric
 from trireme.metrics.by_name import metric_of
 from trireme.run.data import ReaderOptions, make_dataset
 from trireme.run.model import create_recipe
-from trireme.run.server_role import keeping_models, make_folder
+from trireme.run.server_role import keeping_models
 from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.run.unused_keys import warn_of_unused
 from trireme.train import Dump, Evaluation, Recipe, Report, Trainer
+from trireme.train.checkpointing.save import check_folder
 from trireme.train.first_worker import let_first_worker
 from trireme.train.loop.worker_batches import Closable
 
@@ -112,20 +112,9 @@ class _RunWorker:
         dataset = self._dataset(settings.train, self._recipe)
         self._warn()
         if settings.save_path is not None:  # fail now rather than after an epoch
-            self._check_save_path(settings.save_path)
+            check_folder(self._trainer.cluster, settings.save_path)
         warm_start(self._trainer, self._settings)
         return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
-
-    def _check_save_path(self, path: Path) -> None:
-        """Raises BadRequest, on every worker: worker 0 or the servers cannot write there."""
-        cluster = self._trainer.cluster
-
-        def check() -> dict[str, Any]:
-            make_folder("runner.model_save_path: cannot write", path)
-            check_path(cluster.client, path)
-            return {}
-
-        let_first_worker(cluster, "check of runner.model_save_path", check)
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
         trainer, settings = self._trainer, self._settings

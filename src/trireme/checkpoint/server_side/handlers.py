@@ -63,6 +63,7 @@ class CheckpointHandlers:
         body = request.body
         actions: dict[str, Action] = {
             "count": lambda _, __, progress: count_bins(self._server, progress),
+            "try": self._try,
             "save": self._save,
             "check": self._check,
             "prepare": self._prepare,
@@ -81,7 +82,7 @@ class CheckpointHandlers:
         patience_s = need({"patience_s": math.inf, **body}, "patience_s", float)
 
         def work(progress: OperationProgress) -> Result:
-            if body["action"] in ("count", "save", "check"):  # of use to its worker alone
+            if body["action"] in ("count", "try", "save", "check"):  # of use to its worker alone
                 progress.patience_s = patience_s
             return action(storage, body, progress)
 
@@ -139,22 +140,39 @@ class CheckpointHandlers:
 
     # ---- actions ----
 
+    def _try(self, storage: Storage, body: Body, _: OperationProgress) -> Result:
+        """Write an empty file where a save would write."""
+        with self._writing(storage, body):
+            storage.put_new(f"{_prefix(body)}try.{self._server.assignment.index}", b"")
+        return {}
+
+    @contextmanager
+    def _writing(self, storage: Storage, body: Body) -> Iterator[None]:
+        """Where worker 0 has made a folder for files of servers."""
+        index = self._server.assignment.index
+        with writing(f"checkpoint: server {index} cannot write {storage.name}"):
+            try:
+                yield
+            except FileExistsError as error:  # the call had reached this server's predecessor too
+                raise lost(f"{body['job']!r} has left files: {RESTARTED}") from error
+            except FileNotFoundError as error:
+                raise BadRequest(
+                    f"checkpoint: expected on server {index} the folder {storage.name} that worker"
+                    " 0 has made, found none: checkpoints must be on storage that all servers and"
+                    " worker 0 share, such as NFS at one path or s3://bucket/key; or worker 0 has"
+                    " given up this save"
+                ) from error
+
     def _save(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
-        prefix = need(body, "prefix", str)
-        if prefix:  # folders within the checkpoint's
-            checked_path(prefix.removesuffix("/"))
         plan = SavePlan(
             version=need_version(body, "version"),
             since=need_version(body, "since"),
             removed_since=need_version(body, "removed_since"),
-            prefix=prefix,
+            prefix=_prefix(body),
             rows=RowsToSave.from_wire(body, self._server.assignment.index),
         )
-        with writing(f"checkpoint: cannot write {storage.name}"):
-            try:
-                return save_shard(self._server, storage, plan, progress)
-            except FileExistsError as error:  # the call had reached this server's predecessor too
-                raise lost(f"{body['job']!r} has left files: {RESTARTED}") from error
+        with self._writing(storage, body):
+            return save_shard(self._server, storage, plan, progress)
 
     def _check(self, storage: Storage, body: Body, progress: OperationProgress) -> Result:
         self._read(storage, body, progress)
@@ -239,6 +257,13 @@ class CheckpointHandlers:
         self._server.forget_removed(need_version(body, "forget"))
         self._server.journal.wait_kept()
         return {}
+
+
+def _prefix(body: Body) -> str:
+    """The beginning of the paths of files: folders within the checkpoint's."""
+    if prefix := need(body, "prefix", str):
+        checked_path(prefix.removesuffix("/"))
+    return prefix
 
 
 def _load_plan(body: Body) -> LoadPlan:

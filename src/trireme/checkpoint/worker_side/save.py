@@ -95,6 +95,22 @@ def save_checkpoint(
     return manifest
 
 
+def check_writable(
+    client: WorkerClient,
+    path: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Raises BadRequest, ResourceExhausted: this worker and all servers cannot write a checkpoint
+    at `path`, a new folder or location. Nothing stays there.
+    """
+
+    def attempt() -> None:
+        with open_draft(open_storage(path, storage_options)) as draft:
+            ServerOperations(client, draft.storage, None).run("try", prefix=draft.prefix)
+
+    retry("save", attempt)
+
+
 def finish_save(
     client: WorkerClient,
     path: str | os.PathLike[str],

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import threading
 import time
 import uuid
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 from trireme.errors import DeadlineExceeded, TriremeError, Unavailable, class_of_code
 from trireme.rpc import Reply
 from trireme.storage.remote import RemoteStorage
-from trireme.storage.storage import Storage, open_storage
+from trireme.storage.storage import Storage
 from trireme.worker.client import WorkerClient
 
 log = logging.getLogger("trireme.checkpoint")
@@ -27,11 +26,6 @@ ATTEMPTS = 5
 
 # (done, total) of all servers together.
 Watch = Callable[[int, int], None]
-
-
-def check_path(client: WorkerClient, path: str | os.PathLike[str]) -> None:
-    """Raises BadRequest: the servers may not write checkpoints there. Nothing is written."""
-    ServerOperations(client, open_storage(path, None), None).run("count")
 
 
 class ServerOperations:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.save_modes import check_save, save_mode
-from trireme.checkpoint.worker_side.save import finish_save, save_checkpoint
+from trireme.checkpoint.worker_side.save import check_writable, finish_save, save_checkpoint
 from trireme.errors import BadRequest
+from trireme.job.cluster import Cluster
 from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
@@ -30,6 +32,21 @@ class SaveOptions:
 
 
 FULL = SaveOptions()
+
+
+def check_folder(
+    cluster: Cluster, parent: str | Path, storage_options: Mapping[str, Any] | None = None
+) -> None:
+    """Before hours of training: raises, on every worker, what a save below `parent` would raise
+    because worker 0 or a server cannot write there, or does not see what the others write.
+    """
+
+    def act() -> dict[str, Any]:
+        path = open_storage(parent, storage_options).below("try").name
+        check_writable(cluster.client, path, storage_options)
+        return {}
+
+    let_first_worker(cluster, f"check of {parent}", act)
 
 
 def save(

@@ -17,7 +17,7 @@ from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
 from trireme.train.checkpointing.checkpoint_location import NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.random_state import RandomState
-from trireme.train.checkpointing.save import SaveOptions, save, write
+from trireme.train.checkpointing.save import SaveOptions, check_folder, save, write
 from trireme.train.checkpointing.worker_state import WorkerState
 from trireme.train.optimizer import DistributedOptimizer
 
@@ -78,6 +78,7 @@ def saving(
         return
     kind: type[Saver] = Saver
     if isinstance(settings, Checkpoints):
+        check_folder(optimizer.cluster, settings.path, settings.storage_options)
         kind = BackgroundSaver
         if optimizer.mode.saves_between_steps:
             kind = StepSaver

@@ -12,6 +12,7 @@ from trireme.inference.export import export_model
 from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop
+from trireme.train.checkpointing.save import check_folder
 from trireme.train.online.donefiles import (
     BASES,
     DELTAS,
@@ -73,6 +74,10 @@ class Publisher:
         self.last_export: str | None = None
         self.example: Any = None
         self.can_export = False
+
+    def check(self) -> None:
+        """Raises, on every worker, why worker 0 or a server could not write there."""
+        check_folder(self._trainer.cluster, self.path, self._settings.storage_options)
 
     def remove_dropped(self) -> None:
         """Remove the checkpoints before the first listed one: a run was killed that had dropped

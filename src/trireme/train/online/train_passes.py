@@ -123,6 +123,8 @@ class _PassLoop:
                 " again: start the job again, it continues after the newest checkpoint"
             )
         with stopping_on_signals(self._cluster):
+            if self._publisher is not None:  # fail now rather than after hours of passes
+                self._publisher.check()
             if self._publisher is not None and (at := resume(self._trainer, self._publisher)):
                 self._point, self._begun = at.point, None if at.within is None else at
             try:
