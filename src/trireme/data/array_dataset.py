@@ -19,7 +19,7 @@ from trireme.data.batch import Bags, Batch, Ragged, Strings, check_stream
 from trireme.data.batch import Column as BatchColumn
 from trireme.data.schema import Content, Dense, Field, InsId, Number, Schema, Sparse, Weight
 from trireme.data.user_columns import arrow_of, as_column, column_of, columns_of, is_bags
-from trireme.errors import BadRequest, DataError, check_flags, check_kind
+from trireme.errors import BadRequest, DataError, check_flags, check_kind, check_values
 from trireme.rows.feature_keys import arrow_string_keys, text_keys
 
 log = logging.getLogger("trireme.data")
@@ -74,7 +74,8 @@ class ArrayDataset:
     ) -> None:
         if schema is not None:
             check_kind("ArrayDataset", "schema", schema, Schema, "a Schema([...])")
-        check_kind("ArrayDataset", "batch_size", batch_size, int, "a whole number")
+        for name, number in (("batch_size", batch_size), ("seed", seed)):
+            check_kind("ArrayDataset", name, number, int, "a whole number")
         check_flags("ArrayDataset", shuffle=shuffle, drop_last=drop_last)
         columns = _named(columns)
         self._hashed: dict[str, bool] = {}
@@ -90,8 +91,8 @@ class ArrayDataset:
                 "ArrayDataset: expected tr.data.Schema(fields), without a format of files,"
                 f" found one of {type(schema.format).__name__}"
             )
-        if batch_size < 1:
-            raise BadRequest(f"ArrayDataset: expected batch_size >= 1, found {batch_size}")
+        sizes, seeds = (batch_size >= 1, ">= 1", batch_size), (seed >= 0, ">= 0", seed)
+        check_values("ArrayDataset", batch_size=sizes, seed=seeds)
         missing = [name for name in schema.names if name not in columns]
         if missing:
             raise DataError(

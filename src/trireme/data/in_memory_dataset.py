@@ -20,7 +20,7 @@ from trireme.data.loading import LoadedExamples, load, preload
 from trireme.data.queue_dataset import QueueDataset
 from trireme.data.schema import Schema
 from trireme.data.sources import Paths
-from trireme.errors import BadRequest, NotReady, check_flags
+from trireme.errors import BadRequest, NotReady, check_flags, check_values
 from trireme.job.cluster import Cluster
 from trireme.job.default import default, is_default_set
 
@@ -79,8 +79,7 @@ class InMemoryDataset:
         **reading: Any,
     ) -> None:
         check_flags("InMemoryDataset", drop_last=drop_last)
-        if batch_size < 1:
-            raise BadRequest(f"InMemoryDataset: expected batch_size >= 1, found {batch_size}")
+        check_values("InMemoryDataset", batch_size=(batch_size >= 1, ">= 1", batch_size))
         self.schema, self.batch_size, self.drop_last = schema, batch_size, drop_last
         self._paths, self._reading, self._threads, self._seed = paths, reading, threads, seed
         self._cluster = cluster

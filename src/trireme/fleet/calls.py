@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trireme.dense.adam_d2sum import AdamD2Sum
-from trireme.errors import BadRequest, NotReady, check_flags, check_kind
+from trireme.errors import BadRequest, NotReady, check_flags, check_kind, check_values
 from trireme.fleet.dataset import InMemoryDataset, QueueDataset
 from trireme.fleet.distributed_strategy import DistributedStrategy
 from trireme.fleet.embedding_layers import NamedTables
@@ -382,8 +382,7 @@ def _report_of(
         )
     check_kind("fleet", "print_period", print_period, int, "an integer >= 1")
     check_flags("fleet", debug=debug)
-    if print_period < 1:
-        raise BadRequest(f"fleet: expected print_period >= 1, found {print_period}")
+    check_values("fleet", print_period=(print_period >= 1, ">= 1", print_period))
     if unknown := [name for name in stat_var_names or () if name not in metrics]:
         raise BadRequest(
             f"fleet: expected stat_var_names of the metrics {', '.join(metrics) or '(none)'},"

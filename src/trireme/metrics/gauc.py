@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trireme import _core
 from trireme.data.batch import Ragged, Strings
-from trireme.errors import BadRequest, ResourceExhausted
+from trireme.errors import BadRequest, ResourceExhausted, check_kind, check_values
 from trireme.metrics.binary import ScoredMetric
 from trireme.metrics.metric import State, Values, check_state
 
@@ -43,8 +43,8 @@ class GAUC(ScoredMetric):
     NAME, BETTER = "gauc", "max"
 
     def __init__(self, users: str = "user", *, max_pairs: int = 1 << 23, **options: Any) -> None:
-        if max_pairs < 1:
-            raise BadRequest(f"GAUC: expected max_pairs >= 1, found {max_pairs}")
+        check_kind("GAUC", "max_pairs", max_pairs, int, "a whole number")
+        check_values("GAUC", max_pairs=(max_pairs >= 1, ">= 1", max_pairs))
         self._max_pairs = max_pairs
         self._pairs: tuple[NDArray[Any], ...]
         self._waiting: list[tuple[NDArray[Any], ...]]

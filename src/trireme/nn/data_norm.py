@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_values
 
 
 class DataNorm(nn.Module):
@@ -43,8 +43,7 @@ class DataNorm(nn.Module):
         square_total: float = 1e4,
     ) -> None:
         super().__init__()
-        if num_features < 1:
-            raise BadRequest(f"DataNorm: expected num_features >= 1, found {num_features}")
+        check_values("DataNorm", num_features=(num_features >= 1, ">= 1", num_features))
         if not (eps >= 0 and 0 < decay <= 1 and size > 0 and square_total > 0):
             raise BadRequest(
                 "DataNorm: expected eps >= 0, decay in (0, 1], size > 0 and square_total > 0, found"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trireme import accelerator
-from trireme.errors import BadRequest, check_kind
+from trireme.errors import BadRequest, check_kind, check_values
 from trireme.strategy import Strategy
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.compute.remote_stages import Remote
@@ -92,8 +92,7 @@ def check_threads(threads: int | None, strategy: Strategy) -> None:
     """Raises BadRequest: a number of threads that the mode does not train in."""
     if threads is not None:
         check_kind("Trainer", "threads", threads, int, "a whole number")
-    if threads is not None and threads < 1:
-        raise BadRequest(f"Trainer: expected threads >= 1, found {threads}")
+        check_values("Trainer", threads=(threads >= 1, ">= 1", threads))
     if threads is not None and threads > 1 and not mode_class(strategy.mode).trains_in_threads:
         raise BadRequest(
             f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"

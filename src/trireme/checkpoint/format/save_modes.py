@@ -2,7 +2,7 @@
 are in every one.
 """
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_values
 
 SAVE_MODES = ("full", "delta", "base", "batch", "hot")
 FLEET_NUMBERS = {0: "full", 1: "delta", 2: "base", 3: "batch"}
@@ -42,5 +42,4 @@ def check_save(mode: str, hot: int | float | None, keep: int | None) -> None:
         raise BadRequest(
             f"save: expected hot to be a whole number >= 1 or a share in (0, 1], found {hot!r}"
         )
-    if keep is not None and keep < 1:
-        raise BadRequest(f"save: expected keep >= 1, found {keep}")
+    check_values("save", keep=(keep is None or keep >= 1, ">= 1", keep))

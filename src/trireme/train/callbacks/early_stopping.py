@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from trireme.errors import BadRequest
+from trireme.errors import check_values
 from trireme.metrics.metric import Better
 from trireme.train.callbacks.callback import Callback, FitState
 from trireme.train.callbacks.monitor import Monitor
@@ -40,8 +40,7 @@ class EarlyStopping(Callback):
     def __init__(
         self, monitor: str, *, patience: int = 3, mode: Better | None = None, min_delta: float = 0.0
     ) -> None:
-        if patience < 1:
-            raise BadRequest(f"EarlyStopping: expected patience >= 1, found {patience}")
+        check_values("EarlyStopping", patience=(patience >= 1, ">= 1", patience))
         self.monitor = Monitor.of("EarlyStopping", monitor, mode, min_delta)
         self.patience = patience
         self.best: float | None = None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from trireme.errors import BadRequest, Stopped, writing
+from trireme.errors import BadRequest, Stopped, check_values, writing
 from trireme.train.callbacks.callback import Callback, FitState
 
 EVERY_STEPS = 50
@@ -23,8 +23,7 @@ class _Logger(Callback):
 
     def __init__(self, module: str, extra: str, every_steps: int) -> None:
         who = type(self).__name__
-        if every_steps < 1:
-            raise BadRequest(f"{who}: expected every_steps >= 1, found {every_steps}")
+        check_values(who, every_steps=(every_steps >= 1, ">= 1", every_steps))
         try:
             self._library: Any = importlib.import_module(module)
         except ImportError as error:

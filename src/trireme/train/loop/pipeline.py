@@ -25,7 +25,7 @@ from trireme import accelerator
 from trireme.bounded_queue import BoundedQueue
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_values
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import BatchPlan, Planner
@@ -87,8 +87,7 @@ class Pipeline:
         begun: Callable[[], None] | None = None,
         cluster: Cluster | None = None,
     ) -> None:
-        if depth < 1:
-            raise BadRequest(f"prefetch: expected depth >= 1, found {depth}")
+        check_values("prefetch", depth=(depth >= 1, ">= 1", depth))
         self._cluster = default() if cluster is None else cluster
         self._source, self._training = source, training
         self._timing = timing or Timing()
