@@ -290,6 +290,14 @@ def test_missing_numbers_alone_are_not_called_strings() -> None:
     assert as_batch({"age": [None, None]}).shown_without_numbers("age").startswith("no values")
 
 
+def test_a_sparse_column_of_pandas_is_a_dense_one() -> None:
+    columns = pd.get_dummies(pd.Series(["x", "y", "x"]), sparse=True)
+    columns["price"] = pd.arrays.SparseArray([0.0, 1.5, 0.0])
+    (batch,) = ArrayDataset(columns)
+    assert batch["x"].tolist() == [True, False, True]
+    assert batch["price"].tolist() == [0.0, 1.5, 0.0]
+
+
 def test_a_column_may_have_more_values_than_32_bits_count() -> None:
     part = pa.ListArray.from_arrays([0, 1 << 30], pa.nulls(1 << 30))  # without memory of their own
     joined = arrow_of("a", pa.chunked_array([part, part, part]))

@@ -192,6 +192,8 @@ def _as_arrow_reads_them(values: Any) -> Any:
     """Without what Arrow would read as something else: it ignores masks, and ends a string of NumPy
     at its first NUL.
     """
+    if hasattr(values, "sparse"):  # a sparse series of pandas
+        values = values.sparse.to_dense()
     if isinstance(values, np.ma.MaskedArray):
         values = values.tolist()  # masked ones are None
     elif isinstance(values, np.ndarray):
