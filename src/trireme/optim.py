@@ -318,13 +318,13 @@ def _check_betas(rule: str, betas: tuple[float, float]) -> None:
 
 
 def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | int]:
-    """The values of a param group as a push carries them (docs/protocol.md, `values`)."""
+    """The `values` of a push (docs/protocol.md), of a param group. BadRequest: a wrong one."""
     # For the names that rules share in a push see `rule_values`.
     mixed = group.get("momentum", 0.0), group.get("dampening", 0.0)
     beta1, beta2 = group.get("betas", mixed)
     eps = group.get("beta", group.get("initial_g2sum", group.get("eps", 0.0)))
     low, high = group["bounds"] or (-math.inf, math.inf)
-    return {
+    values = {
         "lr": float(group["lr"]),
         "weight_decay": float(group["weight_decay"]),
         "eps": float(eps),
@@ -336,6 +336,8 @@ def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | in
         "upper": float(high),
         "step": int(step),
     }
+    rule_values(values)  # before the push has its number
+    return values
 
 
 def rule_values(values: Mapping[str, Any]) -> _core.RuleValues:
