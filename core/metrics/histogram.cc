@@ -11,8 +11,8 @@ namespace trireme {
 namespace {
 
 constexpr int kMantissaBits = 23;
-constexpr int kOctavesLog2 = 5;                              // 32 powers of two per half
-constexpr int kLogitLowest = -24, kProbabilityLowest = -33;  // powers of two
+constexpr int kOctavesLog2 = 6;                              // 64 powers of two per half
+constexpr int kLogitLowest = -32, kProbabilityLowest = -65;  // powers of two
 constexpr std::int64_t kRange = std::int64_t{1} << (kMantissaBits + kOctavesLog2);
 
 // Bucket 0..half-1 of a distance: its bits, which are in order, relative to those of 2^lowest.

@@ -5,10 +5,10 @@
 // weights are integers (or multiples of one power of two) below 2^53.
 //
 // Buckets are logarithmic in the score, as floating point is, so they are fine where the scores of
-// click models are. Each half of the buckets covers 32 powers of two of a distance d: for logits x
-// the halves are x < 0 and x >= 0 and d = |x|, 2^-24..2^8; for probabilities p they are p < 1/2, d
-// = p and p >= 1/2, d = 1 - p, both 2^-33..1/2. Scores outside go to the last bucket of their side.
-// With T = 2^18, scores tie when their d differ by less than one part in 4096.
+// click models are. Each half of the buckets covers 64 powers of two of a distance d: for logits x
+// the halves are x < 0 and x >= 0 and d = |x|, 2^-32..2^32; for probabilities p they are p < 1/2, d
+// = p and p >= 1/2, d = 1 - p, both 2^-65..1/2. Scores outside go to the last bucket of their side.
+// With T = 2^18, scores tie when their d differ by less than one part in 2048.
 //
 // Threads: functions without state. The caller owns the histograms.
 #pragma once

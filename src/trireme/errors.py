@@ -219,12 +219,13 @@ def check_kind(
     subject: str, name: str, value: object, kind: type | tuple[type, ...], expected: str
 ) -> None:
     """Raises BadRequest: the argument is of another type. kind: int stands for whole numbers of any
-    type but bool, bool for 0 and 1 of any type, also an array of none. expected: the type in words,
-    with an example if it helps.
+    type but bool, float for numbers of any type, bool for 0 and 1, each also as an array of no
+    dimension. expected: the type in words, with an example if it helps.
     """
     kind = Integral if kind is int else kind
-    if kind is bool:
-        if getattr(value, "shape", ()) == () and value in (0, 1):
+    if kind in (bool, float):
+        is_number = hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
+        if is_number and (kind is float or value in (0, 1)):
             return
     elif isinstance(value, kind) and not (kind is Integral and isinstance(value, bool)):
         return

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trireme.errors import BadRequest, check_values
+from trireme.errors import BadRequest, check_kind, check_values
 
 _FLOAT32_MAX = (2 - 2**-23) * 2**127
 
 
 def _check_float32(kind: str, **values: float) -> None:
     for name, value in values.items():
+        check_kind(kind, name, value, float, "a number")
         check_values(kind, **{name: (abs(value) <= _FLOAT32_MAX, "as a finite float32", value)})
 
 
@@ -40,8 +41,7 @@ class Normal:
 
     def __post_init__(self) -> None:
         _check_float32("Normal", mean=self.mean, std=self.std)
-        if not self.std >= 0:
-            raise BadRequest(f"Normal: expected std >= 0, found {self.std}")
+        check_values("Normal", std=(self.std >= 0, ">= 0", self.std))
 
     def spec(self) -> tuple[str, float, float]:
         return ("normal", self.mean, self.std)

@@ -12,10 +12,11 @@ row of D weights.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 from trireme import _core
-from trireme.errors import check_flags, check_values
+from trireme.errors import check_flags, check_kind, check_values
 
 Bounds = tuple[float, float] | None
 
@@ -32,6 +33,7 @@ class Rule:
 
     name: ClassVar[str]
     scale: ClassVar[str] = "loss"
+    POSITIVE: ClassVar[tuple[str, ...]] = ()  # numbers that are not 0
 
     lr: float
     weight_decay: float = 0.0
@@ -40,13 +42,19 @@ class Rule:
     def __post_init__(self) -> None:
         kind = type(self).__name__
         for one in fields(self):
+            value = getattr(self, one.name)
             if one.type is bool:
-                check_flags(kind, **{one.name: getattr(self, one.name)})
-        check_values(kind, lr=(0 <= self.lr < math.inf, ">= 0", self.lr))
-        _check_not_negative(kind, weight_decay=self.weight_decay)
-        if self.bounds is not None:
-            low, high = self.bounds
-            check_values(kind, bounds=(low <= high, "(low, high) with low <= high", self.bounds))
+                check_flags(kind, **{one.name: value})
+            elif one.type is float:
+                check_kind(kind, one.name, value, float, "a number")
+                sign, is_right = (
+                    (">", value > 0) if one.name in self.POSITIVE else (">=", value >= 0)
+                )
+                expected = f"{sign} 0 and finite"
+                check_values(kind, **{one.name: (is_right and value < math.inf, expected, value)})
+        if (pair := self.bounds) is not None:
+            are_valid = _are_two(pair) and pair[0] <= pair[1]
+            check_values(kind, bounds=(are_valid, "(low, high) with low <= high", pair))
 
     def fixed(self) -> dict[str, Any]:
         """The values for the table's schema."""
@@ -81,21 +89,15 @@ class SGD(Rule):
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        needs = "0 without momentum" if self.momentum == 0 else "0 with nesterov"
-        is_free = self.momentum > 0 and not self.nesterov
+        has_momentum = self.momentum > 0
+        needs = "0 with nesterov" if has_momentum else "0 without momentum"
+        is_free = has_momentum and not self.nesterov
+        is_right = 0 <= self.dampening < 1 and (is_free or self.dampening == 0)
         check_values(
             "SGD",
             momentum=(0 <= self.momentum < 1, "in [0, 1)", self.momentum),
-            dampening=(
-                0 <= self.dampening < 1 and (is_free or self.dampening == 0),
-                "in [0, 1)" if is_free else needs,
-                self.dampening,
-            ),
-            nesterov=(
-                self.momentum > 0 or not self.nesterov,
-                "False without momentum",
-                self.nesterov,
-            ),
+            dampening=(is_right, "in [0, 1)" if is_free else needs, self.dampening),
+            nesterov=(has_momentum or not self.nesterov, "False without momentum", self.nesterov),
         )
 
     def fixed(self) -> dict[str, Any]:
@@ -125,11 +127,6 @@ class Adagrad(Rule):
     eps: float = 1e-10
     shared: bool = False
 
-    def __post_init__(self) -> None:
-        Rule.__post_init__(self)
-        initial = self.initial_accumulator_value
-        _check_not_negative("Adagrad", initial_accumulator_value=initial, eps=self.eps)
-
     def fixed(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -153,6 +150,7 @@ class Adam(Rule):
     """
 
     name: ClassVar[str] = "adam"
+    POSITIVE = ("eps",)
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -161,7 +159,7 @@ class Adam(Rule):
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        _check_adam("Adam", self.betas, self.eps)
+        _check_betas("Adam", self.betas)
         kind = self.bias_correction
         is_known = kind in ("global", "row")
         check_values("Adam", bias_correction=(is_known, "'global' or 'row'", kind))
@@ -195,7 +193,6 @@ class FTRL(Rule):
         Rule.__post_init__(self)
         decay = self.weight_decay
         check_values("FTRL", weight_decay=(decay == 0, "0: l2 regularizes", decay))
-        _check_not_negative("FTRL", beta=self.beta, l1=self.l1, l2=self.l2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,14 +257,11 @@ class FleetAdagrad(FleetRule):
     """
 
     name: ClassVar[str] = "fleet_adagrad"
+    POSITIVE = ("initial_g2sum",)
     lr: float = 0.05
     initial_g2sum: float = 3.0
     shared: bool = True
     show_scale: bool = True
-
-    def __post_init__(self) -> None:
-        FleetRule.__post_init__(self)
-        _check_positive("FleetAdagrad", initial_g2sum=self.initial_g2sum)
 
     def fixed(self) -> dict[str, Any]:
         return {**FleetRule.fixed(self), "shared": self.shared}
@@ -281,13 +275,10 @@ class FleetAdagradV2(FleetRule):
     """
 
     name: ClassVar[str] = "fleet_adagrad_v2"
+    POSITIVE = ("eps",)
     lr: float = 0.05
     eps: float = 1e-8
     show_scale: bool = True
-
-    def __post_init__(self) -> None:
-        FleetRule.__post_init__(self)
-        _check_positive("FleetAdagradV2", eps=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,13 +286,14 @@ class FleetAdam(FleetRule):
     """Adam with bias corrections that count the updates of head and tail: SparseAdamSGDRule."""
 
     name: ClassVar[str] = "fleet_adam"
+    POSITIVE = ("eps",)
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
         FleetRule.__post_init__(self)
-        _check_adam(type(self).__name__, self.betas, self.eps)
+        _check_betas(type(self).__name__, self.betas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,30 +307,24 @@ class FleetSharedAdam(FleetAdam):
     name: ClassVar[str] = "fleet_shared_adam"
 
 
-def _check_not_negative(rule: str, **values: float) -> None:
-    for name, value in values.items():
-        check_values(rule, **{name: (0 <= value < math.inf, ">= 0 and finite", value)})
+def _are_two(values: Any) -> bool:
+    is_pair = isinstance(values, (tuple, list)) and len(values) == 2
+    return is_pair and all(isinstance(value, Real) for value in values)
 
 
-def _check_positive(rule: str, **values: float) -> None:
-    for name, value in values.items():
-        check_values(rule, **{name: (0 < value < math.inf, "> 0 and finite", value)})
-
-
-def _check_adam(rule: str, betas: tuple[float, float], eps: float) -> None:
-    are_valid = all(0 <= beta < 1 for beta in betas)
+def _check_betas(rule: str, betas: tuple[float, float]) -> None:
+    are_valid = _are_two(betas) and all(0 <= beta < 1 for beta in betas)
     check_values(rule, betas=(are_valid, "two values in [0, 1)", betas))
-    _check_positive(rule, eps=eps)
 
 
 def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | int]:
-    """The values of a param group as a push carries them (docs/protocol.md, `values`)."""
+    """The `values` of a push (docs/protocol.md), of a param group. BadRequest: a wrong one."""
     # For the names that rules share in a push see `rule_values`.
     mixed = group.get("momentum", 0.0), group.get("dampening", 0.0)
     beta1, beta2 = group.get("betas", mixed)
     eps = group.get("beta", group.get("initial_g2sum", group.get("eps", 0.0)))
     low, high = group["bounds"] or (-math.inf, math.inf)
-    return {
+    values = {
         "lr": float(group["lr"]),
         "weight_decay": float(group["weight_decay"]),
         "eps": float(eps),
@@ -350,6 +336,8 @@ def values_of_group(group: Mapping[str, Any], step: int) -> dict[str, float | in
         "upper": float(high),
         "step": int(step),
     }
+    rule_values(values)  # before the push has its number
+    return values
 
 
 def rule_values(values: Mapping[str, Any]) -> _core.RuleValues:

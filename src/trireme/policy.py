@@ -83,12 +83,12 @@ class CountFilter(Admission):
     sketch_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        _check(self, ">= 1", lambda n: type(n) is int and 1 <= n < 2**31, "n")
+        _check(self, "from 1 to 2**31 - 1", lambda n: type(n) is int and 1 <= n < 2**31, "n")
 
         def is_size(value: Any) -> bool:
             return value is None or (type(value) is int and SKETCH_BYTES_MIN <= value < 2**40)
 
-        _check(self, f"None or at least {SKETCH_BYTES_MIN}", is_size, "sketch_bytes")
+        _check(self, f"None or from {SKETCH_BYTES_MIN} to 2**40 - 1", is_size, "sketch_bytes")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tests.jobs import Job
 from tests.tables import T_ROWS
 from trireme.errors import BadRequest, NotFinite
 from trireme.job.cluster import Cluster
+from trireme.job.embedded import embedded
 
 STRATEGIES = {
     "sync": tr.Strategy("sync"),
@@ -255,3 +256,31 @@ def test_a_step_that_fails_leaves_no_gradients(default_cluster: Cluster) -> None
     train(model, optimizer, 1)
     optimizer.flush()
     assert optimizer.num_steps == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("group", [0, 1], ids=["dense", "table"])
+def test_a_rate_that_is_not_finite_is_refused_before_the_push(
+    mode: str, wrong: float, group: int
+) -> None:
+    """The server would refuse it, but the push would have its number, and no other could follow."""
+    with embedded(threads=1) as cluster:
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = optimizer_of(model, mode, cluster)
+        before = optimizer.param_groups[group]["lr"]
+
+        def step() -> float:
+            loss = nn.functional.mse_loss(model(batch(0)), torch.ones(4))
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        first = step()
+        optimizer.param_groups[group]["lr"] = wrong
+        with pytest.raises(BadRequest, match=r"finite number.*lr=|lr: .*finite number"):
+            step()
+        optimizer.param_groups[group]["lr"] = before
+        step()
+        assert step() < first

@@ -70,6 +70,17 @@ def test_auc_of_uniform_scores_and_of_ties():
     assert auc.compute() == pytest.approx(exact_auc(tied, labels), abs=1e-12)
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 300.0, 1e9])
+def test_auc_tells_small_and_large_logits_apart(scale):
+    for sign in (1, -1):
+        auc = AUC()
+        auc.update(sign * scale * np.array([1.0, 1.01, 1.2, 2.0]), np.array([0, 0, 1, 1]))
+        assert auc.compute() == (sign > 0)
+    rare = AUC(from_logits=False)
+    rare.update(np.array([1e-15, 1e-13, 1e-12, 2e-12]), np.array([0, 0, 1, 1]))
+    assert rare.compute() == 1.0
+
+
 def test_auc_follows_weights():
     rng = np.random.default_rng(4)
     logits, labels = drawn(5, 20_000)
@@ -229,7 +240,7 @@ def test_states_of_another_kind_are_refused():
     ):
         AUC().merge(LogLoss().state())
     for num_buckets in (0, 1, 3, -2):
-        with pytest.raises(BadRequest, match=f"num_buckets >= 2, found {num_buckets}"):
+        with pytest.raises(BadRequest, match=f"num_buckets >= 2 and even, found {num_buckets}"):
             AUC(num_buckets=num_buckets)
 
 

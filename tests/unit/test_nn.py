@@ -20,6 +20,7 @@ from trireme.nn import Embedding, EmbeddingBag, Planner
 from trireme.nn.lookup import LookupSpec, specs_by_class, specs_of
 from trireme.nn.session import session_of
 from trireme.table import Table
+from trireme.worker.lookups import PendingLookups, RowLookup
 
 D = 5
 PADDING = -7
@@ -469,3 +470,17 @@ def test_rows_of_strings_that_are_apart_unlike_those_of_integers_are_told(
     assert all(
         "of different features, as history, item, are different rows" in line for line in lines
     )
+
+
+def test_lookups_of_more_tables_than_the_limit_may_wait_for_a_step():
+    """The limit tells of a step() that is missing, so it is for lookups of the same tables."""
+    pending, keys = PendingLookups(), np.zeros(1, np.uint64)
+    lookups = [RowLookup(Table(f"t{i}", dim=1), keys, torch.zeros(1, 1)) for i in range(1100)]
+    for _ in range(2):
+        for lookup in lookups:
+            pending.add(lookup)
+    pending.take()
+    for _ in range(1024):
+        pending.add(lookups[0])
+    with pytest.raises(BadRequest, match=r"within 1024 lookups, found 1024, .* of table 't0'"):
+        pending.add(lookups[0])

@@ -78,3 +78,20 @@ def test_whole_floats_are_places() -> None:
 def test_k_is_at_least_one() -> None:
     with pytest.raises(BadRequest, match="expected k as an integer >= 1, found 0"):
         TopK(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+@pytest.mark.parametrize("place", [0, 250, 499])
+def test_of_equal_scores_the_wrong_candidates_are_higher(dtype: torch.dtype, place: int) -> None:
+    """A model that tells nothing apart recalls nothing, wherever the right candidate is."""
+    for k, recall in ((1, 0.0), (499, 0.0), (500, 1.0)):
+        metric = TopK(k)
+        metric.update(torch.zeros(3, 500, dtype=dtype), torch.full((3,), place))
+        assert metric.compute()["recall"] == recall
+
+
+def test_a_score_that_is_the_least_bit_higher_is_no_tie() -> None:
+    below = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
+    metric = TopK(1)
+    metric.update(torch.stack([below, torch.tensor(1.0), below])[None], torch.tensor([1]))
+    assert metric.compute()["recall"] == 1.0

@@ -17,7 +17,7 @@ import torch
 import trireme as tr
 from trireme.data import ArrayDataset, Batch, Ragged, Strings, string_keys
 from trireme.data.foreign import as_batch
-from trireme.data.user_columns import as_column, columns_of
+from trireme.data.user_columns import arrow_of, as_column, columns_of
 from trireme.errors import BadRequest, DataError
 from trireme.nn.ids import keys_of_column, read_ids
 from trireme.train.loop.scoring import Scorer
@@ -288,3 +288,20 @@ def test_bags_of_strings_may_have_weights() -> None:
 
 def test_missing_numbers_alone_are_not_called_strings() -> None:
     assert as_batch({"age": [None, None]}).shown_without_numbers("age").startswith("no values")
+
+
+def test_a_sparse_column_of_pandas_is_a_dense_one() -> None:
+    columns = pd.get_dummies(pd.Series(["x", "y", "x"]), sparse=True)
+    columns["price"] = pd.arrays.SparseArray([0.0, 1.5, 0.0])
+    (batch,) = ArrayDataset(columns)
+    assert batch["x"].tolist() == [True, False, True]
+    assert batch["price"].tolist() == [0.0, 1.5, 0.0]
+
+
+def test_a_column_may_have_more_values_than_32_bits_count() -> None:
+    part = pa.ListArray.from_arrays([0, 1 << 30], pa.nulls(1 << 30))  # without memory of their own
+    joined = arrow_of("a", pa.chunked_array([part, part, part]))
+    assert joined.type == pa.large_list(pa.null())
+    assert joined.value_lengths().to_pylist() == [1 << 30] * 3
+    words = pa.chunked_array([["x"], ["y"]])
+    assert arrow_of("a", words).type == pa.string()

@@ -145,7 +145,7 @@ def arrow_of(name: str, values: Any) -> pa.Array:
     if hasattr(values, "to_arrow"):  # a series of polars
         values = _of_polars(name, values)
     if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
+        values = _in_one_part(values)
     if isinstance(values, pa.Array):
         return values
     values = _as_arrow_reads_them(values)
@@ -160,7 +160,21 @@ def arrow_of(name: str, values: Any) -> pa.Array:
             except (*_WRONG, TypeError):
                 continue
         raise DataError(_described(name, values, error)) from error
-    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+    return _in_one_part(made) if isinstance(made, pa.ChunkedArray) else made
+
+
+def _in_one_part(array: pa.ChunkedArray) -> pa.Array:
+    try:
+        return array.combine_chunks()
+    except pa.ArrowInvalid:  # more bytes or values than 32-bit offsets reach
+        return array.cast(_large(array.type)).combine_chunks()
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    """The type with 64-bit offsets."""
+    if pa.types.is_list(kind):
+        return pa.large_list(_large(kind.value_type))
+    return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 
 def _of_polars(name: str, series: Any) -> Any:
@@ -178,6 +192,8 @@ def _as_arrow_reads_them(values: Any) -> Any:
     """Without what Arrow would read as something else: it ignores masks, and ends a string of NumPy
     at its first NUL.
     """
+    if hasattr(values, "sparse"):  # a sparse series of pandas
+        values = values.sparse.to_dense()
     if isinstance(values, np.ma.MaskedArray):
         values = values.tolist()  # masked ones are None
     elif isinstance(values, np.ndarray):

@@ -119,14 +119,13 @@ def group_values(group: Mapping[str, Any], names: Collection[str]) -> GroupValue
 
 
 def _checked_value(key: str, value: Any) -> Any:
-    if type(value) in (float, int, bool):
+    if type(value) in (int, bool) or (type(value) is float and math.isfinite(value)):
         return value
     scalars = value if isinstance(value, list) else [value]
     kinds = bool | int | float | str if key in FIXED else bool | int | float
-    if not all(scalar is None or isinstance(scalar, kinds) for scalar in scalars):
-        raise BadRequest(
-            f"DistributedOptimizer: expected numbers in param groups, found {key}={value!r}"
-        )
+    are_right = all(scalar is None or isinstance(scalar, kinds) for scalar in scalars)
+    if not are_right or any(type(s) is float and not math.isfinite(s) for s in scalars):
+        raise BadRequest(f"param groups: expected finite numbers, found {key}={value!r}")
     return value
 
 
@@ -244,7 +243,5 @@ def as_group(values: Mapping[str, Any]) -> dict[str, Any]:
         if key in ("params", *IMPLEMENTATION):
             raise BadRequest(f"blocks: a push may not set {key!r}")
         checked = _checked_value(str(key), value)
-        if isinstance(checked, float) and math.isnan(checked):
-            raise BadRequest(f"blocks: expected numbers, found {key}={value!r}")
         group[str(key)] = tuple(checked) if isinstance(checked, list) else checked
     return group

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Sequence
 
-from trireme.errors import BadRequest, check_kind
+from trireme.errors import BadRequest, check_kind, check_values
 from trireme.launch import process_role
 from trireme.launch.process_role import ProcessRole
 
@@ -61,8 +61,7 @@ class UserDefinedRoleMaker:
             check_kind(what, "worker_num", worker_num, int, "an integer")
         for name, value in (("server_", server_endpoints), ("worker_", worker_endpoints)):
             check_kind(what, f"{name}endpoints", value, (list, tuple), 'a list of "host:port"')
-        if role not in tuple(Role):
-            raise BadRequest(f"{what}: expected role as Role.WORKER or Role.SERVER, found {role!r}")
+        check_values(what, role=(role in tuple(Role), "as Role.WORKER or Role.SERVER", role))
         if is_collective and role == Role.SERVER:
             raise BadRequest(f"{what}: expected workers alone with is_collective, found a server")
         if worker_endpoints and worker_num not in (None, len(worker_endpoints)):

@@ -12,7 +12,7 @@ from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.save_modes import save_mode
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
-from trireme.errors import BadRequest, NotReady
+from trireme.errors import BadRequest, NotReady, check_values
 from trireme.fleet.calls import job
 from trireme.fleet.dataset import InMemoryDataset
 from trireme.fleet.executor import Executor
@@ -184,8 +184,7 @@ def load_model(path: str, mode: int = 0, **options: Any) -> None:
 
 
 def _check_full(mode: int) -> None:
-    if mode != 0:
-        raise BadRequest(f"fleet: expected mode 0 (full) of Fleet's own format, found {mode}")
+    check_values("fleet", mode=(mode == 0, "0 (full) of Fleet's own format", mode))
 
 
 def example_batch(

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme import _core
-from trireme.errors import BadRequest
+from trireme.errors import check_kind, check_values
 from trireme.metrics.binary import ScoredMetric
 from trireme.metrics.metric import State, Values, check_state
 
@@ -22,10 +22,9 @@ class HistogramMetric(ScoredMetric):
     SUMMED: ClassVar[tuple[str, ...]] = ("positives", "negatives")
 
     def __init__(self, *, num_buckets: int = 1 << 18, **options: Any) -> None:
-        if num_buckets < 2 or num_buckets % 2:
-            raise BadRequest(
-                f"{type(self).__name__}: expected an even num_buckets >= 2, found {num_buckets}"
-            )
+        check_kind(type(self).__name__, "num_buckets", num_buckets, int, "a whole number")
+        is_even = num_buckets >= 2 and num_buckets % 2 == 0
+        check_values(type(self).__name__, num_buckets=(is_even, ">= 2 and even", num_buckets))
         self._positives: NDArray[np.float64] = np.zeros(num_buckets)
         self._negatives: NDArray[np.float64] = np.zeros(num_buckets)
         super().__init__(**options)
@@ -83,9 +82,10 @@ class AUC(HistogramMetric):
     """Fraction of pairs (positive, negative) with scores in the right order; ties count half.
 
     Scores are counted in buckets, even in the exponent of the logit (or of p and of 1 - p). So
-    scores tie if they are closer than 64 / num_buckets of a power of two: with the default, if they
-    differ by less than about one part in 6000. Merging is exact in any order if weights are whole
-    numbers (or absent), else to the rounding of float64.
+    scores tie if they are closer than 128 / num_buckets of a power of two: with the default, if
+    they differ by less than about one part in 3000; and so do logits beyond 2^32, or nearer to 0
+    than 2^-32. Merging is exact in any order if weights are whole numbers (or absent), else to the
+    rounding of float64.
 
     Args:
         from_logits: see `ScoredMetric`. The area is the same for both; the buckets and the check of

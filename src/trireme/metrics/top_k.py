@@ -1,5 +1,6 @@
 """Metrics of recall: whether what is right is among the k highest scores of an example."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ class TopK:
 
     update() takes (B, C) scores of C candidates, and what is right: (B,) or (B, 1) places of
     candidates, 0 <= place < C; or Ragged places, any number of them for each example, of which
-    examples without any are left out.
+    examples without any are left out. Of equal scores those of wrong candidates are higher.
 
     Args:
         k: >= 1; all candidates if there are fewer.
@@ -113,7 +114,9 @@ def _right(labels: Values | Ragged, num: int) -> tuple[Tensor, Tensor]:
 
 def _figures(is_right_BC: Tensor, scores_BC: Tensor, k: int) -> NDArray[np.float64]:
     """Sums over B of recall, hit rate, NDCG, MRR and 1."""
-    top_BK = scores_BC.topk(min(k, scores_BC.shape[1])).indices
+    lowered_BC = scores_BC.double()  # which has numbers between those of float32: only ties change
+    lowered_BC[is_right_BC] = lowered_BC[is_right_BC].nextafter(torch.tensor(-math.inf).double())
+    top_BK = lowered_BC.topk(min(k, scores_BC.shape[1])).indices
     hits_BK = is_right_BC.gather(1, top_BK).double()
     num_B = is_right_BC.sum(1).double()
     ranks_K = torch.arange(1, top_BK.shape[1] + 1, dtype=torch.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from trireme.table import Table
 
 log = logging.getLogger("trireme.worker")
 
-PENDING_MAX = 1024
+PENDING_MAX, PENDING_PER_TABLE = 1024, 64  # that wait for a step: of all tables, or fewer of one
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,7 @@ class PendingLookups:
     """Lookups of the forward passes since the last step, whose gradients the next push carries."""
 
     entries: list[RowLookup] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)  # by table
     push_counts: list[int] = field(default_factory=list)  # per server, of the oldest pull
     examples: int = 0  # of the largest batch
     left: set[str] = field(default_factory=set)  # tables whose gradients nobody will push
@@ -65,12 +67,15 @@ class PendingLookups:
 
     def add(self, looked_up: RowLookup, examples: int = 0) -> None:
         """Raises BadRequest: too many lookups since the last step(); a call is probably missing."""
-        if len(self.entries) >= PENDING_MAX:
+        name = looked_up.table.name
+        if len(self.entries) >= PENDING_MAX and self.counts[name] >= PENDING_PER_TABLE:
             raise BadRequest(
-                f"forward: {PENDING_MAX} lookups since the last optimizer.step();"
-                " use model.eval() or torch.no_grad() to look up without training"
+                f"forward: expected an optimizer.step() within {PENDING_MAX} lookups, found"
+                f" {len(self.entries)}, {self.counts[name]} of them of table {name!r}; use"
+                " model.eval() or torch.no_grad() to look up without training"
             )
         self.entries.append(looked_up)
+        self.counts[name] += 1
         self.examples = max(self.examples, examples)
 
     def pulled_at(self, push_counts: Sequence[int]) -> None:
@@ -98,7 +103,7 @@ class PendingLookups:
 
     def take(self) -> PendingLookups:
         """Return all lookups and keep none."""
-        taken = PendingLookups(self.entries, self.push_counts, self.examples)
-        self.entries, self.push_counts, self.examples = [], [], 0
+        taken = PendingLookups(self.entries, self.counts, self.push_counts, self.examples)
+        self.entries, self.counts, self.push_counts, self.examples = [], Counter(), [], 0
         self.left = set()
         return taken
