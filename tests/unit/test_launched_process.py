@@ -10,8 +10,8 @@ from trireme.launch.launched_process import Mirror
 
 def test_a_shared_console_gets_whole_lines(tmp_path: Path) -> None:
     log_path, console_path = tmp_path / "workerlog.0", tmp_path / "console"
-    with console_path.open("ab") as console:
-        mirror = Mirror(log_path.open("wb"), console.fileno())
+    with console_path.open("ab", buffering=0) as console:
+        mirror = Mirror(log_path.open("wb"), console)
 
         def shown(printed: bytes) -> bytes:
             """What the console has after the process has printed this."""
@@ -39,8 +39,8 @@ def test_a_full_disk_under_a_log_ends_neither_job_nor_console(
 ) -> None:
     console_path = tmp_path / "console"
     full = Path("/dev/full")  # where every write finds no space
-    with console_path.open("ab") as console, full.open("wb") as log:
-        mirror = Mirror(log, console.fileno())
+    with console_path.open("ab", buffering=0) as console, full.open("wb") as log:
+        mirror = Mirror(log, console)
         for number in range(3):
             os.write(mirror.input_fd, b"batch %d\n" % number)
             assert mirror.pump()

@@ -25,5 +25,5 @@ def start_console(config: LaunchConfig, placement: Placement, address: str) -> L
         command,
         environment,
         log_path,
-        console=sys.stderr.fileno(),
+        console=sys.stderr.buffer,
     )

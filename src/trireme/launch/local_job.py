@@ -19,13 +19,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, ResourceExhausted
 from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
 from trireme.launch.job_console import start_console
 from trireme.launch.launched_process import LaunchedProcess, claimed
 from trireme.launch.machines import spread
 from trireme.launch.placement import NO_PADDLE, LaunchConfig, Placement, choose_placement
+from trireme.launch.printing import printing
 from trireme.launch.process_environment import (
     ROLE_NOUNS,
     ThreadShares,
@@ -64,7 +65,7 @@ def launch(config: LaunchConfig) -> int:
             ) from error
         job = _LocalJob(config, placement)
         job.check_environments()
-        with claimed(job.log_paths()):
+        with claimed(job.log_paths()), printing(config.grace_s):
             return job.run()
 
 
@@ -270,16 +271,19 @@ class _LocalJob:
     ) -> LaunchedProcess:
         name, is_first_worker = f"{ROLE_NOUNS[role]} {index}", role == "worker" and index == 0
         env = self._environment(role, index) | variables
-        process = LaunchedProcess(
-            name,
-            [sys.executable, *self._config.command],
-            env,
-            self._log_path(role, index),
-            pass_fds=pass_fds,
-            console=sys.stdout.fileno() if is_first_worker else None,
-            appends=self._continues or self._num_restarts[name] > 0,
-            fork_server=next((s for s in self._fork_servers if s.has_loaded_for(env)), None),
-        )
+        try:
+            process = LaunchedProcess(
+                name,
+                [sys.executable, *self._config.command],
+                env,
+                self._log_path(role, index),
+                pass_fds=pass_fds,
+                console=sys.stdout.buffer if is_first_worker else None,
+                appends=self._continues or self._num_restarts[name] > 0,
+                fork_server=next((s for s in self._fork_servers if s.has_loaded_for(env)), None),
+            )
+        except OSError as error:  # too many processes or open files
+            raise ResourceExhausted(f"launch: cannot start {name}: {error.strerror}") from error
         self._drop_fork_servers()
         return self._follow_output(process)
 
