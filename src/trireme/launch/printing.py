@@ -15,7 +15,7 @@ from typing import Any
 WAITING_BYTES_MAX = 16 << 20
 
 
-class Printer(io.BufferedIOBase):
+class Printer(io.RawIOBase):
     """A descriptor to which a thread writes. Beyond WAITING_BYTES_MAX that wait it says how many
     bytes are missing. What is for a reader that has gone is dropped.
 
@@ -89,7 +89,8 @@ def printing(wait_s: float) -> Iterator[None]:
     printers = (
         [Printer(out)] * 2 if os.path.sameopenfile(out, err) else [Printer(out), Printer(err)]
     )
-    new = [io.TextIOWrapper(p, errors="backslashreplace", write_through=True) for p in printers]
+    files: list[Any] = list(printers)  # of which only write() is called
+    new = [io.TextIOWrapper(f, errors="backslashreplace", write_through=True) for f in files]
     with redirect_stdout(new[0]), redirect_stderr(new[1]):
         try:
             yield
