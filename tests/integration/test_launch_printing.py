@@ -39,6 +39,19 @@ def test_a_pipe_that_nobody_reads_keeps_the_launcher_from_nothing(launcher: Laun
     assert launcher.log("workerlog.0") == f"{LINE}\n" * 8
 
 
+def test_a_job_goes_on_when_its_launcher_was_stopped_for_a_while(launcher: Launcher) -> None:
+    process = launcher.start("--server_num", "1", "--worker_num", "1", num=2)
+    process.send_signal(signal.SIGTSTP)
+    for _ in range(4):  # more than a pipe holds
+        launcher.peers["worker 0"].send(f"print {LINE}\\n")
+    assert launcher.peers["server 0"].ask("print batch 1\\n") == "done"
+    process.send_signal(signal.SIGCONT)
+    for _, peer in sorted(launcher.peers.items()):
+        peer.send("exit 0")
+    assert launcher.finish()[0] == 0
+    assert launcher.log("workerlog.0") == f"{LINE}\n" * 4
+
+
 def test_a_job_whose_terminal_is_closed_is_stopped_as_by_any_signal(launcher: Launcher) -> None:
     process = launcher.start("--server_num", "1", "--worker_num", "2", num=3)
     for peer in launcher.peers.values():
@@ -68,22 +81,46 @@ def test_a_job_needs_no_stdout_and_no_stderr(tmp_path: Path) -> None:
     assert (tmp_path / "log/workerlog.0").read_text() == "hello\n"
 
 
+def test_a_slow_reader_gets_all(tmp_path: Path) -> None:
+    num = 2 * printing.WAITING_BYTES_MAX // len(LINE)
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"for number in range({num}):\n"
+        f"    print(number, 'x' * {len(LINE)})\n"
+        f"    if number == {num // 3}:\n"
+        "        open('begun', 'w').close()\n"
+    )
+    words = [*COMMAND, "--server_num", "0", "--worker_num", "1", str(script)]
+    reader = "until [ -e begun ]; do sleep 0.1; done; cat > shown"
+    ended = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f'"$@" | ({reader})', "bash", *words],
+        cwd=tmp_path,
+        env=clean_environment(),
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert ended.returncode == 0
+    lines = (tmp_path / "shown").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == [str(number) for number in range(num)]
+
+
 def test_what_nobody_read_in_time_is_counted_where_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(printing, "WAITING_BYTES_MAX", 3 * len(LINE))
+    line = LINE * 4 + "\n"  # more than the pipe holds
+    monkeypatch.setattr(printing, "WAITING_BYTES_MAX", 3 * len(line))
     read_fd, write_fd = os.pipe()
     printer = printing.Printer(write_fd)
-    for _ in range(5):
-        printer.write(f"{LINE}\n".encode())
+    for number in range(5):
+        assert printer.is_full == (number > 2)
+        printer.write(line.encode())
     with open(read_fd) as reader:
-        assert [reader.readline() for _ in range(2)] == [f"{LINE}\n"] * 2
+        assert [reader.readline() for _ in range(3)] == [line] * 3
         printer.finish(WAIT_S)
         printer.write(b"end\n")
         printer.finish(WAIT_S)
         os.close(write_fd)
-        missing = 3 * (len(LINE) + 1)
-        note = f"trireme launch: {missing} bytes are not shown here: nobody read in time\n"
+        note = f"trireme launch: {2 * len(line)} bytes are not shown here: nobody read in time\n"
         assert reader.read() == f"\n{note}end\n"
 
 
@@ -107,16 +144,17 @@ def test_a_process_is_started_again_whose_log_was_removed(launcher: Launcher) ->
         os.kill(int(worker.ask("pid")), signal.SIGKILL)
         worker.close()
         launcher.accept(1)
-        assert launcher.peers[f"worker {index}"].ask("print hello\\n") == "done"
         if is_possible:
-            assert launcher.log("workerlog.0") == "hello\n"
+            made = (launcher.folder / "log/workerlog.0").open()
+        assert launcher.peers[f"worker {index}"].ask("print hello\\n") == "done"
     for _, peer in sorted(launcher.peers.items()):
         peer.end()
     code, _, err = launcher.finish()
     assert code == 0
-    assert (
-        err.count("launch: cannot write log/workerlog.1: File exists; it lacks what follows") == 1
-    )
+    with made:
+        assert made.read() == "hello\n"
+    warning = "launch: cannot write log/workerlog.1: File exists; it lacks what follows"
+    assert err.count(warning) == 1
 
 
 def test_a_process_that_the_system_cannot_start_is_named(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from typing import BinaryIO, cast
 from trireme.children import PROGRAM
 from trireme.errors import BadRequest, Internal, writing
 from trireme.launch.fork_server import ForkedProcess, ForkServer
+from trireme.launch.printing import Printer
 
 log = logging.getLogger("trireme.launch")
 
@@ -47,7 +48,7 @@ class LaunchedProcess:
         log_path: Path,
         *,
         pass_fds: Sequence[int] = (),
-        console: BinaryIO | None = None,
+        console: Printer | None = None,
         appends: bool = False,
         fork_server: ForkServer | None = None,
     ) -> None:
@@ -151,7 +152,7 @@ class Mirror:
     not take is missing there, with a warning; the job continues.
     """
 
-    def __init__(self, log: BinaryIO, console: BinaryIO | None) -> None:
+    def __init__(self, log: BinaryIO, console: Printer | None) -> None:
         self._log, self._console = log, console
         self._is_terminal = console is not None and console.isatty()
         self._line = b""
@@ -170,6 +171,11 @@ class Mirror:
             with contextlib.suppress(OSError):  # the terminal has been closed
                 size = fcntl.ioctl(self._console, termios.TIOCGWINSZ, b"\0" * 8)
                 fcntl.ioctl(self.output_fd, termios.TIOCSWINSZ, size)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the console has enough to show."""
+        return self._console is not None and self._console.is_full
 
     def pump(self) -> bool:
         """Copy some of the output that is ready; False when there is none (left)."""

@@ -23,10 +23,10 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
 from trireme.launch.job_console import start_console
-from trireme.launch.launched_process import LaunchedProcess, claimed
+from trireme.launch.launched_process import LaunchedProcess, Mirror, claimed
 from trireme.launch.machines import spread
 from trireme.launch.placement import NO_PADDLE, LaunchConfig, Placement, choose_placement
-from trireme.launch.printing import printing
+from trireme.launch.printing import Printer, printing
 from trireme.launch.process_environment import (
     ROLE_NOUNS,
     ThreadShares,
@@ -65,8 +65,8 @@ def launch(config: LaunchConfig) -> int:
             ) from error
         job = _LocalJob(config, placement)
         job.check_environments()
-        with claimed(job.log_paths()), printing(config.grace_s):
-            return job.run()
+        with claimed(job.log_paths()), printing(config.grace_s) as (out, err):
+            return job.run(out, err)
 
 
 def _check_restarts(config: LaunchConfig, placement: Placement) -> None:
@@ -120,8 +120,10 @@ class _LocalJob:
         )
         self._signals: list[signal.Signals] = []
         self._selector = selectors.DefaultSelector()
+        self._held: list[Mirror] = []  # until the console is read, or the job is stopped
 
-    def run(self) -> int:
+    def run(self, out: Printer, err: Printer) -> int:
+        self._out, self._err = out, err
         start = time.monotonic()
         with _wakeup_fd() as wake_fd, self._selector:
             self._selector.register(wake_fd, selectors.EVENT_READ)
@@ -232,7 +234,9 @@ class _LocalJob:
         if 0 not in self._placement.sockets:
             say("the console is on the machine of server 0")
             return
-        self._console = self._follow_output(start_console(self._config, self._placement, address))
+        self._console = self._follow_output(
+            start_console(self._config, self._placement, address, self._err)
+        )
 
     def _check_console(self) -> None:
         """A job goes on without its console."""
@@ -278,7 +282,7 @@ class _LocalJob:
                 env,
                 self._log_path(role, index),
                 pass_fds=pass_fds,
-                console=sys.stdout.buffer if is_first_worker else None,
+                console=self._out if is_first_worker else None,
                 appends=self._continues or self._num_restarts[name] > 0,
                 fork_server=next((s for s in self._fork_servers if s.has_loaded_for(env)), None),
             )
@@ -293,8 +297,7 @@ class _LocalJob:
 
     def _follow_output(self, process: LaunchedProcess) -> LaunchedProcess:
         """Copy what a process prints to its log, and to the terminal."""
-        mirror = process.mirror
-        self._selector.register(mirror.output_fd, selectors.EVENT_READ, mirror)
+        self._selector.register(process.mirror.output_fd, selectors.EVENT_READ, process.mirror)
         return process
 
     def _watch(self) -> None:
@@ -447,9 +450,17 @@ class _LocalJob:
 
     def _poll(self) -> None:
         """Wait for output, the end of a process or a signal, and handle it."""
+        for mirror in list(self._held):
+            if self._signals or not mirror.is_ahead:
+                self._held.remove(mirror)
+                if mirror.output_fd >= 0:
+                    self._selector.register(mirror.output_fd, selectors.EVENT_READ, mirror)
         for key, _ in self._selector.select(_POLL_S):
             if key.data is None:
                 self._read_signals(key.fd)
+            elif isinstance(key.data, Mirror) and key.data.is_ahead and not self._signals:
+                self._selector.unregister(key.fd)
+                self._held.append(key.data)
             elif not key.data.pump():
                 self._selector.unregister(key.fd)
 
@@ -538,9 +549,7 @@ class _LocalJob:
         end = f"after {seconds:.1f} s; logs in {self._config.log_dir}/"
         if failure is None:
             kinds = {"server": self._servers, "worker": self._workers, "heter": self._compute}
-            counts = [
-                _count(len(those), ROLE_NOUNS[role]) for role, those in kinds.items() if those
-            ]
+            counts = [_count(len(p), ROLE_NOUNS[role]) for role, p in kinds.items() if p]
             all_counts = " and ".join(filter(None, [", ".join(counts[:-1]), counts[-1]]))
             stopped = f", stopped by {self._signals[0].name}," if self._signals else ""
             say(f"{all_counts}{stopped} ended well {end}")

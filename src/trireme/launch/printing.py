@@ -16,8 +16,9 @@ WAITING_BYTES_MAX = 16 << 20
 
 
 class Printer(io.RawIOBase):
-    """A descriptor to which a thread writes. Beyond WAITING_BYTES_MAX that wait it says how many
-    bytes are missing. What is for a reader that has gone is dropped.
+    """A descriptor to which a thread writes. It is full from WAITING_BYTES_MAX that wait on, and
+    says how many bytes of what is written then are missing. What is for a reader that has gone is
+    dropped.
 
     Threads: any.
     """
@@ -38,9 +39,13 @@ class Printer(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
+    @property
+    def is_full(self) -> bool:
+        return self._num_bytes >= WAITING_BYTES_MAX
+
     def write(self, data: Any) -> int:
         with self._changed:
-            if self._num_bytes + len(data) > WAITING_BYTES_MAX:
+            if self.is_full:
                 self._num_missing += len(data)
             else:
                 self._put(self._missing() + bytes(data))
@@ -81,19 +86,18 @@ class Printer(io.RawIOBase):
 
 
 @contextmanager
-def printing(wait_s: float) -> Iterator[None]:
-    """Within it writes to sys.stdout and sys.stderr, and to their buffers, do not wait. At its end
-    it waits for their readers, at most so long.
+def printing(wait_s: float) -> Iterator[tuple[Printer, Printer]]:
+    """Printers for sys.stdout and sys.stderr, to which what is written there goes, too. Its end
+    waits for the readers, at most so long.
     """
     out, err = sys.stdout.fileno(), sys.stderr.fileno()
-    printers = (
-        [Printer(out)] * 2 if os.path.sameopenfile(out, err) else [Printer(out), Printer(err)]
-    )
+    first = Printer(out)
+    printers = (first, first if os.path.sameopenfile(out, err) else Printer(err))
     files: list[Any] = list(printers)  # of which only write() is called
     new = [io.TextIOWrapper(f, errors="backslashreplace", write_through=True) for f in files]
     with redirect_stdout(new[0]), redirect_stderr(new[1]):
         try:
-            yield
+            yield printers
         finally:
             for printer in printers:
                 printer.finish(wait_s)
