@@ -139,3 +139,31 @@ def test_a_worker_that_fails_after_the_servers_have_ended_is_not_restarted(
     code, _, err = launcher.finish()
     assert code == 7
     assert "starting it again" not in err
+
+
+def test_a_worker_started_again_after_its_goodbye_is_not_waited_for(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "2", "--max_restart", "1", num=3)
+    worker = launcher.peers["worker 1"]
+    os.kill(int(worker.ask("pid")), signal.SIGKILL)  # its goodbye has been heard
+    worker.close()
+    launcher.accept(1)  # one that finds no server
+    launcher.peers["server 0"].end()
+    launcher.peers["worker 0"].send("exit 0")
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert "worker 1 was killed by SIGTERM when the job was over: no loss" in err
+
+
+def test_a_worker_started_again_that_has_joined_ends_its_script(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--max_restart", "1", num=2)
+    worker = launcher.peers["worker 0"]
+    os.kill(int(worker.ask("pid")), signal.SIGKILL)
+    worker.close()
+    launcher.accept(1)
+    worker = launcher.peers["worker 0"]
+    Path(worker.ask("env TRIREME_JOINING")).unlink()  # as tr.init() does when it has joined
+    launcher.peers["server 0"].end()
+    worker.ask("print batch 1\\n")
+    worker.send("exit 7")
+    assert launcher.finish()[0] == 7
+    assert launcher.log("workerlog.0") == "batch 1\n"

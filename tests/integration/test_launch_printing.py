@@ -41,15 +41,16 @@ def test_a_pipe_that_nobody_reads_keeps_the_launcher_from_nothing(launcher: Laun
 
 def test_a_job_goes_on_when_its_launcher_was_stopped_for_a_while(launcher: Launcher) -> None:
     process = launcher.start("--server_num", "1", "--worker_num", "1", num=2)
+    worker = launcher.peers["worker 0"]
     process.send_signal(signal.SIGTSTP)
-    for _ in range(4):  # more than a pipe holds
-        launcher.peers["worker 0"].send(f"print {LINE}\\n")
+    worker.send(f"print {LINE * 4}\\n")  # more than a pipe holds
     assert launcher.peers["server 0"].ask("print batch 1\\n") == "done"
     process.send_signal(signal.SIGCONT)
+    assert worker.answer() == "done"
     for _, peer in sorted(launcher.peers.items()):
         peer.send("exit 0")
     assert launcher.finish()[0] == 0
-    assert launcher.log("workerlog.0") == f"{LINE}\n" * 4
+    assert launcher.log("workerlog.0") == f"{LINE * 4}\n"
 
 
 def test_a_job_whose_terminal_is_closed_is_stopped_as_by_any_signal(launcher: Launcher) -> None:

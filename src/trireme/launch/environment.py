@@ -18,6 +18,7 @@ rank; `process_role` checks them as a whole.
 import difflib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trireme.errors import BadRequest
@@ -37,6 +38,7 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_HETER": "heter",
     "TRIREME_LISTEN": "listen",
     "TRIREME_LISTEN_FD": "listen_fd",
+    "TRIREME_JOINING": "joining",
     "TRIREME_TIMEOUT_S": "timeout_s",
     "TRIREME_INSECURE": "insecure",
     "TRIREME_KEYS": "keys",
@@ -117,6 +119,14 @@ def set_too_late() -> list[str]:
 
 def _of_torch() -> dict[str, str]:
     return {name: os.environ[name] for name in _READ_AT_LOAD if name in os.environ}
+
+
+def note_joined() -> None:
+    """This process has come to the servers: the launcher, which has started it again, reads that
+    from the absence of a file.
+    """
+    if path := os.environ.pop("TRIREME_JOINING", ""):
+        Path(path).unlink(missing_ok=True)
 
 
 def name_network_device(interface: str) -> None:

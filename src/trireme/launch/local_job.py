@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trireme.errors import BadRequest, ResourceExhausted
@@ -36,8 +36,8 @@ from trireme.launch.process_environment import (
 )
 from trireme.launch.process_role import REFUSED, STOPPED, read_role
 from trireme.launch.serving_options import check_settings
+from trireme.launch.stop_signals import STOP_SIGNALS, wakeup_fd
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have ended
 _COMPUTE_END_S = 5.0  # for compute workers to end by themselves once all servers have ended
@@ -125,7 +125,7 @@ class _LocalJob:
     def run(self, out: Printer, err: Printer) -> int:
         self._out, self._err = out, err
         start = time.monotonic()
-        with _wakeup_fd() as wake_fd, self._selector:
+        with wakeup_fd() as wake_fd, self._selector:
             self._selector.register(wake_fd, selectors.EVENT_READ)
             try:
                 self._start()
@@ -136,6 +136,8 @@ class _LocalJob:
             finally:
                 for process in self._processes:
                     self._end(process)
+                for index in self._workers:
+                    self._joining(index).unlink(missing_ok=True)
                 if self._console is not None:
                     self._end(self._console)
                 self._end_fork_servers(self._fork_servers)
@@ -254,7 +256,21 @@ class _LocalJob:
 
     def _start_worker(self, index: int) -> None:
         start = self._launch_listening if self._placement.workers_host else self._launch
-        self._workers[index] = start("worker", index, {})
+        variables = {}
+        if not self._placement.workers_host and self._num_restarts[f"worker {index}"]:
+            with contextlib.suppress(OSError):  # its log says that it cannot write there
+                self._joining(index).touch()
+            variables["TRIREME_JOINING"] = str(self._joining(index).absolute())
+        self._workers[index] = start("worker", index, variables)
+
+    def _joining(self, worker: int) -> Path:
+        """A file that a worker which was started again removes when it has come to the servers."""
+        return self._log_path(".joining", worker)
+
+    def _late_workers(self) -> list[LaunchedProcess]:
+        """Those that were started again, and have not come to the servers."""
+        again = [i for i, process in self._workers.items() if self._num_restarts[process.name]]
+        return [self._workers[index] for index in again if self._joining(index).exists()]
 
     def _start_compute_worker(self, index: int) -> None:
         self._compute[index] = self._launch_listening("heter", index, {})
@@ -310,6 +326,8 @@ class _LocalJob:
         while not self._signals:
             self._poll()
             self._restart_dead()
+            if self._have_servers_ended():  # a worker was killed after its goodbye
+                self._ask_to_stop(self._late_workers())
             self._check_console()
             states = {process: self._judge(process) for process in self._processes}
             self._failed = next((p for p, state in states.items() if self._is_lost(p, state)), None)
@@ -371,14 +389,14 @@ class _LocalJob:
 
     def _had_nothing_left(self, process: LaunchedProcess, status: int) -> bool:
         """Whether a process was killed when it had nothing left to do: a worker when the job was
-        over; a server then or after all workers, unless it has left state; a compute worker after
-        all workers. A successor would wait in vain. So would a compute worker that finds no server
-        any more, which is an error there.
+        over, also if it failed because it came too late; a server then or after all workers, unless
+        it has left state; a compute worker after all workers. A successor would wait in vain. So
+        would a compute worker that finds no server any more, which is an error there.
         """
         if process in self._compute.values():
             is_killed = status < 0 or status == STOPPED
             return self._have_workers_ended() and (is_killed or self._have_servers_ended())
-        if status > 0:
+        if status > 0 and process not in self._late_workers():
             return False
         if process in self._workers.values():
             return self._is_job_over()
@@ -575,25 +593,3 @@ def _describe_exit(state: int) -> str:
     name = signal.Signals(-state).name
     hint = " (is the machine out of memory?)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-@contextlib.contextmanager
-def _wakeup_fd() -> Iterator[int]:
-    """A descriptor that gets a byte, the signal's number, for each signal of the launcher. A signal
-    that the launcher's parent ignores (nohup) stays ignored.
-    """
-    handled = [*STOP_SIGNALS, signal.SIGCHLD, signal.SIGWINCH]
-    before = {number: signal.getsignal(number) for number in handled}
-    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    try:
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)
-        yield read_fd
-    finally:
-        signal.set_wakeup_fd(old_fd)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(read_fd)
-        os.close(write_fd)
