@@ -136,24 +136,27 @@ def test_what_is_for_a_closed_pipe_waits_for_nobody() -> None:
 
 
 def test_a_process_is_started_again_whose_log_was_removed(launcher: Launcher) -> None:
-    launcher.start("--server_num", "1", "--worker_num", "2", "--max_restart", "2", num=3)
-    for index, is_possible in ((0, True), (1, False)):
-        shutil.rmtree(launcher.folder / "log", ignore_errors=True)
-        if not is_possible:
-            (launcher.folder / "log").touch()
-        worker = launcher.peers[f"worker {index}"]
+    launcher.start("--server_num", "1", "--worker_num", "2", "--max_restart", "1", num=3)
+    logs = launcher.folder / "log"
+
+    def start_again(name: str) -> None:
+        worker = launcher.peers[name]
         os.kill(int(worker.ask("pid")), signal.SIGKILL)
         worker.close()
         launcher.accept(1)
-        if is_possible:
-            made = (launcher.folder / "log/workerlog.0").open()
-        assert launcher.peers[f"worker {index}"].ask("print hello\\n") == "done"
-    for _, peer in sorted(launcher.peers.items()):
-        peer.end()
-    code, _, err = launcher.finish()
-    assert code == 0
-    with made:
+
+    shutil.rmtree(logs)
+    start_again("worker 0")
+    with (logs / "workerlog.0").open() as made:
+        shutil.rmtree(logs)
+        logs.touch()  # where no log can be made
+        start_again("worker 1")
+        for _, peer in sorted(launcher.peers.items()):
+            assert peer.ask("print hello\\n") == "done"
+            peer.end()
+        code, _, err = launcher.finish()
         assert made.read() == "hello\n"
+    assert code == 0
     warning = "launch: cannot write log/workerlog.1: File exists; it lacks what follows"
     assert err.count(warning) == 1
 

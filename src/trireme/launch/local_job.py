@@ -137,7 +137,8 @@ class _LocalJob:
                 for process in self._processes:
                     self._end(process)
                 for index in self._workers:
-                    self._joining(index).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        self._joining(index).unlink()
                 if self._console is not None:
                     self._end(self._console)
                 self._end_fork_servers(self._fork_servers)
