@@ -167,3 +167,22 @@ def test_a_worker_started_again_that_has_joined_ends_its_script(launcher: Launch
     worker.send("exit 7")
     assert launcher.finish()[0] == 7
     assert launcher.log("workerlog.0") == "batch 1\n"
+
+
+def test_a_server_killed_when_it_had_removed_its_state_begins_no_job_anew(
+    launcher: Launcher,
+) -> None:
+    launcher.start("--server_num", "2", "--worker_num", "2", "--max_restart", "1", num=4)
+    for index in range(2):
+        folder = launcher.peers[f"server {index}"].ask("env TRIREME_STATE_DIR")
+        (launcher.folder / folder).mkdir(parents=True)
+    launcher.peers["worker 0"].end()
+    worker = launcher.peers["worker 1"]
+    os.kill(int(worker.ask("pid")), signal.SIGKILL)
+    worker.close()
+    launcher.accept(1)
+    for index in range(2):
+        os.kill(int(launcher.peers[f"server {index}"].ask("pid")), signal.SIGKILL)
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert err.count("starting it again") == 1

@@ -386,7 +386,7 @@ class _LocalJob:
 
     def _is_job_over(self) -> bool:
         """Whether all workers have said goodbye: a server ends with 0 then, and not before."""
-        return any(server.status() == 0 for server in self._servers.values())
+        return any(s.status() == 0 or s in self._over for s in self._servers.values())
 
     def _had_nothing_left(self, process: LaunchedProcess, status: int) -> bool:
         """Whether a process was killed when it had nothing left to do: a worker when the job was
@@ -403,7 +403,13 @@ class _LocalJob:
             return self._is_job_over()
         index = next(index for index, server in self._servers.items() if server is process)
         is_done = self._have_workers_ended() or self._is_job_over()
-        return is_done and not self._has_state(index)
+        return (is_done or self._has_removed_state(index)) and not self._has_state(index)
+
+    def _has_removed_state(self, server: int) -> bool:
+        """Whether it has had state, as a worker that has ended well shows, and has removed it."""
+        folder = durability_variables(self._config, server).get("TRIREME_STATE_DIR")
+        has_had = any(worker.status() == 0 for worker in self._workers.values())
+        return has_had and folder is not None and Path(folder).is_dir()
 
     def _has_state(self, server: int) -> bool:
         from trireme.server.log.state_folder import holds_state  # which loads pyarrow
@@ -530,9 +536,7 @@ class _LocalJob:
         deadline, num_signals = time.monotonic() + self._config.grace_s, len(self._signals)
 
         def wait(until: Callable[[], bool]) -> None:
-            while not until() and len(self._signals) == num_signals:
-                if time.monotonic() >= deadline:
-                    break
+            while not until() and len(self._signals) == num_signals and time.monotonic() < deadline:
                 self._poll()
 
         workers = list(self._workers.values())
