@@ -18,7 +18,6 @@ rank; `process_role` checks them as a whole.
 import difflib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trireme.errors import BadRequest
@@ -122,11 +121,10 @@ def _of_torch() -> dict[str, str]:
 
 
 def note_joined() -> None:
-    """This process has come to the servers: the launcher, which has started it again, reads that
-    from the absence of a file.
-    """
-    if path := os.environ.pop("TRIREME_JOINING", ""):
-        Path(path).unlink(missing_ok=True)
+    """Tell the launcher, by the absence of a file, that this worker has come to the servers."""
+    path = os.environ.pop("TRIREME_JOINING", "")
+    if os.path.lexists(path):
+        os.unlink(path)
 
 
 def name_network_device(interface: str) -> None:

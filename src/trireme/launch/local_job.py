@@ -108,7 +108,7 @@ class _LocalJob:
         self._continues = False  # a job that a launcher before has started
         self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
         self._asked: set[LaunchedProcess] = set()  # to stop
-        self._stateless: set[str] = set()  # names of servers that were started again without state
+        self._has_begun = False  # whether a worker has come to the servers, which have state then
         self._failed: LaunchedProcess | None = None
         self._compute_deadline = float("inf")  # for compute workers to end
         self._late: list[LaunchedProcess] = []  # others that did not end after the workers
@@ -256,22 +256,21 @@ class _LocalJob:
         self._servers[index] = self._launch_listening("server", index, variables)
 
     def _start_worker(self, index: int) -> None:
-        start = self._launch_listening if self._placement.workers_host else self._launch
-        variables = {}
-        if not self._placement.workers_host and self._num_restarts[f"worker {index}"]:
-            with contextlib.suppress(OSError):  # its log says that it cannot write there
-                self._joining(index).touch()
-            variables["TRIREME_JOINING"] = str(self._joining(index).absolute())
-        self._workers[index] = start("worker", index, variables)
+        if self._placement.workers_host:
+            self._workers[index] = self._launch_listening("worker", index, {})
+            return
+        with contextlib.suppress(OSError):  # its log says that it cannot write there
+            self._joining(index).touch()
+        variables = {"TRIREME_JOINING": str(self._joining(index).absolute())}
+        self._workers[index] = self._launch("worker", index, variables)
 
     def _joining(self, worker: int) -> Path:
-        """A file that a worker which was started again removes when it has come to the servers."""
+        """A file that a worker removes when it has come to the servers."""
         return self._log_path(".joining", worker)
 
     def _late_workers(self) -> list[LaunchedProcess]:
-        """Those that were started again, and have not come to the servers."""
-        again = [i for i, process in self._workers.items() if self._num_restarts[process.name]]
-        return [self._workers[index] for index in again if self._joining(index).exists()]
+        """Those that have not come to the servers."""
+        return [process for i, process in self._workers.items() if self._joining(i).exists()]
 
     def _start_compute_worker(self, index: int) -> None:
         self._compute[index] = self._launch_listening("heter", index, {})
@@ -326,6 +325,7 @@ class _LocalJob:
         deadline = float("inf")
         while not self._signals:
             self._poll()
+            self._has_begun = self._has_begun or len(self._late_workers()) < len(self._workers)
             self._restart_dead()
             if self._have_servers_ended():  # a worker was killed after its goodbye
                 self._ask_to_stop(self._late_workers())
@@ -338,14 +338,13 @@ class _LocalJob:
             if not self._have_workers_ended():
                 continue
             deadline = min(deadline, time.monotonic() + _SERVERS_END_S)
-            self._stop_late()
+            self._stop_compute_workers()
             if time.monotonic() >= deadline:
                 self._late = unfinished
                 return
 
-    def _stop_late(self) -> None:
+    def _stop_compute_workers(self) -> None:
         """Ask those to stop that were started again too late to hear of the end."""
-        self._ask_to_stop([s for s in self._servers.values() if s.name in self._stateless])
         if not self._have_servers_ended():
             return
         now = time.monotonic()
@@ -406,10 +405,9 @@ class _LocalJob:
         return (is_done or self._has_removed_state(index)) and not self._has_state(index)
 
     def _has_removed_state(self, server: int) -> bool:
-        """Whether it has had state, as a worker that has ended well shows, and has removed it."""
+        """Whether it has had state, and has removed it."""
         folder = durability_variables(self._config, server).get("TRIREME_STATE_DIR")
-        has_had = any(worker.status() == 0 for worker in self._workers.values())
-        return has_had and folder is not None and Path(folder).is_dir()
+        return self._has_begun and folder is not None and Path(folder).is_dir()
 
     def _has_state(self, server: int) -> bool:
         from trireme.server.log.state_folder import holds_state  # which loads pyarrow
@@ -438,8 +436,6 @@ class _LocalJob:
                     f" ({number} of at most {self._config.max_restart} times)"
                 )
                 self._end(process)
-                if processes is self._servers and not self._has_state(index):
-                    self._stateless.add(process.name)
                 start(index)
 
     def _restart_together(self) -> None:
