@@ -266,7 +266,8 @@ class _LocalJob:
 
     def _joining(self, worker: int) -> Path:
         """A file that a worker removes when it has come to the servers."""
-        return self._log_path(".joining", worker)
+        path = self._log_path("worker", worker)
+        return path.with_name(f".{path.name}.joining")
 
     def _late_workers(self) -> list[LaunchedProcess]:
         """Those that have not come to the servers."""
