@@ -270,8 +270,9 @@ class _LocalJob:
         return path.with_name(f".{path.name}.joining")
 
     def _late_workers(self) -> list[LaunchedProcess]:
-        """Those that have not come to the servers."""
-        return [process for i, process in self._workers.items() if self._joining(i).exists()]
+        """Those that were started again, and have not come to the servers."""
+        again = [i for i, process in self._workers.items() if self._num_restarts[process.name]]
+        return [self._workers[index] for index in again if self._joining(index).exists()]
 
     def _start_compute_worker(self, index: int) -> None:
         self._compute[index] = self._launch_listening("heter", index, {})
@@ -326,7 +327,9 @@ class _LocalJob:
         deadline = float("inf")
         while not self._signals:
             self._poll()
-            self._has_begun = self._has_begun or len(self._late_workers()) < len(self._workers)
+            self._has_begun = self._has_begun or any(
+                not self._joining(i).exists() for i in self._workers
+            )
             self._restart_dead()
             if self._have_servers_ended():  # a worker was killed after its goodbye
                 self._ask_to_stop(self._late_workers())
