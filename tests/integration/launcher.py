@@ -33,6 +33,10 @@ class Peer:
 
     def ask(self, command: str) -> str:
         self.send(command)
+        return self.answer()
+
+    def answer(self) -> str:
+        """To the oldest command that has none; one that is sent meanwhile may be lost."""
         return self._stream.readline().strip()
 
     def wait_gone(self) -> None:

@@ -84,7 +84,12 @@ def test_a_forked_process_sees_what_a_started_one_sees(tmp_path: Path) -> None:
     assert list(forked) == ["serverlog.0", "workerlog.0"]
     for name, process in forked.items():
         seen, expected = process["seen"], started[name]["seen"]
-        for variable in ("TRIREME_SERVERS", "TRIREME_LISTEN", "TRIREME_LISTEN_FD"):
+        for variable in (
+            "TRIREME_SERVERS",
+            "TRIREME_LISTEN",
+            "TRIREME_LISTEN_FD",
+            "TRIREME_JOINING",
+        ):
             is_there = [one["variables"].pop(variable, None) is None for one in (seen, expected)]
             assert is_there[0] == is_there[1], variable
         assert seen == expected
@@ -276,3 +281,27 @@ def test_modules_beside_a_script_win_over_loaded_ones_of_their_names(tmp_path: P
     (tmp_path / "html.py").unlink()
     assert not hides_loaded(str(tmp_path))
     assert not hides_loaded(str(Path(trireme.__file__).parents[1]))
+
+
+def test_a_fork_server_has_closed_what_it_passes_on_when_it_answers() -> None:
+    """A process that is killed at once may have to be started again at the same address."""
+    program = """
+import os
+from trireme.launch.fork_server_program import fork
+
+passed = os.open(os.devnull, os.O_RDONLY)
+
+class Orders:
+    def sendall(self, answer):
+        try:
+            os.fstat(passed)
+        except OSError:
+            print("closed", answer.isdigit(), flush=True)
+
+if not fork(Orders(), [passed]):
+    os._exit(0)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "closed True\n"

@@ -13,6 +13,11 @@ import pytest
 from tests.integration.launcher import Launcher
 
 
+def join(launcher: Launcher, name: str) -> None:
+    """As tr.init() does when the worker has come to the servers."""
+    Path(launcher.peers[name].ask("env TRIREME_JOINING")).unlink()
+
+
 @pytest.mark.parametrize("options", [[], ["--max_restart", "1"]])
 @pytest.mark.parametrize(("first", "last"), [("worker", "server"), ("server", "worker")])
 def test_a_process_killed_with_nothing_left_to_do_does_not_fail_the_job(
@@ -119,23 +124,73 @@ def test_a_server_killed_when_it_had_removed_its_state_is_not_waited_for(
     launcher: Launcher,
 ) -> None:
     launcher.start("--server_num", "1", "--worker_num", "1", "--max_restart", "1", num=2)
+    join(launcher, "worker 0")
     server = launcher.peers["server 0"]
+    (launcher.folder / server.ask("env TRIREME_STATE_DIR")).mkdir(parents=True)
     os.kill(int(server.ask("pid")), signal.SIGKILL)  # and the worker has not quite ended
-    server.close()
-    launcher.accept(1)  # a server that no worker will call
-    assert launcher.peers["server 0"].ask("stopped_well") == "done"
+    launcher.peers["worker 0"].ask("print batch 1\\n")
     launcher.peers["worker 0"].end()
     code, _, err = launcher.finish()
     assert code == 0, err
-    assert "stopping server 0" in err
+    assert "starting it again" not in err
 
 
 def test_a_worker_that_fails_after_the_servers_have_ended_is_not_restarted(
     launcher: Launcher,
 ) -> None:
     launcher.start("--server_num", "1", "--worker_num", "1", "--max_restart", "1", num=2)
+    join(launcher, "worker 0")
     launcher.peers["server 0"].end()
     launcher.peers["worker 0"].send("exit 7")
     code, _, err = launcher.finish()
     assert code == 7
     assert "starting it again" not in err
+
+
+def test_a_worker_started_again_after_its_goodbye_is_not_waited_for(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "2", "--max_restart", "1", num=3)
+    join(launcher, "worker 0")
+    worker = launcher.peers["worker 1"]
+    os.kill(int(worker.ask("pid")), signal.SIGKILL)  # its goodbye has been heard
+    worker.close()
+    launcher.accept(1)  # one that finds no server
+    launcher.peers["server 0"].end()
+    launcher.peers["worker 0"].send("exit 0")
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert "worker 1 was killed by SIGTERM when the job was over: no loss" in err
+
+
+def test_a_worker_started_again_that_has_joined_ends_its_script(launcher: Launcher) -> None:
+    launcher.start("--server_num", "1", "--worker_num", "1", "--max_restart", "1", num=2)
+    worker = launcher.peers["worker 0"]
+    os.kill(int(worker.ask("pid")), signal.SIGKILL)
+    worker.close()
+    launcher.accept(1)
+    join(launcher, "worker 0")
+    worker = launcher.peers["worker 0"]
+    launcher.peers["server 0"].end()
+    worker.ask("print batch 1\\n")
+    worker.send("exit 7")
+    assert launcher.finish()[0] == 7
+    assert launcher.log("workerlog.0") == "batch 1\n"
+
+
+def test_a_server_killed_when_it_had_removed_its_state_begins_no_job_anew(
+    launcher: Launcher,
+) -> None:
+    launcher.start("--server_num", "2", "--worker_num", "2", "--max_restart", "1", num=4)
+    for index in range(2):
+        folder = launcher.peers[f"server {index}"].ask("env TRIREME_STATE_DIR")
+        (launcher.folder / folder).mkdir(parents=True)
+    join(launcher, "worker 0")
+    worker = launcher.peers["worker 1"]
+    os.kill(int(worker.ask("pid")), signal.SIGKILL)
+    worker.close()
+    launcher.accept(1)
+    for index in range(2):
+        os.kill(int(launcher.peers[f"server {index}"].ask("pid")), signal.SIGKILL)
+    launcher.peers["worker 0"].end()
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert err.count("starting it again") == 1

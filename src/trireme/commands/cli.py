@@ -91,6 +91,9 @@ example:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Wrong use exits with code 2."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started this; the number is the next one
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for good
     parser = build_parser()
     argv = sys.argv[1:] if argv is None else argv
     arguments, unknown = parser.parse_known_args(argv)

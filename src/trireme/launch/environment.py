@@ -38,6 +38,7 @@ VARIABLES: Mapping[str, str] = {
     "TRIREME_HETER": "heter",
     "TRIREME_LISTEN": "listen",
     "TRIREME_LISTEN_FD": "listen_fd",
+    "TRIREME_JOINING": "joining",
     "TRIREME_TIMEOUT_S": "timeout_s",
     "TRIREME_INSECURE": "insecure",
     "TRIREME_KEYS": "keys",
@@ -118,6 +119,13 @@ def set_too_late() -> list[str]:
 
 def _of_torch() -> dict[str, str]:
     return {name: os.environ[name] for name in _READ_AT_LOAD if name in os.environ}
+
+
+def note_joined() -> None:
+    """Tell the launcher, by the absence of a file, that this worker has come to the servers."""
+    path = os.environ.pop("TRIREME_JOINING", "")
+    if os.path.lexists(path):
+        os.unlink(path)
 
 
 def name_network_device(interface: str) -> None:

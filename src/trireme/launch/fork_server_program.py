@@ -56,12 +56,10 @@ def main() -> None:
     orders.sendall(READY.encode())
     while order := next_order(orders):
         text, fds = order
-        if not fork(orders):
+        if not fork(orders, fds):
             orders.close()
             become(json.loads(text), fds, launcher)
             return
-        for fd in fds:
-            os.close(fd)
 
 
 def load() -> None:
@@ -118,8 +116,10 @@ def next_order(orders: socket.socket) -> tuple[bytes, list[int]] | None:
     return (text, fds) if header and len(text) == size else None
 
 
-def fork(orders: socket.socket) -> bool:
-    """Fork a process whose parent ends, and report its id. False in that process."""
+def fork(orders: socket.socket, fds: list[int]) -> bool:
+    """Fork a process whose parent ends. Close the descriptors of the order, which may listen at an
+    address that the next process needs, and only then report its id. False in that process.
+    """
     known, made = os.pipe()
     try:
         if (child := os.fork()) == 0:
@@ -134,12 +134,15 @@ def fork(orders: socket.socket) -> bool:
             os._exit(0)
         os.waitpid(child, 0)  # now the other one has its new parent
         os.set_blocking(known, False)
-        orders.sendall(os.read(known, ANSWER_BYTES_MAX))
+        answer = os.read(known, ANSWER_BYTES_MAX)
     except OSError as error:
-        orders.sendall(_cannot(error))
+        answer = _cannot(error)
     finally:
         os.close(known)
         os.close(made)
+    for fd in fds:
+        os.close(fd)
+    orders.sendall(answer)
     return True
 
 

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from trireme import torch_compiler
 from trireme.errors import PERMANENT, BadRequest, Corruption, TriremeError
-from trireme.launch.environment import name_network_device, names_server, set_too_late
+from trireme.launch.environment import (
+    name_network_device,
+    names_server,
+    note_joined,
+    set_too_late,
+)
 from trireme.launch.key_folder import client_keys, server_keys
 from trireme.launch.process_role import REFUSED, STOPPED, ProcessRole, read_role
 from trireme.launch.serving_options import serving_options
@@ -135,6 +140,7 @@ def _start(process: ProcessRole) -> Cluster:
     if process.role != "embedded":
         _end_as_refused()
     cluster = connect(process)
+    note_joined()
     set_default(cluster, process)
     return cluster
 

@@ -4,10 +4,13 @@ import sys
 
 from trireme.launch.launched_process import LaunchedProcess
 from trireme.launch.placement import LaunchConfig, Placement
+from trireme.launch.printing import Printer
 from trireme.launch.process_environment import outside_a_job
 
 
-def start_console(config: LaunchConfig, placement: Placement, address: str) -> LaunchedProcess:
+def start_console(
+    config: LaunchConfig, placement: Placement, address: str, err: Printer
+) -> LaunchedProcess:
     """Start `trireme console` at an address, with output on stderr and in a log that, as it has the
     token, nobody else can read.
     """
@@ -25,5 +28,5 @@ def start_console(config: LaunchConfig, placement: Placement, address: str) -> L
         command,
         environment,
         log_path,
-        console=sys.stderr.fileno(),
+        console=err,
     )

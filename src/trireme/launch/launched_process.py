@@ -19,11 +19,12 @@ import termios
 import tty
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from trireme.children import PROGRAM
 from trireme.errors import BadRequest, Internal, writing
 from trireme.launch.fork_server import ForkedProcess, ForkServer
+from trireme.launch.printing import Printer
 
 log = logging.getLogger("trireme.launch")
 
@@ -47,19 +48,20 @@ class LaunchedProcess:
         log_path: Path,
         *,
         pass_fds: Sequence[int] = (),
-        console: int | None = None,
+        console: Printer | None = None,
         appends: bool = False,
         fork_server: ForkServer | None = None,
     ) -> None:
-        """Start `command` with its output in `log_path`, and also on the descriptor `console`.
+        """Start `command` with its output in `log_path`, and also on `console`.
 
         appends: keep the present lines of the log.
         fork_server: what forks the process. If it has an obstacle then, the process is started.
+
+        Raises OSError: the system cannot start it.
         """
         self.name = name
         self.log_path = log_path
-        log_file = log_path.open("ab" if appends else "wb")
-        self.mirror = Mirror(log_file, console)
+        self.mirror = Mirror(_open_log(log_path, "ab" if appends else "wb"), console)
         output = self.mirror.input_fd
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
@@ -107,10 +109,23 @@ class LaunchedProcess:
         """The last lines of its log."""
         self.mirror.drain()
         self.mirror.flush()
-        with self.log_path.open("rb") as log_file:
-            log_file.seek(max(0, os.fstat(log_file.fileno()).st_size - _TAIL_BYTES))
-            lines = log_file.read().removesuffix(b"\n").split(b"\n")
+        try:
+            with self.log_path.open("rb") as log_file:
+                log_file.seek(max(0, os.fstat(log_file.fileno()).st_size - _TAIL_BYTES))
+                lines = log_file.read().removesuffix(b"\n").split(b"\n")
+        except OSError as error:
+            return [f"(cannot read them: {error.strerror})"]
         return [plain(line).decode(errors="replace") for line in lines[-num:]]
+
+
+def _open_log(path: Path, mode: str) -> BinaryIO:
+    """A job goes on without the log of a process that is started again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
+        return cast(BinaryIO, path.open(mode))
+    except OSError as error:
+        log.warning("launch: cannot write %s: %s; it lacks what follows", path, error.strerror)
+        return open(os.devnull, "wb")
 
 
 def _start(
@@ -137,9 +152,9 @@ class Mirror:
     not take is missing there, with a warning; the job continues.
     """
 
-    def __init__(self, log: BinaryIO, console: int | None) -> None:
+    def __init__(self, log: BinaryIO, console: Printer | None) -> None:
         self._log, self._console = log, console
-        self._is_terminal = console is not None and os.isatty(console)
+        self._is_terminal = console is not None and console.isatty()
         self._line = b""
         self._unshown = b""
         self._is_cut = False  # whether the log lacks what came last
@@ -153,8 +168,14 @@ class Mirror:
     def resize(self) -> None:
         """Give the pseudo terminal the size of the console."""
         if self._is_terminal and self._console is not None:
-            size = fcntl.ioctl(self._console, termios.TIOCGWINSZ, b"\0" * 8)
-            fcntl.ioctl(self.output_fd, termios.TIOCSWINSZ, size)
+            with contextlib.suppress(OSError):  # the terminal has been closed
+                size = fcntl.ioctl(self._console, termios.TIOCGWINSZ, b"\0" * 8)
+                fcntl.ioctl(self.output_fd, termios.TIOCSWINSZ, size)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the console has enough to show."""
+        return self._console is not None and self._console.is_full
 
     def pump(self) -> bool:
         """Copy some of the output that is ready; False when there is none (left)."""
@@ -176,7 +197,8 @@ class Mirror:
 
     def flush(self) -> None:
         """Write the unfinished line, too."""
-        self._write_console(self._unshown)
+        if self._console is not None and self._unshown:
+            self._console.write(self._unshown)
         self._put(self._line)
         self._unshown = self._line = b""
 
@@ -192,16 +214,9 @@ class Mirror:
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if self._is_terminal or len(data) - end > _LINE_BYTES_MAX:
             end = len(data)
-        self._write_console(data[:end])
+        if self._console is not None and end:
+            self._console.write(data[:end])
         self._unshown = data[end:]
-
-    def _write_console(self, data: bytes) -> None:
-        """Write to the console until it is closed (`| head`); the job and its log continue."""
-        try:
-            while data and self._console is not None:
-                data = data[os.write(self._console, data) :]
-        except OSError:
-            self._console = None
 
     def _write_log(self, data: bytes) -> None:
         *lines, self._line = (self._line + data).split(b"\n")

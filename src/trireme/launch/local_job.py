@@ -16,16 +16,17 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, ResourceExhausted
 from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
 from trireme.launch.job_console import start_console
-from trireme.launch.launched_process import LaunchedProcess, claimed
+from trireme.launch.launched_process import LaunchedProcess, Mirror, claimed
 from trireme.launch.machines import spread
 from trireme.launch.placement import NO_PADDLE, LaunchConfig, Placement, choose_placement
+from trireme.launch.printing import Printer, printing
 from trireme.launch.process_environment import (
     ROLE_NOUNS,
     ThreadShares,
@@ -35,8 +36,8 @@ from trireme.launch.process_environment import (
 )
 from trireme.launch.process_role import REFUSED, STOPPED, read_role
 from trireme.launch.serving_options import check_settings
+from trireme.launch.stop_signals import STOP_SIGNALS, wakeup_fd
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have ended
 _COMPUTE_END_S = 5.0  # for compute workers to end by themselves once all servers have ended
@@ -65,8 +66,8 @@ def launch(config: LaunchConfig) -> int:
             ) from error
         job = _LocalJob(config, placement)
         job.check_environments()
-        with claimed(job.log_paths()):
-            return job.run()
+        with claimed(job.log_paths()), printing(config.grace_s) as (out, err):
+            return job.run(out, err)
 
 
 def _check_restarts(config: LaunchConfig, placement: Placement) -> None:
@@ -108,7 +109,7 @@ class _LocalJob:
         self._continues = False  # a job that a launcher before has started
         self._over: set[LaunchedProcess] = set()  # killed when they had nothing left to do
         self._asked: set[LaunchedProcess] = set()  # to stop
-        self._stateless: set[str] = set()  # names of servers that were started again without state
+        self._has_begun = False  # whether a worker has come to the servers, which have state then
         self._failed: LaunchedProcess | None = None
         self._compute_deadline = float("inf")  # for compute workers to end
         self._late: list[LaunchedProcess] = []  # others that did not end after the workers
@@ -121,10 +122,12 @@ class _LocalJob:
         self._signals: list[signal.Signals] = []
         self._same_until = 0.0  # SIGTERM before is the last signal again
         self._selector = selectors.DefaultSelector()
+        self._held: list[Mirror] = []  # until the console is read, or the job is stopped
 
-    def run(self) -> int:
+    def run(self, out: Printer, err: Printer) -> int:
+        self._out, self._err = out, err
         start = time.monotonic()
-        with _wakeup_fd() as wake_fd, self._selector:
+        with wakeup_fd() as wake_fd, self._selector:
             self._selector.register(wake_fd, selectors.EVENT_READ)
             try:
                 self._start()
@@ -135,6 +138,9 @@ class _LocalJob:
             finally:
                 for process in self._processes:
                     self._end(process)
+                for index in self._workers:
+                    with contextlib.suppress(OSError):
+                        self._joining(index).unlink()
                 if self._console is not None:
                     self._end(self._console)
                 self._end_fork_servers(self._fork_servers)
@@ -233,7 +239,9 @@ class _LocalJob:
         if 0 not in self._placement.sockets:
             say("the console is on the machine of server 0")
             return
-        self._console = self._follow_output(start_console(self._config, self._placement, address))
+        self._console = self._follow_output(
+            start_console(self._config, self._placement, address, self._err)
+        )
 
     def _check_console(self) -> None:
         """A job goes on without its console."""
@@ -250,8 +258,23 @@ class _LocalJob:
         self._servers[index] = self._launch_listening("server", index, variables)
 
     def _start_worker(self, index: int) -> None:
-        start = self._launch_listening if self._placement.workers_host else self._launch
-        self._workers[index] = start("worker", index, {})
+        if self._placement.workers_host:
+            self._workers[index] = self._launch_listening("worker", index, {})
+            return
+        with contextlib.suppress(OSError):  # its log says that it cannot write there
+            self._joining(index).touch()
+        variables = {"TRIREME_JOINING": str(self._joining(index).absolute())}
+        self._workers[index] = self._launch("worker", index, variables)
+
+    def _joining(self, worker: int) -> Path:
+        """A file that a worker removes when it has come to the servers."""
+        path = self._log_path("worker", worker)
+        return path.with_name(f".{path.name}.joining")
+
+    def _late_workers(self) -> list[LaunchedProcess]:
+        """Those that were started again, and have not come to the servers."""
+        again = [i for i, process in self._workers.items() if self._num_restarts[process.name]]
+        return [self._workers[index] for index in again if self._joining(index).exists()]
 
     def _start_compute_worker(self, index: int) -> None:
         self._compute[index] = self._launch_listening("heter", index, {})
@@ -272,16 +295,19 @@ class _LocalJob:
     ) -> LaunchedProcess:
         name, is_first_worker = f"{ROLE_NOUNS[role]} {index}", role == "worker" and index == 0
         env = self._environment(role, index) | variables
-        process = LaunchedProcess(
-            name,
-            [sys.executable, *self._config.command],
-            env,
-            self._log_path(role, index),
-            pass_fds=pass_fds,
-            console=sys.stdout.fileno() if is_first_worker else None,
-            appends=self._continues or self._num_restarts[name] > 0,
-            fork_server=next((s for s in self._fork_servers if s.has_loaded_for(env)), None),
-        )
+        try:
+            process = LaunchedProcess(
+                name,
+                [sys.executable, *self._config.command],
+                env,
+                self._log_path(role, index),
+                pass_fds=pass_fds,
+                console=self._out if is_first_worker else None,
+                appends=self._continues or self._num_restarts[name] > 0,
+                fork_server=next((s for s in self._fork_servers if s.has_loaded_for(env)), None),
+            )
+        except OSError as error:  # too many processes or open files
+            raise ResourceExhausted(f"launch: cannot start {name}: {error.strerror}") from error
         self._drop_fork_servers()
         return self._follow_output(process)
 
@@ -291,8 +317,7 @@ class _LocalJob:
 
     def _follow_output(self, process: LaunchedProcess) -> LaunchedProcess:
         """Copy what a process prints to its log, and to the terminal."""
-        mirror = process.mirror
-        self._selector.register(mirror.output_fd, selectors.EVENT_READ, mirror)
+        self._selector.register(process.mirror.output_fd, selectors.EVENT_READ, process.mirror)
         return process
 
     def _watch(self) -> None:
@@ -304,7 +329,12 @@ class _LocalJob:
         deadline = float("inf")
         while not self._signals:
             self._poll()
+            self._has_begun = self._has_begun or any(
+                not self._joining(i).exists() for i in self._workers
+            )
             self._restart_dead()
+            if self._have_servers_ended():  # a worker was killed after its goodbye
+                self._ask_to_stop(self._late_workers())
             self._check_console()
             states = {process: self._judge(process) for process in self._processes}
             self._failed = next((p for p, state in states.items() if self._is_lost(p, state)), None)
@@ -314,14 +344,13 @@ class _LocalJob:
             if not self._have_workers_ended():
                 continue
             deadline = min(deadline, time.monotonic() + _SERVERS_END_S)
-            self._stop_late()
+            self._stop_compute_workers()
             if time.monotonic() >= deadline:
                 self._late = unfinished
                 return
 
-    def _stop_late(self) -> None:
+    def _stop_compute_workers(self) -> None:
         """Ask those to stop that were started again too late to hear of the end."""
-        self._ask_to_stop([s for s in self._servers.values() if s.name in self._stateless])
         if not self._have_servers_ended():
             return
         now = time.monotonic()
@@ -362,24 +391,29 @@ class _LocalJob:
 
     def _is_job_over(self) -> bool:
         """Whether all workers have said goodbye: a server ends with 0 then, and not before."""
-        return any(server.status() == 0 for server in self._servers.values())
+        return any(s.status() == 0 or s in self._over for s in self._servers.values())
 
     def _had_nothing_left(self, process: LaunchedProcess, status: int) -> bool:
         """Whether a process was killed when it had nothing left to do: a worker when the job was
-        over; a server then or after all workers, unless it has left state; a compute worker after
-        all workers. A successor would wait in vain. So would a compute worker that finds no server
-        any more, which is an error there.
+        over, also if it failed because it came too late; a server then or after all workers, unless
+        it has left state; a compute worker after all workers. A successor would wait in vain. So
+        would a compute worker that finds no server any more, which is an error there.
         """
         if process in self._compute.values():
             is_killed = status < 0 or status == STOPPED
             return self._have_workers_ended() and (is_killed or self._have_servers_ended())
-        if status > 0:
+        if status > 0 and process not in self._late_workers():
             return False
         if process in self._workers.values():
             return self._is_job_over()
         index = next(index for index, server in self._servers.items() if server is process)
         is_done = self._have_workers_ended() or self._is_job_over()
-        return is_done and not self._has_state(index)
+        return (is_done or self._has_removed_state(index)) and not self._has_state(index)
+
+    def _has_removed_state(self, server: int) -> bool:
+        """Whether it has had state, and has removed it."""
+        folder = durability_variables(self._config, server).get("TRIREME_STATE_DIR")
+        return self._has_begun and folder is not None and Path(folder).is_dir()
 
     def _has_state(self, server: int) -> bool:
         from trireme.server.log.state_folder import holds_state  # which loads pyarrow
@@ -408,8 +442,6 @@ class _LocalJob:
                     f" ({number} of at most {self._config.max_restart} times)"
                 )
                 self._end(process)
-                if processes is self._servers and not self._has_state(index):
-                    self._stateless.add(process.name)
                 start(index)
 
     def _restart_together(self) -> None:
@@ -445,9 +477,17 @@ class _LocalJob:
 
     def _poll(self) -> None:
         """Wait for output, the end of a process or a signal, and handle it."""
+        for mirror in list(self._held):
+            if self._signals or not mirror.is_ahead:
+                self._held.remove(mirror)
+                if mirror.output_fd >= 0:
+                    self._selector.register(mirror.output_fd, selectors.EVENT_READ, mirror)
         for key, _ in self._selector.select(_POLL_S):
             if key.data is None:
                 self._read_signals(key.fd)
+            elif isinstance(key.data, Mirror) and key.data.is_ahead and not self._signals:
+                self._selector.unregister(key.fd)
+                self._held.append(key.data)
             elif not key.data.pump():
                 self._selector.unregister(key.fd)
 
@@ -500,9 +540,7 @@ class _LocalJob:
         deadline, num_signals = time.monotonic() + self._config.grace_s, len(self._signals)
 
         def wait(until: Callable[[], bool]) -> None:
-            while not until() and len(self._signals) == num_signals:
-                if time.monotonic() >= deadline:
-                    break
+            while not until() and len(self._signals) == num_signals and time.monotonic() < deadline:
                 self._poll()
 
         workers = list(self._workers.values())
@@ -538,9 +576,7 @@ class _LocalJob:
         end = f"after {seconds:.1f} s; logs in {self._config.log_dir}/"
         if failure is None:
             kinds = {"server": self._servers, "worker": self._workers, "heter": self._compute}
-            counts = [
-                _count(len(those), ROLE_NOUNS[role]) for role, those in kinds.items() if those
-            ]
+            counts = [_count(len(p), ROLE_NOUNS[role]) for role, p in kinds.items() if p]
             all_counts = " and ".join(filter(None, [", ".join(counts[:-1]), counts[-1]]))
             stopped = f", stopped by {self._signals[0].name}," if self._signals else ""
             say(f"{all_counts}{stopped} ended well {end}")
@@ -566,25 +602,3 @@ def _describe_exit(state: int) -> str:
     name = signal.Signals(-state).name
     hint = " (is the machine out of memory?)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-@contextlib.contextmanager
-def _wakeup_fd() -> Iterator[int]:
-    """A descriptor that gets a byte, the signal's number, for each signal of the launcher. A signal
-    that the launcher's parent ignores (nohup) stays ignored.
-    """
-    handled = [*STOP_SIGNALS, signal.SIGCHLD, signal.SIGWINCH]
-    before = {number: signal.getsignal(number) for number in handled}
-    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    try:
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)
-        yield read_fd
-    finally:
-        signal.set_wakeup_fd(old_fd)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(read_fd)
-        os.close(write_fd)
