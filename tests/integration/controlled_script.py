@@ -38,7 +38,8 @@ def _obey(command: str, argument: str = "") -> str:
     if command == "print":
         sys.stdout.write(argument.encode().decode("unicode_escape"))
     if command == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
     if command == "polite":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))
     if command == "stopped_well":

@@ -112,6 +112,21 @@ def test_stopped_and_resumed_equals_never_stopped(
         assert_same(complete(stopped)[-1], complete(whole)[-1], versions=False)
 
 
+def test_sigterm_at_all_processes_at_once_leaves_a_checkpoint(
+    programs: Template, tmp_path: Path
+) -> None:
+    """As of a scheduler that ends a job: servers wait for workers that have got it too."""
+    jobs, folder = Jobs(programs, 2, 2, tmp_path), tmp_path / "stopped"
+    with jobs.started(str(folder), *NEVER, "--epochs", "20") as (workers, servers):
+        workers[1].wait_line("^step 3$")
+        for program in (*servers, *workers):
+            program.signal(signal.SIGTERM)
+        assert [program.finish() for program in workers] == [0, 0], workers[0].output
+        for server in servers:
+            server.wait_line("all workers have said goodbye")
+    assert len(complete(folder)) == 1
+
+
 def draw_stop(random: Random, num_workers: int) -> tuple[int, int]:
     """A worker and a step of it that is not one of its last."""
     worker = random.randrange(num_workers)

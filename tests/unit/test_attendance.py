@@ -11,7 +11,7 @@ import pytest
 
 from trireme.errors import BadRequest, Unavailable
 from trireme.rpc import Request
-from trireme.server.attendance import GOODBYE_S, Attendance
+from trireme.server.attendance import GOODBYE_S, OVER, Attendance
 
 SILENCE_S = 60.0
 
@@ -183,6 +183,35 @@ def test_while_one_worker_calls_the_others_are_waited_for() -> None:
     clock.now += SILENCE_S - 1
     attendance.stop("stopped by the test")
     assert outcome(attendance).get(timeout=30) == "stopped by the test"
+
+
+def test_a_stop_waits_for_workers_that_are_stopping_and_for_no_others() -> None:
+    for stops, outcomes in (("", "stopped"), ("SIGTERM", OVER)):
+        clock = Clock()
+        attendance = Attendance(clock)
+        for worker in (0, 1):
+            tell(attendance, "alive", worker)
+        attendance.stop("stopped", within_s=7.0)
+        result = outcome(attendance)
+        clock.now += 6.0
+        tell(attendance, "alive", 1, stops=stops)
+        clock.now += 2.0
+        if stops:
+            tell(attendance, "alive", 0, stops=stops)
+            for worker in (0, 1):
+                leave(attendance, worker)
+        assert result.get(timeout=30) == outcomes
+
+
+def test_a_second_stop_waits_for_nobody_and_none_does_without_workers() -> None:
+    attendance = Attendance(Clock())
+    attendance.stop("stopped", within_s=7.0)
+    assert outcome(attendance).get(timeout=30) == "stopped"
+    for worker in (0, 1):
+        tell(attendance, "alive", worker, stops="SIGTERM")
+    attendance.stop("stopped", within_s=7.0)
+    attendance.stop("stopped again")
+    assert outcome(attendance).get(timeout=30) == "stopped again"
 
 
 def test_a_worker_beyond_the_number_of_workers_is_refused() -> None:

@@ -18,8 +18,8 @@ examples:
 
 A server needs only its address; the workers send the rest. The first server of their list hosts the
 coordinator. A server ends with code 0 when all workers have ended, or on SIGTERM (143 if a launcher
-started it, and the job is not over). It ends with an error when the remaining workers are silent
-for twice the timeout.
+started it, and the job is not over): 7 s later, or when workers that stop too have left. It ends
+with an error when the remaining workers are silent for twice the timeout.
 
 Environment: TRIREME_LISTEN, TRIREME_THREADS, TRIREME_TIMEOUT_S, TRIREME_KEYS, TRIREME_ROOT,
 TRIREME_LIMITS, TRIREME_MEMORY, TRIREME_SSD_DIR, TRIREME_STORE_HOSTS, TRIREME_METRICS,

@@ -5,6 +5,7 @@ of workers and the schemas. It ends when all workers have said goodbye, or with 
 that have not are silent for too long.
 """
 
+import itertools
 import logging
 import signal
 import threading
@@ -16,6 +17,7 @@ from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest
 from trireme.job.durability import Durability, kept
 from trireme.job.handlers import handlers_of
+from trireme.job.heartbeat import PERIOD_S_MAX
 from trireme.rpc import Server, ServerKeys
 from trireme.server.attendance import Attendance
 from trireme.server.monitoring import RequestMetrics, watch_state, watch_workers
@@ -29,6 +31,9 @@ from trireme.threads import frozen_objects, start_pool, torch_threads
 
 log = logging.getLogger("trireme.job")
 
+# Until a worker that has got a signal too says so: a heartbeat, and what is between the signals.
+_STOP_S = PERIOD_S_MAX + 2.0
+
 # A step of a thousand workers makes 12,000 objects that live until it is applied. Collecting
 # more often would search everything that the server has, each time.
 _NEW_OBJECTS = 50_000
@@ -36,17 +41,23 @@ _NEW_OBJECTS = 50_000
 
 @contextmanager
 def _stop_on_signals(attendance: Attendance) -> Iterator[None]:
-    """SIGTERM and SIGINT end the wait; only the main thread can install handlers."""
+    """SIGTERM ends the wait, after workers that are stopping have left: whoever ends a job may
+    signal all its processes at once. A second one, or SIGINT, ends it at once. Only the main thread
+    can install handlers.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    stop = {
-        number: signal.signal(
-            number,
-            lambda received, _: attendance.stop(f"stopped by {signal.Signals(received).name}"),
-        )
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    num_signals = itertools.count()
+
+    def end(received: int, _: object) -> None:
+        waits = received == signal.SIGTERM and next(num_signals) == 0
+        reason = f"stopped by {signal.Signals(received).name}"
+        if waits:
+            log.info("SIGTERM: ends in %g s, or when workers that stop have left", _STOP_S)
+        attendance.stop(reason, within_s=_STOP_S if waits else 0.0)
+
+    stop = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

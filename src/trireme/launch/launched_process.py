@@ -25,6 +25,7 @@ from trireme.children import PROGRAM
 from trireme.errors import BadRequest, Internal, writing
 from trireme.launch.fork_server import ForkedProcess, ForkServer
 from trireme.launch.printing import Printer
+from trireme.launch.process_role import STOPPED
 
 log = logging.getLogger("trireme.launch")
 
@@ -83,12 +84,12 @@ class LaunchedProcess:
             return None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM to the process alone. It may need its children (workers of a DataLoader, for
-        example) until it has stopped.
+    def ask_to_stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal to the process alone. It may need its children (workers of a DataLoader,
+        for example) until it has stopped.
         """
         if self._process.returncode is None:  # not reaped: the id is its own
-            os.kill(self._process.pid, signal.SIGTERM)
+            os.kill(self._process.pid, number)
 
     def end(self) -> None:
         """Kill what is left of the process and its children, reap it, close its log."""
@@ -270,3 +271,14 @@ def claimed(paths: Iterable[Path]) -> Iterator[None]:
             except OSError as error:
                 log.warning("another job that writes %s goes unnoticed: %s", path, error.strerror)
         yield
+
+
+def describe_exit(state: int) -> str:
+    """How a process with this `status` has ended, in words."""
+    if state == STOPPED:
+        return f"failed with exit code {state} (was it stopped by a signal from elsewhere?)"
+    if state > 0:
+        return f"failed with exit code {state}"
+    name = signal.Signals(-state).name
+    hint = " (is the machine out of memory?)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

@@ -23,7 +23,7 @@ from trireme.errors import BadRequest, ResourceExhausted
 from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
 from trireme.launch.job_console import start_console
-from trireme.launch.launched_process import LaunchedProcess, Mirror, claimed
+from trireme.launch.launched_process import LaunchedProcess, Mirror, claimed, describe_exit
 from trireme.launch.machines import spread
 from trireme.launch.placement import NO_PADDLE, LaunchConfig, Placement, choose_placement
 from trireme.launch.printing import Printer, printing
@@ -247,7 +247,7 @@ class _LocalJob:
         """A job goes on without its console."""
         if self._console is None or not (state := self._console.status()):
             return
-        say(f"the console {_describe_exit(state)}; the job goes on; see {self._console.log_path}")
+        say(f"the console {describe_exit(state)}; the job goes on; see {self._console.log_path}")
         self._end(self._console)
         self._console = None
 
@@ -373,7 +373,7 @@ class _LocalJob:
         # Only now look at the others: what had ended before this process has ended by now.
         if not self._had_nothing_left(process, status):
             return status
-        say(f"{process.name} {_describe_exit(status)} when the job was over: no loss")
+        say(f"{process.name} {describe_exit(status)} when the job was over: no loss")
         self._over.add(process)
         return 0
 
@@ -438,7 +438,7 @@ class _LocalJob:
                 self._num_restarts[process.name] += 1
                 number = self._num_restarts[process.name]
                 say(
-                    f"{process.name} {_describe_exit(state)}; starting it again"
+                    f"{process.name} {describe_exit(state)}; starting it again"
                     f" ({number} of at most {self._config.max_restart} times)"
                 )
                 self._end(process)
@@ -453,7 +453,7 @@ class _LocalJob:
         self._num_restarts.update(process.name for process in states)
         number = self._num_restarts[dead[0].name]
         say(
-            f"{dead[0].name} {_describe_exit(states[dead[0]] or 0)}; starting all workers of this"
+            f"{dead[0].name} {describe_exit(states[dead[0]] or 0)}; starting all workers of this"
             f" machine again ({number} of at most {self._config.max_restart} times)"
         )
         for process in states:
@@ -505,7 +505,7 @@ class _LocalJob:
         """(exit code, reason) of a job that ends early; None if it has ended well."""
         if self._failed:
             process, state = self._failed, self._failed.status() or 0
-            reason = f"{process.name} {_describe_exit(state)}"
+            reason = f"{process.name} {describe_exit(state)}"
             say(f"{reason}; last lines of {process.log_path}:")
             lines = process.last_lines(_LAST_LINES)
             for line in lines:
@@ -551,10 +551,11 @@ class _LocalJob:
                 wait(lambda: not self._running())
         self._ask_to_stop(self._processes)
         if has_failed:
-            # At the first SIGTERM a worker finishes its step, and would wait for servers that have
-            # ended. A second SIGTERM ends it at once.
-            servers = list(self._servers.values())
-            wait(lambda: all(server.status() is not None for server in servers))
+            # At the first SIGTERM a worker finishes its step, and a server waits for it. Servers
+            # end at once at SIGINT, workers at a second SIGTERM.
+            for server in self._servers.values():
+                server.ask_to_stop(signal.SIGINT)
+            wait(lambda: all(server.status() is not None for server in self._servers.values()))
             self._ask_to_stop(workers)
         wait(lambda: not self._running())
         if running := self._running():
@@ -592,13 +593,3 @@ def _names(processes: Sequence[LaunchedProcess]) -> str:
 
 def _count(num: int, noun: str) -> str:
     return f"{num} {noun}" + ("" if num == 1 else "s")
-
-
-def _describe_exit(state: int) -> str:
-    if state == STOPPED:
-        return f"failed with exit code {state} (was it stopped by a signal from elsewhere?)"
-    if state > 0:
-        return f"failed with exit code {state}"
-    name = signal.Signals(-state).name
-    hint = " (is the machine out of memory?)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"

@@ -83,6 +83,8 @@ class Attendance:
         self._figures: dict[int, dict[str, float]] = {}
         self._label_uses: dict[int, dict[str, LabelUse]] = {}
         self._stopped: str | None = None
+        self._stops_at = -math.inf  # at the latest, unless workers are stopping by then
+        self._stopping: set[int] = set()  # workers whose last heartbeat asked all to stop
         self._came: dict[int, float] = {}  # worker -> when its newest incarnation was heard first
         self._stop_reason = ""  # of a worker that asks all to stop
         self._asked: dict[int, int] = {}  # worker -> its incarnation then
@@ -114,6 +116,7 @@ class Attendance:
             self._figures[worker] = figures_from_wire(request.body)
             self._label_uses[worker] = uses_from_wire(request.body)
             reason = need_stop_reason(request.body)
+            (self._stopping.add if reason else self._stopping.discard)(worker)
             if reason and (not self._stop_reason or incarnation > self._asked.get(worker, 0)):
                 self._stop_reason, self._asked = reason, dict(self._newest)
             # By a successor; an older incarnation is a delayed message.
@@ -268,11 +271,21 @@ class Attendance:
             known = sorted(by_worker.items(), key=lambda item: item[0])
             return {worker: value for worker, value in known if worker not in self._gone}
 
-    def stop(self, reason: str) -> None:
-        """End `wait`, from another thread or a signal handler."""
+    def stop(self, reason: str, within_s: float = 0.0) -> None:
+        """End `wait`, from another thread or a signal handler. within_s: that workers have to ask
+        all to stop, if there are any; then `wait` goes on until they have left.
+        """
         with self._changed:
             self._stopped = reason
+            has_workers = bool(self._last_heard.keys() - self._gone.keys())
+            waits = has_workers and within_s > 0
+            self._stops_at = self._clock() + within_s if waits else -math.inf
             self._changed.notify_all()
+
+    def _is_needed(self) -> bool:
+        """Whether workers that stop finish their step with this server, or may say so soon."""
+        are_stopping = bool(self._stopping - self._gone.keys())
+        return self._clock() < self._stops_at or (self._stops_at > -math.inf and are_stopping)
 
     def wait(self, silence_s: float) -> str:
         """Wait for the end of the job; returns why it is over. Raises Unavailable: workers have not
@@ -281,7 +294,7 @@ class Attendance:
         with self._changed:
             while True:
                 is_over = self._num_workers is not None and self.is_over
-                if self._stopped is not None:
+                if self._stopped is not None and (is_over or not self._is_needed()):
                     return OVER if is_over else self._stopped
                 if is_over and self._end_waiters.are_told and self._have_left():
                     return OVER
