@@ -1,6 +1,7 @@
 # make demo       train on generated data, from nothing (DATA=path/to/train.txt: a file of Criteo)
 # make test       the test suite (TESTS=tests/unit: a part of it; TRIREME_TEST_SEED=n: the sample of run n)
 # make long       every case of the tests that `make test` samples or shortens: tens of minutes
+# make oldest     the test suite with the oldest versions that pyproject.toml allows, in build/oldest (PYTHON=python3.10)
 # make chaos      KILLS=100 kills of processes of real jobs, and other faults: minutes (SEED=n; ROUND=n.m: one round)
 # make paddlerec  PADDLEREC=folder of a clone of PaddleRec: run its models, write the table of docs/paddlerec.md
 # make gpu        tests and benchmarks that need a CUDA device; says why where there is none
@@ -17,6 +18,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 JOBS := $(shell nproc)
@@ -30,7 +32,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Hundreds of processes of the tests import the same modules, which are therefore compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test chaos long paddlerec gpu check bench docs wheel paddle torchrec setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
+.PHONY: help demo test oldest chaos long paddlerec gpu check bench docs wheel paddle torchrec setup core format fuzz fuzz-wire clean lint cxx-asan cxx-tsan
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -44,6 +46,16 @@ demo: setup
 test long: export OMP_WAIT_POLICY := PASSIVE
 test: setup
 	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+# Each that `dependencies` of pyproject.toml names, as old as it may be; all else as in constraints.txt.
+OLDEST := build/oldest
+oldest: $(OLDEST)/constraints.txt
+	@$(MAKE) test VENV=$(OLDEST)/venv CONSTRAINTS=$(OLDEST)/constraints.txt
+$(OLDEST)/constraints.txt: pyproject.toml constraints.txt
+	@mkdir -p $(OLDEST)
+	@sed -n '/^dependencies/,/^]/s/.*"\(.*\)>=\(.*\)",/\1==\2/p' pyproject.toml > $@
+	@sed 's/\(.*==\).*/^\1/' $@ | grep -vf - constraints.txt > $@.others
+	@cat $@.others >> $@ && rm $@.others
 
 KILLS ?= 100
 chaos: setup
@@ -103,12 +115,12 @@ build/paddle/ready:
 setup: $(VENV)/ready
 
 # torch is installed first and alone: this exact version is the build for CPUs.
-$(VENV)/tools: constraints.txt
+$(VENV)/tools: $(CONSTRAINTS)
 	@echo "setup: a virtual environment in $(VENV), torch and the other dependencies (minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@start=$$(date +%s) && \
-	  $(PIP) install $$(grep '^torch==' constraints.txt) && \
-	  $(PIP) install -r constraints.txt && \
+	  $(PIP) install $$(grep '^torch==' $(CONSTRAINTS)) && \
+	  $(PIP) install --no-deps -r $(CONSTRAINTS) && \
 	  echo "setup: dependencies took $$(($$(date +%s) - start)) s"
 	@touch $@
 

@@ -238,4 +238,4 @@ def test_a_wrong_address_is_refused_before_a_job_starts(
     script.write_text("raise SystemExit('it has started')")
     options = ["launch", "--server_num", "1", "--worker_num", "1", "--console", "80x", str(script)]
     assert cli.main(options) == 2
-    assert "launch: --console: expected [HOST:]PORT" in capsys.readouterr().err
+    assert "launch: error: --console: expected [HOST:]PORT" in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(
 ) -> None:
     (tmp_path / "file").touch()
     assert keys(tmp_path / "file" / "keys") == 2
-    assert "keys: cannot write to" in capsys.readouterr().err
+    assert "keys: error: cannot write to" in capsys.readouterr().err
 
 
 def test_a_folder_without_keys_is_an_error(tmp_path: Path) -> None:

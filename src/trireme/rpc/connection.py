@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -39,11 +40,12 @@ from trireme.rpc.limits import Limits
 from trireme.rpc.messages import Call, Reply
 from trireme.rpc.pieces import Assembly, announced_bytes, cut
 from trireme.rpc.shared_memory import SharedMemory
-from trireme.rpc.sockets import Context, Socket, addresses_of, dealer, has_input, url
+from trireme.rpc.sockets import Context, Socket, dealer, has_input, looked_up, url
 
 _log = logging.getLogger("trireme.rpc")
 
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.02, 0.5
+_LOOKUP_S = 0.005  # between looks whether a name has been looked up
 # Time for ZeroMQ to release the arrays of a connection that is closed.
 _RELEASE_TIMEOUT_S = 5.0
 
@@ -147,6 +149,7 @@ class Connection:
         self._random = random.Random()  # not the global generator, which scripts may seed
         self._num_failures = 0
         self._num_attempts = 0  # to connect
+        self._lookup: Future[list[str]] | None = None  # under way
         self._give_up_at = 0.0
         self._queue: deque[PendingCall] = deque()
         self._sent: dict[int, PendingCall] = {}
@@ -231,8 +234,14 @@ class Connection:
             pending.free(None)
 
     def _connect(self, now: float) -> None:
+        self._lookup = self._lookup or looked_up(self.endpoint)  # a server may come back at another
+        if not self._lookup.done():
+            self._retry_at = now + _LOOKUP_S
+            self._hint = self._hint or "its name is being looked up"
+            return
+        lookup, self._lookup = self._lookup, None
         try:
-            addresses = addresses_of(self.endpoint)  # anew: a server may come back at another
+            addresses = lookup.result()
         except (OSError, UnicodeError) as error:  # a name in DNS may come with its server
             self._lose(f"the name has no address: {getattr(error, 'strerror', None) or error}")
             return

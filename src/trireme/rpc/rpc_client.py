@@ -259,7 +259,7 @@ class RpcClient:
     def _connection(self, endpoint: str) -> Connection:
         if endpoint not in self._connections:
             host, _, port = endpoint.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            if host.split() != [host] or not port.isdecimal() or not 0 < int(port) < 1 << 16:
                 raise BadRequest(f"RpcClient.call: endpoint must be host:port, found {endpoint!r}")
             self._connections[endpoint] = Connection(
                 self._context,

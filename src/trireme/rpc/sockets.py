@@ -8,6 +8,8 @@ import resource
 import select
 import socket as sockets
 import struct
+import threading
+from concurrent.futures import Future
 from typing import TypeAlias
 
 import zmq
@@ -91,14 +93,30 @@ def new_context() -> Context:
     return context
 
 
-def addresses_of(endpoint: str) -> list[str]:
+def looked_up(endpoint: str) -> Future[list[str]]:
     """The numeric addresses of "host:port", which ZeroMQ would look up as IPv4 alone, or as IPv6
-    alone. Raises OSError: the host has none.
+    alone. Names in a thread: a resolver may take long. Its errors: OSError, the host has none.
     """
     host, _, port = endpoint.rpartition(":")
-    infos = sockets.getaddrinfo(host.strip("[]"), int(port), type=sockets.SOCK_STREAM)
-    numbers = dict.fromkeys(str(info[4][0]) for info in infos)
-    return [f"[{number}]:{port}" if ":" in number else f"{number}:{port}" for number in numbers]
+    addresses = Future[list[str]]()
+
+    def look_up(flags: int = 0) -> None:
+        kind = sockets.SOCK_STREAM
+        infos = sockets.getaddrinfo(host.strip("[]"), int(port), type=kind, flags=flags)
+        numbers = dict.fromkeys(str(info[4][0]) for info in infos)
+        addresses.set_result([f"[{n}]:{port}" if ":" in n else f"{n}:{port}" for n in numbers])
+
+    def look_name_up() -> None:
+        try:
+            look_up()
+        except (OSError, UnicodeError) as error:
+            addresses.set_exception(error)
+
+    try:
+        look_up(sockets.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        threading.Thread(target=look_name_up, name="trireme-lookup", daemon=True).start()
+    return addresses
 
 
 def url(socket: Socket, address: str) -> str:
