@@ -144,6 +144,7 @@ Arena::Use Arena::use() const {
   const std::size_t limit = limit_;
   const std::size_t num_leaving = num_rows_ - std::min(num_rows_, limit) - left_.size();
   return {.num_rows = num_rows_,
+          .num_bytes = bytes_of(num_rows_),
           .num_free = num_free_,
           .num_leaving = num_leaving,
           .num_kept = std::min(num_rows_, limit)};
@@ -151,7 +152,16 @@ Arena::Use Arena::use() const {
 
 std::size_t Arena::bytes() const {
   std::lock_guard lock(mutex_);
-  const std::size_t used = num_rows_ * row_bytes_;
+  return bytes_of(num_rows_);
+}
+
+std::size_t Arena::growth(std::size_t num_rows) const {
+  std::lock_guard lock(mutex_);
+  return bytes_of(num_rows_ + num_rows) - bytes_of(num_rows_);
+}
+
+std::size_t Arena::bytes_of(std::size_t num_rows) const noexcept {
+  const std::size_t used = num_rows * row_bytes_;
   return round_up(
       used, is_huge((used - 1) / kHugePageBytes * kHugePageBytes) ? kHugePageBytes : kPageBytes);
 }

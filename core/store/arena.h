@@ -64,6 +64,7 @@ class Arena {
   bool is_shrinking() const noexcept { return limit_.load(std::memory_order_relaxed) != kNoLimit; }
   struct Use {
     std::size_t num_rows;     // whose memory was taken
+    std::size_t num_bytes;    // that memory
     std::size_t num_free;     // of them, those that can be given out
     std::size_t num_leaving;  // of them, those in use that shrink() waits for
     std::size_t num_kept;     // whose memory stays when that ends
@@ -86,6 +87,7 @@ class Arena {
   std::size_t num_rows_max() const noexcept { return num_rows_max_; }
   std::size_t num_rows_ready() const;  // those that are allocated or reserved are among the first
   std::size_t bytes() const;           // memory taken from the system
+  std::size_t growth(std::size_t num_rows) const;  // by as many rows that are not free yet
 
  private:
   void commit(std::size_t num_rows);
@@ -94,6 +96,7 @@ class Arena {
   void put(Ref ref) noexcept;
   void end_shrink(bool is_abandoned) noexcept;
   bool is_huge(std::size_t offset) const noexcept;
+  std::size_t bytes_of(std::size_t num_rows) const noexcept;
 
   const std::size_t row_bytes_;
   const Pages pages_;

@@ -186,7 +186,9 @@ class Table {
              std::span<const std::uint64_t> removed, Tier::Claims claims = {});
   // Announces that about this many more rows will be restored, so that their memory is taken in the
   // best way for that. Fewer or more may be.
-  void expect(std::size_t num_rows) noexcept { arenas_.expect(num_rows); }
+  void expect(std::size_t num_rows) noexcept {
+    if (tier_ == nullptr) arenas_.expect(num_rows);  // else most of them go on to SSD
+  }
 
   // Removes the expired rows of a bucket, and those over its limit.
   struct Shrunk {

@@ -127,9 +127,9 @@ Tier::Memory Tier::memory(const Promises& promises) const noexcept {
   for (int i = 0; i < table_.arenas_.num_classes(); ++i) {
     const Arena& arena = table_.arenas_.of(i);
     const Arena::Use use = arena.use();
-    const std::size_t row_bytes = arena.row_bytes() + Uses::kBytesPerRow;
-    memory.taken += use.num_rows * row_bytes + kPageBytes;  // rounded up
-    memory.lacking += (promised - std::min(promised, use.num_free)) * row_bytes;
+    const std::size_t lacking = promised - std::min(promised, use.num_free);
+    memory.taken += use.num_bytes + use.num_rows * Uses::kBytesPerRow + kPageBytes;  // rounded up
+    if (lacking > 0) memory.lacking += arena.growth(lacking) + lacking * Uses::kBytesPerRow;
   }
   return memory;
 }

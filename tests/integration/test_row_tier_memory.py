@@ -161,6 +161,22 @@ def push(tier: RowTier, rows: _core.Table, keys: np.ndarray, number: int) -> Non
         divider.join(WAIT_S)
 
 
+@pytest.mark.parametrize("memory", [MEMORY, 21 << 20, 48 << 20])
+@pytest.mark.parametrize("expected", [0, 1_000_000])
+def test_memory_in_huge_pages_is_within_the_budget(
+    tmp_path: Path, memory: int, expected: int
+) -> None:
+    """They are taken beyond 16 MiB of rows, and by a load for all rows that it will bring."""
+    tier = RowTier(memory, [tmp_path])
+    rows = table_of(tier, "t", 64)
+    rows.expect(expected)
+    keys = np.random.default_rng(SEED).permutation(np.arange(240_000, dtype=np.uint64))
+    for number, some in enumerate(keys.reshape(-1, 2000), 1):
+        push(tier, rows, some, number)
+        assert rows.bytes <= memory
+    assert rows.tier["evicted"] > 0
+
+
 def test_a_small_table_that_grows_beside_a_large_one_has_room(tier: RowTier) -> None:
     large, small = table_of(tier, "large", 240), table_of(tier, "small", 1)
     keys = np.arange(200_000, dtype=np.uint64)
