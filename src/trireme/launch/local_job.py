@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trireme.errors import BadRequest, ResourceExhausted
+from trireme.errors import BadRequest, ResourceExhausted, check_counts
 from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
 from trireme.launch.job_console import start_console
@@ -71,10 +71,7 @@ def launch(config: LaunchConfig) -> int:
 
 
 def _check_restarts(config: LaunchConfig, placement: Placement) -> None:
-    if config.max_restart < 0:
-        raise BadRequest(
-            f"launch: expected --max_restart of at least 0, found {config.max_restart}"
-        )
+    check_counts("launch", low=0, **{"--max_restart": config.max_restart})
     has_servers = not placement.workers_host
     if not has_servers and config.max_restart > 0 and config.command[1:3] == ("trireme", "run"):
         raise BadRequest(
