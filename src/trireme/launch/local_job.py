@@ -236,9 +236,8 @@ class _LocalJob:
         if 0 not in self._placement.sockets:
             say("the console is on the machine of server 0")
             return
-        self._console = self._follow_output(
-            start_console(self._config, self._placement, address, self._err)
-        )
+        console = start_console(self._config, self._placement, address, self._err)
+        self._console = self._follow_output(console)
 
     def _check_console(self) -> None:
         """A job goes on without its console."""
@@ -309,8 +308,8 @@ class _LocalJob:
         return self._follow_output(process)
 
     def _environment(self, role: str, index: int) -> dict[str, str]:
-        environment = process_environment(self._config, self._placement, role, index)
-        return self._threads.variables(role) | environment
+        own = process_environment(self._config, self._placement, role, index)
+        return self._threads.variables(role) | own
 
     def _follow_output(self, process: LaunchedProcess) -> LaunchedProcess:
         """Copy what a process prints to its log, and to the terminal."""
