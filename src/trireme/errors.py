@@ -233,7 +233,7 @@ _RANGES = {
 def check_numbers(subject: str, expected: str, **numbers: object) -> None:
     """Raises BadRequest: one is no finite number in this range, one of _RANGES."""
     for name, value in numbers.items():
-        check_kind(subject, name, value, float, f"a number {expected}")
+        check_kind(subject, name, value, float, f"a finite number {expected}")
         is_right = _RANGES[expected](value) and value < math.inf  # type: ignore[operator]  # as above
         check_values(subject, **{name: (is_right, f"as a finite number {expected}", value)})
 
