@@ -24,6 +24,7 @@ Stopped is not an error: a process that was asked to stop, and has, exits with 0
 """
 
 import errno
+import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -202,36 +203,7 @@ def is_file(path: Path) -> bool:
         return path.is_file()
 
 
-def check_values(subject: str, **conditions: tuple[bool, str, object]) -> None:
-    """Raise BadRequest for the first condition that does not hold.
-
-    conditions: name of a value -> (whether it is valid, what is expected, the value).
-    """
-    for name, (is_valid, expected, value) in conditions.items():
-        if not is_valid:
-            raise BadRequest(f"{subject}: expected {name} {expected}, found {value!r}")
-
-
-_CLASS_OF_CODE = {cls.code: cls for cls in CLASSES}
-
-
-def check_kind(
-    subject: str, name: str, value: object, kind: type | tuple[type, ...], expected: str
-) -> None:
-    """Raises BadRequest: the argument is of another type. kind: int stands for whole numbers of any
-    type but bool, float for numbers of any type, bool for 0 and 1, each also as an array of no
-    dimension. expected: the type in words, with an example if it helps.
-    """
-    kind = Integral if kind is int else kind
-    if kind in (bool, float):
-        is_number = hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
-        if is_number and (kind is float or value in (0, 1)):
-            return
-    elif isinstance(value, kind) and not (kind is Integral and isinstance(value, bool)):
-        return
-    shown = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
-    shown = shown if len(shown) <= 80 else type(value).__name__
-    raise BadRequest(f"{subject}: expected {name} as {expected}, found {shown}")
+# How arguments are checked: each of these raises BadRequest with what it expected and what it got.
 
 
 def check_flags(subject: str, **flags: object) -> None:
@@ -241,18 +213,69 @@ def check_flags(subject: str, **flags: object) -> None:
             check_kind(subject, name, value, bool, "True or False")
 
 
-def check_counts(subject: str, **counts: object) -> None:
-    """Raises BadRequest: one is no whole number >= 1."""
+def check_counts(subject: str, low: int = 1, **counts: object) -> None:
+    """Raises BadRequest: one is no whole number >= low."""
     for name, value in counts.items():
-        check_kind(subject, name, value, int, "an integer >= 1")
-        if value < 1:  # type: ignore[operator]  # a number
-            raise BadRequest(f"{subject}: expected {name} as an integer >= 1, found {value!r}")
+        check_kind(subject, name, value, int, f"an integer >= {low}")
+        is_count = value >= low  # type: ignore[operator]  # a number
+        check_values(subject, **{name: (is_count, f"as an integer >= {low}", value)})
 
 
-def check_choice(subject: str, value: object, choices: Collection[str]) -> None:
-    """Raises BadRequest: the value is none of these words."""
-    if not (isinstance(value, str) and value in choices):
-        raise BadRequest(f"{subject}: expected one of {', '.join(choices)}, found {value!r}")
+_RANGES = {
+    ">= 0": lambda number: number >= 0,
+    "> 0": lambda number: number > 0,
+    "in [0, 1]": lambda number: 0 <= number <= 1,
+    "in [0, 1)": lambda number: 0 <= number < 1,
+    "in (0, 1]": lambda number: 0 < number <= 1,
+}
+
+
+def check_numbers(subject: str, expected: str, **numbers: object) -> None:
+    """Raises BadRequest: one is no finite number in this range, one of _RANGES."""
+    for name, value in numbers.items():
+        check_kind(subject, name, value, float, f"a finite number {expected}")
+        is_right = _RANGES[expected](value) and value < math.inf  # type: ignore[operator]  # as above
+        check_values(subject, **{name: (is_right, f"as a finite number {expected}", value)})
+
+
+def check_choice(subject: str, choices: Collection[str], **values: object) -> None:
+    """Raises BadRequest: one is none of these words."""
+    for name, value in values.items():
+        is_known = isinstance(value, str) and value in choices
+        check_values(subject, **{name: (is_known, f"as one of {', '.join(choices)}", value)})
+
+
+def check_kind(
+    subject: str, name: str, value: object, kind: type | tuple[type, ...], expected: str
+) -> None:
+    """Raises BadRequest: the argument is of another type. kind: int stands for whole numbers and
+    float for numbers of any type but bool, bool for 0 and 1, each also as an array of no dimension.
+    expected: the type in words, with an example if it helps.
+    """
+    kind = Integral if kind is int else kind
+    if kind in (bool, float):
+        is_number = hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
+        if is_number and (value in (0, 1) if kind is bool else not isinstance(value, bool)):
+            return
+    elif isinstance(value, kind) and not (kind is Integral and isinstance(value, bool)):
+        return
+    shown = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+    shown = shown if len(shown) <= 80 else type(value).__name__
+    raise BadRequest(f"{subject}: expected {name} as {expected}, found {shown}")
+
+
+def check_values(subject: str, **conditions: tuple[bool, str, object]) -> None:
+    """For what the others do not cover, of values whose kinds are right. Raises BadRequest for the
+    first condition that does not hold.
+
+    conditions: name of a value -> (whether it is valid, what is expected, the value).
+    """
+    for name, (is_valid, expected, value) in conditions.items():
+        if not is_valid:
+            raise BadRequest(f"{subject}: expected {name} {expected}, found {value!r}")
+
+
+_CLASS_OF_CODE = {cls.code: cls for cls in CLASSES}
 
 
 def class_of_code(code: int) -> type[TriremeError]:

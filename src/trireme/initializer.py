@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trireme.errors import BadRequest, check_kind, check_values
+from trireme.errors import check_kind, check_numbers, check_values
 
 _FLOAT32_MAX = (2 - 2**-23) * 2**127
 
@@ -23,10 +23,9 @@ class Uniform:
     high: float = 0.05
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        _check_float32(name, low=self.low, high=self.high)
-        if not self.low <= self.high:
-            raise BadRequest(f"{name}: expected low <= high, found {self.low} and {self.high}")
+        name, high = type(self).__name__, self.high
+        _check_float32(name, low=self.low, high=high)
+        check_values(name, low=(self.low <= high, f"<= high, which is {high}", self.low))
 
     def spec(self) -> tuple[str, float, float]:
         return (self.kind, self.low, self.high)
@@ -41,7 +40,7 @@ class Normal:
 
     def __post_init__(self) -> None:
         _check_float32("Normal", mean=self.mean, std=self.std)
-        check_values("Normal", std=(self.std >= 0, ">= 0", self.std))
+        check_numbers("Normal", ">= 0", std=self.std)
 
     def spec(self) -> tuple[str, float, float]:
         return ("normal", self.mean, self.std)

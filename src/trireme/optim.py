@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Any, ClassVar, Literal
 
 from trireme import _core
-from trireme.errors import check_flags, check_kind, check_values
+from trireme.errors import check_choice, check_flags, check_numbers, check_values
 
 Bounds = tuple[float, float] | None
 
@@ -46,12 +46,8 @@ class Rule:
             if one.type is bool:
                 check_flags(kind, **{one.name: value})
             elif one.type is float:
-                check_kind(kind, one.name, value, float, "a number")
-                sign, is_right = (
-                    (">", value > 0) if one.name in self.POSITIVE else (">=", value >= 0)
-                )
-                expected = f"{sign} 0 and finite"
-                check_values(kind, **{one.name: (is_right and value < math.inf, expected, value)})
+                expected = "> 0" if one.name in self.POSITIVE else ">= 0"
+                check_numbers(kind, expected, **{one.name: value})
         if (pair := self.bounds) is not None:
             are_valid = _are_two(pair) and pair[0] <= pair[1]
             check_values(kind, bounds=(are_valid, "(low, high) with low <= high", pair))
@@ -160,9 +156,7 @@ class Adam(Rule):
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
         _check_betas("Adam", self.betas)
-        kind = self.bias_correction
-        is_known = kind in ("global", "row")
-        check_values("Adam", bias_correction=(is_known, "'global' or 'row'", kind))
+        check_choice("Adam", ("global", "row"), bias_correction=self.bias_correction)
 
     def fixed(self) -> dict[str, Any]:
         return {
@@ -203,10 +197,9 @@ class Count(Rule):
     lr: float = 0.0
 
     def __post_init__(self) -> None:
-        check_values(
-            "Count", lr=(self.lr == 0 and self.weight_decay == 0, "and weight_decay 0", self.lr)
-        )
         Rule.__post_init__(self)
+        is_zero = self.lr == self.weight_decay == 0
+        check_values("Count", lr=(is_zero, "and weight_decay 0", self.lr))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,11 +223,9 @@ class FleetRule(Rule):
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        check_values(
-            type(self).__name__,
-            scale=(self.scale in ("loss", "fleet"), "'loss' or 'fleet'", self.scale),
-            weight_decay=(self.weight_decay == 0, "0: Fleet's rules have none", self.weight_decay),
-        )
+        kind, decay = type(self).__name__, self.weight_decay
+        check_choice(kind, ("loss", "fleet"), scale=self.scale)
+        check_values(kind, weight_decay=(decay == 0, "0: Fleet's rules have none", decay))
 
     def fixed(self) -> dict[str, Any]:
         return {"name": self.name, "scale": self.scale, "per_show": self.is_per_show}

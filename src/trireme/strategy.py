@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trireme.errors import BadRequest, check_choice
+from trireme.errors import BadRequest, check_choice, check_counts, check_values
 
 # Mode -> its knobs.
 KNOBS = {
@@ -48,15 +48,15 @@ class Strategy:
         k: int | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        check_choice("Strategy: mode", mode, MODES)
+        check_choice("Strategy", MODES, mode=mode)
         knobs = {"staleness": staleness, "k": k, "cache_bytes": cache_bytes}
         for knob, value in knobs.items():
             if value is not None:
                 _check_knob(mode, knob, value)
         self.mode = mode
-        self.staleness = staleness or 0
-        self.k = k or 0
-        self.cache_bytes = (cache_bytes or CACHE_BYTES) if mode == "geo" else 0
+        self.staleness = int(staleness or 0)
+        self.k = int(k or 0)
+        self.cache_bytes = int(cache_bytes or CACHE_BYTES) if mode == "geo" else 0
         for knob in KNOBS[mode]:
             if getattr(self, knob) == 0:
                 raise BadRequest(f"Strategy: expected {knob} with mode {mode!r}, found none")
@@ -76,5 +76,5 @@ def _check_knob(mode: str, knob: str, value: Any) -> None:
     owner = next(owner for owner, knobs in KNOBS.items() if knob in knobs)
     if owner != mode:
         raise BadRequest(f"Strategy: {knob} belongs to mode {owner!r}, found mode {mode!r}")
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
-        raise BadRequest(f"Strategy: expected {knob} as an integer >= 1, found {value!r}")
+    check_counts("Strategy", **{knob: value})
+    check_values("Strategy", **{knob: (value < 2**63, "< 2**63", value)})

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from trireme.byte_size import parse_bytes
-from trireme.errors import BadRequest, check_flags, check_kind, check_values
+from trireme.errors import (
+    BadRequest,
+    check_choice,
+    check_counts,
+    check_flags,
+    check_kind,
+)
 from trireme.feature_values import FeatureValues
 from trireme.initializer import INITIALIZERS, Initializer, Uniform
 from trireme.optim import SGD, Adagrad, Rule
@@ -201,8 +207,8 @@ def _check_schema(schema: TableSchema) -> None:
             f"Table: expected a name of 1 to {NAME_BYTES_MAX} bytes, found {name_bytes}"
         )
     memory = None if schema.tier is None else schema.tier.memory_bytes
-    if memory is not None and (type(memory) is not int or memory < 1):
-        raise BadRequest(f"Table {schema.name!r}: expected memory >= 1 bytes, found {memory!r}")
+    if memory is not None:
+        check_counts(f"Table {schema.name!r}", memory=memory)
     if RESERVED_CHARACTER in schema.name:
         raise BadRequest(
             f"Table: expected a name without {RESERVED_CHARACTER!r}, found {schema.name!r}"
@@ -213,12 +219,8 @@ def _check_schema(schema: TableSchema) -> None:
             f"Table {schema.name!r}: expected 1 to {CLASSES_MAX} row classes of dim 1 to {DIM_MAX},"
             f" one of them for rows below an embedx_threshold, found {schema.dims}"
         )
-    dtype, absent = schema.dtype, schema.absent
-    check_values(
-        f"Table {schema.name!r}",
-        dtype=(dtype in DTYPES, f"one of {', '.join(DTYPES)}", dtype),
-        absent=(absent in ("initial", "zeros"), "'initial' or 'zeros'", absent),
-    )
+    check_choice(f"Table {schema.name!r}", DTYPES, dtype=schema.dtype)
+    check_choice(f"Table {schema.name!r}", ("initial", "zeros"), absent=schema.absent)
     policy_of(schema.policy)  # raises BadRequest if it is none
     if schema.admission is not None:
         admission = admission_of(schema.admission)
@@ -285,8 +287,6 @@ class Table:
     ) -> None:
         check_kind("Table", "name", name, str, "a string")
         check_kind(f"Table {name!r}", "seed", seed, int, "a whole number")
-        check_kind(f"Table {name!r}", "dtype", dtype, str, "a string")
-        check_kind(f"Table {name!r}", "absent", absent, str, "a string")
         check_flags(f"Table {name!r}", salt=salt, ssd=ssd)
         if initializer is not None:
             example = "one of trireme.initializer, such as tr.initializer.Normal(0.01)"

@@ -237,8 +237,8 @@ def test_modes_without_clipping_are_refused_by_name() -> None:
     inner = RULE.dense(model.parameters(), **RULE.options)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"clip_norm": 1.0, "clip_value": 1.0}, "clip_norm or clip_value, found both"),
-        ({"clip_norm": 0.0}, "expected clip_norm > 0 and finite, found 0.0"),
-        ({"clip_value": math.inf}, "expected clip_value > 0 and finite, found inf"),
+        ({"clip_norm": 0.0}, "expected clip_norm as a finite number > 0, found 0.0"),
+        ({"clip_value": math.inf}, "expected clip_value as a finite number > 0, found inf"),
     ]
     with embedded() as cluster:
         for clip, message in wrong:

@@ -245,7 +245,7 @@ def test_impossible_exports_are_refused_and_leave_nothing(tmp_path: Path) -> Non
         with pytest.raises(BadRequest, match=r"expected a new folder, found .*export"):
             save(tmp_path / "export", batch=batch)
         with pytest.raises(
-            BadRequest, match="dtype: expected one of float32, float16, int8, found 'half'"
+            BadRequest, match="expected dtype as one of float32, float16, int8, found 'half'"
         ):
             save(tmp_path / "new", batch=batch, dtype="half")
 

@@ -388,7 +388,7 @@ def test_launch_refuses_restarts_of_servers_that_keep_nothing(tmp_path: Path) ->
     error = refused(tmp_path, *options, CONTROLLED_SCRIPT)
     assert "expected --durability process or machine with --max_restart 1, found none" in error
     error = refused(tmp_path, *options[:2], "--max_restart=-1", CONTROLLED_SCRIPT)
-    assert "expected --max_restart of at least 0, found -1" in error
+    assert "expected --max_restart as an integer >= 0, found -1" in error
 
 
 def test_each_server_gets_a_folder_of_its_own_for_what_it_keeps(launcher: Launcher) -> None:

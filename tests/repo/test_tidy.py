@@ -15,39 +15,13 @@ FUNCTION_LINES_MAX = 70
 # File or file:function -> why it is longer.
 LONGER: dict[str, str] = {}
 
-# 44,285 were 95 % of what the package had before its folders were cut by role. What came since: the
-# promises of docs/failures.md where second faults, full disks, admitted peers and large jobs broke
-# them: calls in pieces, decisions in two phases, a budget of what peers make a server hold, bulk
-# data as arrays, sums of what a thousand workers gather, the identity of a server's state; then
-# rows on SSD: what a server's tables share, and what they tell of it; then blocks of rows on
-# devices, whose rules are there as torch operations and as Triton's kernels; jobs without
-# servers, whose workers exchange rows; Fleet's names for these and for GPUs; passes, which
-# train rows in blocks and return them; and passes of several workers, whose next rows are read
-# meanwhile; and heterogeneous jobs,
-# whose models, or stages of them, run on other processes; and what users meet in their first hour:
-# a console in the browser, notebooks, data frames, callbacks, PaddleRec's and Fleet's files as they
-# are; and a command that examines a machine; and forward passes in bfloat16; and processes that are
-# forked from one that has loaded torch; what tells which loop may complete a checkpoint that was
-# taken while workers trained; and the models of the zoo; and arguments and values of
-# wrong kinds, which are refused by name; and options and keys without effect, which
-# are refused or named; and the room of loads, which is taken before they are decided; and files
-# that change while they are read, or are others at another worker, which are refused; and memory
-# that a server and its clients share; and matrix products by oneDNN; and saves and loads at the
-# same time, of which none mixes models or counts twice; what ends a job at once, and what a killed
-# one leaves; and rows of passes that tables read and write in place; and pulls that workers make
-# with their pushes; and what workers without servers do alone, or when they are interrupted; and
-# loads into another optimizer, which tell what of the script they replace; and a worker that meets
-# alone while others exchange; and what a step of training looked up for each batch, and keeps now;
-# and predictors with products by oneDNN; and rows that a script removes, and what names of older
-# scripts become; and what Ctrl-C finds half done in a process that lives on; and workers of Fleet
-# with the same files; and weights of ids in frames, sequences padded on a device, and what of
-# losses, metrics and modules is refused where it would train or freeze nothing; and what of data,
-# files and arguments is compared among workers; and exports that were left out, or had one id; and
-# weights that a script sets too late, which are named, and tables of Fleet in passes on a device;
-# and folders of checkpoints that are tried before a fit, and names with several addresses; and a
-# console that nobody reads, and processes that end while others begin again, or all at once.
-# A feature raises it by what it needs; everything else finds its lines elsewhere.
-PACKAGE_LINES_MAX = 85_041
+# The package holds the parameter server (tables in memory and on SSD, modes from sync to geo,
+# pushes applied once, checkpoints, logs, jobs of many machines and their failures), training and
+# serving (data, modules, metrics, loops, passes on devices, compute workers, export, Predictor),
+# tools (launcher, console, doctor, size, place, top, inspect), reference models, and the names and
+# files of Fleet and PaddleRec. A feature raises the bound by what it needs; everything else finds
+# its lines elsewhere. Lower the bound to what is reached when code becomes simpler.
+PACKAGE_LINES_MAX = 84_972
 
 CODE = (".py", ".h", ".cc")
 

@@ -175,7 +175,7 @@ def test_missing_data_is_named(files: list[str]) -> None:
     dataset = fleet.QueueDataset()
     with pytest.raises(BadRequest, match="found batchsize"):
         dataset.init(batchsize=3)
-    with pytest.raises(BadRequest, match="expected a list, found 'part'"):
+    with pytest.raises(BadRequest, match="expected filelist as a list, found 'part'"):
         dataset.set_filelist("part")
     with pytest.raises(NotReady, match=r"expected set_filelist\(\) first"):
         iter(dataset)
@@ -281,7 +281,9 @@ def test_files_and_flags_of_another_type_are_refused(files: list[str]) -> None:
     dataset.init(batch_size=4, use_var=FIELDS)
     wrong: Any
     for wrong in (None, 3, [3], [b"part"]):
-        with pytest.raises(BadRequest, match=r"set_filelist: expected (a list|files as paths)"):
+        with pytest.raises(
+            BadRequest, match=r"set_filelist: expected (filelist as a list|files as paths)"
+        ):
             dataset.set_filelist(wrong)
     dataset.set_filelist(files)
     wrong = "False"

@@ -83,7 +83,9 @@ def test_batches_go_through_generate_batch(run: Callable[[Any, str], str]) -> No
     assert run(generator, "1\n2 3\n4\n") == "2 1 0 1 1.0\n2 2 3 1 2.0\n1 4 1 1.0\n"
     assert sizes == [2, 1]
     assert Padded().batch_size_ == 32
-    with pytest.raises(BadRequest, match=r"Padded\.set_batch: expected at least 1, found 0"):
+    with pytest.raises(
+        BadRequest, match=r"Padded\.set_batch: expected batch_size as an integer >= 1, found 0"
+    ):
         generator.set_batch(0)
 
 

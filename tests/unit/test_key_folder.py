@@ -139,7 +139,7 @@ def test_a_worker_cannot_be_named_like_another_place(tmp_path: Path, name: str) 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--worker_num", 0], "expected --worker_num of at least 1, found 0"),
+        (["--worker_num", 0], "expected --worker_num as an integer >= 1, found 0"),
         (["--worker_num", 4097], "expected --worker_num of at most 4096, found 4097"),
         (["--worker_num", 1, "--add", "x"], "expected --worker_num or --add, found both"),
         (["--add", "x"], "must be a readable text file"),

@@ -79,7 +79,7 @@ def test_each_machine_starts_the_workers_of_its_own_address() -> None:
         ({"ips": IPS}, {"CUDA_VISIBLE_DEVICES": ""}, "expected --server_num or --servers before"),
         ({"ips": IPS, "worker_num": 2}, {}, "expected --ips with --gpus or --nproc_per_node alone"),
         ({"gpus": ("0",), "start_port": 5}, {}, "expected --ips with --start_port"),
-        ({"nproc_per_node": 0}, {}, "expected --nproc_per_node of at least 1"),
+        ({"nproc_per_node": 0}, {}, "expected --nproc_per_node as an integer >= 1"),
         ({"nproc_per_node": 2, "worker_num": 1}, {}, "the number of workers, 1, found 2"),
         ({"nproc_per_node": 2, "workers": ("a:1",)}, {}, "the number of workers, 1, found 2"),
         (

@@ -353,7 +353,7 @@ def test_durability_is_passed_to_servers_and_refused_for_embedded_tables() -> No
         with pytest.raises(BadRequest, match="TRIREME_DURABILITY=machine, found tables embedded"):
             read_role({**env, **keeping})
         assert read_role({**env, "TRIREME_DURABILITY": "none"}).role != "server"
-    with pytest.raises(BadRequest, match="expected TRIREME_DURABILITY to be one of none, process"):
+    with pytest.raises(BadRequest, match="expected TRIREME_DURABILITY as one of none, process"):
         read_role({"TRIREME_DURABILITY": "always"})
 
 

@@ -293,7 +293,7 @@ def test_arguments_out_of_range_are_refused(folder):
             make(folder, **{name: 0})
         with pytest.raises(BadRequest, match=f"expected {name} <= [0-9]+, found {10**20}"):
             make(folder, **{name: 10**20})
-    with pytest.raises(BadRequest, match="on_error: expected one of raise, count, found 'skip'"):
+    with pytest.raises(BadRequest, match="expected on_error as one of raise, count, found 'skip'"):
         make(folder, on_error="skip")
     with pytest.raises(BadRequest, match="expected a schema with a format"):
         make(folder, schema=Schema([Label(), Dense("x")]))

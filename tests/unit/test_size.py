@@ -277,7 +277,7 @@ def test_the_command_tells_memory_disk_and_wear_of_rows_on_ssd(
         (["--keys", "1", "--dims", "4=100", "--dim", "4"], "expected dim or dims, found 4 and"),
         (["--keys", "1", "--dim", "4", "-m", "x.yaml"], "found -m x.yaml and --dim"),
         (["--keys", "1", "--dim", "4", "-o", "a=1"], "expected -o with -m config.yaml"),
-        (["--keys", "1", "--dim", "4", "--server_num", "0"], "--server_num and --worker_num >= 1"),
+        (["--keys", "1", "--dim", "4", "--server_num", "0"], "--server_num as an integer >= 1"),
         (["--keys", "1", "--dim", "4", "--delta", "101"], "0 to 100 per cent, found '101'"),
         (["--keys", "1", "--dim", "4", "--optimizer", "lion"], "found 'lion'"),
     ],

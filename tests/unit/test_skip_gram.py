@@ -115,7 +115,7 @@ def test_streams_share_the_pairs_of_an_epoch() -> None:
 
 def test_arguments_out_of_range_are_refused() -> None:
     for options in ({"window": 0}, {"negatives": 0}, {"subsample": -1.0}, {"seed": -1}):
-        with pytest.raises(BadRequest, match="expected batch_size, window, negatives"):
+        with pytest.raises(BadRequest, match=f"expected {next(iter(options))} as a"):
             SkipGramDataset(SENTENCES, batch_size=1, **{"min_count": 1, **options})
     dataset = SkipGramDataset(SENTENCES, batch_size=1, min_count=1)
     with pytest.raises(BadRequest, match="found 1, 1 and 0"):

@@ -117,10 +117,13 @@ def test_heads_start_and_gradients_are_scaled_as_the_accessor_says() -> None:
 @pytest.mark.parametrize(
     ("accessor", "message"),
     [
-        ({"accessor_class": "CtrDymfAccessor"}, "accessor_class: expected one of SparseAccessor, "),
+        (
+            {"accessor_class": "CtrDymfAccessor"},
+            "expected accessor_class as one of SparseAccessor, ",
+        ),
         (
             {"accessor_class": ["SparseAccessor"]},
-            "accessor_class: expected one of SparseAccessor, ",
+            "expected accessor_class as one of SparseAccessor, ",
         ),
         ({"ctr_accessor_param": {"show_scale": 1}}, "show_scale: expected true or false, found 1"),
         (

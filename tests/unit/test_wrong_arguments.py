@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import trireme as tr
+from trireme import fleet
 from trireme.errors import BadRequest, check_flags
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
@@ -138,11 +139,42 @@ CASES: list[tuple[Callable[[Model], Any], str]] = [
     (lambda m: tr.prefetch([], Model), "prefetch: expected model as .*, found the class Model"),
     (lambda m: tr.data.ArrayDataset({"a": [1]}, schema=["a"]), r"expected schema as a Schema"),
     (lambda m: tr.data.ArrayDataset({"a": [1]}, batch_size="8"), "batch_size as an integer >= 1"),
-    (lambda m: tr.data.ArrayDataset({"a": [1]}, seed="8"), "seed as a whole number, found '8'"),
-    (lambda m: tr.data.ArrayDataset({"a": [1]}, seed=-1), "expected seed >= 0, found -1"),
-    (lambda m: tr.optim.SGD(lr="1e-3"), "SGD: expected lr as a number, found '1e-3'"),
-    (lambda m: tr.optim.Adagrad(eps=None), "Adagrad: expected eps as a number, found None"),
-    (lambda m: tr.optim.FTRL(l1=[1.0]), r"FTRL: expected l1 as a number, found \[1.0\]"),
+    (lambda m: tr.data.ArrayDataset({"a": [1]}, seed="8"), "seed as an integer >= 0, found '8'"),
+    (
+        lambda m: tr.data.ArrayDataset({"a": [1]}, seed=-1),
+        "expected seed as an integer >= 0, found -1",
+    ),
+    (lambda m: tr.optim.SGD(lr="1e-3"), "SGD: expected lr as a finite number >= 0, found '1e-3'"),
+    (
+        lambda m: tr.optim.SGD(momentum=True),
+        "SGD: expected momentum as a finite number .*, found True",
+    ),
+    (
+        lambda m: tr.EarlyStopping("loss", min_delta="0"),
+        "expected min_delta as a finite number >= 0",
+    ),
+    (
+        lambda m: tr.Checkpoints("x", every_s="60"),
+        "expected every_s as a finite number > 0, found '60'",
+    ),
+    (
+        lambda m: tr.nn.DataNorm(3, eps="0"),
+        "DataNorm: expected eps as a finite number >= 0, found '0'",
+    ),
+    (lambda m: tr.nn.DataNorm(3, decay=2), r"decay as a finite number in \(0, 1\], found 2"),
+    (
+        lambda m: fleet.AdamD2Sum(m.parameters(), lr="1"),
+        "AdamD2Sum: expected lr as a finite number",
+    ),
+    (lambda m: tr.data.SkipGramDataset([], batch_size=2.5), "batch_size as an integer >= 1"),
+    (
+        lambda m: tr.optim.Adagrad(eps=None),
+        "Adagrad: expected eps as a finite number >= 0, found None",
+    ),
+    (
+        lambda m: tr.optim.FTRL(l1=[1.0]),
+        r"FTRL: expected l1 as a finite number >= 0, found \[1.0\]",
+    ),
     (lambda m: tr.optim.Adam(betas=()), r"expected betas two values in \[0, 1\), found \(\)"),
     (lambda m: tr.optim.Adam(betas=(0.9, 0.9, 0.9)), r"two values .*, found \(0.9, 0.9, 0.9\)"),
     (lambda m: tr.optim.Adam(betas=0.9), r"expected betas two values .*, found 0.9"),
@@ -151,12 +183,12 @@ CASES: list[tuple[Callable[[Model], Any], str]] = [
     (lambda m: tr.metrics.TopK(1.5), "TopK: expected k as an integer >= 1, found 1.5"),
     (lambda m: tr.metrics.AUC(num_buckets="8"), "AUC: expected num_buckets as a whole number"),
     (lambda m: tr.metrics.GAUC(max_pairs=1e6), "GAUC: expected max_pairs as an integer >= 1"),
-    (lambda m: tr.metrics.Accuracy("0.5"), "Accuracy: expected threshold as a number, found"),
+    (lambda m: tr.metrics.Accuracy("0.5"), "Accuracy: expected threshold as a finite number in"),
     (lambda m: tr.policy.CountFilter(2**31), r"expected n from 1 to 2\*\*31 - 1, found"),
     (lambda m: tr.data.Schema(5), "expected fields as a list of fields, found 5"),
     (lambda m: tr.data.Schema([tr.data.Dense("a", "2")]), "dim as an integer >= 1, found '2'"),
     (lambda m: tr.data.Schema([tr.data.Label()], format="csv"), "a format of files, or None"),
-    (lambda m: tr.Strategy(["sync"]), r"Strategy: mode: expected one of .*, found \['sync'\]"),
+    (lambda m: tr.Strategy(["sync"]), r"Strategy: expected mode as one of .*, found \['sync'\]"),
     (lambda m: tr.Checkpoints("x", every_steps="5"), "every_steps as an integer >= 1, found '5'"),
     (lambda m: tr.metrics.TopK(2.5), "TopK: expected k as an integer >= 1, found 2.5"),
     (lambda m: tr.EarlyStopping("loss", patience="3"), "patience as an integer >= 1, found '3'"),
@@ -203,15 +235,15 @@ FLAGS: list[tuple[Callable[[Model, Any], Any], str]] = [
     (lambda m, flag: files_of(tr.data.InMemoryDataset, drop_last=flag), "drop_last"),
 ]
 WORDS: list[tuple[Callable[[Model, Any], Any], str]] = [
-    (lambda m, word: tr.Table("x", dim=2, dtype=word), "expected dtype as a string"),
-    (lambda m, word: tr.Table("x", dim=2, absent=word), "expected absent as a string"),
-    (lambda m, word: EmbeddingBag(m.table, ["a"], mode=word), "mode: expected one of"),
+    (lambda m, word: tr.Table("x", dim=2, dtype=word), "expected dtype as one of"),
+    (lambda m, word: tr.Table("x", dim=2, absent=word), "expected absent as one of"),
+    (lambda m, word: EmbeddingBag(m.table, ["a"], mode=word), "expected mode as one of"),
     (
         lambda m, word: tr.nn.sequence_pool(torch.zeros(1, 2), torch.tensor([0, 1]), word),
-        "mode: expected one of",
+        "expected mode as one of",
     ),
     (lambda m, word: trainer(m).save("x", mode=word), "save: expected mode full"),
-    (lambda m, word: trainer(m).load("x", dense=word), "load: expected dense as 'strict'"),
+    (lambda m, word: trainer(m).load("x", dense=word), "load: expected dense as one of strict"),
 ]
 
 

@@ -233,7 +233,9 @@ def test_hyper_parameters_shape_the_model() -> None:
 
 
 def test_wrong_names_and_values_are_refused_with_what_is_known() -> None:
-    with pytest.raises(BadRequest, match=r"expected one of .*autoint, bert4rec, .*, found 'deep'"):
+    with pytest.raises(
+        BadRequest, match=r"expected name as one of .*autoint, bert4rec, .*, found 'deep'"
+    ):
         zoo.load("deep")
     for values, message in (
         ({"optimizer": {"class": "lbfgs"}}, "expected Adam, Adagrad or SGD, found 'lbfgs'"),
@@ -378,8 +380,11 @@ def test_table_parameters_that_do_not_fit_are_refused() -> None:
     for config, message in (
         (accessor(embedx_dim=9), "embedx_dim: expected 8, as the model's rows have 9 floats"),
         (accessor(fea_dim=9), "fea_dim: expected 11"),
-        (accessor(embed_sgd_param={"name": "SparseLionSGDRule"}), "expected one of Sparse"),
-        (accessor(embed_sgd_param={"name": ["a"]}), r"expected one of Sparse.*found \['a'\]"),
+        (accessor(embed_sgd_param={"name": "SparseLionSGDRule"}), "expected name as one of Sparse"),
+        (
+            accessor(embed_sgd_param={"name": ["a"]}),
+            r"expected name as one of Sparse.*found \['a'\]",
+        ),
         (accessor(embed_sgd_param={**naive, "naive": {"learning_rate": "x"}}), "number, found 'x'"),
         (
             accessor(embed_sgd_param={**naive, "naive": {"weight_bounds": 10}}),

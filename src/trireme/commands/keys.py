@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_counts
 from trireme.protocol.job_limits import COMPUTE_WORKERS_MAX, WORKERS_MAX
 
 SUMMARY = "make keys that encrypt a job and admit its workers"
@@ -52,8 +52,8 @@ def _keys(arguments: argparse.Namespace) -> int:
     folder, num, added = arguments.folder, arguments.worker_num, arguments.add
     if num is not None and added is not None:
         raise BadRequest("keys: expected --worker_num or --add, found both")
-    if num is not None and num < 1:
-        raise BadRequest(f"keys: expected --worker_num of at least 1, found {num}")
+    if num is not None:
+        check_counts("keys", **{"--worker_num": num})
     if arguments.heter_worker_num < 0 or (arguments.heter_worker_num and num is None):
         raise BadRequest(
             "keys: expected --heter_worker_num of at least 0, with --worker_num, found"

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from trireme.commands.options import add_config, number, picked
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_counts
 
 if TYPE_CHECKING:
     from trireme.table import Table
@@ -97,11 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     from trireme.size.report import of_table
     from trireme.size.tier import IN_MEMORY, TierNeed, of_tier
 
-    if arguments.server_num < 1 or arguments.worker_num < 1:
-        raise BadRequest(
-            "size: expected --server_num and --worker_num >= 1,"
-            f" found {arguments.server_num} and {arguments.worker_num}"
-        )
+    nums = {f"--{name}": getattr(arguments, name) for name in ("server_num", "worker_num")}
+    check_counts("size", **nums)
     if arguments.evicted_rows and arguments.memory is None:
         raise BadRequest("size: expected --memory with --evicted_rows, found none")
     if arguments.endurance is not None and not arguments.evicted_rows:

@@ -15,7 +15,7 @@ from trireme.data.array_columns import ArrayColumns, described, named_columns
 from trireme.data.batch import Batch, check_stream
 from trireme.data.schema import Schema
 from trireme.data.user_columns import columns_of
-from trireme.errors import BadRequest, check_counts, check_flags, check_kind, check_values
+from trireme.errors import BadRequest, check_counts, check_flags, check_kind
 
 BATCH_SIZE = 512
 """Examples per batch, unless said otherwise."""
@@ -64,8 +64,7 @@ class ArrayDataset:
         if schema is not None:
             check_kind("ArrayDataset", "schema", schema, Schema, "a Schema([...])")
         check_counts("ArrayDataset", batch_size=batch_size)
-        check_kind("ArrayDataset", "seed", seed, int, "a whole number")
-        check_values("ArrayDataset", seed=(seed >= 0, ">= 0", seed))
+        check_counts("ArrayDataset", low=0, seed=seed)
         check_flags("ArrayDataset", shuffle=shuffle, drop_last=drop_last)
         columns, are_strings = named_columns(columns), dict[str, bool | None]()
         if schema is None:

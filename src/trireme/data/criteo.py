@@ -12,7 +12,7 @@ from typing import Literal
 from trireme import _core
 from trireme.data.schema import Dense, Field, Label, Schema, Sparse
 from trireme.data.text_parser import TextFormat
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 
 NUM_DENSE = 13
 NUM_SPARSE = 26
@@ -40,10 +40,7 @@ class CriteoText(TextFormat):
     scale: float = 1 / 8
 
     def __post_init__(self) -> None:
-        if self.transform not in ("log1p", "none"):
-            raise BadRequest(
-                f"criteo: expected transform 'log1p' or 'none', found {self.transform!r}"
-            )
+        check_choice("criteo", ("log1p", "none"), transform=self.transform)
 
     def check(self, schema: Schema) -> None:
         """The fields are those of `criteo()`."""

@@ -71,7 +71,7 @@ class QueueDataset:
             example = "a schema with a format, as tr.data.criteo() returns it"
             raise BadRequest(f"QueueDataset: expected {example}, found {schema!r}")
         check_flags("QueueDataset", drop_last=drop_last, own_files=own_files)
-        check_choice("QueueDataset: on_error", on_error, ("raise", "count"))
+        check_choice("QueueDataset", ("raise", "count"), on_error=on_error)
         for name, value, high in (
             ("batch_size", batch_size, 2**31 - 1),
             ("threads", threads, THREADS_MAX),

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from trireme.data.batch import Bags, Batch, check_stream
-from trireme.errors import BadRequest, DataError
+from trireme.errors import BadRequest, DataError, check_counts, check_numbers
 
 _CHUNK = 10_000  # words whose pairs are made at once
 _NOISE_POWER = 0.75
@@ -84,12 +84,10 @@ class SkipGramDataset:
         subsample: float = 1e-3,
         seed: int = 0,
     ) -> None:
-        if min(batch_size, window, negatives, min_count) < 1 or subsample < 0 or seed < 0:
-            raise BadRequest(
-                "SkipGramDataset: expected batch_size, window, negatives and min_count >= 1, "
-                f"subsample and seed >= 0, found {batch_size}, {window}, {negatives}, {min_count}, "
-                f"{subsample} and {seed}"
-            )
+        counts = {"batch_size": batch_size, "window": window, "negatives": negatives}
+        check_counts("SkipGramDataset", **counts, min_count=min_count)
+        check_counts("SkipGramDataset", low=0, seed=seed)
+        check_numbers("SkipGramDataset", ">= 0", subsample=subsample)
         counted = Counter(word for words in sentences for word in words)
         kept = sorted(
             ((word, n) for word, n in counted.items() if n >= min_count),

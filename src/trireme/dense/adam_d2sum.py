@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trireme.errors import BadRequest
+from trireme.errors import check_numbers
 
 
 class AdamD2Sum(torch.optim.Optimizer):
@@ -37,11 +37,9 @@ class AdamD2Sum(torch.optim.Optimizer):
         sum_decay: float = 0.9999,
         eps: float = 1e-8,
     ) -> None:
-        if not (lr >= 0 and 0 <= moment_decay < 1 and 0 <= sum_decay < 1 and eps > 0):
-            raise BadRequest(
-                "AdamD2Sum: expected lr >= 0, decays in [0, 1) and eps > 0, found"
-                f" {lr}, {moment_decay}, {sum_decay} and {eps}"
-            )
+        check_numbers("AdamD2Sum", ">= 0", lr=lr)
+        check_numbers("AdamD2Sum", "in [0, 1)", moment_decay=moment_decay, sum_decay=sum_decay)
+        check_numbers("AdamD2Sum", "> 0", eps=eps)
         defaults = {"lr": lr, "moment_decay": moment_decay, "sum_decay": sum_decay, "eps": eps}
         super().__init__(params, defaults)
 

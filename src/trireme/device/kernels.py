@@ -70,7 +70,7 @@ def choose_kernels(
     Raises:
         BadRequest: an unknown name, or one that is wanted and cannot run here.
     """
-    check_choice("RowBlock: kernels", wanted, KERNELS)
+    check_choice("RowBlock", KERNELS, kernels=wanted)
     is_host = device.type == HOST.type
     if wanted == "core" and not is_host:
         raise BadRequest(f"RowBlock: expected the CPU for kernels='core', found {device}")

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
-from trireme.errors import BadRequest, DataError
+from trireme.errors import DataError, check_counts
 
 Sample = Sequence[tuple[str, Sequence[Any]]]
 Samples = Callable[[], Iterable[Sample | None]]
@@ -56,10 +56,7 @@ class _DataGenerator:
 
     def set_batch(self, batch_size: int) -> None:
         """Set how many examples generate_batch gets, 32 by default."""
-        if batch_size < 1:
-            raise BadRequest(
-                f"{type(self).__name__}.set_batch: expected at least 1, found {batch_size}"
-            )
+        check_counts(f"{type(self).__name__}.set_batch", batch_size=batch_size)
         self.batch_size_ = batch_size
 
     def run_from_stdin(self) -> None:

@@ -141,8 +141,7 @@ class _FleetDataset:
     def set_filelist(self, filelist: Sequence[str]) -> None:
         """Set the files of this worker, in reading order. []: it has none, with a warning."""
         what = f"{self._name}.set_filelist"
-        if not isinstance(filelist, list | tuple):
-            raise BadRequest(f"{what}: expected a list, found {filelist!r}")
+        check_kind(what, "filelist", filelist, (list, tuple), "a list")
         for file in filelist:
             check_kind(what, "files", file, (str, os.PathLike), "paths")
         self._files, self._made = list(filelist), None

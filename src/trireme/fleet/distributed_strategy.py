@@ -168,13 +168,9 @@ def _check_guard(label: str) -> None:
 
 def _check_config(key: str, value: object) -> None:
     if key == "k_steps":
-        if isinstance(value, bool) or not isinstance(value, int) or value < -1:
-            raise BadRequest(
-                f"DistributedStrategy: expected k_steps as an integer >= -1, found {value!r}"
-            )
+        check_counts("DistributedStrategy", low=-1, k_steps=value)
     elif key == "use_ps_gpu":
-        if value not in (0, 1):
-            raise BadRequest(f"DistributedStrategy: expected {key} as a bool, found {value!r}")
+        check_kind("DistributedStrategy", key, value, bool, "a bool")
     elif key == GUARD:
         if not isinstance(value, str) or not is_label(value):
             raise BadRequest(

@@ -19,7 +19,7 @@ from torch import Tensor
 from trireme.accelerator import HOST
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind
 from trireme.fleet import calls
 from trireme.fleet.program import Program, ServerProgram, StartupProgram, names_of, programs
 from trireme.nn.on_device import device_of
@@ -67,10 +67,8 @@ class Executor:
     """Runs programs of this process. place: where models have to be; None: anywhere."""
 
     def __init__(self, place: CPUPlace | CUDAPlace | None = None) -> None:
-        if place is not None and not isinstance(place, (CPUPlace, CUDAPlace)):
-            raise BadRequest(
-                f"Executor: expected CPUPlace(), CUDAPlace(0) or None, found {type(place).__name__}"
-            )
+        kinds = (CPUPlace, CUDAPlace, type(None))
+        check_kind("Executor", "place", place, kinds, "CPUPlace(), CUDAPlace(0) or None")
         self.place = place
         self._tallies: dict[Program, Tally] = {}
 

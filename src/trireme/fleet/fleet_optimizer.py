@@ -6,15 +6,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
 
-from trireme.errors import BadRequest, NotReady, check_kind, check_values
+from trireme.errors import BadRequest, NotReady, check_numbers, check_values
 from trireme.fleet.program import Loss
 from trireme.train import DistributedOptimizer
 
@@ -111,9 +109,7 @@ class FleetOptimizer:
         """Set the learning rate of the dense parameters; a table's is a group of `distributed`.
         Raises BadRequest: no number >= 0.
         """
-        check_kind("set_lr", "value", value, Real, "a number >= 0, such as 0.001")
-        is_rate = not isinstance(value, bool) and 0 <= value < math.inf
-        check_values("set_lr", value=(is_rate, "as a number >= 0", value))
+        check_numbers("set_lr", ">= 0", value=value)
         for group in self._dense_groups():
             group["lr"] = value
 

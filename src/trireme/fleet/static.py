@@ -8,7 +8,7 @@ exe = static.Executor(static.CPUPlace())
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 from trireme.fleet.absent import refuse
 from trireme.fleet.executor import CPUPlace, CUDAPlace, Executor, Scope, global_scope
 from trireme.fleet.program import NOT_BUILT, Program, StartupProgram, Variable, programs
@@ -63,8 +63,7 @@ def data(
 
     Raises BadRequest: a dtype other than "int64" and "float32".
     """
-    if dtype not in _DTYPES:
-        raise BadRequest(f"static.data: expected a dtype of {_DTYPES}, found {dtype!r}")
+    check_choice("static.data", _DTYPES, dtype=dtype)
     width = [None if size in (None, -1) else size for size in shape]
     return Variable(name, tuple(width), dtype, lod_level)
 

@@ -77,7 +77,7 @@ class DistributeTranspilerConfig:
                 f"DistributeTranspilerConfig: {name} has no place here, found {value!r};"
                 f" {ELSEWHERE[name]}"
             )
-        check_choice("DistributeTranspilerConfig", name, DEFAULTS)
+        check_choice("DistributeTranspilerConfig", DEFAULTS, attribute=name)
         if not _fits(name, value):
             what = {bool: "a bool", int: "an integer >= 1"}
             what[type] = "RoundRobin, HashName or a function (name of a parameter, number of the"

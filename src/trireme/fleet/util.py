@@ -31,7 +31,7 @@ def get_file_shard(files: Sequence[str]) -> list[str]:
 
 def all_reduce(value: Any, mode: str = "sum", comm_world: str = "worker") -> npt.NDArray[Any]:
     """Combine an array or number of every worker element by element; returns it to all."""
-    check_choice("fleet.util.all_reduce: mode", mode, _COMBINE)
+    check_choice("fleet.util.all_reduce", _COMBINE, mode=mode)
     array = np.array(value, order="C")
     parts = _of_all("all_reduce", array, comm_world)
     if any(part.shape != array.shape for part in parts):

@@ -45,7 +45,7 @@ class Durability:
     index: int | None = None
 
     def __post_init__(self) -> None:
-        check_choice("durability", self.mode, DURABILITIES)
+        check_choice("durability", DURABILITIES, mode=self.mode)
         own = {"state_dir": self.folder, "log_bytes": self.log_bytes, "skip_records": self.skips}
         idle = [f"--{name}" for name, value in own.items() if value not in (None, frozenset())]
         if self.mode == "none" and idle:

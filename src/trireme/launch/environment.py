@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 from trireme.label import is_label
 from trireme.launch.fleet_stages import ALL, heter_facts
 from trireme.launch.stated_facts import Fact, Facts, as_text, is_set, stated
@@ -236,11 +236,7 @@ def _fleet_facts(env: Mapping[str, str], own: Facts) -> Facts:
         _add_endpoints(facts, env["PADDLE_TRAINER_ENDPOINTS"])
     if "role" in facts:
         fleet_role = str(facts["role"].value).strip()
-        if fleet_role not in _FLEET_ROLES:
-            raise BadRequest(
-                f"init: expected TRAINING_ROLE to be one of {', '.join(_FLEET_ROLES)}, "
-                f"found {fleet_role!r}"
-            )
+        check_choice("init", _FLEET_ROLES, TRAINING_ROLE=fleet_role)
         facts["role"] = Fact(_FLEET_ROLES[fleet_role], "TRAINING_ROLE")
         # PADDLE_TRAINER_ID is the index of a worker. Others are identified by their address.
         facts.pop("listen" if fleet_role == "TRAINER" else "index", None)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 from trireme.label import is_label
 from trireme.launch.stated_facts import Fact, Facts, as_text
 from trireme.protocol.job_limits import SECONDS_MAX
@@ -72,10 +72,8 @@ def to_gpu(facts: Facts) -> int | None:
 
 def to_durability(fact: Fact | None) -> str:
     mode = "none" if fact is None else str(fact.value).strip()
-    if fact is not None and mode not in DURABILITIES:
-        raise BadRequest(
-            f"init: expected {fact.name} to be one of {', '.join(DURABILITIES)}, found {mode!r}"
-        )
+    if fact is not None:
+        check_choice("init", DURABILITIES, **{fact.name: mode})
     return mode
 
 

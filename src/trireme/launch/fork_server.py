@@ -163,13 +163,7 @@ class ForkServer:
     def close(self) -> None:
         """End it. What it has forked goes on. Raises Internal: the kernel does not end it."""
         self._orders.close()
-        self._process.kill()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired as error:
-            raise Internal(
-                f"ForkServer: expected it to end within {_END_S:.0f} s of SIGKILL"
-            ) from error
+        kill(self._process, "the fork server")
 
 
 class ForkedProcess:
@@ -193,3 +187,14 @@ class ForkedProcess:
                 os.close(pidfd)
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
+
+
+def kill(process: subprocess.Popen[bytes] | ForkedProcess, name: str) -> None:
+    """Kill and reap it. Raises Internal: the kernel does not end it."""
+    process.kill()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired as error:
+        raise Internal(
+            f"launch: expected {name} to end within {_END_S:.0f} s of SIGKILL"
+        ) from error

@@ -23,10 +23,4 @@ def start_console(
     command += ["--servers", ",".join(placement.servers)]
     if config.keys is not None:
         command += ["--keys", config.keys]
-    return LaunchedProcess(
-        "console",
-        command,
-        environment,
-        log_path,
-        console=err,
-    )
+    return LaunchedProcess("console", command, environment, log_path, console=err)

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from trireme.children import PROGRAM
-from trireme.errors import BadRequest, Internal, writing
-from trireme.launch.fork_server import ForkedProcess, ForkServer
+from trireme.errors import BadRequest, writing
+from trireme.launch.fork_server import ForkedProcess, ForkServer, kill
 from trireme.launch.printing import Printer
 from trireme.launch.process_role import STOPPED
 
@@ -31,7 +31,6 @@ log = logging.getLogger("trireme.launch")
 
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 14
-_END_S = 30.0  # for the kernel to end a killed process
 _LAST_READS_MAX = 1 << 10
 _LINE_BYTES_MAX = 1 << 16
 # Control sequences (colours, cursor movement) of ECMA-48, section 5.4.
@@ -96,13 +95,7 @@ class LaunchedProcess:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # reaped
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.kill()
-            try:
-                self._process.wait(_END_S)
-            except subprocess.TimeoutExpired as error:
-                raise Internal(
-                    f"LaunchedProcess: expected {self.name} to end within {_END_S:.0f} s of SIGKILL"
-                ) from error
+            kill(self._process, self.name)
         self.mirror.drain()
         self.mirror.close()
 
@@ -245,9 +238,6 @@ def plain(line: bytes) -> bytes:
     """The last state of a redrawn line, without control sequences and line end."""
     drawn = [part for part in _CONTROL.sub(b"", line.rstrip(b"\r\n")).split(b"\r") if part]
     return drawn[-1] if drawn else b""
-
-
-log = logging.getLogger("trireme.launch")
 
 
 @contextlib.contextmanager

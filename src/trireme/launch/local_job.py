@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trireme.errors import BadRequest, ResourceExhausted
+from trireme.errors import BadRequest, ResourceExhausted, check_counts
 from trireme.launch.environment import inherited
 from trireme.launch.fork_server import ForkServer, is_forked, start_fork_servers
 from trireme.launch.job_console import start_console
@@ -71,10 +71,7 @@ def launch(config: LaunchConfig) -> int:
 
 
 def _check_restarts(config: LaunchConfig, placement: Placement) -> None:
-    if config.max_restart < 0:
-        raise BadRequest(
-            f"launch: expected --max_restart of at least 0, found {config.max_restart}"
-        )
+    check_counts("launch", low=0, **{"--max_restart": config.max_restart})
     has_servers = not placement.workers_host
     if not has_servers and config.max_restart > 0 and config.command[1:3] == ("trireme", "run"):
         raise BadRequest(
@@ -239,9 +236,8 @@ class _LocalJob:
         if 0 not in self._placement.sockets:
             say("the console is on the machine of server 0")
             return
-        self._console = self._follow_output(
-            start_console(self._config, self._placement, address, self._err)
-        )
+        console = start_console(self._config, self._placement, address, self._err)
+        self._console = self._follow_output(console)
 
     def _check_console(self) -> None:
         """A job goes on without its console."""
@@ -312,8 +308,8 @@ class _LocalJob:
         return self._follow_output(process)
 
     def _environment(self, role: str, index: int) -> dict[str, str]:
-        environment = process_environment(self._config, self._placement, role, index)
-        return self._threads.variables(role) | environment
+        own = process_environment(self._config, self._placement, role, index)
+        return self._threads.variables(role) | own
 
     def _follow_output(self, process: LaunchedProcess) -> LaunchedProcess:
         """Copy what a process prints to its log, and to the terminal."""

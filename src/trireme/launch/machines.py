@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import takewhile
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_counts
 from trireme.launch.addresses import is_local
 from trireme.launch.placement import LaunchConfig
 
@@ -86,10 +86,8 @@ def _check(config: LaunchConfig, env: Mapping[str, str]) -> None:
         raise BadRequest(
             "launch: expected --ips with --start_port, found none: without it ports are chosen free"
         )
-    if config.nproc_per_node is not None and config.nproc_per_node < 1:
-        raise BadRequest(
-            f"launch: expected --nproc_per_node of at least 1, found {config.nproc_per_node}"
-        )
+    if config.nproc_per_node is not None:
+        check_counts("launch", **{"--nproc_per_node": config.nproc_per_node})
     num = config.worker_num if config.worker_num is not None else len(config.workers) or None
     if not config.ips and num is not None and config.nproc_per_node not in (None, num):
         raise BadRequest(

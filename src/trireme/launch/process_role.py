@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 from trireme.launch.environment import PLACE, VARIABLES, read_facts, require
 from trireme.launch.fact_values import (
     TIMEOUT_S_DEFAULT,
@@ -172,10 +172,7 @@ def read_role(env: Mapping[str, str] | None = None, **arguments: Any) -> Process
         _refuse_durability(base, facts)
         return base
     name = require(facts, "role", "a process of a job").value
-    if name not in ROLES:
-        raise BadRequest(
-            f"init: expected {facts['role'].name} to be one of {', '.join(ROLES)}, found {name!r}"
-        )
+    check_choice("init", ROLES, **{facts["role"].name: name})
     if name == "embedded":
         return _embedded(facts, base)
     if "label" in facts and name != "heter":

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trireme import _core
-from trireme.errors import check_kind, check_values
+from trireme.errors import check_numbers
 from trireme.metrics.binary import Examples, ScoredMetric
 from trireme.metrics.metric import State, Values, check_state
 
@@ -245,9 +245,7 @@ class _ThresholdMetric(SumMetric):
     """
 
     def __init__(self, threshold: float = 0.5, **options: Any) -> None:
-        check_kind(type(self).__name__, "threshold", threshold, float, "a number")
-        is_share = 0 <= threshold <= 1
-        check_values(type(self).__name__, threshold=(is_share, "in [0, 1]", threshold))
+        check_numbers(type(self).__name__, "in [0, 1]", threshold=threshold)
         self._threshold = float(threshold)
         super().__init__(**options)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trireme.config import Config
 from trireme.data.batch import Batch
-from trireme.errors import BadRequest
+from trireme.errors import check_choice
 from trireme.models.columns import tensor_of
 from trireme.models.hyper_parameters import HyperParameters
 from trireme.models.inputs import Concatenated
@@ -107,8 +107,7 @@ def create(config: Config) -> Recipe:
     """
     hyper = HyperParameters(config)
     mode = config.get("runner.counterfact_mode", _DR)
-    if mode not in (_IPS, _DR):
-        raise BadRequest(f"runner.counterfact_mode: expected {_DR} or {_IPS}, found {mode!r}")
+    check_choice("runner", (_DR, _IPS), counterfact_mode=mode)
     inputs = ConversionInputs.of(hyper)
     model = ESCM2(
         inputs.rows,

@@ -66,12 +66,12 @@ def table_options(
     """
     key = f"table_parameters.{table}.accessor"
     table_class = config.get(f"table_parameters.{table}.table_class", _IN_MEMORY)
-    check_choice(f"table_parameters.{table}.table_class", table_class, (_IN_MEMORY, _ON_SSD))
+    check_choice(f"table_parameters.{table}", (_IN_MEMORY, _ON_SSD), table_class=table_class)
     ssd = {"ssd": True} if table_class == _ON_SSD else {}
     if not config.has_section(key):
         return ssd
     kind = config.get(f"{key}.accessor_class", "SparseAccessor")
-    check_choice(f"{key}.accessor_class", kind, ACCESSORS)
+    check_choice(key, ACCESSORS, accessor_class=kind)
     accessor = ACCESSORS[kind]
     tail = width - (3 if accessor.pulls_statistics else 1)
     stored = width + (0 if accessor.pulls_statistics else 2)
@@ -132,7 +132,7 @@ def _rule_options(config: Config, accessor: str, *, has_tail: bool) -> dict[str,
 
 def _options(config: Config, key: str, show_scale: bool, zero_init: bool) -> dict[str, Any]:
     name = config.get(f"{key}.name")
-    check_choice(f"{key}.name", name, RULES)
+    check_choice(key, RULES, name=name)
     part, rule, values = RULES[name]
     is_adam = issubclass(rule, optim.FleetAdam)
 

@@ -17,7 +17,7 @@ def load(name: str) -> ModuleType:
     Raises:
         BadRequest: no model of that name; the message lists the names.
     """
-    check_choice("zoo.load", name, NAMES)
+    check_choice("zoo.load", NAMES, name=name)
     return importlib.import_module(f"trireme.models.{name}")
 
 

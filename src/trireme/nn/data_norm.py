@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from trireme.errors import BadRequest, check_counts
+from trireme.errors import BadRequest, check_counts, check_numbers
 
 
 class DataNorm(nn.Module):
@@ -44,11 +44,9 @@ class DataNorm(nn.Module):
     ) -> None:
         super().__init__()
         check_counts("DataNorm", num_features=num_features)
-        if not (eps >= 0 and 0 < decay <= 1 and size > 0 and square_total > 0):
-            raise BadRequest(
-                "DataNorm: expected eps >= 0, decay in (0, 1], size > 0 and square_total > 0, found"
-                f" {eps}, {decay}, {size} and {square_total}"
-            )
+        check_numbers("DataNorm", ">= 0", eps=eps)
+        check_numbers("DataNorm", "in (0, 1]", decay=decay)
+        check_numbers("DataNorm", "> 0", size=size, square_total=square_total)
         self.num_features, self.eps, self.decay = num_features, eps, decay
         for name, value in (("size", size), ("total", total), ("square_total", square_total)):
             self.register_buffer(name, torch.full((num_features,), value, dtype=torch.float64))

@@ -241,7 +241,7 @@ class EmbeddingBag(TableModule):
         padding_key: int | None = None,
     ) -> None:
         super().__init__(table, features, padding_key)
-        check_choice(f"{type(self).__name__}: mode", mode, POOLINGS)
+        check_choice(type(self).__name__, POOLINGS, mode=mode)
         self.mode = mode
         table.features.declare(self.features)
         parts = [table.of_feature(name) for name in self.features]

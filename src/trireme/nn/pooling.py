@@ -28,7 +28,7 @@ def sequence_pool(rows: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
     Raises:
         BadRequest: an unknown mode, or shapes that do not fit.
     """
-    check_choice("sequence_pool: mode", mode, POOLINGS)
+    check_choice("sequence_pool", POOLINGS, mode=mode)
     sizes, bag_N = _bags("sequence_pool", rows, offsets)
     wide_ND = rows.to(torch.promote_types(rows.dtype, torch.float32))
     sums = wide_ND.new_zeros(sizes.shape[0], rows.shape[1]).index_add(0, bag_N, wide_ND)
@@ -56,7 +56,7 @@ def sequence_pad(
         BadRequest: an argument out of range, or shapes that do not fit.
     """
     check_counts("sequence_pad", length=length)
-    check_choice("sequence_pad: padding_side", padding_side, ("right", "left"))
+    check_choice("sequence_pad", ("right", "left"), padding_side=padding_side)
     sizes, bag_N = _bags("sequence_pad", rows, offsets)
     kept_B = sizes.clamp(max=length)
     end_B = kept_B if padding_side == "right" else torch.full_like(sizes, length)

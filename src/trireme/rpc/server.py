@@ -45,6 +45,7 @@ from trireme.errors import (
     ResourceExhausted,
     TriremeError,
     Unavailable,
+    check_counts,
 )
 from trireme.rpc.auth import ServerKeys, numeric_address
 from trireme.rpc.frames import Place, own
@@ -146,8 +147,7 @@ class Server:
         observe: RequestObserver | None = None,
         state: str = "",
     ) -> None:
-        if threads < 1:
-            raise BadRequest(f"Server: threads must be at least 1, found {threads}")
+        check_counts("Server", threads=threads)
         self.name = name
         self._bind = numeric_address(bind, keys, insecure)
         self._handlers = dict(handlers)

@@ -16,7 +16,7 @@ from trireme import interchange, policy
 from trireme.checkpoint.format.manifest import MANIFEST, read_manifest
 from trireme.config import Config
 from trireme.data.batch import Batch
-from trireme.errors import BadRequest, is_file
+from trireme.errors import BadRequest, check_choice, is_file
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.launch.init import log_to_stderr
@@ -164,8 +164,8 @@ def _trainer(conversion: Conversion, kind: Kind) -> Trainer:
 def _described(conversion: Conversion) -> list[Table]:
     assert conversion.table is not None
     assert conversion.dim is not None
-    if conversion.rule is None or conversion.rule not in RULES:
-        raise BadRequest(f"convert: expected --rule {', '.join(RULES)}, found {conversion.rule!r}")
+    check_choice("convert", RULES, **{"--rule": conversion.rule})
+    assert conversion.rule is not None
     _, rule, values = RULES[conversion.rule]
     return [
         Table(

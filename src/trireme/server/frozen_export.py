@@ -36,7 +36,7 @@ def _on_save(state: ServerState, root: Path, request: Request) -> Reply:
     dtype, time = need(body, "dtype", str), need_time(body)
     since, version = need_version(body, "since"), need_version(body, "version")
     forget = need_version(body, "forget")
-    check_choice("export.save: dtype", dtype, DTYPES)
+    check_choice("export.save", DTYPES, dtype=dtype)
     if len(classes) != len(names):
         raise BadRequest(f"export.save: expected a class for {len(names)} tables, found {classes}")
     state.check_settled()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_numbers
 from trireme.protocol.clipping import Clip
 from trireme.table import RowClassId, Table
 from trireme.worker.gradients import TableGradient
@@ -16,17 +16,14 @@ from trireme.worker.gradients import TableGradient
 
 def make_clip(norm: float | None, value: float | None, tables: Iterable[Table]) -> Clip | None:
     """What gradients are clipped by; None: by nothing. Raises BadRequest."""
-    if norm is None and value is None:
-        return None
     if norm is not None and value is not None:
         raise BadRequest(
             f"DistributedOptimizer: expected clip_norm or clip_value, found both: {norm}, {value}"
         )
     kind, limit = ("value", value) if norm is None else ("norm", norm)
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
-        raise BadRequest(
-            f"DistributedOptimizer: expected clip_{kind} > 0 and finite, found {limit!r}"
-        )
+    if limit is None:
+        return None
+    check_numbers("DistributedOptimizer", "> 0", **{f"clip_{kind}": limit})
     for table in tables:
         if table.optimizer.scale == "fleet":
             raise BadRequest(

@@ -13,7 +13,7 @@ from torch import nn
 from trireme.blocks import Blocks
 from trireme.byte_size import parse_bytes
 from trireme.data.array_dataset import as_dataset
-from trireme.errors import check_flags, check_kind
+from trireme.errors import check_choice, check_flags
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.metrics import Metric
@@ -570,7 +570,7 @@ class Trainer:
             BadRequest: no checkpoint there, or a delta of another one; within a callback.
                 Corruption: a damaged file. SchemaMismatch: another model. Nothing has changed then.
         """
-        check_kind("load", "dense", dense, str, "'strict', 'match' or 'skip'")
+        check_choice("load", ("strict", "match", "skip"), dense=dense)
         self.optimizer.mode.check_between_passes("load")
         location = Location(path, storage_options, self.shows_progress)
         return self._epochs.load(location, dense, tables)

@@ -24,7 +24,7 @@ from trireme.checkpoint.format.row_files import RowColumns
 from trireme.checkpoint.format.row_writer import ChooseRows
 from trireme.checkpoint.format.save_modes import SAVE_MODES
 from trireme.checkpoint.server_side.operations import OperationProgress, in_parallel
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 from trireme.policy import ScorePolicy, policy_of
 from trireme.protocol.wire import Array, need
 from trireme.rows.row_statistics import faded, scores, unseen_days
@@ -61,8 +61,7 @@ class RowsToSave:
                     shown = repr(share)[:150]
                     raise BadRequest(f"checkpoint: expected two numbers as a share, found {shown}")
         mode = need(body, "mode", str)
-        if mode not in SAVE_MODES:
-            raise BadRequest(f"checkpoint: expected a mode of {SAVE_MODES}, found {mode!r}")
+        check_choice("checkpoint", SAVE_MODES, mode=mode)
         return RowsToSave(mode, need(body, "time", int), budgets)
 
     def of(self, table: ServedTable) -> ChooseRows | None:

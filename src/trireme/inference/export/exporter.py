@@ -90,7 +90,7 @@ def export_model(
             for example one written before a checkpoint was loaded; a pass on a device.
     """
     if dtype is not None:
-        check_choice("export_model: dtype", dtype, DTYPES)
+        check_choice("export_model", DTYPES, dtype=dtype)
     optimizer = optimizer_of(trainer)
     optimizer.mode.check_between_passes("export_model")
     exported = optimizer.model if model is None else model

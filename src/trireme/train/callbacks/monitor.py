@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trireme.errors import BadRequest, check_values
+from trireme.errors import BadRequest, check_numbers
 from trireme.metrics.by_name import better_of
 from trireme.metrics.metric import Better
 from trireme.train.callbacks.callback import FitState
@@ -34,7 +34,7 @@ class Monitor:
                 f"{who}: expected mode 'min' or 'max', whether a lower or a higher {figure!r} is"
                 f" better, found {mode!r}; a figure has its metric's name, also of valid=: 'auc'"
             )
-        check_values(who, min_delta=(0 <= min_delta < math.inf, ">= 0", min_delta))
+        check_numbers(who, ">= 0", min_delta=min_delta)
         return cls(figure, mode, min_delta)
 
     def value(self, who: str, fit: FitState) -> float:

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from trireme.errors import BadRequest, check_counts
+from trireme.errors import BadRequest, check_counts, check_numbers
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Checkpoints:
             value = getattr(self, name)
             if value is not None:
                 check_counts("Checkpoints", **{name: value})
-        if self.every_s is not None and not self.every_s > 0:
-            raise BadRequest(f"Checkpoints: expected every_s > 0, found {self.every_s}")
+        if self.every_s is not None:
+            check_numbers("Checkpoints", "> 0", every_s=self.every_s)
 
 
 @dataclass(frozen=True)

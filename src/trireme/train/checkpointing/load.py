@@ -9,7 +9,13 @@ from torch import Tensor
 
 from trireme.checkpoint.format.manifest import MATCH, CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.load import load_checkpoint
-from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError, class_of_code
+from trireme.errors import (
+    BadRequest,
+    Corruption,
+    SchemaMismatch,
+    TriremeError,
+    class_of_code,
+)
 from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
@@ -112,8 +118,6 @@ def load_part(
         BadRequest: no checkpoint there, or an unknown table. Corruption: a damaged file.
         SchemaMismatch: something is missing, or a table differs; with "strict" the optimizer.
     """
-    if dense not in ("strict", "match", "skip"):
-        raise BadRequest(f"load: expected dense 'strict', 'match' or 'skip', found {dense!r}")
     own = [table.name for table in optimizer.tables]
     if unknown := set(tables or ()) - set(own):
         raise BadRequest(f"load: expected tables of the model, {own}, found {sorted(unknown)}")
