@@ -175,4 +175,4 @@ def test_a_process_that_the_system_cannot_start_is_named(tmp_path: Path) -> None
         check=False,
     )
     assert ended.returncode == 1
-    assert re.search(r"error: launch: cannot start \w+ \d: Too many open files\n$", ended.stderr)
+    assert re.search(r"error: cannot start \w+ \d: Too many open files\n$", ended.stderr)
