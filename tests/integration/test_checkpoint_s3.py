@@ -6,10 +6,11 @@ import datetime
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import trireme as tr
 from tests.integration.test_checkpoint import assert_equal, batches, everything, make_trainer
@@ -22,6 +23,7 @@ from trireme.errors import BadRequest, Corruption
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.storage.storage import open_storage
+from trireme.train.checkpointing.save import check_folder
 
 Options = dict[str, Any]
 ROOT = "s3://bucket"
@@ -101,6 +103,49 @@ def test_a_save_that_fails_shows_nothing(s3: Options, monkeypatch: pytest.Monkey
         with pytest.raises(BadRequest, match=r"expected a new folder, found .*failed/1 with"):
             trainer.save(f"{ROOT}/failed/1", storage_options=s3)
         assert not verify_checkpoint(open_storage(f"{ROOT}/failed/1", s3))[1]
+
+
+def test_a_store_that_lets_nobody_remove_objects_takes_checkpoints(
+    s3: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As buckets of backups are set up: what a save needs not, nothing before it may need."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("AccessDenied: s3:DeleteObject")
+
+    monkeypatch.setattr(type(fsspec.filesystem("s3", **s3)), "_bulk_delete", refuse)
+    with embedded(threads=1) as cluster:
+        checkpoints = tr.Checkpoints(f"{ROOT}/kept", every_steps=2, keep=None, storage_options=s3)
+        make_trainer(cluster).fit(batches(2), checkpoints=checkpoints)
+    assert "1/manifest.json" in names(s3, "kept")
+
+
+class Hdfs(MemoryFileSystem):
+    """A store with folders, which stay when their files are removed."""
+
+    protocol = "hdfs"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("hdfs://"))
+
+
+def test_the_trial_before_a_fit_needs_a_place_of_its_own_and_leaves_none(
+    s3: Options, tmp_path: Path
+) -> None:
+    """Whatever else lies there."""
+    fsspec.register_implementation("hdfs", Hdfs, clobber=True)
+    (tmp_path / "try").mkdir()
+    put(s3, "free/try/manifest.json", b"{}")
+    with embedded(threads=1) as cluster:
+        check_folder(cluster, tmp_path)
+        check_folder(cluster, f"{ROOT}/free", s3)
+        check_folder(cluster, "hdfs://runs")
+    assert list(tmp_path.iterdir()) == [tmp_path / "try"]
+    assert names(s3, "free") == {"try/manifest.json"}
+    assert Hdfs().find("/", withdirs=True) == ["/runs"]
 
 
 def test_of_two_saves_to_one_place_one_is_complete(

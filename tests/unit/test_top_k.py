@@ -95,3 +95,41 @@ def test_a_score_that_is_the_least_bit_higher_is_no_tie() -> None:
     metric = TopK(1)
     metric.update(torch.stack([below, torch.tensor(1.0), below])[None], torch.tensor([1]))
     assert metric.compute()["recall"] == 1.0
+
+
+def test_scores_that_differ_by_the_least_bit_are_no_tie_and_equal_ones_are_one() -> None:
+    """For whole numbers beyond float64's, doubles, and where numbers next to 0 count as 0."""
+    many = torch.tensor([[2**53, 2**53 + 1, 0]])
+    doubles = torch.tensor([[1 - 2**-53, 1.0, 1 - 2**-53]], dtype=torch.float64)
+    for scores in (many, doubles):
+        metric = TopK(1)
+        metric.update(scores, torch.tensor([1]))
+        assert metric.compute()["recall"] == 1.0
+    try:
+        torch.set_flush_denormal(True)
+        metric = TopK(5)
+        metric.update(torch.zeros(5, 5), torch.arange(5))
+    finally:
+        torch.set_flush_denormal(False)
+    assert metric.compute()["mrr"] == pytest.approx(1 / 5)
+
+
+def test_figures_equal_those_of_a_sort() -> None:
+    random = torch.Generator().manual_seed(1)
+    scores = torch.randint(0, 6, (200, 9), generator=random).float()
+    num = torch.randint(0, 10, (200,), generator=random)
+    right = [torch.randperm(9, generator=random)[:n].tolist() for n in num.tolist()]
+    places = torch.tensor([place for each in right for place in each])
+    for k in (1, 3, 9, 20):
+        metric, expected = TopK(k), []
+        metric.update(scores, Ragged(places, torch.cat([num.new_zeros(1), num.cumsum(0)])))
+        for row, each in zip(scores.tolist(), right, strict=True):
+            order = sorted(range(9), key=lambda c, r=row, e=each: (-r[c], c in e))  # type: ignore[misc]
+            ranks = [i + 1 for i, c in enumerate(order[:k]) if c in each]
+            if each:
+                ideal = sum(1 / math.log2(i + 2) for i in range(min(k, len(each))))
+                gain = sum(1 / math.log2(rank + 1) for rank in ranks) / ideal
+                first = 1 / ranks[0] if ranks else 0.0
+                expected.append((len(ranks) / len(each), float(bool(ranks)), gain, first))
+        means = torch.tensor(expected, dtype=torch.float64).mean(0).tolist()
+        assert list(metric.compute().values()) == pytest.approx(means)

@@ -1,13 +1,13 @@
 """The optimizers of torch that servers run on blocks, and the values of their param groups."""
 
 import inspect
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trireme.accelerator import HOST
 from trireme.dense.adam_d2sum import AdamD2Sum
 from trireme.errors import BadRequest
 from trireme.torch_compiler import step
@@ -50,6 +50,8 @@ _LATE_STEP = 1 << 24
 FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
 # The server chooses the kernel: these change the speed, never the formula.
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 GroupValues = dict[str, Any]
 
@@ -102,31 +104,42 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
     return WHOLE.get(type(optimizer).__name__) is type(optimizer)
 
 
-def group_values(group: Mapping[str, Any], names: Collection[str]) -> GroupValues:
-    """The values of a param group that are sent with each push. names: the optimizer's; schedulers
-    add names of their own to a group.
+def group_values(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> GroupValues:
+    """The values of a param group that are sent with each push. defaults: the optimizer's;
+    schedulers add names of their own to a group. Raises BadRequest for what servers would refuse.
     """
     values: GroupValues = {}
     for key, value in group.items():
-        if key not in names or key in IMPLEMENTATION:
+        if key not in defaults or key in IMPLEMENTATION:
             continue
         if isinstance(value, Tensor):
             value = value.item()
-        if isinstance(value, tuple):
-            value = list(value)
-        values[key] = _checked_value(key, value)
+        known, value = (tuple(v) if isinstance(v, list) else v for v in (defaults[key], value))
+        if known is not None and not have_one_form(known, value):
+            raise BadRequest(f"param groups: expected {key} like {known!r}, found {value!r}")
+        values[key] = _checked_value(key, list(value) if isinstance(value, tuple) else value)
     return values
 
 
 def _checked_value(key: str, value: Any) -> Any:
-    if type(value) in (int, bool) or (type(value) is float and math.isfinite(value)):
+    if type(value) in (int, bool, float) and abs(value) <= _FLOAT32_MAX:
         return value
-    scalars = value if isinstance(value, list) else [value]
-    kinds = bool | int | float | str if key in FIXED else bool | int | float
-    are_right = all(scalar is None or isinstance(scalar, kinds) for scalar in scalars)
-    if not are_right or any(type(s) is float and not math.isfinite(s) for s in scalars):
-        raise BadRequest(f"param groups: expected finite numbers, found {key}={value!r}")
+    for scalar in value if isinstance(value, list) else [value]:
+        is_text = isinstance(scalar, str) and key in FIXED
+        is_number = isinstance(scalar, int | float) and abs(scalar) <= _FLOAT32_MAX
+        if not (scalar is None or is_text or is_number):
+            raise BadRequest(f"param groups: expected finite float32, found {key}={value!r}")
     return value
+
+
+def check_rates(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raises BadRequest: a learning rate is no finite float32; nothing has been trained with it."""
+    for group in groups:
+        lr = group.get("lr")
+        if isinstance(lr, Tensor) and lr.device == HOST:  # others would have to be waited for
+            lr = lr.item()
+        if isinstance(lr, int | float):
+            _checked_value("lr", lr)
 
 
 def check_group(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:

@@ -36,13 +36,12 @@ from trireme.launch.process_environment import (
 )
 from trireme.launch.process_role import REFUSED, STOPPED, read_role
 from trireme.launch.serving_options import check_settings
-from trireme.launch.stop_signals import STOP_SIGNALS, wakeup_fd
+from trireme.launch.stop_signals import NewSignals, wakeup_fd
 
 _LAST_LINES = 20
 _SERVERS_END_S = 60.0  # for servers to end by themselves once all workers have ended
 _COMPUTE_END_S = 5.0  # for compute workers to end by themselves once all servers have ended
 _POLL_S = 1.0
-_SAME_S = 1.0  # timeout(1) sends SIGTERM to its command, then to the command's group: that is one
 _UNFORKED = "processes load torch themselves, instead of being forked"
 
 
@@ -117,7 +116,7 @@ class _LocalJob:
             num_heter=len(placement.heter.sockets),
         )
         self._signals: list[signal.Signals] = []
-        self._same_until = 0.0  # SIGTERM before is the last signal again
+        self._new_signals = NewSignals()
         self._selector = selectors.DefaultSelector()
         self._held: list[Mirror] = []  # until the console is read, or the job is stopped
 
@@ -488,14 +487,11 @@ class _LocalJob:
                 self._selector.unregister(key.fd)
 
     def _read_signals(self, wake_fd: int) -> None:
-        for number in os.read(wake_fd, 4096):
-            now = time.monotonic()
-            if number in STOP_SIGNALS and (number != signal.SIGTERM or now > self._same_until):
-                self._signals.append(signal.Signals(number))
-                self._same_until = now + _SAME_S
-            elif number == signal.SIGWINCH:
-                for process in self._processes:
-                    process.mirror.resize()
+        numbers = os.read(wake_fd, 4096)
+        self._signals += self._new_signals(numbers)
+        if signal.SIGWINCH in numbers:
+            for process in self._processes:
+                process.mirror.resize()
 
     def _report_failure(self) -> tuple[int, str] | None:
         """(exit code, reason) of a job that ends early; None if it has ended well."""

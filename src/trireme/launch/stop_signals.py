@@ -3,9 +3,28 @@
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# timeout(1) sends its signal to its command, then to the command's group; systemd may send SIGHUP
+# after SIGTERM; a shell that is hung up passes SIGHUP on, beside the kernel. Each is one wish.
+_SAME_S = 1.0
+
+
+class NewSignals:
+    """Which stop signals are no repetition of one less than a second before."""
+
+    def __init__(self) -> None:
+        self._same_until = 0.0
+
+    def __call__(self, numbers: bytes) -> list[signal.Signals]:
+        new = []
+        for number in numbers:
+            if number in STOP_SIGNALS and time.monotonic() > self._same_until:
+                new.append(signal.Signals(number))
+                self._same_until = time.monotonic() + _SAME_S
+        return new
 
 
 @contextlib.contextmanager

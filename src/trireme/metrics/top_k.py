@@ -114,19 +114,22 @@ def _right(labels: Values | Ragged, num: int) -> tuple[Tensor, Tensor]:
 
 def _figures(is_right_BC: Tensor, scores_BC: Tensor, k: int) -> NDArray[np.float64]:
     """Sums over B of recall, hit rate, NDCG, MRR and 1."""
-    lowered_BC = scores_BC.double()  # which has numbers between those of float32: only ties change
-    lowered_BC[is_right_BC] = lowered_BC[is_right_BC].nextafter(torch.tensor(-math.inf).double())
-    top_BK = lowered_BC.topk(min(k, scores_BC.shape[1])).indices
-    hits_BK = is_right_BC.gather(1, top_BK).double()
-    num_B = is_right_BC.sum(1).double()
-    ranks_K = torch.arange(1, top_BK.shape[1] + 1, dtype=torch.float64)
-    gains_K = 1 / torch.log2(ranks_K + 1)
-    ideal_B = gains_K.cumsum(0)[num_B.clamp(max=len(gains_K)).long() - 1]
+    scores_BC = scores_BC.double() if scores_BC.is_floating_point() else scores_BC.long()
+    wrong_BC, num_B1 = ~is_right_BC, is_right_BC.sum(1, keepdim=True)
+    lowest = -math.inf if scores_BC.is_floating_point() else torch.iinfo(torch.int64).min
+    k = min(k, scores_BC.shape[1])
+    right_BK = scores_BC.masked_fill(wrong_BC, lowest).topk(k).values
+    wrong_BK = scores_BC.masked_fill(is_right_BC, lowest).topk(k).values.flip(1)
+    above_BK = k - torch.searchsorted(wrong_BK, right_BK)  # wrong ones, with those of equal score
+    places_K = torch.arange(1, k + 1)
+    ranks_BK = places_K + above_BK.minimum(wrong_BC.sum(1, keepdim=True))
+    hits_BK = ((places_K <= num_B1) & (ranks_BK <= k)).double()
+    ideal_B = (1 / torch.log2(places_K.double() + 1)).cumsum(0)[num_B1.flatten().clamp(max=k) - 1]
     sums = (
-        (hits_BK.sum(1) / num_B).sum(),
+        (hits_BK.sum(1) / num_B1.flatten()).sum(),
         hits_BK.amax(1).sum(),
-        ((hits_BK * gains_K).sum(1) / ideal_B).sum(),
-        (hits_BK / ranks_K).amax(1).sum(),
-        torch.tensor(float(len(num_B))),
+        ((hits_BK / torch.log2(ranks_BK.double() + 1)).sum(1) / ideal_B).sum(),
+        (hits_BK / ranks_BK).amax(1).sum(),
+        torch.tensor(float(len(num_B1))),
     )
     return np.array([float(value) for value in sums])

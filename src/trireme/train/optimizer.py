@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from trireme.blocks import Blocks
-from trireme.dense.optimizers import needs_whole
+from trireme.dense.optimizers import check_rates, needs_whole
 from trireme.errors import BadRequest, NotFinite, Superseded, check_flags, check_kind
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
@@ -343,6 +343,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_unfinished()
         try:
             lookups = replica.pending.take()
+            check_rates(self.param_groups)
             num_steps = self.mode.begin_step()
             rows = row_gradients(
                 lookups,

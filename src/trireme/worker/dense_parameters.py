@@ -19,6 +19,7 @@ from trireme.protocol.routing import BucketMap, Floats
 log = logging.getLogger("trireme.worker")
 
 _PLACES_MAX = 1024  # kept: one per server
+_SAMPLES = 16  # of the elements of a piece
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class DenseParameters:
         self._arrays: dict[str, tuple[int, Floats]] = {}  # parameters in memory, by their address
         self._num_writes = self._count_writes()  # of others than this object
         self._has_warned = False
+        self._samples: dict[tuple[str, int], Floats] = {}  # of what was installed last, by piece
 
     def of_copy(self, model: nn.Module) -> DenseParameters:
         """The parameters of the same names, in the same groups, of a copy of the model."""
@@ -172,9 +174,10 @@ class DenseParameters:
         place, begin = self._place_of(block_ids), 0
         if len(values) != place.size:
             raise BadRequest(f"blocks: expected {place.size} elements, found {len(values)}")
-        self._warn_of_writes(place.params)
+        self._warn_of_writes(place)
         for name, start, size in place.pieces:
             part, array = values[begin : begin + size], self._array_of(name)
+            self._samples[name, start] = part[:: -(-size // _SAMPLES)].copy()
             if array is not None:
                 array[start : start + size] = part
             else:
@@ -182,9 +185,15 @@ class DenseParameters:
                 target.copy_(torch.from_numpy(part.copy()))
             begin += size
 
-    def _warn_of_writes(self, names: Sequence[str]) -> None:
-        """Warn, once, of weights that are about to be lost. `install` itself is not counted."""
-        written = [n for n in names if self.parameters[n]._version != self._num_writes[n]]
+    def _warn_of_writes(self, place: _Place) -> None:
+        """Warn, once, of weights that are about to be lost. `install` itself is not counted, nor
+        is who puts back what it has installed, as after an evaluation with averaged weights.
+        """
+        written = [n for n in place.params if self.parameters[n]._version != self._num_writes[n]]
+        if written and not self._has_warned:
+            pieces = [piece for piece in place.pieces if piece[0] in written]
+            self._num_writes |= {name: self.parameters[name]._version for name in written}
+            written = list(dict.fromkeys(piece[0] for piece in pieces if self._has_changed(*piece)))
         if written and not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -194,6 +203,12 @@ class DenseParameters:
                 " checkpoint is loaded by load",
                 ", ".join(written),
             )
+
+    def _has_changed(self, name: str, start: int, size: int) -> bool:
+        """Whether samples of a piece differ from what was installed there."""
+        now = self.parameters[name].data.view(-1)[start : start + size : -(-size // _SAMPLES)]
+        before = self._samples.get((name, start))
+        return before is None or not np.array_equal(before, now.cpu().numpy())
 
     def _array_of(self, name: str) -> Floats | None:
         """The parameter as it lies in memory; None: it is on a device. Through NumPy, for torch

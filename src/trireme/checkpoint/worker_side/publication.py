@@ -171,7 +171,15 @@ def _remote_draft(target: Storage) -> Iterator[Draft]:
         yield draft
     finally:
         if not draft.may_be_published:
-            target.remove(id)
+            discard_remote(target, id)
+
+
+def discard_remote(target: Storage, path: str) -> None:
+    """As `_discard`. A store may take new objects from one who must not remove any."""
+    try:
+        target.remove(path)
+    except BadRequest as error:
+        log.warning("%s; what was written there stays", error)
 
 
 def _publish_remote(draft: Draft, target: Storage, manifest: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from trireme.checkpoint.format.manifest import MANIFEST, CheckpointManifest
 from trireme.checkpoint.format.save_modes import check_save, save_mode
 from trireme.checkpoint.worker_side.publication import (
     Draft,
+    discard_remote,
     make_published_durable,
     open_draft,
     publish,
@@ -103,12 +104,17 @@ def check_writable(
     """Raises BadRequest, ResourceExhausted: this worker and all servers cannot write a checkpoint
     at `path`, a new folder or location. Nothing stays there.
     """
+    target = open_storage(path, storage_options)
 
     def attempt() -> None:
-        with open_draft(open_storage(path, storage_options)) as draft:
+        with open_draft(target) as draft:
             ServerOperations(client, draft.storage, None).run("try", prefix=draft.prefix)
 
-    retry("save", attempt)
+    try:
+        retry("save", attempt)
+    finally:
+        if not isinstance(target, LocalStorage):  # HDFS keeps empty folders
+            discard_remote(target, "")
 
 
 def finish_save(

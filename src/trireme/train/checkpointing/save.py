@@ -1,5 +1,6 @@
 """Save a training run: every worker calls, worker 0 has the servers write."""
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ def check_folder(
     """
 
     def act() -> dict[str, Any]:
-        path = open_storage(parent, storage_options).below("try").name
+        path = open_storage(parent, storage_options).below(f"try-{uuid.uuid4().hex}").name
         check_writable(cluster.client, path, storage_options)
         return {}
 
