@@ -212,7 +212,7 @@ def as_error(error: Exception) -> TriremeError:
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return ResourceExhausted(
             "expected one more thread, found that the system refuses it: allow the process more"
-            " (ulimit -u, pids.max of its cgroup)"
+            " (ulimit -u, pids.max of its cgroup), or more memory"
         )
     return Internal(f"{type(error).__name__}: {error}")
 
