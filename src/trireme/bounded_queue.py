@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Generic, TypeVar
 
-from trireme.errors import Internal
+from trireme.errors import Internal, start_thread
 
 T = TypeVar("T")
 
@@ -43,10 +43,13 @@ class BoundedQueue(Iterator[T], Generic[T]):
         self._thread: threading.Thread | None = None
 
     def start(self, name: str, items: Iterator[T]) -> None:
-        """Run the iterator in a thread, which alone uses it, and closes it if it is a generator."""
+        """Run the iterator in a thread, which alone uses it, and closes it if it is a generator.
+        Raises ResourceExhausted: the system refuses the thread.
+        """
         # A daemon, so that the process can end while no consumer comes.
-        self._thread = threading.Thread(target=self._fill, args=(items,), name=name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._fill, args=(items,), name=name, daemon=True)
+        start_thread(thread)
+        self._thread = thread
 
     def _fill(self, items: Iterator[T]) -> None:
         error: BaseException | None = None

@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
+from threading import Thread
 from typing import Any, ClassVar
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -201,6 +202,28 @@ def is_file(path: Path) -> bool:
     """Whether it is a file. Raises BadRequest: as `looking`."""
     with looking(path):
         return path.is_file()
+
+
+def as_error(error: Exception) -> TriremeError:
+    """What ends a call by an exception of Python. ResourceExhausted: the system gives this process
+    no memory, or no thread; else Internal.
+    """
+    if isinstance(error, MemoryError):
+        return ResourceExhausted(f"expected memory for this call, found none: {error}")
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return ResourceExhausted(
+            "expected one more thread, found that the system refuses it: allow the process more"
+            " (ulimit -u, pids.max of its cgroup), or more memory"
+        )
+    return Internal(f"{type(error).__name__}: {error}")
+
+
+def start_thread(thread: Thread) -> None:
+    """Raises ResourceExhausted: the system lets this process have no more threads."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise as_error(error) from error
 
 
 # How arguments are checked: each of these raises BadRequest with what it expected and what it got.

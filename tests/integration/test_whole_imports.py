@@ -61,6 +61,21 @@ def test_rows_of_an_import_that_nobody_reads_are_not_read() -> None:
             client.servers.call_all([call], 60.0)
 
 
+@pytest.mark.parametrize("replace", [True, False])
+def test_an_import_does_not_end_with_the_rows_of_another(replace: bool) -> None:
+    with embedded() as cluster:
+        cluster.client.create_table(TABLE.schema)
+        import_ones(cluster)
+        with ExitStack() as stack:
+            stack.enter_context(pytest.raises(NotReady, match="another import into them has begun"))
+            stack.enter_context(importing(cluster.client, ["t"], replace=replace))
+            rows = {"key": KEYS, "weights": np.full((NUM_KEYS, 4), 2.0, np.float32)}
+            send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool)
+            body = {"table": "t", "id": "of another worker"}
+            cluster.client.servers.everywhere("import.begin", body)
+        assert values(cluster) == {1.0}
+
+
 def refuse() -> None:
     raise Unavailable("the worker is killed here")
 

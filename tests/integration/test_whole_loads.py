@@ -123,6 +123,7 @@ def test_a_load_that_is_decided_waits_for_a_checkpoint_that_has_gone(
     with DurableServers(programs, 2, tmp_path) as servers:
         cluster = servers.join(0, 1)
         ones = saved_ones(cluster, tmp_path)
+        others = saved(cluster, tmp_path / "others", 3.0, 2.0)
         die_at(cluster, "load", monkeypatch)
         with pytest.raises(Unavailable, match="is killed here"):
             load_checkpoint(cluster.client, ones)
@@ -131,8 +132,12 @@ def test_a_load_that_is_decided_waits_for_a_checkpoint_that_has_gone(
         servers.start(1)
         ones.rename(tmp_path / "away")
         for _ in range(2):
-            with pytest.raises((BadRequest, Corruption), match=f"{ones}"):
+            with pytest.raises(
+                (BadRequest, Corruption), match=f"{ones} is decided.*Put this checkpoint back"
+            ):
                 values(cluster)
+        with pytest.raises((BadRequest, Corruption), match=f"{ones} is decided.*Put this"):
+            load_checkpoint(cluster.client, others)
         (tmp_path / "away").rename(ones)
         assert values(cluster) == {1.0}
         cluster.abandon()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trireme.console.distributions import TABLES_MAX, Distribution, sample
-from trireme.errors import TriremeError
+from trireme.errors import TriremeError, start_thread
 from trireme.rpc import RpcClient
 from trireme.top.interval import status_of
 from trireme.top.job_snapshot import Snapshot, take_snapshot
@@ -120,7 +120,7 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name="trireme-console-feed", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        start_thread(self._thread)
 
     def stop(self) -> None:
         """End the thread, and all followers."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trireme.data.byte_streams import BLOCK_BYTES, ByteStream, open_bytes, open_raw
 from trireme.data.pipe_process import PipeProcess, checked_command, exit_text, ready_fds
 from trireme.data.sources import DataFile
-from trireme.errors import DataError, Internal
+from trireme.errors import DataError, Internal, start_thread
 
 PATIENCE_S = 600.0
 # A command may write small parts, and each would wake this process. What it writes in this time is
@@ -76,7 +76,7 @@ class FedInput:
         self._error: BaseException | None = None
         self.fd, self._feed = os.pipe()
         self._thread = threading.Thread(target=self._run, name="trireme-pipe-feed", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def num_bytes(self) -> int:

@@ -59,7 +59,7 @@ def connect(
     Raises:
         DeadlineExceeded: some servers did not come up within `timeout_s`; the message lists them.
         NotAdmitted: a server does not list this worker's key. BadRequest: the system allows too few
-            open files for so many servers.
+            open files for so many servers. ResourceExhausted: the system refuses a thread.
     """
     name = "late worker" if late else f"worker {worker}"
     rpc.allow_descriptors(_DESCRIPTORS * len(servers), f"{name} with {len(servers)} servers")
@@ -74,6 +74,7 @@ def connect(
         states=states,
         unreached_s=timeout_s,
     )
+    client: WorkerClient | None = None
     try:
         own_metrics.health.hinder(STARTING, f"waiting for servers {', '.join(servers)}")
         wait_for_servers(servers, base, timeout_s)
@@ -91,24 +92,26 @@ def connect(
             timeout_s=timeout_s,
             states=states,
         )
+        return Cluster(
+            client,
+            pool,
+            host=host,
+            heartbeat=base,
+            keys=keys,
+            insecure=insecure,
+            metrics=own_metrics,
+            devices=devices,
+            interface=interface,
+            ends_at_sigterm=ends_at_sigterm,
+            heter=client.heter,
+            connect_compute=lambda: base.clone(f"{name} (compute)"),
+        )
     except BaseException:
+        if client is not None:
+            client.close()
         base.close()
         own_metrics.close()
         raise
-    return Cluster(
-        client,
-        pool,
-        host=host,
-        heartbeat=base,
-        keys=keys,
-        insecure=insecure,
-        metrics=own_metrics,
-        devices=devices,
-        interface=interface,
-        ends_at_sigterm=ends_at_sigterm,
-        heter=client.heter,
-        connect_compute=lambda: base.clone(f"{name} (compute)"),
-    )
 
 
 def _log_wait(waiting: rpc.Waiting) -> None:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trireme.errors import TriremeError
+from trireme.errors import TriremeError, start_thread
 from trireme.rpc import Call
 from trireme.worker.client import WorkerClient
 from trireme.worker.monitoring import WorkerMetrics
@@ -56,7 +56,7 @@ class Heartbeat:
         self._silent: set[int] = set()
         self._reported: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="trireme-heartbeat", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def _run(self) -> None:
         while True:

@@ -45,7 +45,9 @@ from trireme.errors import (
     ResourceExhausted,
     TriremeError,
     Unavailable,
+    as_error,
     check_counts,
+    start_thread,
 )
 from trireme.rpc.auth import ServerKeys, numeric_address
 from trireme.rpc.frames import Place, own
@@ -178,6 +180,7 @@ class Server:
         Raises:
             BadRequest: the address cannot be bound, start() was called before, or the system allows
                 too few open files for `connections_max`.
+            ResourceExhausted: the system refuses a thread.
         """
         if self._threads or self._is_stopping:
             raise BadRequest(f"Server.start: may be called once, found {self.name} started before")
@@ -203,9 +206,13 @@ class Server:
         self._keeping = edges(self._socket.peers.monitor, self._news, *zap)
         serve = [(self._serve, f"{self.name}-serve-{i}") for i in range(self._num_threads + 1)]
         for target, thread_name in [*serve, (self._keep, f"{self.name}-keep")]:
-            self._threads.append(threading.Thread(target=target, name=thread_name, daemon=True))
-        for thread in self._threads:
-            thread.start()
+            thread = threading.Thread(target=target, name=thread_name, daemon=True)
+            try:
+                start_thread(thread)
+            except TriremeError:
+                self.stop()
+                raise
+            self._threads.append(thread)
         return self
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -217,7 +224,7 @@ class Server:
         """
         with self._lock:
             self._is_stopping = True
-            if self._is_closed or not self._threads:
+            if self._is_closed or not self.endpoint:  # it was not started
                 return
         os.eventfd_write(self._work, 1)
         os.eventfd_write(self._news, 1)
@@ -312,7 +319,7 @@ class Server:
             return error.with_traceback(None)
         except Exception as error:  # noqa: BLE001 ends this request, not the server
             _log.exception("%s: the handler of %s failed", self.name, request.method)
-            return Internal(f"{type(error).__name__}: {error}")
+            return as_error(error)
         if answer is None:
             return Reply()
         if not isinstance(answer, Reply | Deferred):

@@ -8,13 +8,13 @@ import resource
 import select
 import socket as sockets
 import struct
-import threading
 from concurrent.futures import Future
+from threading import Thread
 from typing import TypeAlias
 
 import zmq
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, start_thread
 from trireme.rpc.limits import Limits
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -115,7 +115,7 @@ def looked_up(endpoint: str) -> Future[list[str]]:
     try:
         look_up(sockets.AI_NUMERICHOST)
     except (OSError, UnicodeError):
-        threading.Thread(target=look_name_up, name="trireme-lookup", daemon=True).start()
+        start_thread(Thread(target=look_name_up, name="trireme-lookup", daemon=True))
     return addresses
 
 

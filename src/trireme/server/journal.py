@@ -15,7 +15,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from trireme.errors import DeadlineExceeded, Internal, ResourceExhausted, TriremeError
+from trireme.errors import DeadlineExceeded, TriremeError, as_error
 from trireme.rpc import Deferred, Reply
 from trireme.rpc.frames import Array
 
@@ -136,8 +136,6 @@ def answer_of(make_reply: Callable[[], Reply]) -> Reply | TriremeError:
         return make_reply()
     except TriremeError as failure:
         return failure
-    except MemoryError:
-        return ResourceExhausted("the server has no memory for this answer")
     except Exception as failure:
         log.exception("a deferred reply failed")
-        return Internal(f"{type(failure).__name__}: {failure}")
+        return as_error(failure)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from threading import Lock, Thread
 
 from trireme import _core
-from trireme.errors import TriremeError
+from trireme.errors import ResourceExhausted, TriremeError, start_thread
 from trireme.protocol.routing import Keys
 
 log = logging.getLogger("trireme.server")
@@ -58,8 +58,14 @@ class RowFetcher:
                     self._pulled.pop(_signature(rows, keys), None)
         with self._thread_lock:
             if self._thread is None:
-                self._thread = Thread(target=self._fetch, name="trireme-fetch", daemon=True)
-                self._thread.start()
+                thread = Thread(target=self._fetch, name="trireme-fetch", daemon=True)
+                try:
+                    start_thread(thread)
+                except ResourceExhausted as error:
+                    log.warning("rows that workers announce are not fetched now: %s", error)
+                    self.num_dropped += 1
+                    return
+                self._thread = thread
         try:
             self._waiting.put_nowait(wanted)
         except queue.Full:

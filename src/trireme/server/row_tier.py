@@ -19,7 +19,14 @@ from typing import TypeVar
 
 from trireme import _core
 from trireme.byte_size import parse_bytes
-from trireme.errors import BadRequest, DeadlineExceeded, ResourceExhausted, Unavailable, writing
+from trireme.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    ResourceExhausted,
+    Unavailable,
+    start_thread,
+    writing,
+)
 from trireme.rows.core_table import buffer_bytes, make_core_table, needed_bytes, own_bytes
 from trireme.server.row_fetcher import RowFetcher
 from trireme.server.ssd_folders import OwnFolders
@@ -160,11 +167,25 @@ class RowTier:
             self._divide_soon()
 
     def _divide_soon(self) -> None:
-        """In a thread: it waits for a disk, and the caller may hold what every request needs."""
+        """In a thread: it waits for a disk, and the caller may hold what every request needs. Where
+        there is none, later: what calls this changes rows, and must not stop halfway.
+        """
         if not self._divides.acquire(blocking=False):
             return
-        self._divider = Thread(target=self._divide_once, name="trireme-divide", daemon=True)
-        self._divider.start()
+        thread = Thread(target=self._divide_once, name="trireme-divide", daemon=True)
+        if self._starts(thread):
+            self._divider = thread
+        else:
+            self._divides.release()
+
+    def _starts(self, thread: Thread) -> bool:
+        """Start a thread that may be missing. Returns False: the system refuses it."""
+        try:
+            start_thread(thread)
+        except ResourceExhausted as error:
+            log.warning("the tables keep their parts of the memory for now: %s", error)
+            return False
+        return True
 
     def _divide_once(self) -> None:
         """Requires: `_divides`, which is released."""
@@ -179,7 +200,7 @@ class RowTier:
         perhaps for calls that wait for its own, the memory is divided anew. Raises as `change`.
         """
         waits = Timer(_WAITS_S, self._divide_soon)
-        waits.start()
+        self._starts(waits)
         try:
             return change()
         except ResourceExhausted:

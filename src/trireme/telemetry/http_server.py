@@ -19,7 +19,7 @@ from socketserver import TCPServer
 from typing import Any, cast
 from urllib.parse import SplitResult, urlsplit
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, start_thread
 from trireme.telemetry.address import join_address, split_address
 
 REQUEST_S = 10.0
@@ -68,7 +68,7 @@ class HttpServer(ThreadingHTTPServer):
         return f"http://{join_address(host, port)}"
 
     def start(self) -> None:
-        self._thread.start()
+        start_thread(self._thread)
 
     def stop(self) -> None:
         """Stop; a request that is being answered may still finish. May be called twice."""
@@ -84,7 +84,11 @@ class HttpServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # no thread for it
+                self._free.release()
+                raise
         else:
             self.log.warning(
                 "%s: closed a connection of %s: %d are open",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from trireme.errors import BadRequest, DeadlineExceeded, TriremeError
+from trireme.errors import BadRequest, DeadlineExceeded, TriremeError, as_error
 from trireme.rpc import Call, CallObserver, Deferred, Ended, Reply, Request
 from trireme.threads import uninterrupted
 
@@ -59,7 +59,12 @@ class LocalTransport:
         deadline = time.monotonic() + timeout_s
         request = Request(0, call.method, call.body, list(call.arrays), LOCAL, LOCAL, "", deadline)
         request.room = call.room
-        answer = uninterrupted(partial(handler, request))
+        try:
+            answer = uninterrupted(partial(handler, request))
+        except TriremeError:
+            raise
+        except (MemoryError, RuntimeError) as error:
+            raise as_error(error) from error
         if isinstance(answer, Deferred):
             return self._wait(call.method, answer, timeout_s)
         return Reply() if answer is None else answer

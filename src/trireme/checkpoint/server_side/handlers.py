@@ -240,12 +240,19 @@ class CheckpointHandlers:
             if not isinstance(prepared, PreparedLoad) or prepared.id != id:
                 return {}
             body = {**prepared.checkpoint, "job": id}
-            load = self._checked_load(body)
+            load, storage = self._checked_load(body), self._storage(body)
             self._server.checked_load.end()
-            if load is None:  # the server was restarted, or this failed before
-                load = self._read(self._storage(body), body, progress, is_decided=True)
-            with self._server.journal.replacing():
-                load.install(progress)
+            try:
+                if load is None:  # the server was restarted, or this failed before
+                    load = self._read(storage, body, progress, is_decided=True)
+                with self._server.journal.replacing():
+                    load.install(progress)
+            except (BadRequest, Corruption) as error:
+                raise type(error)(
+                    f"the load of {storage.name} is decided, and has to end before anything else is"
+                    f" read, changed or loaded: {error}. Put this checkpoint back and repeat the"
+                    " call; or start the job with empty state folders and load another one"
+                ) from error
             with self._server.journal.changing_once():
                 self._server.finish(id, commit=True)
         return {}

@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from trireme.errors import BadRequest, Internal, ResourceExhausted, TriremeError, Unavailable
+from trireme.errors import (
+    BadRequest,
+    ResourceExhausted,
+    TriremeError,
+    Unavailable,
+    as_error,
+    start_thread,
+)
 from trireme.rpc import Reply
 from trireme.rpc.frames import Array
 from trireme.storage.checked_file import FILE_THREADS
@@ -94,7 +101,7 @@ class Operation:
         self._result: list[Array] = []  # in JSON, a tenth of what the values take
         self._error: TriremeError | None = None
         self._thread = threading.Thread(target=self._run, name="trireme-checkpoint", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def _run(self) -> None:
         try:
@@ -102,13 +109,11 @@ class Operation:
             self._result = [np.frombuffer(text.encode(), np.uint8)]
         except TriremeError as error:
             self._error = error
-        except MemoryError as error:
-            self._error = ResourceExhausted(f"checkpoint: out of memory: {error}")
         except OSError as error:  # of the storage that the worker has named
             self._error = BadRequest(f"checkpoint: cannot read it: {error}")
         except Exception as error:
             log.exception("checkpoint: unexpected")
-            self._error = Internal(f"checkpoint: {type(error).__name__}: {error}")
+            self._error = as_error(error)
         if self._error is not None:
             _forget_frames(self._error)
         self._at_end(self._error)

@@ -293,8 +293,11 @@ class ImportHandlers:
         if server.prepared is None or server.prepared.id != id:  # else by an earlier call
             names = list(dict.fromkeys(need_list(request.body, "tables", str)))
             staged = self._current()  # another request may discard them meanwhile
-            if missing := [name for name in names if name not in staged]:
-                raise NotReady(f"import: expected rows of tables {missing}, found none")
+            if missing := [name for name in names if name not in staged or staged[name].id != id]:
+                raise NotReady(
+                    f"import: expected rows of tables {missing}, found none: another import into"
+                    " them has begun, or this server was restarted; import again"
+                )
             rows = {name: staged[name].rows for name in names}
             replace, blocks = need(request.body, "replace", bool), blocks_of(server, request)
             parts = {name: staged[name].parts for name in names}

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from trireme.checkpoint.server_side.operations import OperationProgress
-from trireme.errors import ResourceExhausted, TriremeError
+from trireme.errors import ResourceExhausted, TriremeError, start_thread
 from trireme.rpc import Deferred, Reply
 from trireme.rpc.frames import Array
 from trireme.server.attendance import Attendance
@@ -58,9 +58,10 @@ class DurableJournal(Journal):
         self._unkept: TriremeError | None = None
         self._num_late = threading.Semaphore(LATE_MAX)
         self._late = ThreadPoolExecutor(1, thread_name_prefix="trireme-late")
+        self._late.submit(int)  # its only thread starts now: no change fails for want of one
         self._due = threading.Event()
         self._writer = threading.Thread(target=self._write, name="trireme-snapshot", daemon=True)
-        self._writer.start()
+        start_thread(self._writer)
 
     keeps = True
 

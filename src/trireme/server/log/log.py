@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trireme.errors import ResourceExhausted, TriremeError, writing
+from trireme.errors import ResourceExhausted, TriremeError, start_thread, writing
 from trireme.server.log.segment import Record, Segment
 from trireme.storage.local import sync_folder
 
@@ -52,7 +52,7 @@ class Log:
             sync_folder(folder)
         self._syncer = threading.Thread(target=self._sync_waiting, name="trireme-log", daemon=True)
         if is_synced:
-            self._syncer.start()
+            start_thread(self._syncer)
 
     def append(self, record: Record) -> None:
         """Write a record. After an error the log does not contain it."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trireme.checkpoint.worker_side.server_operations import SAVE_TIMEOUT_S
+from trireme.errors import start_thread
 from trireme.train.checkpointing.checkpoint_location import NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.random_state import RandomState
@@ -231,8 +232,9 @@ class BackgroundSaver(_PeriodicSaver):
                 self._error = error
 
         self._is_due, self._saved_at = False, time.monotonic()
-        self._thread = threading.Thread(target=work, name="trireme-save", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=work, name="trireme-save", daemon=True)
+        start_thread(thread)
+        self._thread = thread
 
     def end_epoch(self) -> None:
         """Wait for a save under way, so that all streams in a checkpoint are in one epoch."""

@@ -31,6 +31,7 @@ from trireme.errors import (
     SchemaMismatch,
     TriremeError,
     Unavailable,
+    start_thread,
 )
 from trireme.job.cluster import Cluster
 from trireme.job.compute_place import ComputePlace
@@ -166,7 +167,7 @@ class Service:
         ]
         with torch_threads(max(1, torch.get_num_threads() // num_threads)):
             for thread in others:
-                thread.start()
+                start_thread(thread)
             end = self._compute_all()
             for thread in others:
                 thread.join()
@@ -309,7 +310,7 @@ class JobEnd:
         self._thread = threading.Thread(target=self._watch, name="trireme-job-end", daemon=True)
 
     def __enter__(self) -> JobEnd:
-        self._thread.start()
+        start_thread(self._thread)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from trireme.bounded_queue import Closed
+from trireme.errors import ResourceExhausted, start_thread
 from trireme.table import Table
 from trireme.threads import torch_threads
 from trireme.worker.dense_parameters import DenseParameters
@@ -100,10 +101,16 @@ def train_replicas(
     ]
     # One operation should not wait for the threads of another.
     with torch_threads(max(1, torch.get_num_threads() // len(replicas))):
-        for thread in threads:
-            thread.start()
+        started = []
+        for replica, thread in zip(replicas[1:], threads, strict=True):
+            try:
+                start_thread(thread)
+                started.append(thread)
+            except ResourceExhausted as error:
+                errors.append(error)
+                fail(replica)
         run(replicas[0])
-        for thread in threads:
+        for thread in started:
             thread.join()
     if errors:
         raise errors[0]

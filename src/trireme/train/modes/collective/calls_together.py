@@ -33,7 +33,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trireme.errors import BadRequest, DeadlineExceeded, Internal, TriremeError, Unavailable
+from trireme.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    TriremeError,
+    Unavailable,
+    as_error,
+    start_thread,
+)
 from trireme.rpc import Call, CallObserver, Deferred, Ended, Handler, Limits, Reply, Request, frames
 from trireme.rpc.errors_on_wire import error_of, pack_error
 from trireme.rpc.messages import Answer
@@ -302,7 +309,7 @@ class CallsTogether:
             return error
         except Exception as error:
             log.exception("%s of %s has failed", request.method, request.peer)
-            return Internal(f"{type(error).__name__}: {error}")
+            return as_error(error)
 
 
 class IdleWorker:
@@ -316,8 +323,9 @@ class IdleWorker:
         self._error: BaseException | None = None
 
     def begin(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="trireme-exchange", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="trireme-exchange", daemon=True)
+        start_thread(thread)
+        self._thread = thread
 
     def _run(self) -> None:
         try:

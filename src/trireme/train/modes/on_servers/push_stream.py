@@ -5,7 +5,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from trireme.errors import BadRequest, DeadlineExceeded, TriremeError
+from trireme.errors import BadRequest, DeadlineExceeded, TriremeError, start_thread
 from trireme.job.cluster import Cluster
 from trireme.protocol.wire import GRADIENT
 from trireme.table import RowClassId
@@ -39,7 +39,7 @@ class Pusher:
         self._error: BaseException | None = None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="trireme-push", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def submit(
         self,
