@@ -54,7 +54,8 @@ oldest: $(OLDEST)/constraints.txt
 $(OLDEST)/constraints.txt: pyproject.toml constraints.txt
 	@mkdir -p $(OLDEST)
 	@sed -n '/^dependencies/,/^]/s/.*"\(.*\)>=\(.*\)",/\1==\2/p' pyproject.toml > $@
-	@sed 's/\(.*==\).*/^\1/' $@ | grep -vf - constraints.txt > $@.others
+	@echo commonmark >> $@  # of this rich
+	@sed -n 's/\(.*==\).*/^\1/p' $@ | grep -vf - constraints.txt > $@.others
 	@cat $@.others >> $@ && rm $@.others
 
 KILLS ?= 100

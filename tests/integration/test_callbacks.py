@@ -289,7 +289,7 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
         tr.EarlyStopping("copc")
     with pytest.raises(BadRequest, match="patience as an integer >= 1, found 0"):
         tr.EarlyStopping("auc", patience=0)
-    with pytest.raises(BadRequest, match="min_delta >= 0, found -1"):
+    with pytest.raises(BadRequest, match="min_delta as a finite number >= 0, found -1"):
         tr.BestCheckpoint(tmp_path, monitor="auc", min_delta=-1)
     with embedded() as cluster:
         trainer = trainer_with(cluster, tr.EarlyStopping("acu", mode="max"))

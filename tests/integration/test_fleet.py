@@ -127,7 +127,7 @@ def test_a_process_without_a_job_is_one_worker(capsys: pytest.CaptureFixture[str
         assert (fleet.is_worker(), fleet.is_server(), fleet.is_first_worker()) == (1, 0, 1)
         assert (fleet.worker_index(), fleet.worker_num(), fleet.server_num()) == (0, 1, 0)
         np.testing.assert_array_equal(fleet.util.all_reduce(np.arange(3), "max"), np.arange(3))
-        with pytest.raises(BadRequest, match="expected one of"):
+        with pytest.raises(BadRequest, match="expected mode as one of sum, max, min, found"):
             fleet.util.all_reduce(1, "median")
         fleet.util.barrier("worker")
         assert fleet.util.all_gather(3.5, "worker") == [3.5]

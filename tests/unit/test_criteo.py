@@ -136,7 +136,7 @@ def test_truncated_last_line_is_an_error(tmp_path):
 
 
 def test_schema_refuses_an_unknown_transform():
-    with pytest.raises(BadRequest, match="expected transform 'log1p' or 'none', found 'log'"):
+    with pytest.raises(BadRequest, match="expected transform as one of log1p, none, found 'log'"):
         criteo(transform="log")
 
 

@@ -99,5 +99,5 @@ def test_absent_keys_answer_zeros_or_initial_weights_by_choice(home):
             home.client.pull({RowClassId(absent): KEYS}).rows[RowClassId(absent)].numpy()
             == expected
         ).all()
-    with pytest.raises(BadRequest, match="expected absent 'initial' or 'zeros', found 'none'"):
+    with pytest.raises(BadRequest, match="expected absent as one of initial, zeros, found 'none'"):
         tr.Table("t", dim=1, absent="none")

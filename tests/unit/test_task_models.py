@@ -220,5 +220,7 @@ def test_numbers_of_tasks_and_inputs_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(BadRequest, match=message):
             zoo.load(name).create(Config({"hyper_parameters": values}))
-    with pytest.raises(BadRequest, match="counterfact_mode: expected DR or IPW, found 'IPS'"):
+    with pytest.raises(
+        BadRequest, match="expected counterfact_mode as one of DR, IPW, found 'IPS'"
+    ):
         zoo.load("escm2").create(Config({"runner": {"counterfact_mode": "IPS"}}))

@@ -30,20 +30,24 @@ class NewSignals:
 @contextlib.contextmanager
 def wakeup_fd() -> Iterator[int]:
     """A descriptor that gets a byte, the signal's number, for each signal of the launcher. A signal
-    that the launcher's parent ignores (nohup) stays ignored.
+    that the launcher's parent ignores (nohup) stays ignored. After a stop signal all of them are:
+    it may be repeated when the job has ended, and the launcher only has to say so.
     """
     handled = [*STOP_SIGNALS, signal.SIGCHLD, signal.SIGWINCH]
     before = {number: signal.getsignal(number) for number in handled}
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    came: set[int] = set()
     old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     try:
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)
+                signal.signal(number, lambda received, _: came.add(received))
         yield read_fd
     finally:
         signal.set_wakeup_fd(old_fd)
+        is_stopped = not came.isdisjoint(STOP_SIGNALS)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            is_over = is_stopped and number in STOP_SIGNALS
+            signal.signal(number, signal.SIG_IGN if is_over else handler)
         os.close(read_fd)
         os.close(write_fd)
