@@ -9,6 +9,7 @@ import torch
 
 from tests.echo import echo
 from tests.seeds import SEED
+from trireme import fleet
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
@@ -30,3 +31,14 @@ def server() -> Iterator[Server]:
     """Answers calls of `echo`."""
     with Server("127.0.0.1:0", {"echo": echo}, name="s") as server:
         yield server
+
+
+@pytest.fixture
+def fleet_job() -> Iterator[None]:
+    """A job of Fleet with one worker, begun and ended."""
+    with embedded(threads=1) as cluster:
+        set_default(cluster)
+        fleet.init()
+        torch.manual_seed(0)
+        yield
+        fleet.stop_worker()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -21,6 +21,8 @@ from trireme.fleet import paddle, static
 from trireme.fleet.absent import ABSENT
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
+
+pytestmark = pytest.mark.usefixtures("fleet_job")
 
 # The public names of paddle.distributed.fleet in the versions 2.0 to 2.6.
 NAMES = """
@@ -51,16 +53,6 @@ class Model(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         return self.fc(self.emb(batch).flatten(1)).squeeze(1)
-
-
-@pytest.fixture(autouse=True)
-def job() -> Iterator[None]:
-    with embedded(threads=1) as cluster:
-        set_default(cluster)
-        fleet.init()
-        torch.manual_seed(0)
-        yield
-        fleet.stop_worker()
 
 
 def sync() -> fleet.DistributedStrategy:

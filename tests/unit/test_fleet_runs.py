@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,18 +13,8 @@ import trireme as tr
 from tests.unit.test_fleet_programs import BATCH, FEED, Model, minimized
 from trireme import fleet
 from trireme.fleet import static
-from trireme.job.default import set_default
-from trireme.job.embedded import embedded
 
-
-@pytest.fixture(autouse=True)
-def job() -> Iterator[None]:
-    with embedded(threads=1) as cluster:
-        set_default(cluster)
-        fleet.init()
-        torch.manual_seed(0)
-        yield
-        fleet.stop_worker()
+pytestmark = pytest.mark.usefixtures("fleet_job")
 
 
 @pytest.mark.parametrize("k_steps", [0, 4])

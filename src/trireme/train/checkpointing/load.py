@@ -9,13 +9,7 @@ from torch import Tensor
 
 from trireme.checkpoint.format.manifest import MATCH, CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.load import load_checkpoint
-from trireme.errors import (
-    BadRequest,
-    Corruption,
-    SchemaMismatch,
-    TriremeError,
-    class_of_code,
-)
+from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError, class_of_code
 from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
