@@ -47,13 +47,14 @@ def _measure(num_rows: int, _: int) -> Run:
             )
             home.client.create_table(table.schema)
             started, cpu_started = time.perf_counter(), time.process_time()
-            with importing(home.client, [table.name], replace=True):
+            with importing(home.client, [table.name], replace=True) as id:
                 num_read = read_files(
                     home.client,
                     "import.fleet",
                     table.name,
                     list_files(folder),
                     {"accessor": "SparseAccessor", "betas": [0.0, 0.0], "time": 0},
+                    id=id,
                 )
             wall_s = time.perf_counter() - started
             cpu_s = time.process_time() - cpu_started

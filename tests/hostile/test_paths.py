@@ -80,8 +80,8 @@ def refused(client: WorkerClient, method: str, body: dict[str, Any]) -> None:
 
 def test_a_loop_of_links_is_refused_by_name(cluster: Cluster, root: Path) -> None:
     (root / "loop").symlink_to(root / "loop")
-    common = {"table": "t", "time": 0, "storage_options": {}}
-    cluster.client.servers.everywhere("import.begin", {"table": "t"})
+    common = {"table": "t", "id": "x", "time": 0, "storage_options": {}}
+    cluster.client.servers.everywhere("import.begin", {"table": "t", "id": "x"})
     for path in ("loop", "loop/x"):
         with pytest.raises(BadRequest, match="loop"):
             cluster.client.servers.everywhere(
@@ -95,8 +95,8 @@ def test_a_loop_of_links_is_refused_by_name(cluster: Cluster, root: Path) -> Non
 
 def test_an_import_reads_nothing_outside(cluster: Cluster, root: Path, outside: Path) -> None:
     client = cluster.client
-    client.servers.everywhere("import.begin", {"table": "t"})
-    common = {"table": "t", "time": 0, "storage_options": {}}
+    client.servers.everywhere("import.begin", {"table": "t", "id": "x"})
+    common = {"table": "t", "id": "x", "time": 0, "storage_options": {}}
     fleet = {**common, "accessor": "SparseAccessor", "betas": [0.9, 0.999]}
     for path in escapes(root, outside):
         refused(client, "import.fleet", {**fleet, "files": [path]})

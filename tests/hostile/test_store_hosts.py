@@ -38,9 +38,9 @@ def test_a_host_that_is_not_listed_is_never_called(inside: socket.socket, tmp_pa
     with server.rpc, connect([server.endpoint], worker=0, num_workers=1, timeout_s=30) as cluster:
         call = cluster.client.servers.everywhere
         cluster.client.create_table(tr.Table("t", dim=4).schema)
-        call("import.begin", {"table": "t"})
+        call("import.begin", {"table": "t", "id": "x"})
         for place, stored in places:
-            common = {"table": "t", "time": 0, "storage_options": stored}
+            common = {"table": "t", "id": "x", "time": 0, "storage_options": stored}
             checkpoint = {"action": "settle", "job": "j", "path": place, "options": stored}
             for method, body in [
                 ("import.parquet", {**common, "files": [place], "columns": {}}),

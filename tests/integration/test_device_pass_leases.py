@@ -123,9 +123,9 @@ def change_by_push(cluster: Cluster, _: Path) -> None:
 
 
 def change_by_import(cluster: Cluster, _: Path) -> None:
-    with importing(cluster.client, ["keys"], replace=False):
+    with importing(cluster.client, ["keys"], replace=False) as id:
         rows = {"key": np.arange(3, dtype=np.uint64), "weights": np.ones((3, 4), np.float32)}
-        send_rows(cluster.client, "keys", rows, time=0, pool=cluster.pool)
+        send_rows(cluster.client, "keys", rows, time=0, pool=cluster.pool, id=id)
 
 
 CHANGES: dict[str, Callable[[Cluster, Path], object]] = {

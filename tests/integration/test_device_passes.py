@@ -311,9 +311,9 @@ def test_rows_that_were_read_ahead_are_read_again_if_they_changed(
 def test_what_has_changed_all_the_same_is_not_overwritten(cluster: Cluster) -> None:
     one = trainer(RULES["adagrad"]())
     assert cluster.server is not None
-    with importing(cluster.client, ["keys"], replace=False):
+    with importing(cluster.client, ["keys"], replace=False) as id:
         rows = {"key": np.arange(3, dtype=np.uint64), "weights": np.ones((3, 4), np.float32)}
-        send_rows(cluster.client, "keys", rows, time=0, pool=cluster.pool)
+        send_rows(cluster.client, "keys", rows, time=0, pool=cluster.pool, id=id)
         one.begin_pass(data(0))
         one.fit(data(0))
         lease = cluster.server.leases.newest

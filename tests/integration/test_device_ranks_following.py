@@ -157,10 +157,10 @@ def test_rows_are_read_while_the_pass_trains(numbers_read: dict[int, list[int]])
 def test_what_others_change_between_is_read_again(numbers_read: dict[int, list[int]]) -> None:
     def change(cluster: Cluster) -> None:
         if cluster.worker == 1:
-            with importing(cluster.client, ["keys"], replace=False):
+            with importing(cluster.client, ["keys"], replace=False) as id:
                 rows = {"key": torch.arange(60).numpy().astype("uint64")}
                 rows["weights"] = torch.ones(60, 4).numpy()
-                send_rows(cluster.client, "keys", rows, time=0, pool=cluster.pool)
+                send_rows(cluster.client, "keys", rows, time=0, pool=cluster.pool, id=id)
         cluster.client.coordinator.gather({}, [])
 
     expected = on_servers(3, training("sgd", "sync", LENGTHS, how="passes", after_day=change))

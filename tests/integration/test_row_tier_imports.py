@@ -49,8 +49,8 @@ def import_rows(
 ) -> None:
     keys = np.arange(low, high, dtype=np.uint64)
     rows = {"key": keys, "weights": np.full((len(keys), 4), value, np.float32)}
-    with importing(cluster.client, [name], replace=False, decide=decide):
-        send_rows(cluster.client, name, rows, time=5 * DAY_S, pool=POOL)
+    with importing(cluster.client, [name], replace=False, decide=decide) as id:
+        send_rows(cluster.client, name, rows, time=5 * DAY_S, pool=POOL, id=id)
 
 
 def test_a_start_has_room_for_an_import_that_had_room_before(tmp_path: Path) -> None:

@@ -345,8 +345,8 @@ def test_servers_that_are_killed_before_they_load_have_room_for_it_when_they_sta
     def put(cluster: Cluster, num: int, value: float) -> None:
         some = np.arange(num, dtype=np.uint64)
         rows = {"key": some, "weights": np.full((num, 4), value, np.float32)}
-        with importing(cluster.client, ["t"], replace=False):
-            send_rows(cluster.client, "t", rows, time=0, pool=POOL)
+        with importing(cluster.client, ["t"], replace=False) as id:
+            send_rows(cluster.client, "t", rows, time=0, pool=POOL, id=id)
 
     def values(cluster: Cluster) -> set[float]:
         distinct = set[float]()

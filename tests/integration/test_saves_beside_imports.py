@@ -49,8 +49,8 @@ LAYOUT = BlockLayout.of(TABLES[0].schema, 0)
 def arrays(cluster: Cluster, low: int, high: int) -> Iterator[None]:
     keys = np.arange(low, high, dtype=np.uint64)
     rows = {"key": keys, "weights": np.full((len(keys), 4), 2.0, np.float32)}
-    with importing(cluster.client, ["t"], replace=False):
-        send_rows(cluster.client, "t", rows, time=DAY_S, pool=POOL)
+    with importing(cluster.client, ["t"], replace=False) as id:
+        send_rows(cluster.client, "t", rows, time=DAY_S, pool=POOL, id=id)
         yield
 
 
@@ -119,8 +119,8 @@ def test_a_copy_that_was_made_before_a_save_is_given_up(tmp_path: Path) -> None:
         base = server.save(tmp_path / "base", "base")
         keys = np.arange(20_000, 320_000, dtype=np.uint64)
         rows = {"key": keys, "weights": np.full((len(keys), 4), 2.0, np.float32)}
-        with importing(server.cluster.client, ["t"], replace=False, decide=decide):
-            send_rows(server.cluster.client, "t", rows, time=DAY_S, pool=POOL)
+        with importing(server.cluster.client, ["t"], replace=False, decide=decide) as id:
+            send_rows(server.cluster.client, "t", rows, time=DAY_S, pool=POOL, id=id)
         versions = {
             int(version)
             for bucket in range(0, _core.NUM_BUCKETS, 64)
@@ -157,8 +157,8 @@ def test_servers_that_are_killed_around_an_import_have_it_in_the_next_delta(
             pass
         keys = np.arange(600, 1500, dtype=np.uint64)
         rows = {"key": keys, "weights": np.full((len(keys), 4), 3.0, np.float32)}
-        with importing(client, ["t"], replace=False, decide=decide):
-            send_rows(client, "t", rows, time=DAY_S, pool=POOL)
+        with importing(client, ["t"], replace=False, decide=decide) as id:
+            send_rows(client, "t", rows, time=DAY_S, pool=POOL, id=id)
             chain = [save("base", "base")]
         kill(1)
         chain.append(save("delta", "delta"))

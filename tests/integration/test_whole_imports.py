@@ -34,9 +34,9 @@ KEYS = np.arange(NUM_KEYS, dtype=np.uint64)
 
 def import_ones(cluster: Cluster, value: float = 1.0, replace: bool = True) -> None:
     weights = np.full((NUM_KEYS, 4), value, np.float32)
-    with importing(cluster.client, ["t"], replace=replace):
+    with importing(cluster.client, ["t"], replace=replace) as id:
         rows = {"key": KEYS, "weights": weights}
-        send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool)
+        send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool, id=id)
 
 
 def values(cluster: Cluster) -> set[float]:
@@ -68,12 +68,28 @@ def test_an_import_does_not_end_with_the_rows_of_another(replace: bool) -> None:
         import_ones(cluster)
         with ExitStack() as stack:
             stack.enter_context(pytest.raises(NotReady, match="another import into them has begun"))
-            stack.enter_context(importing(cluster.client, ["t"], replace=replace))
+            id = stack.enter_context(importing(cluster.client, ["t"], replace=replace))
             rows = {"key": KEYS, "weights": np.full((NUM_KEYS, 4), 2.0, np.float32)}
-            send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool)
+            send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool, id=id)
             body = {"table": "t", "id": "of another worker"}
             cluster.client.servers.everywhere("import.begin", body)
         assert values(cluster) == {1.0}
+
+
+def test_rows_do_not_come_into_an_import_of_another() -> None:
+    with embedded() as cluster:
+        cluster.client.create_table(TABLE.schema)
+        with ExitStack() as stack:
+            stack.enter_context(pytest.raises(NotReady, match="another import into them has begun"))
+            earlier = stack.enter_context(importing(cluster.client, ["t"], replace=False))
+            import_ones(cluster, replace=False)
+            with importing(cluster.client, ["t"], replace=False) as later:
+                some = {"key": KEYS[:5], "weights": np.full((5, 4), 2.0, np.float32)}
+                send_rows(cluster.client, "t", some, time=0, pool=cluster.pool, id=later)
+                rows = {"key": KEYS, "weights": np.full((NUM_KEYS, 4), 3.0, np.float32)}
+                with pytest.raises(NotReady, match="another import into them has begun"):
+                    send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool, id=earlier)
+        assert values(cluster) == {1.0, 2.0}
 
 
 def refuse() -> None:
@@ -287,9 +303,9 @@ def test_an_import_that_a_disk_is_too_full_to_end_is_read_nowhere_before_there_i
 def test_a_table_that_an_import_names_twice_is_imported_once() -> None:
     with embedded() as cluster:
         cluster.client.create_table(TABLE.schema)
-        with importing(cluster.client, ["t", "t"], replace=True):
+        with importing(cluster.client, ["t", "t"], replace=True) as id:
             rows = {"key": KEYS, "weights": np.ones((NUM_KEYS, 4), np.float32)}
-            send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool)
+            send_rows(cluster.client, "t", rows, time=0, pool=cluster.pool, id=id)
         assert values(cluster) == {1.0}
 
 
@@ -300,8 +316,8 @@ def test_rows_for_a_table_that_was_dropped_since_come_into_no_other() -> None:
         rows = {"key": KEYS, "weights": np.ones((NUM_KEYS, 4), np.float32)}
         with ExitStack() as stack:
             stack.enter_context(pytest.raises(NotReady, match=r"of tables \['t'\], found none"))
-            stack.enter_context(importing(client, ["t"], replace=False))
-            send_rows(client, "t", rows, time=0, pool=cluster.pool)
+            id = stack.enter_context(importing(client, ["t"], replace=False))
+            send_rows(client, "t", rows, time=0, pool=cluster.pool, id=id)
             client.begin_anew(["t"], blocks=False)
             client.forget_tables(["t"])
             client.create_table(tr.Table("t", dim=8, absent="zeros").schema)

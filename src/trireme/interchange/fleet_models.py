@@ -85,12 +85,19 @@ def import_fleet(
             tensors = read_parameters(optimizer, folder, parameters, dense_steps, storage_options)
         optimizer.mode.publish()  # what is not imported stays as it is
         client, counts = optimizer.cluster.client, dict[str, Any]()
-        with importing(client, list(numbers), replace=True, blocks=tensors):
+        with importing(client, list(numbers), replace=True, blocks=tensors) as id:
             for table, paths in files.items():
                 with progress_of(trainer, f"import {table.name}") as watch:
                     options = _text_options(table, accessor, data_time(optimizer, time))
                     counts[table.name] = read_files(
-                        client, "import.fleet", table.name, paths, options, storage_options, watch
+                        client,
+                        "import.fleet",
+                        table.name,
+                        paths,
+                        options,
+                        storage_options,
+                        watch,
+                        id=id,
                     )
         return counts
 

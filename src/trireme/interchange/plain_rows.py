@@ -71,7 +71,7 @@ def import_parquet(
     if feature is not None:
         known.features.check_name(table, feature)
 
-    def send() -> int:
+    def send(id: str) -> int:
         files = parquet_files(source, storage_options)
         with progress_of(trainer, f"import {table}") as watch:
             client = optimizer.cluster.client
@@ -84,7 +84,7 @@ def import_parquet(
                 named = {"name": feature, "is_salted": known.salt, "are_strings": are_strings}
                 options["feature"] = named
             return read_files(
-                client, "import.parquet", table, files, options, storage_options, watch
+                client, "import.parquet", table, files, options, storage_options, watch, id=id
             )
 
     asked = table, replace, str(source), repr(columns), feature, time
@@ -111,9 +111,9 @@ def import_arrays(
     if feature is not None and "key" in arrays:
         arrays = {**arrays, "key": keys_of_values(known, feature, arrays["key"])}
 
-    def send() -> int:
+    def send(id: str) -> int:
         cluster, at = optimizer.cluster, data_time(optimizer, time)
-        return send_rows(cluster.client, table, arrays, time=at, pool=cluster.pool)
+        return send_rows(cluster.client, table, arrays, time=at, pool=cluster.pool, id=id)
 
     asked = [table, replace, feature, time, *arrays, *(arrays[name] for name in arrays)]
     return _import(optimizer, "import_arrays", send, *asked)
@@ -179,14 +179,16 @@ def _known(optimizer: DistributedOptimizer, what: str, table: str) -> Table:
 
 
 def _import(
-    optimizer: DistributedOptimizer, name: str, send: Callable[[], int], *asked: Any
+    optimizer: DistributedOptimizer, name: str, send: Callable[[str], int], *asked: Any
 ) -> int:
-    """asked: the table, whether its rows are replaced, and what else is common to all workers."""
+    """send: sends rows for the import of an id. asked: the table, whether its rows are replaced,
+    and what else is common to all workers.
+    """
     table, replace, *_ = asked
 
     def act() -> dict[str, Any]:
-        with importing(optimizer.cluster.client, [table], replace=replace):
-            return {"rows": send()}
+        with importing(optimizer.cluster.client, [table], replace=replace) as id:
+            return {"rows": send(id)}
 
     return int(on_first_worker(optimizer, name, act, *asked)["rows"])
 

@@ -80,14 +80,11 @@ class ImportHandlers:
         with server.lock:
             server.leases.check(lease)
         server.check_settled()
-        body = {"id": "", "is_read": True, **request.body}
-        name, id = need(body, "table", str), need(body, "id", str)
-        is_read = need(body, "is_read", bool)
+        name, id = need(request.body, "table", str), need(request.body, "id", str)
+        is_read = need({"is_read": True, **request.body}, "is_read", bool)
         table = server.table(name)
         self._staged.pop(name, None)  # first: frees its memory
-        staged = StagedRows.of(server, table, id, is_read=is_read)
-        staged.is_of_pass = lease is not None
-        self._staged[name] = staged
+        self._staged[name] = StagedRows.of(server, table, id, is_read=is_read)
 
     def _current(self) -> dict[str, StagedRows]:
         """The rows whose tables were not dropped since."""
@@ -95,12 +92,18 @@ class ImportHandlers:
         return {name: one for name, one in self._staged.items() if tables.get(name) is one.table}
 
     def _staged_rows(self, request: Request) -> StagedRows:
-        """Raises NotReady: of another import, or none: this server was restarted, say."""
-        name, id = need(request.body, "table", str), request.body.get("id")
-        staged = self._current().get(name)
-        if staged is None or not staged.is_named(id):
-            raise NotReady(f"import: expected import.begin of table {name!r} first")
-        return staged
+        """Of the request's import. Raises NotReady: it has none here, or not any more."""
+        name, id = need(request.body, "table", str), need(request.body, "id", str)
+        return self._staged_of(id, [name])[name]
+
+    def _staged_of(self, id: str, names: Sequence[str]) -> dict[str, StagedRows]:
+        staged = self._current()  # another request may discard them meanwhile
+        if missing := [name for name in names if name not in staged or staged[name].id != id]:
+            raise NotReady(
+                f"import: expected rows of tables {missing}, found none: another import into"
+                " them has begun, or this server was restarted; import again"
+            )
+        return {name: staged[name] for name in names}
 
     def _files(self, request: Request) -> list[str]:
         options = need(request.body, "storage_options", dict)
@@ -283,24 +286,19 @@ class ImportHandlers:
         self._server.check_rows(staged=list(self._staged.values()))
 
     def _on_discard(self, request: Request) -> None:
-        name = need(request.body, "table", str)
+        name, id = need(request.body, "table", str), need(request.body, "id", str)
         staged = self._staged.get(name)
-        if staged is not None and staged.is_named(request.body.get("id")):
+        if staged is not None and staged.id == id:
             self._staged.pop(name, None)
 
     def _on_prepare(self, request: Request) -> Reply | Deferred:
         server, id = self._server, need(request.body, "id", str)
         if server.prepared is None or server.prepared.id != id:  # else by an earlier call
             names = list(dict.fromkeys(need_list(request.body, "tables", str)))
-            staged = self._current()  # another request may discard them meanwhile
-            if missing := [name for name in names if name not in staged or staged[name].id != id]:
-                raise NotReady(
-                    f"import: expected rows of tables {missing}, found none: another import into"
-                    " them has begun, or this server was restarted; import again"
-                )
-            rows = {name: staged[name].rows for name in names}
+            staged = self._staged_of(id, names)
+            rows = {name: one.rows for name, one in staged.items()}
             replace, blocks = need(request.body, "replace", bool), blocks_of(server, request)
-            parts = {name: staged[name].parts for name in names}
+            parts = {name: one.parts for name, one in staged.items()}
             lease = PassLease.of_import(request.body)
             server.prepare(PreparedImport(id, replace, rows, blocks, parts), lease)
             for name in names:

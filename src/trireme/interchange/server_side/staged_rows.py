@@ -25,9 +25,8 @@ PENDING_BYTES = 32 << 20
 class StagedRows:
     """Imported rows of one table on one server. Threads: any may put.
 
-    table: where they will come. id: of the import, where its worker has named it.
+    table: where they will come. id: of the import.
     is_read: whether rows are read, or come twice, before the end of the import.
-    is_of_pass: the import ends a pass on a device, so that others may not add to it.
     parts: rows as they came, with those that are not in `rows`.
     wanted: (4096,) uint8: 1 for the buckets that this server owns.
     num_put: rows put so far; a key that comes twice counts twice. files: where they are from.
@@ -37,9 +36,8 @@ class StagedRows:
     table: ServedTable
     rows: _core.Table
     wanted: npt.NDArray[np.uint8]
-    id: str = ""
-    is_read: bool = True
-    is_of_pass: bool = False
+    id: str
+    is_read: bool
     parts: list[RowPart] = field(default_factory=list)
     num_put: int = 0
     files: list[str] = field(default_factory=list)
@@ -54,10 +52,6 @@ class StagedRows:
         rows = server.make_rows(table.schema)
         rows.raise_version(table.rows.version)  # of all that comes
         return cls(server, table, rows, wanted, id, is_read)
-
-    def is_named(self, id: object) -> bool:
-        """Whether a request with this id, None where it has none, is of this import."""
-        return id == self.id or (id is None and not self.is_of_pass)
 
     @cached_property
     def wants_all(self) -> bool:

@@ -42,9 +42,9 @@ def importing(
     decide: Callable[[str], bool] | None = None,
     is_read: bool = True,
     lease: PassLease | None = None,
-) -> Iterator[None]:
-    """Rows that the block sends come into the tables when it ends without an error, and these
-    tensors into the dense blocks; else none do.
+) -> Iterator[str]:
+    """Rows that the block sends for the id that it gets come into the tables when it ends without
+    an error, and these tensors into the dense blocks; else none do.
 
     replace: the tables have these rows alone afterwards; else they replace rows of the same keys.
     id: of the import, default a random one. decide: asks the coordinator whether the import of this
@@ -60,7 +60,7 @@ def importing(
         body = {"table": table, "id": id, "is_read": is_read, **of_pass}
         client.servers.everywhere_current("import.begin", body)
     try:
-        yield
+        yield id
         body = {"id": id, "tables": list(tables), "replace": replace, **of_pass}
         calls = block_calls(client, "import.prepare", body, blocks or {})
         client.servers.call_all(calls, TIMEOUT_S)
@@ -93,8 +93,10 @@ def read_files(
     options: Mapping[str, Any],
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
+    *,
+    id: str,
 ) -> int:
-    """Have the servers read files; returns how many rows they have. Within `importing`.
+    """Have the servers read files; returns how many rows they have. Within `importing` of this id.
 
     method: import.fleet or import.parquet, with its options.
 
@@ -103,7 +105,7 @@ def read_files(
     """
     lines = [0] * len(client.servers.map.servers)
     replies: Sequence[Reply] = []
-    body = {"table": table, **options, "storage_options": dict(storage_options or {})}
+    body = {"table": table, "id": id, **options, "storage_options": dict(storage_options or {})}
     step = max(FILES_PER_REQUEST_MIN, -(-len(files) // REQUESTS_MAX))
     for begin in range(0, len(files), step):  # some files at a time, to show the progress
         part = list(files[begin : begin + step])
@@ -155,10 +157,16 @@ def send_wide_rows(
 
 
 def send_rows(
-    client: WorkerClient, table: str, arrays: Mapping[str, Array], *, time: int, pool: _core.Pool
+    client: WorkerClient,
+    table: str,
+    arrays: Mapping[str, Array],
+    *,
+    time: int,
+    pool: _core.Pool,
+    id: str,
 ) -> int:
-    """Send rows in arrays to the servers that own them; returns how many. Within `importing`.
-    Raises BadRequest: columns that do not fit. DataError: a key occurs twice.
+    """Send rows in arrays to the servers that own them; returns how many. Within `importing` of
+    this id. Raises BadRequest: columns that do not fit. DataError: a key occurs twice.
     """
     missing = {"key", "weights"} - arrays.keys()
     if missing:
@@ -179,12 +187,17 @@ def send_rows(
     num_keys = 0
     for begin in range(0, num_rows, ROWS_PER_MESSAGE):
         is_last = begin + ROWS_PER_MESSAGE >= num_rows
-        body = {"table": table, "names": list(columns), "time": int(time), "is_last": is_last}
+        about = {"names": list(columns), "time": int(time), "is_last": is_last}
         part = {name: values[begin : begin + ROWS_PER_MESSAGE] for name, values in columns.items()}
         split = Split(part["key"], client.servers.map, pool)
         by_column = [split.parts(values) for values in part.values()]
         calls = [
-            Call(endpoint, "import.rows", body, [column[server] for column in by_column])
+            Call(
+                endpoint,
+                "import.rows",
+                {"table": table, "id": id, **about},
+                [column[server] for column in by_column],
+            )
             for server, endpoint in enumerate(client.servers.map.servers)
         ]
         replies = client.servers.call_all(calls, TIMEOUT_S)

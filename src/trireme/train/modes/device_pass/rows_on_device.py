@@ -123,7 +123,7 @@ class RowsOnDevice:
 
     def ending(
         self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[str]:
         """The import that ends the pass, to which the block sends rows. decide: see `importing`."""
         return importing(
             self._client,

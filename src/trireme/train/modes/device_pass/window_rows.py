@@ -294,12 +294,12 @@ class RowsInWindow(RowsOnDevice):
     @contextmanager
     def ending(
         self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
-    ) -> Iterator[None]:
+    ) -> Iterator[str]:
         """As there, of the import that has begun with the window."""
         self._is_open, self._decide = False, decide
         self._blocks_at_end.update(blocks)
         with self._import:
-            yield
+            yield id
 
     def close(self) -> None:
         """As there; rows that were given back without an end are dropped."""
