@@ -354,7 +354,7 @@ def test_endpoints_are_those_of_the_role(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(BadRequest, match="listen nowhere"):
         fleet.worker_endpoints()
     places = ["a:1", "a:2", "b:1"]
-    fleet.init(fleet.UserDefinedRoleMaker(True, current_id=0, worker_endpoints=places), True)
+    fleet.init(fleet.UserDefinedRoleMaker(True, True, current_id=0, worker_endpoints=places), True)
     assert fleet.worker_endpoints(to_string=True) == "a:1,a:2,b:1"
     assert (fleet.node_num(), fleet.server_endpoints()) == (2, [])
     with pytest.raises(BadRequest, match="expected LOCAL_RANK"):
@@ -534,6 +534,7 @@ def test_arguments_of_another_type_are_refused_where_they_are_given(tmp_path: Pa
         ({"role": "SERVER"}, r"role as Role\.WORKER or Role\.SERVER, found 'SERVER'"),
         ({"role": 5}, r"role as Role\.WORKER or Role\.SERVER, found 5"),
         ({"current_id": "0"}, "current_id as an integer, found '0'"),
+        ({"init_gloo": "yes"}, "init_gloo as True or False, found 'yes'"),
         ({"worker_num": "2"}, "worker_num as an integer, found '2'"),
         ({"server_endpoints": "a:1"}, "server_endpoints as a list of .*, found 'a:1'"),
         ({"worker_endpoints": ["c:1"]}, r"worker_num of worker_endpoints \['c:1'\], found 2"),

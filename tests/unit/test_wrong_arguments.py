@@ -191,6 +191,9 @@ CASES: list[tuple[Callable[[Model], Any], str]] = [
     (lambda m: tr.Strategy(["sync"]), r"Strategy: expected mode as one of .*, found \['sync'\]"),
     (lambda m: tr.Checkpoints("x", every_steps="5"), "every_steps as an integer >= 1, found '5'"),
     (lambda m: tr.metrics.TopK(2.5), "TopK: expected k as an integer >= 1, found 2.5"),
+    (lambda m: tr.train_passes(trainer(m), [], poll_s="9"), "poll_s as a finite number > 0"),
+    (lambda m: tr.train_passes(trainer(m), [], timeout_s=0), "timeout_s as a finite number > 0"),
+    (lambda m: tr.train_passes(trainer(m), [], prefetch="no"), "prefetch as True or False"),
     (lambda m: tr.EarlyStopping("loss", patience="3"), "patience as an integer >= 1, found '3'"),
 ]
 

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Sequence
 
-from trireme.errors import BadRequest, check_kind, check_values
+from trireme.errors import BadRequest, check_flags, check_kind, check_values
 from trireme.launch import process_role
 from trireme.launch.process_role import ProcessRole
 
@@ -20,13 +20,14 @@ class PaddleCloudRoleMaker:
     """The role in the environment: TRAINING_ROLE, PADDLE_* and POD_IP, or Trireme's or torchrun's
     variables.
 
-    is_collective: the job has no servers.
+    is_collective: the job has no servers. init_gloo: workers meet (`fleet.util`) with either.
 
     Raises:
         BadRequest: an incomplete environment, or a collective job that has servers.
     """
 
-    def __init__(self, is_collective: bool = False) -> None:
+    def __init__(self, is_collective: bool = False, *, init_gloo: bool = False) -> None:
+        check_flags("fleet.PaddleCloudRoleMaker", is_collective=is_collective, init_gloo=init_gloo)
         self.role = process_role.read_role()
         self.is_collective = is_collective
         self.worker_endpoints = self.role.servers if self.role.hosts else ()
@@ -43,11 +44,13 @@ class UserDefinedRoleMaker:
         worker_num: workers of the job; default: the number of worker_endpoints.
         server_endpoints: all servers as host:port.
         is_collective: the job has no servers; worker_endpoints has the addresses of all workers.
+        init_gloo: workers meet (`fleet.util`) with either.
     """
 
     def __init__(
         self,
         is_collective: bool = False,
+        init_gloo: bool = False,
         *,
         current_id: int,
         role: Role = Role.WORKER,
@@ -56,6 +59,7 @@ class UserDefinedRoleMaker:
         worker_endpoints: Sequence[str] = (),
     ) -> None:
         what = "fleet.UserDefinedRoleMaker"
+        check_flags(what, is_collective=is_collective, init_gloo=init_gloo)
         check_kind(what, "current_id", current_id, int, "an integer")
         if worker_num is not None:
             check_kind(what, "worker_num", worker_num, int, "an integer")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trireme.errors import BadRequest, Corruption, Stopped
+from trireme.errors import BadRequest, Corruption, Stopped, check_flags, check_numbers
 from trireme.job.cluster import Cluster
 from trireme.train.loop.worker_batches import Closable, worker_batches
 from trireme.train.online.donefiles import BASES, DELTAS, DoneFiles, PassPoint, StopRecord
@@ -85,8 +85,8 @@ def train_passes(
             the signal itself.
         As Trainer's methods.
     """
-    if not (poll_s > 0 and timeout_s > 0):
-        raise BadRequest(f"train_passes: expected seconds > 0, found {poll_s} and {timeout_s}")
+    check_flags("train_passes", evaluate=evaluate, prefetch=prefetch)
+    check_numbers("train_passes", "> 0", poll_s=poll_s, timeout_s=timeout_s)
     publisher = None if publishing is None else Publisher(trainer, publishing)
     loop = _PassLoop(trainer, publisher, evaluating if evaluate else None, training)
     loader = PassLoader(trainer.cluster, poll_s, timeout_s, preload_threads)

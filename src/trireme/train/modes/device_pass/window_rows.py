@@ -292,9 +292,7 @@ class RowsInWindow(RowsOnDevice):
         return self._id
 
     @contextmanager
-    def ending(
-        self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]
-    ) -> Iterator[str]:
+    def ending(self, id: str, blocks: BlockTensors, decide: Callable[[str], bool]) -> Iterator[str]:
         """As there, of the import that has begun with the window."""
         self._is_open, self._decide = False, decide
         self._blocks_at_end.update(blocks)
