@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.long import sampled
 from tests.own_batches import OwnBatches
 from trireme.commands import cli
 from trireme.data import Batch, Ragged
+from trireme.errors import DataError
 from trireme.inference import Predictor
 from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
@@ -366,6 +368,23 @@ def test_imported_rows_are_trained_as_those_of_a_table_of_their_dim(rule: tr.opt
         for feature, dim in dims.items():
             alone = trained(cluster, feature, {feature: dim})
             assert torch.equal(together[feature], alone[feature])
+
+
+def test_imported_rows_have_the_dim_of_their_feature(tmp_path: Path) -> None:
+    """With another training would read other weights than a Predictor."""
+    model = tr.nn.EmbeddingBag(tr.Table("t", dims={"a": 3, "b": 8}, salt=True), features=["a", "b"])
+    with embedded(threads=1) as cluster:
+        trainer = tr.Trainer(model, None, loss=lambda x, _: x, label=None, cluster=cluster)
+        for dim, feature in ((8, "a"), (3, "b")):
+            rows = {"key": [5, 6], "weights": [[1.0] * dim] * 2}
+            pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+            arrays = {"key": np.array([5, 6]), "weights": np.ones((2, dim), np.float32)}
+            with pytest.raises(DataError, match=rf"expected {11 - dim} weights, found {dim}"):
+                tr.interchange.import_arrays(trainer, "t", arrays, feature=feature)
+            with pytest.raises(DataError, match=rf"expected {11 - dim} weights, found {dim}"):
+                tr.interchange.import_parquet(trainer, "t", tmp_path, feature=feature)
+        [stats] = cluster.client.stats()
+        assert stats["tables"]["t"]["rows"] == 0
 
 
 def test_an_export_of_fleets_adam_comes_back(tmp_path: Path) -> None:

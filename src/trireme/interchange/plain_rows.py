@@ -82,7 +82,7 @@ def import_parquet(
             if feature is not None:
                 are_strings = known.features.are_strings.get(feature)
                 named = {"name": feature, "is_salted": known.salt, "are_strings": are_strings}
-                options["feature"] = named
+                options |= {"feature": named, "row_class": known.of_feature(feature).row_class}
             return read_files(
                 client, "import.parquet", table, files, options, storage_options, watch, id=id
             )
@@ -113,7 +113,16 @@ def import_arrays(
 
     def send(id: str) -> int:
         cluster, at = optimizer.cluster, data_time(optimizer, time)
-        return send_rows(cluster.client, table, arrays, time=at, pool=cluster.pool, id=id)
+        row_class = None if feature is None else known.of_feature(feature).row_class
+        return send_rows(
+            cluster.client,
+            table,
+            arrays,
+            time=at,
+            pool=cluster.pool,
+            id=id,
+            row_class=row_class,
+        )
 
     asked = [table, replace, feature, time, *arrays, *(arrays[name] for name in arrays)]
     return _import(optimizer, "import_arrays", send, *asked)

@@ -501,8 +501,8 @@ class Trainer:
         return row_life.shrink(self.optimizer, day_over=day_over)
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """Table -> counts since servers started: "admitted" keys got a row, pushes of "rejected"
-        ones did not; "expired" and "evicted" rows. Within a pass in sync without its last step.
+        """Table -> counts since servers started: pushes of "admitted" keys made rows, of "rejected"
+        ones none; "expired" and "evicted" rows. Within a pass in sync without its last step.
         """
         self.optimizer.flush()
         return expiry_calls.counters(self.cluster.client)

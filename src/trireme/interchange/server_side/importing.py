@@ -137,15 +137,14 @@ class ImportHandlers:
         return self._read_files(request, staged, stage, keys_of, places_of)
 
     def _on_parquet(self, request: Request) -> Reply:
-        staged, time = self._staged_rows(request), need_time(request.body)
-        options = need(request.body, "storage_options", dict)
+        staged, options = self._staged_rows(request), need(request.body, "storage_options", dict)
         columns = need(request.body, "columns", dict)
         feature = _feature(request)
 
         def stage(path: str) -> Iterator[int]:
             num_rows = 0
             for batch in batches(path, columns, options, feature):
-                self._stage(staged, batch, time, path, num_rows)
+                self._stage(staged, batch, request, path, num_rows)
                 num_rows += len(batch["key"])
                 yield len(batch["key"])
 
@@ -214,7 +213,7 @@ class ImportHandlers:
             for name in names
         }
         arrays.end()
-        self._stage(staged, columns, need_time(request.body), "import", None)
+        self._stage(staged, columns, request, "import", None)
         if need(request.body, "is_last", bool):
             staged.flush()
         return Reply({"keys": staged.rows.rows})
@@ -258,22 +257,28 @@ class ImportHandlers:
         self,
         staged: StagedRows,
         columns: dict[str, Array],
-        time: int,
+        request: Request,
         where: str,
         before: int | None,
     ) -> None:
-        """Stage the rows whose buckets this server owns.
+        """Stage the rows whose buckets this server owns. All are of the request's row class, if it
+        names one, or heads.
 
         where: the file. before: rows of the file before these; None: errors name the key instead.
         """
         self._check_room()
-        schema = staged.table.schema
+        schema, time = staged.table.schema, need_time(request.body)
         _check_salted(schema, columns["key"], where)
         owned = np.flatnonzero(staged.wanted[buckets_of(columns["key"])])
         if len(owned) < len(columns["key"]):
             columns = {name: values[owned] for name, values in columns.items()}
         try:
             classes, rows = rows_of(schema, staged.layout, staged.rows.dims, columns, time)
+            if "row_class" in request.body:
+                dim = schema.dim_of(need(request.body, "row_class", int))
+                dims = np.array(staged.rows.dims)[classes]
+                if len(wrong := np.flatnonzero((dims != dim) & (classes < len(schema.dims)))):
+                    raise RowError(int(wrong[0]), f"{dim} weights", f"{dims[wrong[0]]}")
         except RowError as error:
             key = columns["key"][error.row]
             row = f"row of key {key}" if before is None else f"row {before + owned[error.row]}"

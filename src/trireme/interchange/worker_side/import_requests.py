@@ -164,9 +164,12 @@ def send_rows(
     time: int,
     pool: _core.Pool,
     id: str,
+    row_class: int | None = None,
 ) -> int:
     """Send rows in arrays to the servers that own them; returns how many. Within `importing` of
-    this id. Raises BadRequest: columns that do not fit. DataError: a key occurs twice.
+    this id. row_class: of all rows that are no heads; None: any.
+
+    Raises BadRequest: columns that do not fit. DataError: a key occurs twice.
     """
     missing = {"key", "weights"} - arrays.keys()
     if missing:
@@ -187,7 +190,8 @@ def send_rows(
     num_keys = 0
     for begin in range(0, num_rows, ROWS_PER_MESSAGE):
         is_last = begin + ROWS_PER_MESSAGE >= num_rows
-        about = {"names": list(columns), "time": int(time), "is_last": is_last}
+        about: dict[str, Any] = {"names": list(columns), "time": int(time), "is_last": is_last}
+        about |= {} if row_class is None else {"row_class": row_class}
         part = {name: values[begin : begin + ROWS_PER_MESSAGE] for name, values in columns.items()}
         split = Split(part["key"], client.servers.map, pool)
         by_column = [split.parts(values) for values in part.values()]
