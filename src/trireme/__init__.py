@@ -3,9 +3,9 @@
 Names are loaded on first use, so that commands start without torch.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from trireme.lazy_names import lazy_names as _lazy_names
 from trireme.tracebacks import shorten as _shorten
 
 if TYPE_CHECKING:
@@ -86,45 +86,18 @@ __all__ = [
     "train_passes",
 ]
 
-# Module -> the names that it has; the others are modules themselves.
-_TRAIN = (
-    *("BestCheckpoint", "Callback", "Checkpoints", "DistributedOptimizer", "Dump"),
-    *("EarlyStopping", "Evaluation", "FitState", "MLflow", "Recipe", "Report", "TensorBoard"),
-    *("Trainer", "WandB", "prefetch"),
-)
-_HOMES = {
-    "blocks": ("Blocks",),
-    "config": ("Config",),
-    "job.cluster": ("Cluster",),
-    "job.embedded": ("embedded",),
-    "launch.init": ("init", "reset"),
-    "nn.stages": ("Stages",),
-    "nn.table_view": ("TableView",),
-    "strategy": ("Strategy",),
-    "table": ("Table",),
-    "train": _TRAIN,
-    "train.online.passes": ("Pass",),
-    "train.online.publishing": ("Publishing",),
-    "train.online.train_passes": ("train_passes",),
-}
-
 _shorten()
+_lazy, _names = _lazy_names(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
+    if name != "__version__":
+        return _lazy(name)
+    from importlib.metadata import version
 
-        globals()[name] = number = version("trireme-ps")
-        return number
-    if name not in __all__:
-        raise AttributeError(f"module 'trireme' has no attribute {name!r}")
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        return importlib.import_module(f"trireme.{name}")
-    globals()[name] = value = getattr(importlib.import_module(f"trireme.{home}"), name)
-    return value
+    globals()[name] = number = version("trireme-ps")
+    return number
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*_names(), "__version__"})

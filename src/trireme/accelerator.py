@@ -107,17 +107,13 @@ def seed_from_host(device: torch.device) -> None:
     """Seed the random numbers of a device from those of the CPU, which go on."""
     if device.type == _GPU:
         seed = int(torch.randint(1 << 62, ()))
-        torch.cuda.default_generators[current_index(device)].manual_seed(seed)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
 
 
 def torch_name(kind: str) -> str:
     """What torch calls the device of a type of machines, "cpu" or "gpu"."""
     return _GPU if kind == "gpu" else kind
-
-
-def current_index(device: torch.device) -> int:
-    """The place of a GPU among those that torch sees."""
-    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def describe_gpus() -> list[tuple[str, int]]:

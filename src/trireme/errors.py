@@ -25,7 +25,7 @@ Stopped is not an error: a process that was asked to stop, and has, exits with 0
 
 import errno
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
@@ -266,6 +266,13 @@ def check_choice(subject: str, choices: Collection[str], **values: object) -> No
     for name, value in values.items():
         is_known = isinstance(value, str) and value in choices
         check_values(subject, **{name: (is_known, f"as one of {', '.join(choices)}", value)})
+
+
+def check_known(subject: str, what: str, known: Collection[str], names: Iterable[str]) -> None:
+    """Raises BadRequest: some of these names are none of the known ones. what: they are."""
+    if unknown := [name for name in names if name not in known]:
+        shown = ", ".join(known) or "(none)"
+        raise BadRequest(f"{subject}: expected {what} {shown}, found {', '.join(unknown)}")
 
 
 def check_kind(

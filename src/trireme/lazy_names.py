@@ -1,21 +1,42 @@
 """Names of a package whose modules are imported when one is first used."""
 
+import ast
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package. homes: name -> the module of it in the package."""
-    names = vars(sys.modules[package])
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package, whose `__init__.py` says once, to type checkers and
+    to Python, where the names are: by the imports under `if TYPE_CHECKING:`.
+    """
+    module = sys.modules[package]
+    names = vars(module)
+
+    @functools.cache
+    def homes() -> Mapping[str, tuple[str, str]]:
+        """Name -> the module of it, and its name there."""
+        _, _, rest = Path(module.__file__ or "").read_text().partition("\nif TYPE_CHECKING:\n")
+        block, _, _ = rest.partition("\n\n")
+        return {
+            alias.asname or alias.name: (node.module or "", alias.name)
+            for node in ast.walk(ast.parse(f"if True:\n{block}"))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
 
     def get(name: str) -> Any:
-        if name not in homes:
+        if name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        names[name] = value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        home, original = homes()[name]
+        if home == package:
+            value = importlib.import_module(f"{package}.{original}")
+        else:
+            value = getattr(importlib.import_module(home), original)
+        names[name] = value
         return value
 
     return get, lambda: sorted({*names, *names["__all__"]})

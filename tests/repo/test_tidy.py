@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import trireme
 from tests.repo import tree
 
 FILE_LINES_MAX = 600
@@ -21,7 +21,7 @@ LONGER: dict[str, str] = {}
 # tools (launcher, console, doctor, size, place, top, inspect), reference models, and the names and
 # files of Fleet and PaddleRec. A feature raises the bound by what it needs; everything else finds
 # its lines elsewhere. Lower the bound to what is reached when code becomes simpler.
-PACKAGE_LINES_MAX = 85_190
+PACKAGE_LINES_MAX = 85_062
 
 CODE = (".py", ".h", ".cc")
 
@@ -173,7 +173,16 @@ def _top_level(module: ast.Module) -> list[ast.stmt]:
 
 
 def test_every_public_name_is_there() -> None:
-    assert {name for name in trireme.__all__ if not hasattr(trireme, name)} == set()
+    paths = [path for path in tree.files(".py", under="src") if path.name == "__init__.py"]
+    modules = [importlib.import_module(tree.module(path)) for path in paths]
+    assert len(modules) > 20
+    wrong = [
+        f"{module.__name__}.{name}"
+        for module in modules
+        for name in getattr(module, "__all__", ())
+        if name not in dir(module) or not hasattr(module, name)
+    ]
+    assert not wrong, f"not there: {wrong}"
 
 
 def test_public_names_are_listed_sorted_and_complete() -> None:

@@ -150,7 +150,7 @@ def test_a_cell_with_a_wrong_setting_leaves_the_rows(notebook: Notebook) -> None
         ({"metrics": "auc"}, r"metrics as a list, such as \['auc'\], found 'auc'"),
         ({"metrics": ["aucc"]}, "found 'aucc'"),
         ({"callbacks": tr.EarlyStopping("loss")}, "callbacks as a list .* found <trireme"),
-        ({"callbacks": [tr.EarlyStopping]}, "callbacks as a list .* found <class"),
+        ({"callbacks": [tr.EarlyStopping]}, "callbacks as a list .* found the class EarlyStopping"),
     ]
     for options, expected in wrong:
         with pytest.raises(BadRequest, match=expected):

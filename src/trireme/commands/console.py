@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from trireme.commands.options import KEYS, read_client, seconds
+from trireme.commands.options import KEYS, add_look, read_client
 from trireme.errors import BadRequest
 
 SUMMARY = "show a running job in a browser"
@@ -43,9 +43,8 @@ _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{{_TOKEN_LENGTH},}}")
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
+    add_look(command)
     add = command.add_argument
-    add("--servers", metavar="HOST:PORT,...", help="servers of the job, the first one first")
-    add("--keys", metavar="DIR", help="folder with the keys of an admitted client")
     add(
         "--listen",
         default="127.0.0.1:0",
@@ -58,10 +57,6 @@ def add_to(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file with the token, of at least 16 letters, digits, - and _; default: a new token at"
         " each start",
-    )
-    add("--interval_s", type=seconds, default=2.0, metavar="S", help="seconds per view; default: 2")
-    add(
-        "--timeout_s", type=seconds, default=10.0, metavar="S", help="seconds per call; default: 10"
     )
     command.set_defaults(run=_console)
 

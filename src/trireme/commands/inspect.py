@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from trireme.commands.options import write_lines
 from trireme.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -65,17 +65,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.key:
         _check_features(source, arguments.key)
         for table in source.tables.values():
-            _write(report.rows_of_keys(table, arguments.key))
+            write_lines(report.rows_of_keys(table, arguments.key))
     elif arguments.diff is not None:
         old = open_saved(arguments.diff)
         _choose(old, arguments.table)
-        _write(_difference(old, source))
+        write_lines(_difference(old, source))
     else:
-        _write(report.overview(source))
+        write_lines(report.overview(source))
         for table in () if arguments.brief else source.tables.values():
             with _progress(table.num_rows * (1 if table.policy is None else 2)) as watch:
                 lines = list(report.table_values(table, watch))
-            _write(["", *lines])
+            write_lines(["", *lines])
     return 0
 
 
@@ -134,8 +134,3 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("reading rows", total=total)
         yield lambda num_rows: bar.advance(task, num_rows)
-
-
-def _write(lines: Iterator[str] | list[str]) -> None:
-    for line in lines:
-        sys.stdout.write(line + "\n")

@@ -3,6 +3,8 @@
 import argparse
 import dataclasses
 import math
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,17 @@ def add_config(
         default=[],
         metavar="KEY=VALUE",
         help="values that override those of the file",
+    )
+
+
+def add_look(command: argparse.ArgumentParser) -> None:
+    """The options of commands that look at a running job."""
+    add = command.add_argument
+    add("--servers", metavar="HOST:PORT,...", help="servers of the job, the first one first")
+    add("--keys", metavar="DIR", help="folder with the keys of an admitted client")
+    add("--interval_s", type=seconds, default=2.0, metavar="S", help="seconds per view; default: 2")
+    add(
+        "--timeout_s", type=seconds, default=10.0, metavar="S", help="seconds per call; default: 10"
     )
 
 
@@ -130,6 +143,10 @@ def add_common(command: argparse.ArgumentParser) -> None:
         help="leave out these records of a server's log, which a failed start has named, if they"
         " fail again",
     )
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def picked(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trireme.commands.options import number, seconds
+from trireme.commands.options import number, seconds, write_lines
 from trireme.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         measured = _measure(arguments, type_named(types, arguments.type, arguments.types))
         measured.write(arguments.measure)
-        _write(of_measurements(measured))
+        write_lines(of_measurements(measured))
         return 0
     from trireme.place.measurements import Measurements
     from trireme.place.report import of_plan
@@ -92,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         all_measured = [Measurements.load(Path(file)) for file in arguments.files.split(",")]
     script = [] if arguments.script is None else [str(arguments.script), *_words(arguments)]
     lines = list(of_plan(types, all_measured, arguments.throughput, script))
-    _write(lines)
+    write_lines(lines)
     return 0
 
 
@@ -133,11 +131,6 @@ def _words(arguments: argparse.Namespace) -> list[str]:
         raise BadRequest(
             f"place: expected --args as in a shell, found {arguments.args!r}: {error}"
         ) from error
-
-
-def _write(lines: Iterable[str]) -> None:
-    for line in lines:
-        sys.stdout.write(line + "\n")
 
 
 def rate(text: str) -> float:

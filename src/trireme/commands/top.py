@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from trireme.commands.options import KEYS, read_client, seconds
+from trireme.commands.options import KEYS, add_look, read_client
 
 SUMMARY = "show a running job: servers, tables, workers"
 EXAMPLES = (
@@ -35,14 +35,8 @@ _PIPE_WIDTH = 240
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("--servers", metavar="HOST:PORT,...", help="servers of the job, the first one first")
-    add("--keys", metavar="DIR", help="folder with the keys of an admitted client")
-    add("--interval_s", type=seconds, default=2.0, metavar="S", help="seconds per view; default: 2")
-    add(
-        "--timeout_s", type=seconds, default=10.0, metavar="S", help="seconds per call; default: 10"
-    )
-    add("--once", action="store_true", help="show one interval and end")
+    add_look(command)
+    command.add_argument("--once", action="store_true", help="show one interval and end")
     command.set_defaults(run=_top)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -60,18 +60,10 @@ def sample(
     ]
 
 
-@dataclass
-class _Sampled:
-    """The columns of all samples, with the number of rows that each sampled row stands for."""
-
-    weights: list[Array] = field(default_factory=list)
-    times: list[Array] = field(default_factory=list)
-    saves: list[Array] = field(default_factory=list)
-    shows: list[Array] = field(default_factory=list)
-
-
 def _distribution(table: str, replies: Sequence[Reply | TriremeError]) -> Distribution:
-    sampled, in_memory, on_ssd, is_scored = _Sampled(), 0, 0, False
+    in_memory, on_ssd, is_scored = 0, 0, False
+    # Of all samples, after those of none; a weight is the number of rows that one stands for.
+    samples: list[tuple[Array, Array, Array, Array]] = [(np.empty(0),) * 4]
     answers = [reply for reply in replies if not isinstance(reply, TriremeError)]
     for reply in answers:
         arrays = Arrays(reply.arrays)
@@ -79,13 +71,11 @@ def _distribution(table: str, replies: Sequence[Reply | TriremeError]) -> Distri
         num = need(reply.body, "in_memory", int)
         in_memory, on_ssd = in_memory + num, on_ssd + need(reply.body, "on_ssd", int)
         is_scored |= need(reply.body, "is_scored", bool)
-        sampled.times.append(times)
         versions = arrays.take("versions", np.uint32, (len(times),))
-        sampled.saves.append(need(reply.body, "version", int) - versions.astype(np.int64))
-        sampled.shows.append(arrays.take("shows", np.float32, (None,)))
-        sampled.weights.append(np.full(len(times), num / max(len(times), 1)))
-    columns = (sampled.weights, sampled.times, sampled.saves, sampled.shows)
-    weights, times, saves, shows = (np.concatenate([*c, np.empty(0)]) for c in columns)
+        saves = need(reply.body, "version", int) - versions.astype(np.int64)
+        shows = arrays.take("shows", np.float32, (None,))
+        samples.append((np.full(len(times), num / max(len(times), 1)), times, saves, shows))
+    weights, times, saves, shows = map(np.concatenate, zip(*samples, strict=True))
     bars = [_bars("show", SHOWS, shows, weights)] if is_scored else []
     is_timed = times > 0
     if is_timed.any():

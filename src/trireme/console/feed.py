@@ -50,9 +50,6 @@ class Point:
     hit_share: float | None
     figures: Mapping[str, float]
 
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def point_of(at: float, job: JobStatus) -> Point:
     tiers = [table.tier for table in job.tables if table.tier is not None]
@@ -131,7 +128,7 @@ class Feed:
         """All points so far, as JSON."""
         with self._changed:
             points = self._history.points
-        return as_json([point.to_json() for point in points])
+        return as_json([asdict(point) for point in points])
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -179,7 +176,7 @@ class Feed:
         job = status_of(before, now)
         point = point_of(self._now(), job)
         self._sample(job)
-        body: dict[str, Any] = {"job": asdict(job), "point": point.to_json()}
+        body: dict[str, Any] = {"job": asdict(job), "point": asdict(point)}
         body["distributions"] = [asdict(one) for one in self._distributions]
         self._tell("job", body, point)
 

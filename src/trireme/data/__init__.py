@@ -53,8 +53,4 @@ __all__ = [
     "words_of",
 ]
 
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {"InMemoryDataset": "in_memory_dataset", "InMemoryStream": "in_memory_dataset"},
-)
+__getattr__, __dir__ = lazy_names(__name__)

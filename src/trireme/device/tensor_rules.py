@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trireme.device.step_values import StepValues, square_root
-from trireme.errors import BadRequest
+from trireme.errors import check_choice
 
 Updated: TypeAlias = tuple[Tensor, Tensor]
 TensorRule: TypeAlias = Callable[[Tensor, Tensor, Tensor, StepValues], Updated]
@@ -43,8 +43,7 @@ def tensor_rule(rule: Mapping[str, Any]) -> TensorRule:
         "fleet_adam": _fleet_adam,
         "fleet_shared_adam": _shared_fleet_adam,
     }
-    if name not in rules:
-        raise BadRequest(f"device block: expected a rule of {', '.join(rules)}, found {name!r}")
+    check_choice("device block", rules, rule=name)
     return rules[name]
 
 

@@ -18,8 +18,9 @@ Names are loaded on first use: a reader script, which a data pipe starts many ti
 `fleet.MultiSlotDataGenerator` and not torch.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from trireme.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from trireme.dense.adam_d2sum import AdamD2Sum
@@ -193,47 +194,7 @@ __all__ = [
     "world_size",
 ]
 
-_MODULES = {
-    "data_generator": "data_generator",
-    "dataset": "dataset",
-    "metrics": "metrics",
-    "paddle": "paddle",
-    "role_maker": "role_makers",
-    "static": "static",
-    "util": "util",
-}
-_ALIASES = {
-    "nranks": "worker_num",
-    "rank": "worker_index",
-    "rank_in_node": "local_rank",
-    "world_size": "worker_num",
-}
-# Module -> the names that it has; the others are in trireme.fleet.calls.
-_HOMES = {
-    "data_generator": ("MultiSlotDataGenerator", "MultiSlotStringDataGenerator"),
-    "dataset": ("DatasetFactory", "InMemoryDataset", "QueueDataset"),
-    "distribute_transpiler": ("DistributeTranspiler", "memory_optimize", "release_memory"),
-    "distributed_strategy": ("DistributedStrategy", "StrategyFactory"),
-    "embedding_layers": ("CountFilterEntry", "ParamAttr", "ProbabilityEntry", "ShowClickEntry"),
-    "executor": ("CPUPlace", "CUDAPlace", "Executor"),
-    "fleet_optimizer": ("FleetOptimizer",),
-    "grad_clip": ("ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue"),
-    "members": (
-        *("is_coordinator", "local_rank", "node_num", "server_endpoints", "server_index"),
-        "worker_endpoints",
-    ),
-    "metrics": ("ctr_metric_bundle",),
-    "parts": ("load_one_table", "save_dense_params", "save_one_table", "set_date"),
-    "program": ("Loss", "Program"),
-    "ps_gpu": ("PSGPU",),
-    "role_makers": ("PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker"),
-    "saving": (
-        *("load_inference_model", "load_model", "save", "save_inference_model"),
-        "save_persistables",
-    ),
-    "transpiler": ("DistributeTranspilerConfig", "HashName", "RoundRobin"),
-    "util": ("all_reduce",),
-}
+_lazy, __dir__ = lazy_names(__name__)
 
 
 def __getattr__(name: str) -> Any:
@@ -241,16 +202,4 @@ def __getattr__(name: str) -> Any:
         from trireme.fleet.absent import check_absent
 
         check_absent(name)
-        raise AttributeError(f"module 'trireme.fleet' has no attribute {name!r}")
-    if name in _MODULES:
-        value = importlib.import_module(f"trireme.fleet.{_MODULES[name]}")
-    else:
-        name_here = _ALIASES.get(name, name)
-        home = next((home for home, names in _HOMES.items() if name_here in names), "calls")
-        value = getattr(importlib.import_module(f"trireme.fleet.{home}"), name_here)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return _lazy(name)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trireme.dense.adam_d2sum import AdamD2Sum
-from trireme.errors import BadRequest, NotReady, check_counts, check_flags, check_kind
+from trireme.errors import BadRequest, NotReady, check_counts, check_flags, check_kind, check_known
 from trireme.fleet.dataset import InMemoryDataset, QueueDataset
 from trireme.fleet.distributed_strategy import DistributedStrategy
 from trireme.fleet.embedding_layers import NamedTables
@@ -382,11 +382,7 @@ def _report_of(
         )
     check_counts("fleet", print_period=print_period)
     check_flags("fleet", debug=debug)
-    if unknown := [name for name in stat_var_names or () if name not in metrics]:
-        raise BadRequest(
-            f"fleet: expected stat_var_names of the metrics {', '.join(metrics) or '(none)'},"
-            f" found {', '.join(unknown)}"
-        )
+    check_known("fleet", "stat_var_names of the metrics", metrics, stat_var_names or ())
     report = Report(
         values=fetch_list,
         labels=fetch_info,

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from trireme.errors import BadRequest, check_kind
+from trireme.errors import BadRequest, check_kind, check_known
 from trireme.fleet.calls import job
 from trireme.fleet.days import seconds_of_day
 from trireme.fleet.executor import check_scope
@@ -65,11 +65,7 @@ def save_dense_params(
     check_folder("fleet.save_dense_params", "dirname", dirname)
     parameters = dict(optimizer.model.named_parameters())
     names = list(parameters if var_names is None else var_names)
-    if unknown := [name for name in names if name not in parameters]:
-        raise BadRequest(
-            f"fleet.save_dense_params: expected var_names of {', '.join(parameters)}, found"
-            f" {', '.join(unknown)}"
-        )
+    check_known("fleet.save_dense_params", "var_names of", parameters, names)
     optimizer.flush()
     optimizer.cluster.client.coordinator.gather({}, [], purpose="save_dense_params")
     optimizer.refresh()

@@ -12,7 +12,7 @@ from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.format.save_modes import save_mode
 from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
-from trireme.errors import BadRequest, NotReady, check_values
+from trireme.errors import BadRequest, NotReady, check_known, check_values
 from trireme.fleet.calls import job
 from trireme.fleet.dataset import InMemoryDataset
 from trireme.fleet.executor import Executor
@@ -205,11 +205,8 @@ def example_batch(
     """
     batch = _first(source) if is_dataset else as_batch(source)
     if feeds is not None:
-        if missing := [name for name in feeds if name not in batch]:
-            raise BadRequest(
-                f"fleet.save_inference_model: expected feeded_var_names of the columns"
-                f" {', '.join(batch.keys())}, found {', '.join(missing)}"
-            )
+        what = "feeded_var_names of the columns"
+        check_known("fleet.save_inference_model", what, batch.keys(), feeds)
         batch = as_batch({name: batch[name] for name in feeds})
     if targets is not None:
         _check_targets(model, batch, targets)

@@ -25,7 +25,4 @@ __all__ = [
     "remove_rows",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {name: "fleet_models" if name.endswith("_fleet") else "plain_rows" for name in __all__},
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -123,22 +123,4 @@ __all__ = [
     "XDeepFM",
 ]
 
-# A model is in the module of its name in small letters, but for these.
-_OTHER_HOMES = {
-    "CRITEO_FEATURES": "inputs",
-    "CtrDnn": "ctr_dnn",
-    "DCNv2": "dcn_v2",
-    "DSelectK": "dselect_k",
-    "FATDeepFFM": "fat_deepffm",
-    "MatchPyramid": "match_pyramid",
-    "MultiviewSimnet": "multiview_simnet",
-    "ShareBottom": "share_bottom",
-    "SkipGram": "word2vec",
-    "SlotDnn": "slot_dnn",
-    "Tower": "two_tower",
-    "TwoTower": "two_tower",
-    "WideDeep": "wide_deep",
-}
-__getattr__, __dir__ = lazy_names(
-    __name__, {name: _OTHER_HOMES.get(name, name.lower()) for name in __all__}
-)
+__getattr__, __dir__ = lazy_names(__name__)

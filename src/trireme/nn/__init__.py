@@ -36,15 +36,4 @@ __all__ = [
     "use_onednn",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Embedding": "modules",
-        "EmbeddingBag": "modules",
-        "Stages": "stages",
-        "gather_rows": "op",
-        "sequence_pad": "pooling",
-        "sequence_pool": "pooling",
-        "use_onednn": "onednn",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

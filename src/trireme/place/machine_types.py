@@ -1,19 +1,4 @@
-"""The types of machines that may work, as a YAML file lists them.
-
-types:
-  cpu:                  # the name of the type
-    cores: 16           # that one worker has; torch's and Trireme's threads
-    price: 0.8          # per hour of one worker, in any currency
-    network: 1.25e9     # bytes per second of one worker, each way
-    reads: true         # can read the data; default: false
-    limit: 40           # workers of this type that there are; default: any number
-  gpu:
-    cores: 8
-    device: gpu         # where the model computes: cpu (default) or gpu
-    price: 3.2
-    network: 3e9
-    label: gpu          # of compute workers of this type; default: the name
-"""
+"""The types of machines that may work, from a YAML file as `trireme place --help` shows it."""
 
 from __future__ import annotations
 

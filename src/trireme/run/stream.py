@@ -26,9 +26,6 @@ from trireme.train.online.train_passes import PassReport, train_passes
 
 log = logging.getLogger("trireme")
 
-
-log = logging.getLogger("trireme")
-
 OpenFiles = Callable[[list[str]], Iterable[Any] | None]
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from trireme import _core, optim, policy
 from trireme.config import Config
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_choice
 from trireme.nn import Planner
 from trireme.run.model import create_recipe
 from trireme.run.settings import Settings
@@ -87,8 +87,7 @@ def described_table(options: TableOptions, *, num_pending: int) -> Table:
 
 
 def _named(option: str, name: str, choices: Mapping[str, T]) -> T:
-    if name not in choices:
-        raise BadRequest(f"size: expected --{option} {', '.join(choices)}, found {name!r}")
+    check_choice("size", choices, **{f"--{option}": name})
     return choices[name]
 
 

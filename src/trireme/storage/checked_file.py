@@ -43,7 +43,7 @@ class CheckedFile(io.RawIOBase):
             self._held += view
             self._write_held(len(self._held) // self._block_bytes * self._block_bytes)
         else:
-            self._write_all(view)
+            self._sink.write(view)
         self._digest.update(view)
         self.num_bytes += view.nbytes
         return view.nbytes
@@ -51,12 +51,8 @@ class CheckedFile(io.RawIOBase):
     def _write_held(self, num_bytes: int) -> None:
         if num_bytes:
             with memoryview(self._held) as held:
-                self._write_all(held[:num_bytes])
+                self._sink.write(held[:num_bytes])
             del self._held[:num_bytes]
-
-    def _write_all(self, view: memoryview) -> None:
-        while view:  # a raw file may take less than it is given
-            view = view[self._sink.write(view) :]
 
     def complete(self) -> str:
         """Make it durable; returns its checksum."""

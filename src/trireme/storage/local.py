@@ -38,9 +38,7 @@ class LocalStorage:
         """A new file with this content, durable. Raises OSError: there is one already."""
         sink = self.create(path)
         try:
-            rest = memoryview(data)
-            while rest:  # a raw file may take less than it is given
-                rest = rest[sink.write(rest) :]
+            sink.write(data)
             sink.sync()
         finally:
             sink.abandon()
@@ -91,8 +89,10 @@ class LocalSink:
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb", buffering=0)
 
-    def write(self, data: Any) -> int:
-        return self._file.write(data)
+    def write(self, data: Any) -> None:
+        rest = memoryview(data)
+        while rest:  # a raw file may take less than it is given
+            rest = rest[self._file.write(rest) :]
 
     def sync(self) -> None:
         """Make it durable and close it. Without this call nothing of it may last."""

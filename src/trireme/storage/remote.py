@@ -130,9 +130,9 @@ class RemoteSink:
     def __init__(self, storage: RemoteStorage, path: str, file: Any) -> None:
         self._storage, self._path, self._file = storage, path, file
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Any) -> None:
         with self._storage.errors("write", self._path):
-            return int(self._file.write(data))
+            self._file.write(data)
 
     def sync(self) -> None:
         with self._storage.errors("write", self._path):

@@ -17,7 +17,7 @@ _log = logging.getLogger("trireme.telemetry")
 THREADS_MAX = 8
 
 
-class Endpoint:
+class Endpoint(HttpServer):
     """Answers at `address` from start() to stop(); also a context manager.
 
     GET /metrics: 200, the registry in Prometheus' text or OpenMetrics' format. GET /healthz: 200
@@ -31,39 +31,25 @@ class Endpoint:
     """
 
     def __init__(self, address: str, registry: Registry, health: Health) -> None:
-        self._server = _EndpointServer(address, registry, health)
+        self.registry, self.health = registry, health
+        super().__init__("metrics", address, _EndpointHandler, threads_max=THREADS_MAX)
 
-    @property
-    def url(self) -> str:
-        """The address that it listens at: "http://host:port"."""
-        return self._server.url
-
-    def start(self) -> Endpoint:
-        self._server.start()
+    def start(self) -> None:
+        super().start()
         if not ipaddress.ip_address(urlsplit(self.url).hostname or "").is_loopback:
             _log.warning("metrics at %s are open to everyone who can reach it", self.url)
         _log.info("metrics at %s/metrics, health at %s/healthz", self.url, self.url)
-        return self
-
-    def stop(self) -> None:
-        """Stop; a request that is being answered may still finish. May be called twice."""
-        self._server.stop()
 
     def __enter__(self) -> Endpoint:
-        return self.start()
+        self.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
 
-class _EndpointServer(HttpServer):
-    def __init__(self, address: str, registry: Registry, health: Health) -> None:
-        self.registry, self.health = registry, health
-        super().__init__("metrics", address, _EndpointHandler, threads_max=THREADS_MAX)
-
-
 class _EndpointHandler(RequestHandler, MetricsHandler):
-    server: _EndpointServer
+    server: Endpoint
 
     def setup(self) -> None:
         super().setup()

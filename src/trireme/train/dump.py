@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trireme.data.batch import Batch, Column, Strings
 from trireme.data.schema import Content, Schema
-from trireme.errors import BadRequest, TriremeError, class_of_code, writing
+from trireme.errors import BadRequest, TriremeError, check_known, class_of_code, writing
 from trireme.job.cluster import Cluster
 from trireme.storage.atomic_file import PendingFile
 from trireme.train.loop.reporting import check_names
@@ -192,11 +192,7 @@ def _together(cluster: Cluster, purpose: str) -> Iterator[None]:
 
 def _values_of(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    if unknown := [name for name in names if name not in named]:
-        raise BadRequest(
-            f"Dump: expected params to name parameters or buffers of the model"
-            f" {', '.join(named) or '(it has none)'}, found {', '.join(unknown)}"
-        )
+    check_known("Dump", "params to name parameters or buffers of the model", named, names)
     return {name: named[name] for name in names}
 
 

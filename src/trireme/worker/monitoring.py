@@ -99,7 +99,8 @@ class WorkerMetrics:
             own.register(gauge)
         self._endpoint: Endpoint | None = None
         if listen is not None:
-            self._endpoint = Endpoint(listen, self.registry, self.health).start()
+            self._endpoint = Endpoint(listen, self.registry, self.health)
+            self._endpoint.start()
 
     def _label_uses(self) -> dict[str, LabelUse]:
         return {label: read(self.num_credits) for label, read in self._labels.copy().items()}

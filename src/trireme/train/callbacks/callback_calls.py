@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
-from trireme.errors import BadRequest
+from trireme.errors import BadRequest, check_kind
 from trireme.train.callbacks.callback import Callback, FitState
 from trireme.train.checkpointing.savers import Saver
 from trireme.train.epochs import stop_if_asked
@@ -23,14 +23,11 @@ log = logging.getLogger("trireme.train")
 
 def checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
     """Raises BadRequest: something else than a Callback, such as a class."""
-    is_list = isinstance(callbacks, Iterable)
-    listed: tuple[Any, ...] = tuple(callbacks) if is_list else (callbacks,)
+    expected = "a list of objects of tr.Callback's subclasses"
+    check_kind("Trainer", "callbacks", callbacks, Iterable, expected)
+    listed = tuple(callbacks)
     for callback in listed:
-        if not is_list or not isinstance(callback, Callback):
-            raise BadRequest(
-                "Trainer: expected callbacks as a list of objects of tr.Callback's subclasses,"
-                f" found {callback!r}"
-            )
+        check_kind("Trainer", "callbacks", callback, Callback, expected)
         if sum(callback is other for other in listed) > 1:
             raise BadRequest(
                 f"Trainer: expected each callback once, found {callback!r} twice: make two of them"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trireme.errors import BadRequest, check_numbers
+from trireme.errors import BadRequest, check_choice, check_numbers
 from trireme.metrics.by_name import better_of
 from trireme.metrics.metric import Better
 from trireme.train.callbacks.callback import FitState
@@ -40,10 +40,7 @@ class Monitor:
     def value(self, who: str, fit: FitState) -> float:
         """Of this epoch. Raises BadRequest: there is no figure of that name."""
         figures = fit.valid or fit.figures
-        if self.figure not in figures:
-            raise BadRequest(
-                f"{who}: expected monitor to be one of {', '.join(figures)}, found {self.figure!r}"
-            )
+        check_choice(who, figures, monitor=self.figure)
         return figures[self.figure]
 
     def is_better(self, value: float, best: float | None) -> bool:

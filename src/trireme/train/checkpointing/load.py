@@ -9,7 +9,14 @@ from torch import Tensor
 
 from trireme.checkpoint.format.manifest import MATCH, CheckpointManifest, read_manifest
 from trireme.checkpoint.worker_side.load import load_checkpoint
-from trireme.errors import BadRequest, Corruption, SchemaMismatch, TriremeError, class_of_code
+from trireme.errors import (
+    BadRequest,
+    Corruption,
+    SchemaMismatch,
+    TriremeError,
+    check_known,
+    class_of_code,
+)
 from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
@@ -113,8 +120,7 @@ def load_part(
         SchemaMismatch: something is missing, or a table differs; with "strict" the optimizer.
     """
     own = [table.name for table in optimizer.tables]
-    if unknown := set(tables or ()) - set(own):
-        raise BadRequest(f"load: expected tables of the model, {own}, found {sorted(unknown)}")
+    check_known("load", "tables of the model", own, tables or ())
     manifest = read_manifest(open_storage(location.path, location.storage_options))
     wanted = set(own if tables is None else tables)
     if dense == "match":

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trireme.errors import BadRequest, ResourceExhausted
+from trireme.errors import BadRequest, ResourceExhausted, check_known
 from trireme.job.cluster import Cluster
 from trireme.metrics import Metric
 from trireme.metrics.by_name import metric_of
@@ -40,11 +40,7 @@ class Tally:
         self.loss_sum, self.num_examples = 0.0, 0
         self._label = label
         names = [metric.name for metric in metrics]
-        if unknown := [name for name in merged or () if name not in names]:
-            raise BadRequest(
-                "Report: expected merged to name some of the metrics"
-                f" {', '.join(names) or '(none)'}, found {', '.join(unknown)}"
-            )
+        check_known("Report", "merged to name some of the metrics", names, merged or ())
         self._merged = [m for m in metrics if merged is None or m.name in merged]
         self._computed: dict[str, Any] = {}  # of merged metrics, by name, when they are merged
         for metric in metrics:

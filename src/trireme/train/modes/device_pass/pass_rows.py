@@ -33,9 +33,6 @@ from trireme.worker.whole_rows import ReadPart, ReadRows, read_parts
 
 log = logging.getLogger("trireme.train")
 
-
-log = logging.getLogger("trireme.train")
-
 Stop: TypeAlias = Callable[[], bool]
 
 
