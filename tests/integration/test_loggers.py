@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import struct
 import sys
 from pathlib import Path
@@ -211,6 +212,21 @@ def test_mlflow_reads_the_run(
     assert [point.step for point in history] == ([10, 20] if number == 0 else [10])
     if number == 0:
         assert history[-1].value == fitted["valid_loss"]
+
+
+def test_a_server_of_mlflow_that_is_silent_is_waited_for_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow.exceptions import MlflowException
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr("trireme.rpc.notices.FIRST_S", 0.05)
+    with embedded() as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(MlflowException):
+            fit(cluster, tr.MLflow("clicks", tracking_uri=uri))
+    assert "MLflow: no answer for 0 s; fit waits: MLFLOW_HTTP_REQUEST_TIMEOUT" in caplog.text
 
 
 @pytest.mark.parametrize(

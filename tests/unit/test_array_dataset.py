@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -180,6 +181,28 @@ def test_string_keys_are_the_published_hash():
     assert present.tolist() == [True, False, False, False, True]
     assert keys[0] == string_keys("s", np.array(["a"]))[0][0]
     assert [len(array) for array in string_keys("s", [])] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.concat([pd.Series(["a", None]), pd.Series(["b"])]),
+        pd.Series(["a", None, "b"], dtype="category"),
+        pa.chunked_array([["a", None], ["b"]]),
+        pl.concat([pl.Series(["a", None]), pl.Series(["b"])], rechunk=False),
+    ],
+    ids=["pandas", "categories", "arrow", "polars"],
+)
+def test_string_keys_take_columns_of_several_parts(values):
+    keys, present = string_keys("s", values)
+    assert present.tolist() == [True, False, True]
+    assert keys[present].tolist() == string_keys("s", ["a", "b"])[0].tolist()
+
+
+@pytest.mark.parametrize("values", [[1, 2], [["a"], ["b"]], ["a", 1]])
+def test_string_keys_refuse_what_is_no_string(values):
+    with pytest.raises(DataError, match=r"expected (strings|values of one kind)"):
+        string_keys("s", values)
 
 
 def test_core_refuses_offsets_out_of_range():

@@ -305,6 +305,7 @@ def test_users_of_any_form_are_the_same_users() -> None:
         (torch.tensor([1.0, 2.0]), r"integers of shape .* found float32 of shape \(2,\)"),
         (np.zeros((2, 2), np.int64), r"found int64 of shape \(2, 2\)"),
         (Ragged(torch.tensor([1, 2]), torch.tensor([0, 2, 2])), "one user .* found 2 at 0"),
+        (Ragged(torch.tensor([1]), torch.tensor([0, 1, 1])), "found 0 at 1; fill in those that"),
     ],
 )
 def test_wrong_users_are_refused_and_nothing_is_added(users: Any, message: str) -> None:

@@ -190,6 +190,18 @@ def test_two_models_with_a_cluster_each_train_in_turn(notebook: Notebook) -> Non
         assert first.model.eval()(data[0]).tolist() != second.model.eval()(data[0]).tolist()
 
 
+def test_a_closed_cluster_keeps_no_rows(notebook: Notebook) -> None:
+    notebook.run(TRAIN)
+    with tr.embedded() as cluster:
+        trainer = notebook["make_trainer"](notebook["Model"](dim=8), cluster=cluster)
+        trainer.fit(notebook["data"])
+        assert cluster.server.tables
+    assert not cluster.server.tables
+    for call in (trainer.fit, trainer.evaluate, trainer.predict):
+        with pytest.raises(Superseded, match="cluster closed; make the model and its Trainer"):
+            call(notebook["data"])
+
+
 def test_reset_empties_the_process(notebook: Notebook) -> None:
     notebook.run(TRAIN)
     first = notebook["untrained"], notebook["trained"]

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from trireme.data.arrow_columns import is_text, value_type, without_list
+from trireme.data.user_columns import arrow_of
 from trireme.errors import DataError
 from trireme.rows.feature_keys import arrow_string_keys
 
@@ -30,8 +32,12 @@ def string_keys(
     Raises:
         DataError: a value is not a string.
     """
-    try:
-        strings = pa.array(values, type=pa.large_string(), from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise DataError(f"string_keys: expected strings as {feature!r}: {error}") from error
+    strings = arrow_of(feature, values)
+    if not is_text(value_type(strings.type)) or strings.type != without_list(strings.type):
+        raise DataError(
+            f"string_keys: expected strings as {feature!r}, found {strings.type}; docs/data.md has"
+            " keys of lists"
+        )
+    if isinstance(strings, pa.DictionaryArray):
+        strings = strings.dictionary_decode()
     return arrow_string_keys(feature, strings)

@@ -109,6 +109,7 @@ class Host:
                 self._server.stop()
             if self._tier is not None:
                 self._tier.close()
+            self.state.tables.clear()  # Python collects late what refers to itself, such as models
 
 
 class Views:

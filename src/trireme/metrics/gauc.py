@@ -179,7 +179,8 @@ def _user_keys(users: Users) -> NDArray[np.uint64]:
         if not bool((sizes == 1).all()):
             at = int((sizes != 1).int().argmax())
             raise BadRequest(
-                f"GAUC.update: expected one user per example, found {int(sizes[at])} at {at}"
+                f"GAUC.update: expected one user per example, found {int(sizes[at])} at {at};"
+                " fill in those that are missing, or leave their examples out"
             )
         users = users.values[users.offsets[:-1]]
     array = users.detach().cpu().numpy() if isinstance(users, Tensor) else np.asarray(users)

@@ -231,8 +231,8 @@ def check_kinds(
             if are_strings and not table.salt and (others := table.features.apart(feature)):
                 log.warning(
                     "table %r: equal strings of different features, as %s, are different rows; if"
-                    " they shall be one row, train on keys, tr.data.string_keys(%r, values) for all"
-                    " of them; if not, Table(salt=True) says so",
+                    " they shall be one row, train on keys by one name, such as %r (docs/data.md);"
+                    " if not, Table(salt=True) says so",
                     *(table.name, ", ".join([*others, feature]), others[0]),
                 )
 

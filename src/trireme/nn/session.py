@@ -118,6 +118,7 @@ register_optimizer_step_post_hook(_note_step)
 
 _homes: weakref.WeakKeyDictionary[Module, weakref.ref[Cluster]] = weakref.WeakKeyDictionary()
 _losses: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+CLOSED = "its rows, found their cluster closed; make the model and its Trainer again"
 
 
 def give_home(module: Module, cluster: Cluster) -> None:
@@ -132,9 +133,7 @@ def home_of(module: Module) -> Cluster:
     """
     home = _homes[module]() if module in _homes else default()
     if home is None or (home.is_closed and module in _homes):
-        lose_rows(
-            module, "its rows, found their cluster closed; make the model and its Trainer again"
-        )
+        lose_rows(module, CLOSED)
     if why := why_lost([module]):
         raise Superseded(why)
     assert home is not None

@@ -21,7 +21,7 @@ from trireme.errors import BadRequest, NotFinite, Superseded, check_flags, check
 from trireme.job.cluster import Cluster
 from trireme.job.default import default
 from trireme.nn import Planner
-from trireme.nn.session import session_of, why_lost
+from trireme.nn.session import CLOSED, session_of, why_lost
 from trireme.nn.stages import place_stages
 from trireme.strategy import Strategy
 from trireme.train.clipping import make_clip
@@ -205,7 +205,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def check_has_rows(self) -> None:
-        """Raises Superseded: another model of this process has dropped the rows of this one."""
+        """Raises Superseded: another model of this process has dropped the rows of this one, or
+        their cluster is closed.
+        """
+        if self.cluster.is_closed:
+            raise Superseded(f"{type(self.model).__name__}: expected {CLOSED}")
         if why := why_lost(self.model.modules()):
             raise Superseded(why)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import logging
 import os
+import threading
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
 
 from trireme.errors import BadRequest, Stopped, check_counts, writing
+from trireme.rpc.notices import Notices
 from trireme.train.callbacks.callback import Callback, FitState
+
+log = logging.getLogger("trireme.train")
 
 EVERY_STEPS = 50
 """Steps from one line of figures to the next, unless said otherwise."""
@@ -20,6 +25,9 @@ EVERY_STEPS = 50
 
 class _Logger(Callback):
     """Figures at the names that TensorBoard's docstring gives, for `_write`."""
+
+    _BOUND: ClassVar[str]
+    """What ends a wait for the library's server."""
 
     def __init__(self, module: str, extra: str, every_steps: int) -> None:
         who = type(self).__name__
@@ -32,6 +40,26 @@ class _Logger(Callback):
             ) from error
         self.every_steps = every_steps
         self._last = (0, 0, 0.0)  # epoch, examples and time of the last line
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """A call of the library that may wait for a server, which is logged ever more seldom."""
+        is_over = threading.Event()
+        thread = threading.Thread(target=self._tell, args=(is_over,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _tell(self, is_over: threading.Event) -> None:
+        start = time.monotonic()
+        notices = Notices(start)
+        while not is_over.wait(notices.next_at - time.monotonic()):
+            notices.take_due(now := time.monotonic())
+            who, waited_s = type(self).__name__, now - start
+            log.warning("%s: no answer for %.0f s; fit waits: %s", who, waited_s, self._BOUND)
 
     @abstractmethod
     def _write(self, values: Mapping[str, float], step: int) -> None: ...
@@ -121,6 +149,8 @@ class WandB(_Logger):
     Raises BadRequest: wandb is not installed; every_steps < 1.
     """
 
+    _BOUND = "wandb.Settings(init_timeout=, finish_timeout=) bounds it, mode='offline' avoids it"
+
     def __init__(self, *, every_steps: int = EVERY_STEPS, **options: Any) -> None:
         super().__init__("wandb", "wandb", every_steps)
         self._options = options
@@ -129,14 +159,16 @@ class WandB(_Logger):
     def begin_fit(self, fit: FitState) -> None:
         super().begin_fit(fit)
         self.run = None
-        self.run = self._library.init(**self._options)
+        with self._asking():
+            self.run = self._library.init(**self._options)
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
         self.run.log(dict(values), step=step)
 
     def end_fit(self, fit: FitState, error: BaseException | None) -> None:
         if self.run is not None:
-            self.run.finish(exit_code=0 if error is None else 1)
+            with self._asking():
+                self.run.finish(exit_code=0 if error is None else 1)
 
 
 class MLflow(_Logger):
@@ -158,6 +190,8 @@ class MLflow(_Logger):
     Raises BadRequest: MLflow is not installed; every_steps < 1.
     """
 
+    _BOUND = "MLFLOW_HTTP_REQUEST_TIMEOUT and MLFLOW_HTTP_REQUEST_MAX_RETRIES bound it"
+
     def __init__(
         self,
         experiment: str = "Default",
@@ -178,13 +212,14 @@ class MLflow(_Logger):
         super().begin_fit(fit)
         # The client, because `mlflow.log_metrics` knows the run in one thread only.
         self._client = self._library.MlflowClient(tracking_uri=self.tracking_uri)
-        if self._continued is None:
-            self.run_id = self._begin_run()
-        else:
-            self._client.update_run(self._continued, status="RUNNING")
-        self._is_open = True
-        for name, value in self.params.items():
-            self._client.log_param(self.run_id, name, value)
+        with self._asking():
+            if self._continued is None:
+                self.run_id = self._begin_run()
+            else:
+                self._client.update_run(self._continued, status="RUNNING")
+            self._is_open = True
+            for name, value in self.params.items():
+                self._client.log_param(self.run_id, name, value)
 
     def _begin_run(self) -> str:
         known = self._client.get_experiment_by_name(self.experiment)
@@ -196,7 +231,8 @@ class MLflow(_Logger):
         metric = self._library.entities.Metric
         now_ms = int(1000 * datetime.datetime.now(datetime.timezone.utc).timestamp())
         metrics = [metric(name, float(value), now_ms, step) for name, value in values.items()]
-        self._client.log_batch(self.run_id, metrics=metrics)
+        with self._asking():
+            self._client.log_batch(self.run_id, metrics=metrics)
 
     def end_fit(self, fit: FitState, error: BaseException | None) -> None:
         if not self._is_open:
@@ -204,4 +240,5 @@ class MLflow(_Logger):
         self._is_open = False
         stopped = isinstance(error, (Stopped, KeyboardInterrupt))
         status = "FINISHED" if error is None else "KILLED" if stopped else "FAILED"
-        self._client.set_terminated(self.run_id, status)
+        with self._asking():
+            self._client.set_terminated(self.run_id, status)
