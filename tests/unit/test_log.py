@@ -5,6 +5,7 @@ and no file is half-written.
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import threading
 from functools import partial
@@ -127,17 +128,12 @@ def test_a_sync_after_one_that_failed_in_rotate_keeps_nothing(
     log = Log(tmp_path, 1, STATE, is_synced=True)
     log.append(RECORDS[0])
     outcomes: list[Exception | None] = []
-    is_told, end = threading.Event(), Log._end
+    is_told = threading.Event()
 
     def fail(_: Segment) -> None:
         monkeypatch.undo()
-        monkeypatch.setattr(Log, "_end", end_later)
         log.when_kept(lambda error: (outcomes.append(error), is_told.set()))
         raise OSError(errno.EIO, "broken")
-
-    def end_later(self: Log, error: Any) -> Any:  # the syncer, which waits, comes first
-        is_told.wait(10)
-        return end(self, error)
 
     monkeypatch.setattr(Segment, "sync", fail)
     with pytest.raises(ResourceExhausted, match="broken"):
@@ -178,6 +174,39 @@ def test_damage_in_synced_records_is_an_error(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(Corruption, match="log-00000001: the record at offset"):
             read(tmp_path)
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+@pytest.mark.parametrize("step", ["append", "rotate"])
+def test_a_write_that_fails_and_cannot_be_taken_back_ends_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, *, is_synced: bool
+) -> None:
+    """What is behind the last record would look like damage, or a segment behind a cut record."""
+    log = Log(tmp_path, 1, STATE, is_synced=is_synced)
+    log.append(RECORDS[0])
+    large: Record = ("ps.push", {}, [np.zeros(1000)])
+
+    def write_half(segment: Segment, buffers: list[Any], at: int) -> int:
+        os.pwrite(segment._fd, b"".join(buffers)[:2000], at)
+        raise OSError(errno.EIO, "broken")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "read-only now")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Segment, "_write_some", write_half)
+        broken.setattr(os, "ftruncate", fail)
+        broken.setattr(Path, "unlink", fail)
+        with pytest.raises(ResourceExhausted, match=r"read-only now.*start the server again"):
+            log.append(large) if step == "append" else log.rotate([large])
+    with pytest.raises(ResourceExhausted, match="read-only now"):
+        log.append(RECORDS[1])
+    is_told, outcomes = threading.Event(), list[Exception | None]()
+    log.when_kept(lambda error: (outcomes.append(error), is_told.set()))
+    assert is_told.wait(30)
+    assert isinstance(outcomes[0], ResourceExhausted) or not is_synced
+    assert same(read(tmp_path)[0], RECORDS[:1])
+    log.close()
 
 
 def test_an_append_that_fails_leaves_the_log_as_it_was(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,23 @@ def _hash(data: Any, seed: int = 0) -> int:
     return xxhash.xxh3_64_intdigest(data, seed)
 
 
+class DiskUnknown(Exception):
+    """It is unknown what is on the disk, and why."""
+
+
+@contextmanager
+def known(action: str, path: Path) -> Iterator[None]:
+    """Raises DiskUnknown for an OSError of what must not fail."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskUnknown(f"cannot {action} {path}: {error.strerror}") from error
+
+
 class Segment:
-    """A segment being written. Threads: one at a time, except in `pack`."""
+    """A segment being written. Threads: one at a time, except in `pack`. Its methods may raise
+    DiskUnknown: what a failure has left could not be removed.
+    """
 
     def __init__(self, folder: Path, number: int, state: bytes, *, is_synced: bool) -> None:
         """Create the file. Raises OSError. state: 16 bytes that all segments of a folder share."""
@@ -101,7 +117,8 @@ class Segment:
             for first in range(0, len(buffers), _BUFFERS_MAX):
                 at = self._write_some(buffers[first : first + _BUFFERS_MAX], at)
         except OSError:
-            os.ftruncate(self._fd, self.end)
+            with known("cut off a part of a record in", self.path):
+                os.ftruncate(self._fd, self.end)
             raise
         self.end = at
 
@@ -121,8 +138,9 @@ class Segment:
 
     def abandon(self) -> None:
         """Delete the file."""
+        with known("remove", self.path):
+            self.path.unlink()
         self.close()
-        self.path.unlink()
 
 
 @dataclass(frozen=True)
