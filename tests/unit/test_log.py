@@ -5,6 +5,7 @@ and no file is half-written.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import resource
 import threading
@@ -326,6 +327,24 @@ def test_the_note_of_the_newest_segment_is_the_last_one_or_damaged(tmp_path: Pat
         (tmp_path / "lock").write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         with pytest.raises(Corruption, match="lock: expected the number of a segment"):
             folder.noted()
+    folder.close()
+
+
+def test_what_a_disk_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    folder, document = StateFolder(tmp_path), Document(tmp_path / "d", is_synced=False)
+    document.write({})
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    reads = {"lock": folder.noted, "d": document.read, "log-00000001": lambda: read(tmp_path)}
+    for name, read_it in reads.items():
+        with monkeypatch.context() as broken:
+            for module, call in ((os, "pread"), (Path, "read_bytes"), (mmap, "mmap")):
+                broken.setattr(module, call, fail)
+            with pytest.raises(Corruption, match=f"{name}: expected to read it, found Input/outp"):
+                read_it()
     folder.close()
 
 

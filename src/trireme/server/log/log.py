@@ -44,9 +44,7 @@ class Log:
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """DiskUnknown ends the log, also if the next call would succeed: who waits is told by the
-        syncer.
-        """
+        """DiskUnknown ends the log; the syncer tells who waits."""
         try:
             yield
         except DiskUnknown as error:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, reading
 from trireme.rpc import Limits, frames
 from trireme.rpc.frames import Array
 
@@ -47,7 +47,7 @@ def _hash(data: Any, seed: int = 0) -> int:
 
 
 class DiskUnknown(Exception):
-    """It is unknown what is on the disk, and why."""
+    """It is unknown what is on the disk, and why: what a failure leaves could not be removed."""
 
 
 @contextmanager
@@ -60,9 +60,7 @@ def known(action: str, path: Path) -> Iterator[None]:
 
 
 class Segment:
-    """A segment being written. Threads: one at a time, except in `pack`. Its methods may raise
-    DiskUnknown: what a failure has left could not be removed.
-    """
+    """A segment being written. Threads: one at a time, except in `pack`."""
 
     def __init__(self, folder: Path, number: int, state: bytes, *, is_synced: bool) -> None:
         """Create the file. Raises OSError. state: 16 bytes that all segments of a folder share."""
@@ -161,7 +159,7 @@ class SegmentReader:
         """Raises Corruption: not a segment, or one of another format or name."""
         self.path = path
         self.end = self.kept = 0
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             self.size = os.fstat(file.fileno()).st_size
             self._map = (
                 memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
