@@ -5,7 +5,7 @@ and no file is half-written.
 from __future__ import annotations
 
 import errno
-import mmap
+import io
 import os
 import resource
 import threading
@@ -338,11 +338,15 @@ def test_what_a_disk_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    class Unreadable(io.FileIO):
+        readinto = fail
+
     reads = {"lock": folder.noted, "d": document.read, "log-00000001": lambda: read(tmp_path)}
     for name, read_it in reads.items():
         with monkeypatch.context() as broken:
-            for module, call in ((os, "pread"), (Path, "read_bytes"), (mmap, "mmap")):
-                broken.setattr(module, call, fail)
+            broken.setattr(os, "pread", fail)
+            broken.setattr(Path, "read_bytes", fail)
+            broken.setattr(Path, "open", lambda path, _: Unreadable(path))
             with pytest.raises(Corruption, match=f"{name}: expected to read it, found Input/outp"):
                 read_it()
     folder.close()

@@ -160,11 +160,11 @@ class SegmentReader:
         self.path = path
         self.end = self.kept = 0
         with reading(path), path.open("rb") as file:
-            self.size = os.fstat(file.fileno()).st_size
-            self._map = (
-                memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-                if self.size
-                else memoryview(b"")
+            self.size, buffer = os.fstat(file.fileno()).st_size, bytearray(_REWRITTEN)
+            while file.readinto(buffer):
+                pass  # what cannot be read is an error here; in the map it ends the process
+            self._map = memoryview(
+                mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if self.size else b""
             )
         self.head = self._read_head()
 
