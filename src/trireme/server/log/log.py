@@ -94,12 +94,12 @@ class Log:
     def _follower(self, old: Segment, first: Iterable[Record]) -> Segment:
         """A new segment with these records, after all of the old one is kept."""
         if self.is_synced:  # first: an unfinished record with a segment behind is a damage
-            with known("sync", old.path):
+            with known(f"sync {old.path}"):
                 old.sync()
         try:
             return self._begun(old.number + 1, first)
         except BaseException:
-            with known("sync", self._folder):  # or it may come back behind what follows in the old
+            with known(f"sync {self._folder}"):  # or it may come back behind what follows in old
                 sync_folder(self._folder)
             raise
 
@@ -109,7 +109,7 @@ class Log:
         try:
             for record in first:
                 new.append(Segment.pack(record), 0)
-            with known("sync", self._folder):
+            with known(f"sync {self._folder}"):
                 if self.is_synced:
                     new.sync()
                 sync_folder(self._folder)
@@ -145,7 +145,7 @@ class Log:
                         self._notify(0, self._failure)
                         continue
                     position = self.num_bytes
-                    with self._ending(), known("sync", self._segment.path):
+                    with self._ending(), known(f"sync {self._segment.path}"):
                         self._segment.sync()
             except ResourceExhausted as error:
                 self._notify(0, error)

@@ -51,12 +51,12 @@ class DiskUnknown(Exception):
 
 
 @contextmanager
-def known(action: str, path: Path) -> Iterator[None]:
+def known(action: str) -> Iterator[None]:
     """Raises DiskUnknown for an OSError of what must not fail."""
     try:
         yield
     except OSError as error:
-        raise DiskUnknown(f"cannot {action} {path}: {error.strerror}") from error
+        raise DiskUnknown(f"cannot {action}: {error.strerror}") from error
 
 
 class Segment:
@@ -115,7 +115,7 @@ class Segment:
             for first in range(0, len(buffers), _BUFFERS_MAX):
                 at = self._write_some(buffers[first : first + _BUFFERS_MAX], at)
         except OSError:
-            with known("cut off a part of a record in", self.path):
+            with known(f"cut off a part of a record in {self.path}"):
                 os.ftruncate(self._fd, self.end)
             raise
         self.end = at
@@ -136,7 +136,7 @@ class Segment:
 
     def abandon(self) -> None:
         """Delete the file."""
-        with known("remove", self.path):
+        with known(f"remove {self.path}"):
             self.path.unlink()
         self.close()
 
