@@ -176,6 +176,7 @@ std::unique_ptr<Queue> FakeDevice::make_queue(std::size_t depth) {
 
 FileId FakeDevice::create(const std::string& name, std::uint64_t num_bytes) {
   std::lock_guard lock(mutex_);
+  check_writable();
   if (names_.contains(name)) {
     throw Error(ErrorCode::kUnavailable, "ssd: expected to make " + name + ", found it");
   }
@@ -242,8 +243,13 @@ std::vector<std::string> FakeDevice::names() {
 
 void FakeDevice::remove(const std::string& name) {
   std::lock_guard lock(mutex_);
+  check_writable();
   named(name);
   names_.erase(name);
+}
+
+void FakeDevice::check_writable() const {
+  if (faults_.is_read_only) throw Error(ErrorCode::kUnavailable, "ssd: found it read-only");
 }
 
 void FakeDevice::link(const std::string& name, const std::string& further) {
@@ -290,8 +296,8 @@ int FakeDevice::carry_out(const Transfer& transfer) {
   const bool is_spoiled = spoiled != file.spoiled.end() &&
                           *spoiled * kBlockBytes < transfer.offset + transfer.bytes.size();
   const bool is_gone = is_read && (faults_.num_reads == 0 || faults_.num_reads-- == 0);
-  const bool fails =
-      is_spoiled || is_gone || happens(is_read ? faults_.read_error : faults_.write_error);
+  const bool fails = is_spoiled || is_gone || (faults_.is_read_only && !is_read) ||
+                     happens(is_read ? faults_.read_error : faults_.write_error);
   for (std::size_t done = 0; done < transfer.bytes.size(); done += kBlockBytes) {
     if (fails && happens(0.5)) continue;
     const std::uint64_t number = (transfer.offset + done) / kBlockBytes;

@@ -30,6 +30,7 @@ class FakeDevice : public Device {
     double stuck = 0;        // of a transfer: it does not end while this is above 0, and neither
                              // does the destructor of its queue
     std::uint64_t num_reads = std::numeric_limits<std::uint64_t>::max();  // then all fail
+    bool is_read_only = false;  // no file can be made or removed either
     std::uint64_t capacity_bytes = std::numeric_limits<std::uint64_t>::max();
   };
 
@@ -72,6 +73,7 @@ class FakeDevice : public Device {
   bool happens(double probability);
   std::uint64_t below(std::uint64_t bound);
   FileId add_open(FilePtr file);
+  void check_writable() const;
   bool has_space(std::uint64_t num_bytes) const;
   File& opened(FileId file);
   FilePtr& named(const std::string& name);

@@ -48,18 +48,24 @@ void test_places_that_cannot_be_written_are_passed_over(std::uint64_t seed) {
   counted.table->tier()->log().flush();
 }
 
-void test_a_disk_that_cannot_be_written_leaves_the_work_to_the_other(std::uint64_t seed) {
+void test_a_disk_that_cannot_be_written_leaves_the_work_to_the_other(
+    std::uint64_t seed, const ssd::FakeDevice::Faults& faults) {
   Counted counted(seed, 60000, std::size_t{1} << 20);
   const auto other = std::make_shared<ssd::FakeDevice>(seed + 1);
   counted.config.tier.devices.push_back(other);
   counted.table.emplace(counted.config);
   for (std::size_t i = 0; i < counted.keys.size(); i += 1000) {
-    if (i == 20000) other->set_faults({.write_error = 1});
+    if (i == 20000) other->set_faults(faults);
     counted.push(std::span(counted.keys).subspan(i, 1000));
   }
   CHECK(counted.table->tier()->use().log.num_failed_writes > 0);
   CHECK(counted.table->bytes() <= counted.config.tier.memory_bytes);
   for (const float count : counted.counts_of(counted.keys)) CHECK_EQUAL(count, 1);
+  other->set_faults({});
+  for (std::size_t i = 0; i < counted.keys.size(); i += 1000) {
+    counted.push(std::span(counted.keys).subspan(i, 1000));
+  }
+  for (const float count : counted.counts_of(counted.keys)) CHECK_EQUAL(count, 2);
 }
 
 // It is an error of the rows of that page alone, and stays one.
@@ -161,7 +167,8 @@ void test_a_limit_is_kept_beside_pages_that_cannot_be_read(std::uint64_t seed) {
 int main(int argc, char** argv) {
   const std::uint64_t seed = test::seed_of(argc, argv);
   test_places_that_cannot_be_written_are_passed_over(seed);
-  test_a_disk_that_cannot_be_written_leaves_the_work_to_the_other(seed);
+  test_a_disk_that_cannot_be_written_leaves_the_work_to_the_other(seed, {.write_error = 1});
+  test_a_disk_that_cannot_be_written_leaves_the_work_to_the_other(seed, {.is_read_only = true});
   test_a_page_that_cannot_be_read_is_damaged(seed);
   test_a_device_that_is_gone_for_a_while_has_no_damaged_pages(seed);
   test_a_limit_is_kept_beside_pages_that_cannot_be_read(seed);

@@ -188,6 +188,17 @@ def writing(what: str) -> Iterator[None]:
 
 
 @contextmanager
+def reading(path: object) -> Iterator[None]:
+    """Raises Corruption if a block that reads this file finds that the disk cannot read it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.EBADMSG, errno.EUCLEAN):
+            raise
+        raise Corruption(f"{path}: expected to read it, found {error.strerror}") from error
+
+
+@contextmanager
 def looking(path: object) -> Iterator[None]:
     """Raises BadRequest for an OSError of a block that looks whether a path is there: it is below a
     folder that may not be entered, or its name is too long.

@@ -402,6 +402,27 @@ def full_disk(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
+def test_a_snapshot_that_fails_once_it_has_its_name_keeps_the_files_of_its_rows(
+    server: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start reads it: the sync of its name failed, and the name is there."""
+    server.snapshot()
+    server.push(server.KEYS[:1000])
+    expected = server.read()
+
+    def publish(partial: Path, path: Path) -> None:
+        partial.rename(path)
+        full_disk()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshots, "publish_folder", publish)
+        with pytest.raises(ResourceExhausted):
+            server.snapshot()
+    server.close()
+    server.open()
+    np.testing.assert_array_equal(server.read(), expected)
+
+
 def test_a_kept_file_that_is_gone_or_cut_short_is_named(server: Kept) -> None:
     server.snapshot()
     server.close()

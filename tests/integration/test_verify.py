@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +72,33 @@ def test_each_damaged_file_is_named_once(
             assert str(copy if is_gone else damaged.relative_to(copy)) in text, (file, damage)
             assert len(text.splitlines()) == 1, text
             shutil.rmtree(copy)
+
+
+class Unreadable(io.BytesIO):
+    """A file that the disk cannot read."""
+
+    def read(self, *_: Any) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    readinto = readline = readall = read  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", ["full", "export"])
+def test_a_file_that_the_disk_cannot_read_is_named_like_a_damaged_one(
+    saved: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = io.open
+    for victim in files_of(saved / name):
+
+        def open_file(path: Any, *args: Any, victim: Path = victim, **options: Any) -> Any:
+            return Unreadable() if path == victim else real(path, *args, **options)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(io, "open", open_file)
+            assert cli.main(["verify", "--quiet", str(saved / name)]) == 1
+        [line] = capsys.readouterr().out.splitlines()
+        assert str(victim) in line
+        assert "Input/output error" in line
 
 
 def test_all_that_is_damaged_is_named(

@@ -5,6 +5,8 @@ and no file is half-written.
 from __future__ import annotations
 
 import errno
+import io
+import os
 import resource
 import threading
 from functools import partial
@@ -127,17 +129,12 @@ def test_a_sync_after_one_that_failed_in_rotate_keeps_nothing(
     log = Log(tmp_path, 1, STATE, is_synced=True)
     log.append(RECORDS[0])
     outcomes: list[Exception | None] = []
-    is_told, end = threading.Event(), Log._end
+    is_told = threading.Event()
 
     def fail(_: Segment) -> None:
         monkeypatch.undo()
-        monkeypatch.setattr(Log, "_end", end_later)
         log.when_kept(lambda error: (outcomes.append(error), is_told.set()))
         raise OSError(errno.EIO, "broken")
-
-    def end_later(self: Log, error: Any) -> Any:  # the syncer, which waits, comes first
-        is_told.wait(10)
-        return end(self, error)
 
     monkeypatch.setattr(Segment, "sync", fail)
     with pytest.raises(ResourceExhausted, match="broken"):
@@ -178,6 +175,39 @@ def test_damage_in_synced_records_is_an_error(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(Corruption, match="log-00000001: the record at offset"):
             read(tmp_path)
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+@pytest.mark.parametrize("step", ["append", "rotate"])
+def test_a_write_that_fails_and_cannot_be_taken_back_ends_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, *, is_synced: bool
+) -> None:
+    """What is behind the last record would look like damage, or a segment behind a cut record."""
+    log = Log(tmp_path, 1, STATE, is_synced=is_synced)
+    log.append(RECORDS[0])
+    large: Record = ("ps.push", {}, [np.zeros(1000)])
+
+    def write_half(segment: Segment, buffers: list[Any], at: int) -> int:
+        os.pwrite(segment._fd, b"".join(buffers)[:2000], at)
+        raise OSError(errno.EIO, "broken")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "read-only now")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Segment, "_write_some", write_half)
+        broken.setattr(os, "ftruncate", fail)
+        broken.setattr(Path, "unlink", fail)
+        with pytest.raises(ResourceExhausted, match=r"read-only now.*start the server again"):
+            log.append(large) if step == "append" else log.rotate([large])
+    with pytest.raises(ResourceExhausted, match="read-only now"):
+        log.append(RECORDS[1])
+    is_told, outcomes = threading.Event(), list[Exception | None]()
+    log.when_kept(lambda error: (outcomes.append(error), is_told.set()))
+    assert is_told.wait(30)
+    assert isinstance(outcomes[0], ResourceExhausted) or not is_synced
+    assert same(read(tmp_path)[0], RECORDS[:1])
+    log.close()
 
 
 def test_an_append_that_fails_leaves_the_log_as_it_was(tmp_path: Path) -> None:
@@ -297,6 +327,28 @@ def test_the_note_of_the_newest_segment_is_the_last_one_or_damaged(tmp_path: Pat
         (tmp_path / "lock").write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         with pytest.raises(Corruption, match="lock: expected the number of a segment"):
             folder.noted()
+    folder.close()
+
+
+def test_what_a_disk_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    folder, document = StateFolder(tmp_path), Document(tmp_path / "d", is_synced=False)
+    document.write({})
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    class Unreadable(io.FileIO):
+        readinto = fail
+
+    reads = {"lock": folder.noted, "d": document.read, "log-00000001": lambda: read(tmp_path)}
+    for name, read_it in reads.items():
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "pread", fail)
+            broken.setattr(Path, "read_bytes", fail)
+            broken.setattr(Path, "open", lambda path, _: Unreadable(path))
+            with pytest.raises(Corruption, match=f"{name}: expected to read it, found Input/outp"):
+                read_it()
     folder.close()
 
 

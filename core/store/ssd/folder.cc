@@ -47,8 +47,8 @@ FileId Folder::create(const std::string& name, std::uint64_t num_bytes) {
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC;
   const int file = ::openat(folder_, name.c_str(), flags, 0600);
   if (file < 0) fail("make", name, errno);
-  const bool is_locked = ::flock(file, LOCK_EX | LOCK_NB) == 0;
-  const int error = is_locked ? ::posix_fallocate(file, 0, static_cast<off_t>(num_bytes)) : errno;
+  int error = ::flock(file, LOCK_EX | LOCK_NB) == 0 ? EINTR : errno;
+  while (error == EINTR) error = ::posix_fallocate(file, 0, static_cast<off_t>(num_bytes));
   if (error != 0) {
     ::close(file);
     ::unlinkat(folder_, name.c_str(), 0);

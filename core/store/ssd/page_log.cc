@@ -202,8 +202,8 @@ void PageLog::leave_failed() noexcept {
   }
 }
 
-// Makes a segment on the next device that has space for it, for whoever reserves so many pages.
-// Those that cannot be written to come last.
+// Makes a segment on the next device that takes one, for whoever reserves so many pages. Those that
+// cannot be written to come last.
 void PageLog::add_segment(std::size_t num_pages) {
   const auto write = lock_writers();
   std::uint64_t generation;
@@ -212,7 +212,7 @@ void PageLog::add_segment(std::size_t num_pages) {
     // Another thread may have made one meanwhile.
     if (pages_left() >= num_reserved_ + num_pages) return;
     files_.reserve(files_.size() + 1);
-    empty_.reserve(files_.size() + 1);
+    empty_.reserve(empty_.size() + files_.size() + 1);
     generation = ++generation_;
   }
   const std::string name = segment_name(generation);
@@ -236,8 +236,8 @@ void PageLog::add_segment(std::size_t num_pages) {
       *slot = std::move(file);
       changed_.notify_all();
       return;
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kResourceExhausted || tried == devices_.size()) throw;
+    } catch (const Error&) {
+      if (tried == devices_.size()) throw;
     }
   }
 }
@@ -394,17 +394,28 @@ bool PageLog::is_empty(const File& file) const noexcept {
   return file.num_rows == 0 && file.num_written == file.capacity && num_holds_ == 0;
 }
 
+// What cannot be removed waits for the next call: nobody reads it, and other devices have room.
 void PageLog::remove_empty() {
+  std::vector<std::shared_ptr<File>> left;
   for (;;) {
     std::shared_ptr<File> file;
     {
       std::lock_guard lock(mutex_);
-      if (empty_.empty()) return;
+      if (empty_.empty()) break;
       file = std::move(empty_.back());
       empty_.pop_back();
     }
-    file->device->remove(file->name);
+    try {
+      file->device->remove(file->name);
+    } catch (const Error&) {
+      left.push_back(std::move(file));
+    }
   }
+  if (left.empty()) return;
+  std::lock_guard lock(mutex_);
+  counts_.num_failed_writes += left.size();
+  empty_.reserve(empty_.size() + left.size() + files_.size() + 1);
+  std::ranges::move(left, std::back_inserter(empty_));
 }
 
 std::uint64_t PageLog::generation(Position position) const {

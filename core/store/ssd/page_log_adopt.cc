@@ -79,7 +79,7 @@ void PageLog::adopt(const SegmentFile& segment) {
       segment.num_pages < config_.segment_pages && device->claim(file->id, all_bytes);
   std::lock_guard lock(mutex_);
   if (files_.size() <= segment.number) files_.resize(segment.number + 1);
-  empty_.reserve(files_.size() + 1);
+  empty_.reserve(empty_.size() + files_.size() + 1);
   generation_ = std::max(generation_, generation);
   next_device_ = segment.device + 1;
   if (has_room) append_to(*file);

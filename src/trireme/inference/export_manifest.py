@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trireme.errors import BadRequest, Corruption, is_file
+from trireme.errors import BadRequest, Corruption, is_file, reading
 
 FORMAT = 1
 KIND = "inference"
@@ -151,7 +151,7 @@ def is_export(folder: Path) -> bool:
     path = folder / MANIFEST
     if not is_file(path):
         return False
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         return b'"kind": "' + KIND.encode() + b'"' in file.read(READ_BYTES)
 
 
@@ -163,7 +163,8 @@ def read_manifest(folder: Path) -> ExportManifest:
     if not is_file(path):
         raise BadRequest(f"Predictor: expected {path}, found none: not a complete export")
     try:
-        body = json.loads(path.read_bytes())
+        with reading(path):
+            body = json.loads(path.read_bytes())
     except ValueError as error:
         raise Corruption(f"{path}: expected JSON, found {error}") from error
     if isinstance(body, dict) and "manifest" in body:
@@ -231,7 +232,7 @@ def located(folder: Path, file: ExportFile, *, verify: bool) -> Path:
         raise Corruption(f"{path}: expected {file.bytes} bytes, found {size}")
     if verify:
         digest = hashlib.sha256()
-        with path.open("rb") as content:
+        with reading(path), path.open("rb") as content:
             while chunk := content.read(READ_BYTES):
                 digest.update(chunk)
         expect_digest(path, file, digest.hexdigest())

@@ -62,8 +62,11 @@ def _verify(folder: Storage, shown: Display) -> Verdict:
         if shown.is_due():
             shown.show_fraction(done / max(total, 1))
 
-    if "://" not in folder.name and is_export(Path(folder.name)):
-        return _verify_export(Path(folder.name), shown)
+    try:
+        if "://" not in folder.name and is_export(Path(folder.name)):
+            return _verify_export(Path(folder.name), shown)
+    except TriremeError as error:  # nobody can tell which it is
+        return Verdict(folder.name, (str(error),), "")
     manifest, problems = verify_checkpoint(folder, watch)
     summary = ""
     if manifest is not None:
@@ -74,10 +77,7 @@ def _verify(folder: Storage, shown: Display) -> Verdict:
 
 
 def _verify_export(folder: Path, shown: Display) -> Verdict:
-    try:
-        manifest = read_export(folder)
-    except TriremeError as error:
-        return Verdict(str(folder), (str(error),), "")
+    manifest = read_export(folder)
     files = [manifest.dense, *(file for table in manifest.tables for file in table.files)]
     problems = []
     for number, file in enumerate(files):

@@ -54,11 +54,11 @@ class OwnFolders:
             raise BadRequest(f"--ssd_dir: expected a folder, found {str(parent)!r}")
         for old in parent.glob(_PREFIX + "*"):
             _remove_if_left(old)
-        folder = parent / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
-        with writing(f"--ssd_dir: cannot use {folder}"):
-            folder.mkdir()
-            self._locks.append(_locked(folder))
-        return folder
+        hidden = parent / f".{_PREFIX}{uuid.uuid4().hex[:12]}"
+        with writing(f"--ssd_dir: cannot use {hidden}"):
+            hidden.mkdir()
+            self._locks.append(_locked(hidden))
+            return hidden.rename(parent / hidden.name[1:])  # others that start find it locked
 
 
 def _remove_if_left(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from trireme.errors import Corruption
+from trireme.errors import Corruption, reading
 from trireme.storage.local import LocalSink, LocalStorage
 from trireme.storage.remote import RemoteSink
 from trireme.storage.storage import Storage
@@ -108,7 +108,7 @@ def check_file(
         raise Corruption(f"{where}: expected {num_bytes} bytes, found {size}")
     digest = xxhash.xxh3_128()
     buffer = memoryview(bytearray(min(READ_BYTES, max(size, 1))))
-    with storage.open(path) as file:
+    with reading(where), storage.open(path) as file:
         while count := file.readinto(buffer):  # type: ignore[attr-defined]  # of binary files
             digest.update(buffer[:count])
             if note is not None:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgpack
 import xxhash
 
-from trireme.errors import Corruption, writing
+from trireme.errors import Corruption, reading, writing
 from trireme.storage.atomic_file import replace_file
 
 _HEAD = struct.Struct("<8sIIQ")  # magic, format, zero, checksum of what follows
@@ -65,22 +65,19 @@ class Document:
         """The value, with its parts; None where there is no file. Raises Corruption: it is damaged,
         or a part is missing.
         """
-        if not self.path.exists():
-            return None
-        return self._read(self.path)
+        return self._read(self.path) if self.path.exists() else None
 
     def _read(self, path: Path) -> Any:
         if not path.exists():
             raise Corruption(f"{self.path}: expected {path} beside it, found none")
-        content = path.read_bytes()
+        with reading(path):
+            content = path.read_bytes()
         expected = f"{path}: expected"
         if len(content) < _HEAD.size:
             raise Corruption(f"{expected} {_HEAD.size} bytes or more, found {len(content)}")
         magic, form, _, checksum = _HEAD.unpack_from(content)
         if magic != _MAGIC or form not in _FORMATS:
-            raise Corruption(
-                f"{expected} {_MAGIC!r} of a format of {_FORMATS}, found {magic!r} of {form}"
-            )
+            raise Corruption(f"{expected} {_MAGIC!r} of {_FORMATS}, found {magic!r} of {form}")
         data = content[_HEAD.size :]
         if xxhash.xxh3_64_intdigest(data) != checksum:
             raise Corruption(f"{expected} its checksum to match, found other bytes")

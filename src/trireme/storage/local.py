@@ -76,10 +76,7 @@ class LocalStorage:
         full = self.folder / path
         if not os.path.lexists(full):
             return
-        if full.is_dir() and not full.is_symlink():
-            shutil.rmtree(full)
-        else:
-            full.unlink()
+        shutil.rmtree(full) if full.is_dir() and not full.is_symlink() else full.unlink()
         sync_folder(full.parent)
 
 

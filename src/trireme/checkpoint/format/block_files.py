@@ -10,7 +10,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from trireme.checkpoint.format.manifest import BlockFile, FileEntry
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, reading
 from trireme.protocol.block_spec import BlockSpec
 from trireme.storage.checked_file import CheckedFile
 from trireme.storage.storage import Storage
@@ -48,14 +48,13 @@ def write_tensors(file: CheckedFile, tensors: Tensors) -> None:
 
 def read_tensors(storage: Storage, entry: FileEntry) -> Tensors:
     """The tensors of a file. Raises Corruption if it is not safetensors."""
-    with storage.open(entry.path) as file:
+    where = f"{storage.name}/{entry.path}"
+    with reading(where), storage.open(entry.path) as file:
         data = b"".join(iter(lambda: file.read(8 << 20), b""))
     try:
         tensors: Tensors = load_tensors(data)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise Corruption(
-            f"{storage.name}/{entry.path}: expected safetensors, found {error}"
-        ) from error
+        raise Corruption(f"{where}: expected safetensors, found {error}") from error
     return tensors
 
 

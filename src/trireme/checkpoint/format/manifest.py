@@ -18,7 +18,7 @@ import xxhash
 
 from trireme.checkpoint.format.json_object import JsonObject
 from trireme.checkpoint.format.save_modes import SAVE_MODES
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, reading
 from trireme.protocol.block_spec import BlockSpec
 from trireme.protocol.job_limits import STREAMS_MAX
 from trireme.protocol.routing import NUM_BUCKETS
@@ -287,7 +287,7 @@ def read_manifest(storage: Storage) -> CheckpointManifest:
     Corruption: it is damaged, or of another format.
     """
     where, size = f"{storage.name}/{MANIFEST}", manifest_size(storage)
-    with storage.open(MANIFEST) as file:
+    with reading(where), storage.open(MANIFEST) as file:
         data = file.read(size)
     return CheckpointManifest.from_json(_checked_body(data, where), where)
 

@@ -7,24 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trireme.errors import ResourceExhausted, TriremeError, start_thread, writing
-from trireme.server.log.segment import Record, Segment
+from trireme.server.log.segment import DiskUnknown, Record, Segment, known
 from trireme.storage.local import sync_folder
 
 log = logging.getLogger("trireme.server")
 
 Kept = Callable[[Exception | None], None]
-
-
-class _SyncFailed(Exception):
-    """What could not be synced, and why."""
-
-
-@contextmanager
-def _syncing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _SyncFailed(f"cannot sync {path}: {error.strerror}") from error
 
 
 class Log:
@@ -47,12 +35,23 @@ class Log:
         self._is_closing = False
         self.num_bytes = 0  # bytes appended since the start
         self._end_of_records = 0  # as many, without the notes behind the last record
-        with writing(f"log: cannot write in {folder}"):
+        with writing(f"log: cannot write in {folder}"), self._ending():
             self._segment = Segment(folder, number, state, is_synced=is_synced)
             sync_folder(folder)
         self._syncer = threading.Thread(target=self._sync_waiting, name="trireme-log", daemon=True)
         if is_synced:
             start_thread(self._syncer)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """DiskUnknown ends the log; the syncer tells who waits."""
+        try:
+            yield
+        except DiskUnknown as error:
+            self._failure = ResourceExhausted(
+                f"log: {error}; what was acknowledged is kept, start the server again"
+            )
+            raise self._failure from error
 
     def append(self, record: Record) -> None:
         """Write a record. After an error the log does not contain it."""
@@ -62,7 +61,7 @@ class Log:
                 raise self._failure
             segment = self._segment
             before = segment.end
-            with writing(f"log: cannot write {segment.path}"):
+            with writing(f"log: cannot write {segment.path}"), self._ending():
                 segment.append(packed, max(0, self._kept - (self.num_bytes - before)))
             self.num_bytes += segment.end - before
             self._end_of_records = self.num_bytes
@@ -72,11 +71,7 @@ class Log:
         segment is in use as before, but a sync that fails ends the log. Nobody may append
         meanwhile.
         """
-        try:
-            number = self._rotate(first)
-        except _SyncFailed as error:
-            failure = self._end(error)
-            raise failure from error
+        number = self._rotate(first)
         if self.is_synced:
             position = self._end_of_records  # the note behind them is not on the disk yet
             self._note_kept(position)
@@ -88,11 +83,8 @@ class Log:
             if self._failure is not None:
                 raise self._failure
             old = self._segment
-            try:
+            with self._ending():
                 new = self._follower(old, first)
-            except _SyncFailed as error:  # before another sync, which may succeed
-                self._failure = _failure_of(error)
-                raise
             self._segment = new
             self.num_bytes += new.end
             self._end_of_records = self.num_bytes
@@ -102,12 +94,12 @@ class Log:
     def _follower(self, old: Segment, first: Iterable[Record]) -> Segment:
         """A new segment with these records, after all of the old one is kept."""
         if self.is_synced:  # first: an unfinished record with a segment behind is a damage
-            with _syncing(old.path):
+            with known(f"sync {old.path}"):
                 old.sync()
         try:
             return self._begun(old.number + 1, first)
         except BaseException:
-            with _syncing(self._folder):  # or it may come back behind what follows in the old
+            with known(f"sync {self._folder}"):  # or it may come back behind what follows in old
                 sync_folder(self._folder)
             raise
 
@@ -117,7 +109,7 @@ class Log:
         try:
             for record in first:
                 new.append(Segment.pack(record), 0)
-            with _syncing(self._folder):
+            with known(f"sync {self._folder}"):
                 if self.is_synced:
                     new.sync()
                 sync_folder(self._folder)
@@ -153,10 +145,10 @@ class Log:
                         self._notify(0, self._failure)
                         continue
                     position = self.num_bytes
-                    with _syncing(self._segment.path):
+                    with self._ending(), known(f"sync {self._segment.path}"):
                         self._segment.sync()
-            except _SyncFailed as error:
-                self._end(error)
+            except ResourceExhausted as error:
+                self._notify(0, error)
             else:
                 self._note_kept(position)
                 self._notify(position, None)
@@ -171,20 +163,16 @@ class Log:
             if position <= begin:  # a new segment was begun meanwhile
                 return
             try:
-                self._segment.note_kept(position - begin)
-            except OSError as error:  # what is kept is kept, and the next append fails by itself
+                with self._ending():
+                    self._segment.note_kept(position - begin)
+            except (OSError, ResourceExhausted) as error:
+                # What is kept is kept, and the next append fails by itself.
                 log.warning("log: cannot note what %s keeps: %s", self._segment.path, error)
             self.num_bytes = begin + self._segment.end
 
     def end(self, failure: TriremeError) -> None:
         """Acknowledge nothing any more, for this reason."""
         self._notify(0, failure)
-
-    def _end(self, error: _SyncFailed) -> ResourceExhausted:
-        """What is on the disk is unknown after a failed sync, also if a later one succeeds."""
-        failure = _failure_of(error)
-        self.end(failure)
-        return failure
 
     def _notify(self, position: int, failure: TriremeError | None) -> None:
         with self._changed:
@@ -208,7 +196,3 @@ class Log:
             self._syncer.join()
         with self._lock:
             self._segment.close()
-
-
-def _failure_of(error: _SyncFailed) -> ResourceExhausted:
-    return ResourceExhausted(f"log: {error}; what was acknowledged is kept, start the server again")

@@ -8,6 +8,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, reading
 from trireme.rpc import Limits, frames
 from trireme.rpc.frames import Array
 
@@ -43,6 +44,19 @@ def file_name(number: int) -> str:
 
 def _hash(data: Any, seed: int = 0) -> int:
     return xxhash.xxh3_64_intdigest(data, seed)
+
+
+class DiskUnknown(Exception):
+    """It is unknown what is on the disk, and why: what a failure leaves could not be removed."""
+
+
+@contextmanager
+def known(action: str) -> Iterator[None]:
+    """Raises DiskUnknown for an OSError of what must not fail."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskUnknown(f"cannot {action}: {error.strerror}") from error
 
 
 class Segment:
@@ -101,7 +115,8 @@ class Segment:
             for first in range(0, len(buffers), _BUFFERS_MAX):
                 at = self._write_some(buffers[first : first + _BUFFERS_MAX], at)
         except OSError:
-            os.ftruncate(self._fd, self.end)
+            with known(f"cut off a part of a record in {self.path}"):
+                os.ftruncate(self._fd, self.end)
             raise
         self.end = at
 
@@ -121,8 +136,9 @@ class Segment:
 
     def abandon(self) -> None:
         """Delete the file."""
+        with known(f"remove {self.path}"):
+            self.path.unlink()
         self.close()
-        self.path.unlink()
 
 
 @dataclass(frozen=True)
@@ -143,12 +159,12 @@ class SegmentReader:
         """Raises Corruption: not a segment, or one of another format or name."""
         self.path = path
         self.end = self.kept = 0
-        with path.open("rb") as file:
-            self.size = os.fstat(file.fileno()).st_size
-            self._map = (
-                memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-                if self.size
-                else memoryview(b"")
+        with reading(path), path.open("rb") as file:
+            self.size, buffer = os.fstat(file.fileno()).st_size, bytearray(_REWRITTEN)
+            while file.readinto(buffer):
+                pass  # what cannot be read is an error here; in the map it ends the process
+            self._map = memoryview(
+                mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if self.size else b""
             )
         self.head = self._read_head()
 

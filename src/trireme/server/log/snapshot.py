@@ -54,7 +54,6 @@ def write_snapshot(
     Raises ResourceExhausted: the disk is full, or the log has failed; no snapshot was made.
     """
     path = folder.snapshot(number)
-    kept = {old.name for old in folder.snapshots().values()}
     with writing(f"log: cannot write {path}"):
         temporary = path.with_name(f".{path.name}")
         shutil.rmtree(temporary, ignore_errors=True)
@@ -68,6 +67,7 @@ def write_snapshot(
             publish_folder(temporary, path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
+            kept = {old.name for old in folder.snapshots().values()}  # this one too, once renamed
             sweep_segments(server.tier, server.state_id, kept)
             raise
     folder.sweep(number)

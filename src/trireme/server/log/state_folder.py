@@ -13,7 +13,7 @@ from pathlib import Path
 
 import xxhash
 
-from trireme.errors import BadRequest, Corruption, writing
+from trireme.errors import BadRequest, Corruption, reading, writing
 from trireme.storage.local import make_folder, sync_folder
 
 LOCK = "lock"
@@ -78,7 +78,8 @@ class StateFolder:
 
     def noted(self) -> int:
         """The newest segment that was there; 0: none was noted. Raises Corruption: damaged."""
-        content = os.pread(self._lock, 16, 0)
+        with reading(self.path / LOCK):
+            content = os.pread(self._lock, 16, 0)
         if not any(content):  # the first note may not have reached the disk
             return 0
         if content[8:] != struct.pack("<Q", xxhash.xxh3_64_intdigest(content[:8])):
@@ -105,17 +106,11 @@ class StateFolder:
         """
         self._remove([path for path in self.path.iterdir() if path.name.startswith(".")])
 
-    def _remove(self, paths: list[Path]) -> None:
+    def _remove(self, paths: Iterable[Path]) -> None:
         with writing(f"log: cannot remove old files in {self.path}"):
-            self._remove_all(paths)
-
-    def _remove_all(self, paths: Iterable[Path]) -> None:
-        for path in paths:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        sync_folder(self.path)
+            for path in paths:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            sync_folder(self.path)
 
     def empty(self) -> None:
         """Remove all state: the job is over. If interrupted, opening the folder does the rest.
@@ -127,7 +122,7 @@ class StateFolder:
             sync_folder(self.path)
             self.note(0)
             parts = self.path.glob(f"{COORDINATOR}*")
-            self._remove_all([*parts, *self.snapshots().values(), *self.segments().values()])
+            self._remove([*parts, *self.snapshots().values(), *self.segments().values()])
             ended.unlink()
 
     def close(self) -> None:
