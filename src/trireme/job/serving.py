@@ -48,7 +48,7 @@ def _stop_on_signals(attendance: Attendance) -> Iterator[None]:
     num_signals = itertools.count()
 
     def end(received: int, _: object) -> None:
-        waits = received == signal.SIGTERM and next(num_signals) == 0
+        waits = next(num_signals) == 0 and received == signal.SIGTERM  # SIGINT counts, too
         reason = f"stopped by {signal.Signals(received).name}"
         if waits:
             log.info("SIGTERM: ends in %g s, or when workers that stop have left", STOP_S)
