@@ -85,8 +85,8 @@ def test_a_second_job_does_not_save_into_the_folder_of_one_that_is_running(
         return "saved"
 
     with other_job(folder), Job(1) as job:
-        for found in job.run(2, work):
-            assert f"{folder} to be one job's alone, found another job that is running" in found
+        for error in job.run(2, work):
+            assert f"{folder} to be one job's alone, found another job that is running" in error
     assert [path.name for path in folder.iterdir()] == [OWNER]  # it was killed
     with Job(1) as job:
         assert job.run(2, work) == ["saved", "saved"]
