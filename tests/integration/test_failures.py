@@ -273,6 +273,16 @@ def test_a_server_that_gets_sigterm_exits_with_0(cast: Cast) -> None:
     assert_failed(worker, "Unavailable: ps.pu", cast.addresses[1])
 
 
+def test_a_server_that_gets_sigterm_and_sigint_together_ends_at_once(cast: Cast) -> None:
+    """So the launcher ends a failed job. Of two signals that wait Python handles SIGINT first."""
+    [server] = cast.servers()
+    cast.training(1, "--mode", "sync")
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        server.signal(number)
+    assert server.finish() == 0
+    assert "SIGTERM: ends in" not in server.output
+
+
 def test_a_launched_server_that_gets_sigterm_before_the_end_says_so(cast: Cast) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -148,6 +148,8 @@ def test_sigterm_ends_a_compute_worker_and_its_batches_go_to_another(
     with HeterJob(programs, OPTIONS, num_compute=2) as job:
         job.workers[0].wait_line("read 10$")
         job.compute[0].signal(signal.SIGTERM)
+        job.compute[0].wait_line("^SIGTERM: ends in 9 s, or with the workers if these stop")
+        job.compute[0].signal(signal.SIGTERM)  # at once
         job.compute[0].wait_line("compute worker 0 .* ends: stopped by SIGTERM")
         [result] = job.results()
         assert [one.finish() for one in (*job.workers, *job.compute)] == [0, 143, 0]
@@ -163,6 +165,25 @@ def test_sigterm_at_a_worker_stops_the_job_with_a_checkpoint(
         job.workers[0].signal(signal.SIGTERM)
         assert job.workers[0].finish() == 0
         assert job.compute[0].finish() == 0
+    assert list((tmp_path / "saved").iterdir())
+
+
+def test_sigterm_at_all_processes_at_once_leaves_a_checkpoint(
+    programs: Template, tmp_path: Path
+) -> None:
+    """As of a scheduler that ends a job: compute workers wait for workers that have got it too."""
+    options = {**OPTIONS, "lengths": [100_000] * 2, "checkpoint": str(tmp_path / "saved")}
+    with (
+        DurableServers(programs, 1, tmp_path, durability="none") as servers,
+        HeterJob(programs, options, servers=servers.addresses, num_workers=2) as job,
+    ):
+        job.workers[0].wait_line("read 10$")
+        for program in (*job.compute, servers.program(0)):
+            program.signal(signal.SIGTERM)
+            program.wait_line("^SIGTERM: ends in")
+        job.workers[1].signal(signal.SIGTERM)
+        assert [worker.finish() for worker in job.workers] == [0, 0], job.workers[0].output
+        job.compute[0].wait_line("ends: (all workers have left|stopped by SIGTERM)")
     assert list((tmp_path / "saved").iterdir())
 
 

@@ -226,6 +226,20 @@ def test_waiting_message_goes_to_the_callback(monkeypatch: pytest.MonkeyPatch) -
     assert str(waits[0]) == f"waiting for {absent} (2 x push): {status} for 0 s"
 
 
+def test_a_connection_that_is_dropped_and_not_refused_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Linux drops connections to a socket that has not accepted as many as it lets wait."""
+    monkeypatch.setattr("trireme.rpc.sockets._CONNECT_TIMEOUT_MS", 2500)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        stack.enter_context(socket.create_connection(listener.getsockname()))
+        endpoint = "{}:{}".format(*listener.getsockname())
+        client = stack.enter_context(RpcClient(name="w"))
+        with pytest.raises(Unavailable, match=r"not reached \(its machine is off, or a network or"):
+            client.call(endpoint, "push", timeout_s=4)
+
+
 @pytest.mark.parametrize(
     ("method", "is_meeting"),
     [("coord.gather", True), ("coord.meet_in_pass", True), ("ps.pull", False)],

@@ -14,6 +14,8 @@ from trireme.worker.transport import Transport
 log = logging.getLogger("trireme")
 
 PERIOD_S_MAX = 5.0
+STOP_S = PERIOD_S_MAX + 2.0
+"""Until servers hear that workers stop, if all processes of a job get a signal at once."""
 BEATS = 6
 """Heartbeats within a client's timeout, or within a silence where workers share streams."""
 SILENCES = 4

@@ -17,7 +17,7 @@ from trireme.coordinator.coordinator import Coordinator
 from trireme.errors import BadRequest
 from trireme.job.durability import Durability, kept
 from trireme.job.handlers import handlers_of
-from trireme.job.heartbeat import PERIOD_S_MAX
+from trireme.job.heartbeat import STOP_S
 from trireme.rpc import Server, ServerKeys
 from trireme.server.attendance import Attendance
 from trireme.server.monitoring import RequestMetrics, watch_state, watch_workers
@@ -30,9 +30,6 @@ from trireme.telemetry.registry import new_registry
 from trireme.threads import frozen_objects, start_pool, torch_threads
 
 log = logging.getLogger("trireme.job")
-
-# Until a worker that has got a signal too says so: a heartbeat, and what is between the signals.
-_STOP_S = PERIOD_S_MAX + 2.0
 
 # A step of a thousand workers makes 12,000 objects that live until it is applied. Collecting
 # more often would search everything that the server has, each time.
@@ -51,11 +48,11 @@ def _stop_on_signals(attendance: Attendance) -> Iterator[None]:
     num_signals = itertools.count()
 
     def end(received: int, _: object) -> None:
-        waits = received == signal.SIGTERM and next(num_signals) == 0
+        waits = next(num_signals) == 0 and received == signal.SIGTERM  # SIGINT counts, too
         reason = f"stopped by {signal.Signals(received).name}"
         if waits:
-            log.info("SIGTERM: ends in %g s, or when workers that stop have left", _STOP_S)
-        attendance.stop(reason, within_s=_STOP_S if waits else 0.0)
+            log.info("SIGTERM: ends in %g s, or when workers that stop have left", STOP_S)
+        attendance.stop(reason, within_s=STOP_S if waits else 0.0)
 
     stop = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -544,11 +544,11 @@ class _LocalJob:
         self._ask_to_stop(self._processes)
         if has_failed:
             # At the first SIGTERM a worker finishes its step, and a server waits for it. Servers
-            # end at once at SIGINT, workers at a second SIGTERM.
+            # end at once at SIGINT, workers and compute workers at a second SIGTERM.
             for server in self._servers.values():
                 server.ask_to_stop(signal.SIGINT)
             wait(lambda: all(server.status() is not None for server in self._servers.values()))
-            self._ask_to_stop(workers)
+            self._ask_to_stop([*workers, *self._compute.values()])
         wait(lambda: not self._running())
         if running := self._running():
             say(f"killing {_names(running)}, which did not end at SIGTERM")

@@ -46,6 +46,8 @@ _log = logging.getLogger("trireme.rpc")
 
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.02, 0.5
 _LOOKUP_S = 0.005  # between looks whether a name has been looked up
+_REFUSED_S = 2.0  # a machine that is there refuses a connection sooner
+_UNANSWERED = "its machine is off, or a network or firewall between drops what is sent"
 # Time for ZeroMQ to release the arrays of a connection that is closed.
 _RELEASE_TIMEOUT_S = 5.0
 
@@ -441,8 +443,7 @@ class Connection:
     def _watch(self) -> None:
         if self.state is ConnectionState.CLOSED or not has_input(self._monitor):
             return
-        event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
-        kind, value = struct.unpack("=Hi", event)
+        kind, value = struct.unpack("=Hi", self._monitor.recv_multipart(zmq.NOBLOCK)[0])
         self._receive()  # messages that came before the connection was lost
         self._end(kind, value)
 
@@ -457,7 +458,9 @@ class Connection:
         elif kind == zmq.EVENT_DISCONNECTED and self.state is ConnectionState.READY:
             self._lose("the connection was lost")
         elif kind == zmq.EVENT_CLOSED:
-            self._lose("no process listens there")
+            since = self._give_up_at - self._limits.handshake_timeout_s
+            was_refused = time.monotonic() - since < _REFUSED_S
+            self._lose("no process listens there" if was_refused else _UNANSWERED)
         else:
             self._lose(_failed_handshake(kind, value, has_keys=self._keys is not None))
 

@@ -25,7 +25,7 @@ from trireme.run.server_role import keeping_models
 from trireme.run.settings import DataSettings, DumpSettings, Settings
 from trireme.run.unused_keys import warn_of_unused
 from trireme.train import Dump, Evaluation, Recipe, Report, Trainer
-from trireme.train.checkpointing.save import check_folder
+from trireme.train.checkpointing.save import own_folder
 from trireme.train.first_worker import let_first_worker
 from trireme.train.loop.worker_batches import Closable
 
@@ -111,10 +111,11 @@ class _RunWorker:
                 )
         dataset = self._dataset(settings.train, self._recipe)
         self._warn()
-        if settings.save_path is not None:  # fail now rather than after an epoch
-            check_folder(self._trainer.cluster, settings.save_path)
-        warm_start(self._trainer, self._settings)
-        return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
+        folder, cluster = settings.save_path, self._trainer.cluster
+        # Fail now rather than after an epoch.
+        with nullcontext() if folder is None else own_folder(cluster, folder):
+            warm_start(self._trainer, self._settings)
+            return [self._train_epoch(dataset, epoch) for epoch in range(settings.epochs)]
 
     def _train_epoch(self, dataset: Iterable[Any], epoch: int) -> dict[str, float]:
         trainer, settings = self._trainer, self._settings

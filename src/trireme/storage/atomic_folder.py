@@ -15,7 +15,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from trireme.storage.local import make_folder, sync_folder, sync_tree
 
 log = logging.getLogger("trireme.storage")
 
-MARKER = "saving"
+MARKER, OWNER = "saving", ".owner"
 ABANDONED_S = 6 * 3600.0  # longer than a save may take
 _PARTIAL = re.compile(r"\.(.+)\.([0-9a-f]{32})\.partial")
 SUCCESS, CLAIM = "_SUCCESS", "_WRITING"
@@ -81,6 +81,26 @@ def locked_marker(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(marker)
+
+
+@contextmanager
+def owned_folder(folder: Path) -> Iterator[None]:
+    """Within it no other process owns the folder, made if absent. Raises BadRequest: another does,
+    or it cannot be written.
+    """
+    with ExitStack() as stack:
+        with writing(f"checkpoint: cannot write {folder}"):
+            make_folder(folder)
+            file = stack.enter_context((folder / OWNER).open("ab"))
+            try:  # a lock that children do not inherit
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadRequest(
+                    f"checkpoint: expected {folder} to be one job's alone, found another job that"
+                    " is running and saves there; stop it, or give each job another folder"
+                ) from None
+        stack.callback((folder / OWNER).unlink, missing_ok=True)
+        yield
 
 
 def remove_partials(parent: Path) -> None:

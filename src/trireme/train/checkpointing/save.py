@@ -1,8 +1,10 @@
 """Save a training run: every worker calls, worker 0 has the servers write."""
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from trireme.checkpoint.format.save_modes import check_save, save_mode
 from trireme.checkpoint.worker_side.save import check_writable, finish_save, save_checkpoint
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
+from trireme.storage.atomic_folder import owned_folder
+from trireme.storage.local import LocalStorage
 from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import Location
 from trireme.train.checkpointing.random_state import RandomState
@@ -35,19 +39,31 @@ class SaveOptions:
 FULL = SaveOptions()
 
 
-def check_folder(
+@contextmanager
+def own_folder(
     cluster: Cluster, parent: str | Path, storage_options: Mapping[str, Any] | None = None
-) -> None:
+) -> Iterator[None]:
     """Before hours of training: raises, on every worker, what a save below `parent` would raise
-    because worker 0 or a server cannot write there, or does not see what the others write.
+    because worker 0 or a server cannot write there, or does not see what the others write. Within
+    it a local folder is this job's alone: two would replace and remove each other's checkpoints.
     """
+    storage = open_storage(parent, storage_options)
+    with ExitStack() as stack:
 
-    def act() -> dict[str, Any]:
-        path = open_storage(parent, storage_options).below(f"try-{uuid.uuid4().hex}").name
-        check_writable(cluster.client, path, storage_options)
-        return {}
+        @cache
+        def own() -> None:
+            if isinstance(storage, LocalStorage) and cluster.worker == 0:
+                stack.enter_context(owned_folder(storage.folder))
 
-    let_first_worker(cluster, f"check of {parent}", act)
+        def act() -> dict[str, Any]:
+            own()
+            path = storage.below(f"try-{uuid.uuid4().hex}").name
+            check_writable(cluster.client, path, storage_options)
+            return {}
+
+        let_first_worker(cluster, f"check of {parent}", act)
+        own()  # a predecessor has acted, perhaps
+        yield
 
 
 def save(

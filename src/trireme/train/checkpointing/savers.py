@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from trireme.errors import start_thread
 from trireme.train.checkpointing.checkpoint_location import NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop, Checkpoints
 from trireme.train.checkpointing.random_state import RandomState
-from trireme.train.checkpointing.save import SaveOptions, check_folder, save, write
+from trireme.train.checkpointing.save import SaveOptions, own_folder, save, write
 from trireme.train.checkpointing.worker_state import WorkerState
 from trireme.train.optimizer import DistributedOptimizer
 
@@ -78,19 +78,19 @@ def saving(
         yield None
         return
     kind: type[Saver] = Saver
-    if isinstance(settings, Checkpoints):
-        check_folder(optimizer.cluster, settings.path, settings.storage_options)
-        kind = BackgroundSaver
-        if optimizer.mode.saves_between_steps:
-            kind = StepSaver
-        elif optimizer.mode.holds_steps:
-            kind = HoldingSaver
-    saver = kind(settings, optimizer, random, extra)
-    try:
+    with ExitStack() as stack:
+        if isinstance(settings, Checkpoints):
+            path, options = settings.path, settings.storage_options
+            stack.enter_context(own_folder(optimizer.cluster, path, options))
+            kind = BackgroundSaver
+            if optimizer.mode.saves_between_steps:
+                kind = StepSaver
+            elif optimizer.mode.holds_steps:
+                kind = HoldingSaver
+        saver = kind(settings, optimizer, random, extra)
+        stack.callback(saver.close)
         yield saver
         saver.finish()
-    finally:
-        saver.close()
 
 
 class _PeriodicSaver(Saver):

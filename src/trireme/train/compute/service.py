@@ -10,12 +10,12 @@ as full, and its worker asks another compute worker.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -35,6 +35,7 @@ from trireme.errors import (
 )
 from trireme.job.cluster import Cluster
 from trireme.job.compute_place import ComputePlace
+from trireme.job.heartbeat import STOP_S
 from trireme.nn.stages import Stages
 from trireme.protocol.wire import need
 from trireme.rpc import Call, Deferred, Handler, Reply, Request, RpcClient, Server
@@ -142,7 +143,9 @@ class Service:
             full.details = {"full": True}
             raise full
         if need(request.body, "model", str) != self._digest:
-            raise self._mismatch()
+            error = SchemaMismatch(f"{self._name} runs another model")
+            error.details = {"model": self._description}
+            raise error
         tensors = unpack(request.body.get("tensors"), request.arrays)
         stay = method.host_tensors(request.body)
         move = [number for number in range(len(tensors)) if number not in stay]
@@ -152,11 +155,6 @@ class Service:
             _Accepted(method, request.body, tensors, sent, move, request.deadline, answer)
         )
         return answer
-
-    def _mismatch(self) -> SchemaMismatch:
-        error = SchemaMismatch(f"{self._name} runs another model")
-        error.details = {"model": self._description}
-        return error
 
     def run(self) -> str:
         """Compute until the end; returns its reason, or raises its error."""
@@ -198,19 +196,16 @@ class Service:
             accepted.answer.fail(error)
         except Exception as error:
             log.exception("%s: a batch failed", self._name)
-            accepted.answer.fail(self._failure(error))
+            kind = type(error) if isinstance(error, TriremeError) else BadRequest
+            failure = kind(f"{self._name}: {type(error).__name__}: {error}")
+            failure.details = {"raised": type(error).__name__}
+            accepted.answer.fail(failure)
         else:
             seconds = time.monotonic() - start
             accepted.answer.reply(Reply({**reply.body, COMPUTED_S: seconds}, reply.arrays))
             with self._lock:
                 self.num_batches += 1
                 self.busy_s += seconds
-
-    def _failure(self, error: Exception) -> TriremeError:
-        kind = type(error) if isinstance(error, TriremeError) else BadRequest
-        failure = kind(f"{self._name}: {type(error).__name__}: {error}")
-        failure.details = {"raised": type(error).__name__}
-        return failure
 
 
 def watch_service(registry: Registry, service: Service) -> None:
@@ -238,8 +233,8 @@ def serve_model(
     cluster: Cluster, place: ComputePlace, model: nn.Module, scorer: Scorer, *, in_flight: int
 ) -> NoReturn:
     """Run the model for the workers of the job, on the device of the label, until they have left;
-    then end the process with code 0. Runs in the main thread, where SIGTERM ends it after the
-    batches that it has accepted, with code `place.stopped_code`.
+    then end the process with code 0. Runs in the main thread, where SIGTERM ends it with code
+    `place.stopped_code`, see JobEnd, after the batches that it has accepted.
 
     in_flight: batches that a worker sends at a time. On the CPU as many are computed at a time, as
         far as torch has threads, since one thread for a batch wastes less than several do.
@@ -268,7 +263,7 @@ def serve_model(
         listen_fd=place.listen_fd,
         threads=1,
     )
-    with frozen_objects(), server, JobEnd(place, service.end), _end_on_signal(service):
+    with frozen_objects(), server, JobEnd(place, service.end):
         cluster.metrics.health.opened()
         log.info("%s computes on %s, listening on %s", place.name, device, server.endpoint)
         reason = service.run()
@@ -277,67 +272,73 @@ def serve_model(
     raise SystemExit(place.stopped_code if reason == _SIGNALLED else 0)
 
 
-@contextmanager
-def _end_on_signal(service: Service) -> Iterator[None]:
-    """SIGTERM ends the service. Only the main thread can install a handler."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, lambda *_: service.end(_SIGNALLED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
 PERIOD_S = 2.0
+_STOP_S = STOP_S + PERIOD_S  # until the coordinator, which workers tell that they stop, says so
 
 
 class JobEnd:
     """Asks the coordinator, in a thread, as long as the `with` block runs. The answer comes when
     the job is over, or after a period, so that a coordinator that has gone is noticed.
 
-    end: called once, with the reason; and the error if no coordinator has answered for
-        `place.timeout_s`, or it refuses this process.
+    After SIGTERM it is the end when workers have not said for _STOP_S that all stop: whoever ends a
+    job may signal all its processes at once. After a second one it is the end at once.
+
+    end: called with the reason; and the error if no coordinator has answered for `place.timeout_s`,
+        or it refuses this process.
     """
 
     def __init__(
         self, place: ComputePlace, end: Callable[[str, TriremeError | None], None]
     ) -> None:
         self._place, self._end = place, end
-        self._stop = threading.Event()
+        self._stop, self._ends_at = threading.Event(), math.inf
         self._client = RpcClient(name=place.name, keys=place.client_keys, on_wait=lambda _: None)
-        self._thread = threading.Thread(target=self._watch, name="trireme-job-end", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: end(*self._wait()), name="trireme-job-end", daemon=True
+        )
+        self._handler: Any = signal.SIG_DFL
 
     def __enter__(self) -> JobEnd:
         start_thread(self._thread)
+        if threading.current_thread() is threading.main_thread():  # only it can install one
+            self._handler = signal.signal(signal.SIGTERM, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._handler)
         self._stop.set()
         self._thread.join()
         self._client.close()
 
-    def _watch(self) -> None:
+    def _on_signal(self, *_: object) -> None:
+        if self._ends_at < math.inf:
+            self._end(_SIGNALLED, None)
+        else:
+            self._ends_at = time.monotonic() + _STOP_S
+            log.info("SIGTERM: ends in %g s, or with the workers if these stop", _STOP_S)
+
+    def _wait(self) -> tuple[str, TriremeError | None]:
         address, timeout_s = self._place.coordinator, self._place.timeout_s
         period_s = min(PERIOD_S, timeout_s)
-        heard = time.monotonic()
-        while not self._stop.is_set():
+        heard, who = time.monotonic(), {"within_s": period_s, "worker": 0}
+        while not self._stop.is_set() and time.monotonic() < self._ends_at:
             is_alive, is_over = self._client.call_all(
-                [Call(address, "server.ready"), Call(address, "server.end")],
+                [Call(address, "server.attendance", who), Call(address, "server.end")],
                 timeout_s=period_s,
                 return_errors=True,
             )
             if isinstance(is_over, Reply):
-                self._end("all workers have left", None)
-                return
+                return "all workers have left", None
             if isinstance(is_alive, Reply):
                 heard = time.monotonic()
-            elif not is_alive.retry:
-                self._end("refused", is_alive)
-                return
-            elif time.monotonic() - heard > timeout_s:
+                if is_alive.body["stops"] and self._ends_at < math.inf:
+                    self._ends_at = heard + _STOP_S
+                continue
+            if not is_alive.retry:
+                return "refused", is_alive
+            if time.monotonic() - heard > timeout_s:
                 silence = f"no answer for {timeout_s:g} s: {is_alive}"
-                self._end("silence", Unavailable(f"{self._place.name}: {silence}"))
-                return
-            self._stop.wait(0.0 if isinstance(is_alive, Reply) else 0.1)
+                return "silence", Unavailable(f"{self._place.name}: {silence}")
+            self._stop.wait(0.1)
+        return _SIGNALLED, None

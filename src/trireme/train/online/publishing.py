@@ -3,6 +3,7 @@
 import datetime
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from trireme.inference.export import export_model
 from trireme.storage.storage import open_storage
 from trireme.train.checkpointing.checkpoint_location import NumberedFolders
 from trireme.train.checkpointing.checkpoints import CheckpointAtStop
-from trireme.train.checkpointing.save import check_folder
+from trireme.train.checkpointing.save import own_folder
 from trireme.train.online.donefiles import (
     BASES,
     DELTAS,
@@ -75,9 +76,9 @@ class Publisher:
         self.example: Any = None
         self.can_export = False
 
-    def check(self) -> None:
+    def own_folder(self) -> AbstractContextManager[None]:
         """Raises, on every worker, why worker 0 or a server could not write there."""
-        check_folder(self._trainer.cluster, self.path, self._settings.storage_options)
+        return own_folder(self._trainer.cluster, self.path, self._settings.storage_options)
 
     def remove_dropped(self) -> None:
         """Remove the checkpoints before the first listed one: a run was killed that had dropped

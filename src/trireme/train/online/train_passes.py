@@ -16,6 +16,7 @@ Every worker of the job runs the same loop over the same passes.
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,9 +123,9 @@ class _PassLoop:
                 "train_passes: expected all workers to begin together, found one that was started"
                 " again: start the job again, it continues after the newest checkpoint"
             )
-        with stopping_on_signals(self._cluster):
-            if self._publisher is not None:  # fail now rather than after hours of passes
-                self._publisher.check()
+        # Fail now rather than after hours of passes.
+        own = nullcontext() if self._publisher is None else self._publisher.own_folder()
+        with stopping_on_signals(self._cluster), own:
             if self._publisher is not None and (at := resume(self._trainer, self._publisher)):
                 self._point, self._begun = at.point, None if at.within is None else at
             try:
