@@ -94,7 +94,9 @@ def owned_folder(folder: Path) -> Iterator[None]:
             file = stack.enter_context((folder / OWNER).open("ab"))
             try:  # a lock that children do not inherit
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                if not os.path.samestat((folder / OWNER).stat(), os.fstat(file.fileno())):
+                    raise FileExistsError  # a job that ended meanwhile has removed what is locked
+            except (BlockingIOError, FileExistsError, FileNotFoundError):
                 raise BadRequest(
                     f"checkpoint: expected {folder} to be one job's alone, found another job that"
                     " is running and saves there; stop it, or give each job another folder"
