@@ -23,7 +23,7 @@ from trireme.errors import BadRequest, Corruption
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
 from trireme.storage.storage import open_storage
-from trireme.train.checkpointing.save import check_folder
+from trireme.train.checkpointing.save import own_folder
 
 Options = dict[str, Any]
 ROOT = "s3://bucket"
@@ -140,9 +140,9 @@ def test_the_trial_before_a_fit_needs_a_place_of_its_own_and_leaves_none(
     (tmp_path / "try").mkdir()
     put(s3, "free/try/manifest.json", b"{}")
     with embedded(threads=1) as cluster:
-        check_folder(cluster, tmp_path)
-        check_folder(cluster, f"{ROOT}/free", s3)
-        check_folder(cluster, "hdfs://runs")
+        for folder, options in ((tmp_path, None), (f"{ROOT}/free", s3), ("hdfs://runs", None)):
+            with own_folder(cluster, folder, options):
+                pass
     assert list(tmp_path.iterdir()) == [tmp_path / "try"]
     assert names(s3, "free") == {"try/manifest.json"}
     assert Hdfs().find("/", withdirs=True) == ["/runs"]

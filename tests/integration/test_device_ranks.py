@@ -99,17 +99,16 @@ def on_servers(num_workers: int, work: Work) -> tuple[list[Any], dict[str, np.nd
 
 
 def on_ranks(num_workers: int, work: Work) -> tuple[list[Any], dict[str, np.ndarray]]:
-    states: dict[int, ServerState] = {}
+    held: dict[str, np.ndarray] = {}
 
-    def with_state(cluster: Cluster) -> Any:
+    def with_contents(cluster: Cluster) -> Any:
         assert cluster.host is not None
-        states[cluster.worker] = cluster.host.state
         result = work(cluster)
         cluster.client.coordinator.gather({}, [])
+        held.update(contents([cluster.host.state]))
         return result
 
-    results = run_ranks(num_workers, with_state)
-    return results, contents([states[worker] for worker in range(num_workers)])
+    return run_ranks(num_workers, with_contents), held
 
 
 def training(

@@ -107,9 +107,10 @@ class Host:
         finally:
             if self._server is not None:
                 self._server.stop()
+            else:  # embedded: the process goes on, and Python collects late what refers to itself
+                self.state.tables.clear()
             if self._tier is not None:
                 self._tier.close()
-            self.state.tables.clear()  # Python collects late what refers to itself, such as models
 
 
 class Views:
