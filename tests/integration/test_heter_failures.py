@@ -180,7 +180,7 @@ def test_sigterm_at_all_processes_at_once_leaves_a_checkpoint(
         job.workers[0].wait_line("read 10$")
         for program in (*job.compute, servers.program(0)):
             program.signal(signal.SIGTERM)
-            program.wait_line("^SIGTERM: ends in")
+            program.wait_line("SIGTERM: ends in")
         job.workers[1].signal(signal.SIGTERM)
         assert [worker.finish() for worker in job.workers] == [0, 0], job.workers[0].output
         job.compute[0].wait_line("ends: (all workers have left|stopped by SIGTERM)")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import os
 import queue
+import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -10,6 +15,7 @@ from typing import Any
 import pytest
 
 from trireme.errors import BadRequest, Unavailable
+from trireme.job.serving import stop_on_signals
 from trireme.rpc import Request
 from trireme.server.attendance import GOODBYE_S, OVER, Attendance
 
@@ -295,3 +301,36 @@ def test_of_two_lists_of_members_the_shorter_one_counts_in_any_order() -> None:
         for worker, members in enumerate(lists):
             tell(attendance, "goodbye", worker, members=members)
         assert attendance.is_over
+
+
+class _Interrupted(io.StringIO):
+    """Gets SIGTERM while it first writes, and refuses to be written to meanwhile, as files do."""
+
+    is_writing = was_interrupted = False
+
+    def write(self, text: str) -> int:
+        if self.is_writing:
+            raise RuntimeError("reentrant call")
+        self.is_writing = True
+        try:
+            if not self.was_interrupted:
+                self.was_interrupted = True
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().write(text)
+        finally:
+            self.is_writing = False
+
+
+def test_a_signal_that_interrupts_a_log_line_stops_a_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attendance, stream, line = Attendance(), _Interrupted(), logging.getLogger("trireme.job")
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(line, "handlers", [logging.StreamHandler(stream)])
+    monkeypatch.setattr(line, "level", logging.INFO)
+    late = threading.Timer(10.0, attendance.stop, ["after the signal"])
+    late.start()
+    with stop_on_signals(attendance):
+        line.info("listening")
+        assert attendance.wait(60.0) == "stopped by SIGTERM"
+    late.cancel()

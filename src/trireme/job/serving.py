@@ -37,7 +37,7 @@ _NEW_OBJECTS = 50_000
 
 
 @contextmanager
-def _stop_on_signals(attendance: Attendance) -> Iterator[None]:
+def stop_on_signals(attendance: Attendance) -> Iterator[None]:
     """SIGTERM ends the wait, after workers that are stopping have left: whoever ends a job may
     signal all its processes at once. A second one, or SIGINT, ends it at once. Only the main thread
     can install handlers.
@@ -48,10 +48,9 @@ def _stop_on_signals(attendance: Attendance) -> Iterator[None]:
     num_signals = itertools.count()
 
     def end(received: int, _: object) -> None:
+        # No log line here: the signal may have interrupted the write of another.
         waits = next(num_signals) == 0 and received == signal.SIGTERM  # SIGINT counts, too
         reason = f"stopped by {signal.Signals(received).name}"
-        if waits:
-            log.info("SIGTERM: ends in %g s, or when workers that stop have left", STOP_S)
         attendance.stop(reason, within_s=STOP_S if waits else 0.0)
 
     stop = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -138,7 +137,7 @@ def serve(
             state=state.state_id,
         )
         # One thread steps the blocks: they are too small to be worth waking others for.
-        with frozen_objects(_NEW_OBJECTS), torch_threads(1), server, _stop_on_signals(attendance):
+        with frozen_objects(_NEW_OBJECTS), torch_threads(1), server, stop_on_signals(attendance):
             requests.watch(server)
             health.opened()
             log.info("listening on %s", server.endpoint)

@@ -1,5 +1,6 @@
 """Which workers of a job are attached to a server, and when the job is over."""
 
+import logging
 import math
 import threading
 import time
@@ -13,6 +14,8 @@ from trireme.protocol.label_use import LabelUse, uses_from_wire
 from trireme.protocol.wire import need, need_list, need_stop_reason
 from trireme.rpc import Deferred, Handler, Reply, Request
 from trireme.server.journal import Journal
+
+log = logging.getLogger("trireme.server")
 
 _T = TypeVar("_T")
 
@@ -292,10 +295,17 @@ class Attendance:
         said goodbye, and none has sent a heartbeat for `silence_s`.
         """
         with self._changed:
+            is_told = False
             while True:
                 is_over = self._num_workers is not None and self.is_over
-                if self._stopped is not None and (is_over or not self._is_needed()):
-                    return OVER if is_over else self._stopped
+                if self._stopped is not None:
+                    if is_over or not self._is_needed():
+                        return OVER if is_over else self._stopped
+                    if not is_told:
+                        left_s = self._stops_at - self._clock()
+                        then = "or when workers that stop have left"
+                        log.info("%s: ends in %.0f s, %s", self._stopped, left_s, then)
+                    is_told = True
                 if is_over and self._end_waiters.are_told and self._have_left():
                     return OVER
                 heard = max([self._default_heard, *self._last_heard.values()])

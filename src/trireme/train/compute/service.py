@@ -314,15 +314,18 @@ class JobEnd:
     def _on_signal(self, *_: object) -> None:
         if self._ends_at < math.inf:
             self._end(_SIGNALLED, None)
-        else:
+        else:  # no log line: the signal may have interrupted the write of another
             self._ends_at = time.monotonic() + _STOP_S
-            log.info("SIGTERM: ends in %g s, or with the workers if these stop", _STOP_S)
 
     def _wait(self) -> tuple[str, TriremeError | None]:
         address, timeout_s = self._place.coordinator, self._place.timeout_s
         period_s = min(PERIOD_S, timeout_s)
         heard, who = time.monotonic(), {"within_s": period_s, "worker": 0}
+        is_told = False
         while not self._stop.is_set() and time.monotonic() < self._ends_at:
+            if self._ends_at < math.inf and not is_told:
+                is_told = True
+                log.info("SIGTERM: ends in %g s, or with the workers if these stop", _STOP_S)
             is_alive, is_over = self._client.call_all(
                 [Call(address, "server.attendance", who), Call(address, "server.end")],
                 timeout_s=period_s,
