@@ -5,7 +5,6 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 
@@ -19,11 +18,13 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     @functools.cache
     def homes() -> Mapping[str, tuple[str, str]]:
         """Name -> the module of it, and its name there."""
-        _, _, rest = Path(module.__file__ or "").read_text().partition("\nif TYPE_CHECKING:\n")
-        block, _, _ = rest.partition("\n\n")
+        # By the loader, which reads a package in a zip file, too.
+        source = module.__loader__.get_source(package)  # type: ignore[union-attr]
         return {
             alias.asname or alias.name: (node.module or "", alias.name)
-            for node in ast.walk(ast.parse(f"if True:\n{block}"))
+            for block in ast.parse(source).body
+            if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+            for node in block.body
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
