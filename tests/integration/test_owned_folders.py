@@ -7,19 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import trireme as tr
+from tests.integration.test_online_passes import COLUMNS, passes, trainer_for
 from tests.jobs import Job
 from trireme.errors import BadRequest
 from trireme.job.cluster import Cluster
 from trireme.storage.atomic_folder import OWNER
 
-COLUMNS = {"item": torch.arange(8), "label": torch.ones(8)}
 OTHER_JOB = """
 import sys
 from pathlib import Path
@@ -45,26 +42,13 @@ def other_job(folder: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        rows = tr.Table("items", dim=2, optimizer=tr.optim.SGD(lr=0.1))
-        self.rows = tr.nn.EmbeddingBag(rows, features=["item"])
-        self.top = nn.Linear(2, 1)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        output: torch.Tensor = self.top(self.rows(batch).flatten(1)).squeeze(1)
-        return output
-
-
 def fit(trainer: tr.Trainer, folder: Path) -> None:
     trainer.fit([COLUMNS], checkpoints=tr.Checkpoints(folder, every_steps=1))
 
 
 def publish(trainer: tr.Trainer, folder: Path) -> None:
-    passes = [tr.Pass(day="20190720", number=1, open=lambda: [COLUMNS])]
     publishing = tr.Publishing(path=str(folder), checkpoint_per_pass=1)
-    assert len(list(tr.train_passes(trainer, passes, publishing=publishing))) == 1
+    assert len(list(tr.train_passes(trainer, passes(1), publishing=publishing))) == 1
 
 
 @pytest.mark.parametrize("save", [fit, publish])
@@ -74,12 +58,8 @@ def test_a_second_job_does_not_save_into_the_folder_of_one_that_is_running(
     folder = tmp_path / "saved"
 
     def work(cluster: Cluster) -> str:
-        model = Model()
-        rule = torch.optim.SGD(model.parameters(), 0.1)
-        loss = nn.functional.binary_cross_entropy_with_logits
-        trainer = tr.Trainer(model, rule, loss=loss, progress=False, cluster=cluster)
         try:
-            save(trainer, folder)
+            save(trainer_for(cluster), folder)
         except BadRequest as error:
             return str(error)
         return "saved"

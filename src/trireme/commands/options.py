@@ -146,6 +146,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
 
 
 def write_lines(lines: Iterable[str]) -> None:
+    """To standard output, each with its end."""
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 

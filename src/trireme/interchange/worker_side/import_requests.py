@@ -187,21 +187,16 @@ def send_rows(
             f"import of table {table!r}: expected distinct keys, found {columns['key'][first]} in"
             f" rows {first} and {second}"
         )
+    body: dict[str, Any] = {"table": table, "id": id, "names": list(columns), "time": int(time)}
+    body |= {} if row_class is None else {"row_class": row_class}
     num_keys = 0
     for begin in range(0, num_rows, ROWS_PER_MESSAGE):
-        is_last = begin + ROWS_PER_MESSAGE >= num_rows
-        about: dict[str, Any] = {"names": list(columns), "time": int(time), "is_last": is_last}
-        about |= {} if row_class is None else {"row_class": row_class}
+        body["is_last"] = begin + ROWS_PER_MESSAGE >= num_rows
         part = {name: values[begin : begin + ROWS_PER_MESSAGE] for name, values in columns.items()}
         split = Split(part["key"], client.servers.map, pool)
         by_column = [split.parts(values) for values in part.values()]
         calls = [
-            Call(
-                endpoint,
-                "import.rows",
-                {"table": table, "id": id, **about},
-                [column[server] for column in by_column],
-            )
+            Call(endpoint, "import.rows", body, [column[server] for column in by_column])
             for server, endpoint in enumerate(client.servers.map.servers)
         ]
         replies = client.servers.call_all(calls, TIMEOUT_S)
