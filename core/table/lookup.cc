@@ -73,37 +73,33 @@ void Table::find_all(const Rows& rows, std::span<const std::uint64_t> keys, std:
   }
 }
 
+// Calls visit(i, row) for each key whose row is in memory, visit_on_ssd(i, row, row_class) for each
+// whose row is on SSD, absent(i) for the others.
+template <class Rows, class Visit, class VisitOnSsd, class Absent>
+void Table::read_rows(const Rows& rows, std::span<const std::uint64_t> keys, std::size_t row_bytes,
+                      Pool& pool, const Visit& visit, const VisitOnSsd& visit_on_ssd,
+                      const Absent& absent) const {
+  if (tier_ != nullptr) tier_->fetch(keys, pool);
+  Array<std::size_t> left(tier_ != nullptr ? keys.size() : 0);
+  std::atomic<std::size_t> num_left{0};
+  find_all(rows, keys, row_bytes, pool, visit, [&](std::size_t i, const std::byte* row) {
+    if (row != nullptr) return visit(i, row);
+    if (tier_ == nullptr || !tier_->may_have(keys[i])) return absent(i);
+    left[num_left.fetch_add(1, std::memory_order_relaxed)] = i;
+  });
+  left.truncate(num_left);
+  read_on_ssd(keys, left.span(), visit_on_ssd, absent);
+}
+
 // Calls visit(i, row, row_class) for each key that has a row, absent(i) for the others.
 template <class Visit, class Absent>
 void Table::read_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
                      const Visit& visit, const Absent& absent) const {
-  const auto visit_row = [=, this](std::size_t i, const std::byte* row)
-                             TRIREME_INLINE_LAMBDA { visit(i, row, arenas_.class_of(row)); };
-  if (tier_ == nullptr) {
-    return find_all(arenas_, keys, row_bytes, pool, visit_row,
-                    [&](std::size_t i, const std::byte* row)
-                        TRIREME_INLINE_LAMBDA { row == nullptr ? absent(i) : visit_row(i, row); });
-  }
-  tier_->fetch(keys, pool);
-  const Array<std::size_t> left = find_in_memory(arenas_, keys, row_bytes, pool, visit_row, absent);
-  read_on_ssd(keys, left.span(), visit, absent);
-}
-
-// What find_all does for a table with an SSD tier, in two steps. The positions of the keys that may
-// have a row on SSD are returned, the others without a row are absent.
-template <class Rows, class Visit, class Absent>
-Array<std::size_t> Table::find_in_memory(const Rows& rows, std::span<const std::uint64_t> keys,
-                                         std::size_t row_bytes, Pool& pool, const Visit& visit,
-                                         const Absent& absent) const {
-  Array<std::size_t> left(keys.size());
-  std::atomic<std::size_t> num_left{0};
-  find_all(rows, keys, row_bytes, pool, visit, [&](std::size_t i, const std::byte* row) {
-    if (row != nullptr) return visit(i, row);
-    if (!tier_->may_have(keys[i])) return absent(i);
-    left[num_left.fetch_add(1, std::memory_order_relaxed)] = i;
-  });
-  left.truncate(num_left);
-  return left;
+  read_rows(
+      arenas_, keys, row_bytes, pool,
+      [=, this](std::size_t i, const std::byte* row)
+          TRIREME_INLINE_LAMBDA { visit(i, row, arenas_.class_of(row)); },
+      visit, absent);
 }
 
 template <class Visit, class Absent>
@@ -138,15 +134,9 @@ std::size_t Table::lookup_plain(std::span<const std::uint64_t> keys, float* out,
       write_absent(keys[i], out + static_cast<std::ptrdiff_t>(i) * dim, dim);
     };
     const std::size_t bytes = kWeightsOffset + static_cast<std::size_t>(dim) * sizeof(float);
-    if (tier_ == nullptr) {
-      return find_all(arenas_.of(0), keys, bytes, pool, copy,
-                      [&](std::size_t i, const std::byte* row)
-                          TRIREME_INLINE_LAMBDA { row == nullptr ? absent(i) : copy(i, row); });
-    }
-    tier_->fetch(keys, pool);
-    read_on_ssd(
-        keys, find_in_memory(arenas_.of(0), keys, bytes, pool, copy, absent).span(),
-        [&](std::size_t i, const std::byte* row, int) { copy(i, row); }, absent);
+    read_rows(
+        arenas_.of(0), keys, bytes, pool, copy,
+        [=](std::size_t i, const std::byte* row, int) { copy(i, row); }, absent);
   });
   return missing;
 }

@@ -312,13 +312,13 @@ class Table {
   template <class Rows, class Visit, class Settle>
   void find_all(const Rows& rows, std::span<const std::uint64_t> keys, std::size_t row_bytes,
                 Pool& pool, const Visit& visit, const Settle& settle) const;
-  template <class Rows, class Visit, class Absent>
-  Array<std::size_t> find_in_memory(const Rows& rows, std::span<const std::uint64_t> keys,
-                                    std::size_t row_bytes, Pool& pool, const Visit& visit,
-                                    const Absent& absent) const;
   template <class Visit, class Absent>
   void read_on_ssd(std::span<const std::uint64_t> keys, std::span<const std::size_t> left,
                    const Visit& visit, const Absent& absent) const;
+  template <class Rows, class Visit, class VisitOnSsd, class Absent>
+  void read_rows(const Rows& rows, std::span<const std::uint64_t> keys, std::size_t row_bytes,
+                 Pool& pool, const Visit& visit, const VisitOnSsd& visit_on_ssd,
+                 const Absent& absent) const;
   template <class Visit, class Absent>
   void read_all(std::span<const std::uint64_t> keys, std::size_t row_bytes, Pool& pool,
                 const Visit& visit, const Absent& absent) const;
