@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +341,37 @@ def test_a_step_that_ctrl_c_left_half_made_is_no_other_batch(
             training = make()
         loop(training)
         training.optimizer.flush()
+
+
+def wait_for_signal(parent: Connection) -> None:
+    parent.send("runs")
+    while True:  # a signal just before a longer wait would not end it
+        parent.poll(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_a_child_that_is_forked_during_fit_ends_it_alone(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def data() -> Iterator[dict[str, torch.Tensor]]:
+        yield batches(1)[0]
+        here, there = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=wait_for_signal, args=(there,))
+        child.start()
+        assert child.pid is not None
+        assert here.recv() == "runs"
+        os.kill(child.pid, number)
+        if number == signal.SIGINT:  # the first Ctrl-C leaves a loader's processes to the parent
+            child.join(0.5)
+            assert child.is_alive()
+            os.kill(child.pid, number)
+        child.join(WAIT_S)
+        codes.append(child.exitcode)
+        child.kill()
+
+    codes: list[int | None] = []
+    with trainer() as fitting:
+        fitting.fit(data())
+        assert fitting.optimizer.num_steps == 1
+    assert codes == [-number if number == signal.SIGTERM else 1]
+    assert "training ends" not in capfd.readouterr().err

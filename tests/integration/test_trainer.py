@@ -334,6 +334,15 @@ def test_wrong_use_gets_a_typed_error(default_cluster: Cluster) -> None:
         tr.Trainer(model, sgd, loss=each, cluster=default_cluster).fit(loader(100))
 
 
+def test_several_labels_and_metrics_of_one_name_say_how_else(default_cluster: Cluster) -> None:
+    labels: Any = ["click", "buy"]
+    with pytest.raises(BadRequest, match=r"expected label as a column's name, or None: loss gets"):
+        tr.Trainer(Linear(), None, loss=nn.MSELoss(), label=labels, cluster=default_cluster)
+    metrics = [tr.metrics.AUC(label=label, output=label) for label in labels]
+    with pytest.raises(BadRequest, match=r"\['auc', 'auc'\]; name= says another, as in tr\.met"):
+        tr.Trainer(Linear(), None, loss=nn.MSELoss(), metrics=metrics, cluster=default_cluster)
+
+
 def test_workers_with_different_strategies_get_an_error_with_both() -> None:
     with Job(1) as job:
         one, two = job.join(0, 2), job.join(1, 2)

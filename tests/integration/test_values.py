@@ -100,7 +100,10 @@ def test_strings_and_missing_values_where_the_model_reads_numbers_are_refused(
         for data, shown in (
             (wrong, "column 'age', found strings"),
             ([wrong], "column 'age', found strings, 'old' in row 5"),
-            (missing, "column 'age', found bags of ids, 0 in row 1"),
+            (
+                missing,
+                r"column 'age', found bags of ids, 0 in row 1 \(of numbers, a missing one: fi",
+            ),
         ):
             with pytest.raises(BadRequest, match=f"expected numbers .* with {shown}"):
                 trainer.predict(data)

@@ -78,9 +78,10 @@ class Strings(NamedTuple):
 def _shown_bags(bags: Ragged, *, has_strings: bool) -> str:
     if has_strings:
         return "strings (pandas.to_numeric names one that is no number)"
-    sizes = bags.offsets.diff()
-    others = torch.nonzero(sizes != 1).flatten().tolist()
-    return "bags of ids" + (f", {int(sizes[others[0]])} in row {others[0]}" if others else "")
+    missing = " (of numbers, a missing one: fillna, or drop its row)"
+    sizes = enumerate(bags.offsets.diff().tolist())
+    others = (f", {n} in row {row}" + ("" if n else missing) for row, n in sizes if n != 1)
+    return "bags of ids" + next(others, "")
 
 
 def _is_number(text: str) -> bool:

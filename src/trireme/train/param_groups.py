@@ -125,8 +125,8 @@ def named_parameters(
             named[name] = (parameter, group_of.pop(id(parameter)))
         elif parameter.requires_grad:
             raise BadRequest(
-                f"DistributedOptimizer: expected all parameters of the model in the optimizer,"
-                f" found {name} in no group; freeze it with requires_grad_(False) or add it"
+                "DistributedOptimizer: expected all parameters of the model in the optimizer, found"
+                f" {name} in no group: make it of model.parameters(), or requires_grad_(False)"
             )
     if group_of:
         raise BadRequest(

@@ -22,6 +22,7 @@ log = logging.getLogger("trireme.train")
 
 _OWN: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 """The signals that ask to stop, with Python's own handlers."""
+_FOLLOWS = b"training ends after this step; Ctrl-C again interrupts it at once, and saves nothing\n"
 
 
 @contextmanager
@@ -40,16 +41,23 @@ def stopping_on_signals(cluster: Cluster) -> Iterator[None]:
     if cluster.ends_at_sigterm and not cluster.is_only_worker:
         before.pop(signal.SIGTERM, None)
 
+    owner = os.getpid()
+
     def ask(number: int, _: object) -> None:
         # The handler interrupts the main thread wherever it is, with any lock held: do little.
-        if not request.reason:
+        signal.signal(number, before[number])
+        if os.getpid() != owner:  # a forked child: whoever ends it means it alone; at Ctrl-C the
+            if number == signal.SIGTERM:  # parent decides, whose loader it may be
+                signal.raise_signal(number)
+        elif not request.reason:
             # Others can take over its streams, except those of worker 0, which saves.
             request.is_alone = bool(cluster.num_streams) and cluster.worker != 0
             request.reason = f"worker {cluster.worker} has got {signal.Signals(number).name}"
             request.code = 130 if number == signal.SIGINT else 0  # as shells have it
             if number == signal.SIGINT and cluster.is_only_worker:
-                _say_what_follows()
-        signal.signal(number, before[number])
+                # Not sys.stderr, in whose write this signal may have come. A bar may stand before.
+                with contextlib.suppress(OSError):  # nobody reads it
+                    os.write(2, b"\n" * os.isatty(2) + _FOLLOWS)
 
     for number in before:
         signal.signal(number, ask)
@@ -63,13 +71,6 @@ def stopping_on_signals(cluster: Cluster) -> Iterator[None]:
             signal.signal(number, handler)
         if before and cluster.is_only_worker:  # a notebook goes on
             request.reason, request.code = "", 0
-
-
-def _say_what_follows() -> None:
-    line = "training ends after this step; Ctrl-C again interrupts it at once, and saves nothing\n"
-    # Not sys.stderr, in whose write this signal may have come. A bar may stand before "^C".
-    with contextlib.suppress(OSError):  # nobody reads it
-        os.write(2, (("\n" if os.isatty(2) else "") + line).encode())
 
 
 def agreed_reason_to_stop(cluster: Cluster) -> str:

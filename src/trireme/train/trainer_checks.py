@@ -40,11 +40,8 @@ def check_settings(
     if isinstance(metrics, str) or not isinstance(metrics, Iterable):
         raise BadRequest(f"Trainer: expected metrics as a list, such as ['auc'], found {metrics!r}")
     if not callable(loss) or isinstance(loss, type):
-        shown = f"the class {loss.__name__}" if isinstance(loss, type) else repr(loss)
-        raise BadRequest(
-            "Trainer: expected loss as a function of outputs and labels, such as"
-            f" torch.nn.BCEWithLogitsLoss(), found {shown}"
-        )
+        example = "a function of outputs and labels, such as torch.nn.BCEWithLogitsLoss()"
+        check_kind("Trainer", "loss", loss, (), example)  # of no type that is right
     own = {id(parameter) for parameter in model.parameters()}
     parameters = loss.named_parameters() if isinstance(loss, nn.Module) else ()
     if others := [name for name, p in parameters if p.requires_grad and id(p) not in own]:

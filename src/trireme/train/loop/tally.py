@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trireme.errors import BadRequest, ResourceExhausted, check_known
+from trireme.errors import BadRequest, ResourceExhausted, check_kind, check_known
 from trireme.job.cluster import Cluster
 from trireme.metrics import Metric
 from trireme.metrics.by_name import metric_of
@@ -187,15 +187,16 @@ def scoring_of(
 
 
 def check_metrics(metrics: Sequence[Metric], label: str | None) -> None:
-    """Raises BadRequest: two of one name, or one without a label."""
+    """Raises BadRequest: a label that is no name, metrics of one name, or one without a label."""
+    if label is not None:
+        check_kind("Trainer", "label", label, str, "a column's name, or None: loss gets the batch")
     names = [metric.name for metric in metrics]
     if len({"loss", *names}) != len(names) + 1:
-        raise BadRequest(f"Trainer: expected metrics with distinct names, found {names}")
+        mend = "name= says another, as in tr.metrics.AUC(label='buy', name='auc_buy')"
+        raise BadRequest(f"Trainer: expected metrics with distinct names, found {names}; {mend}")
     if without := [m.name for m in metrics if label is None and m.label is None]:
-        raise BadRequest(
-            "Trainer: expected a label column for each metric, because label is None; found none"
-            f" for {', '.join(without)}"
-        )
+        expected = "Trainer: expected a label column for each metric, because label is None"
+        raise BadRequest(f"{expected}; found none for {', '.join(without)}")
 
 
 def _output_for(metric: Metric, outputs: dict[str, Tensor]) -> Tensor:
