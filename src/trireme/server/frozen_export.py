@@ -17,6 +17,7 @@ from trireme.rows.wide_rows import RowLayout
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.assignment import consecutive
 from trireme.server.paths import resolve_local_path
+from trireme.server.repeated_calls import repeatable
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 from trireme.storage.checked_file import written_for_mapping
@@ -26,7 +27,7 @@ FLAG_BYTES = 8
 
 def frozen_export_handlers(state: ServerState, root: Path) -> dict[str, Handler]:
     """The method `export.save`; paths stay under `root`."""
-    return {"export.save": partial(_on_save, state, root)}
+    return {"export.save": repeatable(partial(_on_save, state, root))}
 
 
 def _on_save(state: ServerState, root: Path, request: Request) -> Reply:
@@ -96,6 +97,7 @@ class _TableExport:
             has_flags=self._since > 0,
             first_bucket=low,
         )
+        (folder / path).unlink(missing_ok=True)
         with written_for_mapping(folder, path) as (file, entry):
             for bucket in range(low, high + 1):
                 file.write(writer.add(*self._content(bucket, writer.value_bytes)))

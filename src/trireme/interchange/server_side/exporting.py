@@ -26,6 +26,7 @@ from trireme.rows.wide_rows import RowLayout
 from trireme.rpc import Handler, Reply, Request
 from trireme.server.paths import resolve_local_path, resolve_path, storage_errors
 from trireme.server.prepared_import import RowPart
+from trireme.server.repeated_calls import repeatable
 from trireme.server.served_tables import ServedTable
 from trireme.server.state import ServerState
 
@@ -45,15 +46,20 @@ class ExportHandlers:
 
     def handlers(self) -> dict[str, Handler]:
         return {
-            "export.parquet": self._on_parquet,
-            "export.fleet": self._on_fleet,
-            "export.join": self._on_join,
+            "export.parquet": repeatable(self._on_parquet),
+            "export.fleet": repeatable(self._on_fleet),
+            "export.join": repeatable(self._on_join),
         }
 
-    def _folder(self, request: Request) -> Path:
+    def _folder(self, request: Request, own_files: str = "") -> Path:
+        """The folder of a table, without `own_files`, which a killed server may have left there. It
+        is made in that of the export, which has gone if the export was given up.
+        """
         folder = resolve_local_path(self._root, need(request.body, "folder", str))
         with writing(f"export: cannot make {folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
+            for file in folder.glob(own_files) if own_files else ():
+                file.unlink()
         return folder
 
     def _table(self, request: Request) -> ServedTable:
@@ -69,8 +75,9 @@ class ExportHandlers:
         table, options = self._table(request), need(request.body, "storage_options", dict)
         path, hosts = need(request.body, "folder", str), self._server.store_hosts
         folder = resolve_path(self._root, path, options, hosts)
+        own = f"part-{self._server.assignment.index:03d}"
         if "://" not in folder:
-            folder = str(self._folder(request))
+            folder = str(self._folder(request, f"{own}-*"))
         layout = RowLayout.of(table.schema, table.rows)
         dims = np.array(table.rows.dims)
         arrow = arrow_schema(layout, state=need(request.body, "state", bool))
@@ -82,8 +89,7 @@ class ExportHandlers:
                 group = next(groups, None)
                 if group is None and (number or self._server.assignment.index):
                     break  # an empty table still has one file
-                name = f"part-{self._server.assignment.index:03d}-{number:05d}.parquet"
-                created = _create(folder, name, options)
+                created = fsspec.open(f"{folder}/{own}-{number:05d}.parquet", "wb", **options)
                 with created as file, pq.ParquetWriter(file, arrow) as writer:
                     while group is not None:
                         keys, classes, rows = group
@@ -95,7 +101,8 @@ class ExportHandlers:
 
     def _on_fleet(self, request: Request) -> Reply:
         """Write fragments of text, `SHARD.SERVER`, for the shards that have rows on this server."""
-        table, folder = self._table(request), self._folder(request)
+        index = self._server.assignment.index
+        table, folder = self._table(request), self._folder(request, f"*.{index}")
         num_shards = _num_shards(request)
         accessor = need(request.body, "accessor", str)
         text = FleetText.of(table.schema, table.rows, accessor, need_betas(request.body))
@@ -113,7 +120,7 @@ class ExportHandlers:
             for count, fragments in _in_order(lines, runs, self._server.pool.threads):
                 num_rows += count
                 for shard, fragment in fragments.items():
-                    with (folder / f"{shard}.{self._server.assignment.index}").open("ab") as file:
+                    with (folder / f"{shard}.{index}").open("ab") as file:
                         file.write(fragment.data)
         return Reply({"rows": num_rows})
 
@@ -125,23 +132,25 @@ class ExportHandlers:
         with writing(f"export: cannot write {folder}"):
             for shard in range(self._server.assignment.index, num_shards, num_servers):
                 path = folder / f"part-000-{shard:05d}{'.gz' if compress else ''}"
-                with path.open("xb") as plain:
-                    file: Any = gzip.GzipFile(fileobj=plain, mode="wb") if compress else plain
-                    for server in range(num_servers):
-                        fragment = folder / f"{shard}.{server}"
-                        if fragment.exists():
-                            with fragment.open("rb") as source:
-                                shutil.copyfileobj(source, file, 1 << 20)
-                            fragment.unlink()
-                    if compress:
-                        file.close()
+                fragments = [folder / f"{shard}.{server}" for server in range(num_servers)]
+                fragments = [fragment for fragment in fragments if fragment.exists()]
+                if not path.exists():  # else it is complete, and some fragments may have gone
+                    _join(fragments, path, compress)
+                for fragment in fragments:
+                    fragment.unlink()
 
 
-def _create(folder: str, name: str, options: dict[str, Any]) -> Any:
-    """A new file in a folder or location."""
-    if "://" in folder:
-        return fsspec.open(f"{folder}/{name}", "wb", **options).open()
-    return Path(folder, name).open("xb")
+def _join(fragments: Sequence[Path], path: Path, compress: bool) -> None:
+    """A file of the fragments' content, which appears complete."""
+    aside = path.with_name(f".{path.name}")
+    with aside.open("wb") as plain:
+        file: Any = gzip.GzipFile(path.name, "wb", fileobj=plain) if compress else plain
+        for fragment in fragments:
+            with fragment.open("rb") as source:
+                shutil.copyfileobj(source, file, 1 << 20)
+        if compress:
+            file.close()
+    aside.rename(path)
 
 
 def _cut_lines(text: Array, shards: Array) -> dict[int, Array]:
