@@ -99,6 +99,17 @@ def _sum(parts: list[TableGradient], pool: _core.Pool) -> TableGradient:
     return TableGradient(keys_K, torch.from_numpy(gradients_KD), parts[0].values, columns)
 
 
+def check_scales(tables: Iterable[Table], where: str, instead: str) -> None:
+    """Raises BadRequest: a table whose gradients have Fleet's scale before several are summed."""
+    for table in tables:
+        if table.optimizer.scale == "fleet" and not table.schema.is_scored:
+            raise BadRequest(
+                f"DistributedOptimizer: expected scale='loss' for table {table.name!r} {where},"
+                " found 'fleet', which counts a key in one batch; give the table a ScorePolicy,"
+                f" whose shows are added up, or use {instead}"
+            )
+
+
 def check_blocks(blocks: Blocks | None, optimizer: torch.optim.Optimizer | None) -> None:
     """Raises BadRequest: nothing to cut into blocks, or an optimizer that needs it whole."""
     if blocks is not None and optimizer is None:

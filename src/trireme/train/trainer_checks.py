@@ -87,16 +87,21 @@ def check_checkpoints(checkpoints: Any) -> None:
         check_kind("Trainer.fit", "checkpoints", checkpoints, kinds, example)
 
 
-def check_threads(threads: int | None, strategy: Strategy) -> None:
-    """Raises BadRequest: a number of threads that the mode does not train in."""
+def check_threads(threads: int | None, strategy: Strategy, accumulate: int) -> int | None:
+    """Returns the threads, one where a step is of several batches. Raises BadRequest: a number
+    that the mode does not train in.
+    """
+    check_counts("Trainer", accumulate=accumulate)
     if threads is None:
-        return
+        return 1 if accumulate > 1 else None
     check_counts("Trainer", threads=threads)
-    if threads > 1 and not mode_class(strategy.mode).trains_in_threads:
+    if threads > 1 and (accumulate > 1 or not mode_class(strategy.mode).trains_in_threads):
+        where = f"with accumulate={accumulate}" if accumulate > 1 else f"in {strategy.mode}"
         raise BadRequest(
-            f"Trainer: expected threads=1 in {strategy.mode}, found {threads}: steps come one"
-            " after the other; use more workers"
+            f"Trainer: expected threads=1 {where}, found {threads}: steps come one after the other;"
+            " use more workers"
         )
+    return threads
 
 
 def check_epochs(dataset: Any, valid: Any, epochs: Any) -> None:
@@ -111,7 +116,11 @@ def check_epochs(dataset: Any, valid: Any, epochs: Any) -> None:
 
 
 def check_pass(
-    what: str, optimizer: DistributedOptimizer, remote: Remote | None, threads: int
+    what: str,
+    optimizer: DistributedOptimizer,
+    remote: Remote | None,
+    threads: int,
+    accumulate: int,
 ) -> None:
     """Raises BadRequest: a trainer that cannot train a pass or a window on its device."""
     if remote is not None:
@@ -122,6 +131,11 @@ def check_pass(
     optimizer.mode.check_device_pass()
     if threads > 1:
         raise BadRequest(f"{what}: expected threads=1, found {threads}")
+    if accumulate > 1 and (num_workers := optimizer.cluster.num_workers) > 1:
+        raise BadRequest(
+            f"{what}: expected accumulate=1 in a job of {num_workers} workers, which make each step"
+            f" of a pass on devices together, found {accumulate}; take larger batches"
+        )
 
 
 def check_pass_data(dataset: Any, following: Any) -> None:
