@@ -25,6 +25,7 @@ Stopped is not an error: a process that was asked to stop, and has, exits with 0
 
 import errno
 import math
+import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -33,6 +34,7 @@ from threading import Thread
 from typing import Any, ClassVar
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LOCALE = ": set PYTHONUTF8=1, or a locale of UTF-8, such as LC_ALL=C.UTF-8"
 
 
 class TriremeError(Exception):
@@ -176,7 +178,8 @@ def writing(what: str) -> Iterator[None]:
 
     what: begins their messages, for example "Dump: cannot write PATH".
 
-    Raises ResourceExhausted: the disk is full. BadRequest: another OSError.
+    Raises ResourceExhausted: the disk is full. BadRequest: another OSError, as a name that the
+    locale cannot spell.
     """
     try:
         yield
@@ -185,6 +188,8 @@ def writing(what: str) -> Iterator[None]:
     except OSError as error:
         kind = ResourceExhausted if error.errno in _FULL else BadRequest
         raise kind(f"{what}: {error.strerror or error}") from error
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"{what}: {error}{_LOCALE}") from error
 
 
 @contextmanager
@@ -201,10 +206,13 @@ def reading(path: object) -> Iterator[None]:
 @contextmanager
 def looking(path: object) -> Iterator[None]:
     """Raises BadRequest for an OSError of a block that looks whether a path is there: it is below a
-    folder that may not be entered, or its name is too long.
+    folder that may not be entered, or its name is too long, or the locale cannot spell it.
     """
     try:
+        os.fsencode(str(path))  # else Python says that it is not there
         yield
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"cannot look for {path}: {error}{_LOCALE}") from error
     except OSError as error:
         raise BadRequest(f"cannot look for {path}: {error.strerror or error}") from error
 
