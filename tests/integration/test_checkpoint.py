@@ -198,7 +198,8 @@ def test_servers_write_below_their_root_only(tmp_path: Path) -> None:
     with server.rpc, connect([server.endpoint], worker=0, num_workers=1) as cluster:
         trainer = make_trainer(cluster)
         with pytest.raises(BadRequest, match=r"a path under .*allowed, .*; --root or TRIREME_ROOT"):
-            trainer.save(tmp_path / "elsewhere")
+            trainer.save(tmp_path / "elsewhere" / "new" / "c")
+        assert list(tmp_path.iterdir()) == []
         with pytest.raises(BadRequest, match=r"a path under .*allowed, .*; --root or TRIREME_ROOT"):
             trainer.fit(batches(2), checkpoints=tr.Checkpoints(tmp_path / "run", every_s=600))
         passes = [tr.Pass(day="20260101", number=1, open=lambda: batches(2))]
