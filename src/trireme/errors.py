@@ -56,6 +56,7 @@ class BadRequest(TriremeError, ValueError):
     """The call itself is wrong; nothing was changed. Fix the call."""
 
     code, name = 1, "BAD_REQUEST"
+    is_of_script = False  # see wrong_argument
 
 
 class DataError(BadRequest):
@@ -248,6 +249,13 @@ def start_thread(thread: Thread) -> None:
 # How arguments are checked: each of these raises BadRequest with what it expected and what it got.
 
 
+def wrong_argument(text: str) -> BadRequest:
+    """Of what a script says, whatever the state of the job: started again, it meets it again."""
+    error = BadRequest(text)
+    error.is_of_script = True
+    return error
+
+
 def check_flags(subject: str, **flags: object) -> None:
     """Raises BadRequest: one is neither True nor False; None is the default of its taker."""
     for name, value in flags.items():
@@ -291,7 +299,7 @@ def check_known(subject: str, what: str, known: Collection[str], names: Iterable
     """Raises BadRequest: some of these names are none of the known ones. what: they are."""
     if unknown := [name for name in names if name not in known]:
         shown = ", ".join(known) or "(none)"
-        raise BadRequest(f"{subject}: expected {what} {shown}, found {', '.join(unknown)}")
+        raise wrong_argument(f"{subject}: expected {what} {shown}, found {', '.join(unknown)}")
 
 
 def check_kind(
@@ -310,7 +318,7 @@ def check_kind(
         return
     shown = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
     shown = shown if len(shown) <= 80 else type(value).__name__
-    raise BadRequest(f"{subject}: expected {name} as {expected}, found {shown}")
+    raise wrong_argument(f"{subject}: expected {name} as {expected}, found {shown}")
 
 
 def check_values(subject: str, **conditions: tuple[bool, str, object]) -> None:
@@ -321,7 +329,7 @@ def check_values(subject: str, **conditions: tuple[bool, str, object]) -> None:
     """
     for name, (is_valid, expected, value) in conditions.items():
         if not is_valid:
-            raise BadRequest(f"{subject}: expected {name} {expected}, found {value!r}")
+            raise wrong_argument(f"{subject}: expected {name} {expected}, found {value!r}")
 
 
 _CLASS_OF_CODE = {cls.code: cls for cls in CLASSES}

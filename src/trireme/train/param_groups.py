@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trireme import _core
 from trireme.blocks import Blocks
 from trireme.dense.optimizers import needs_whole
-from trireme.errors import BadRequest
+from trireme.errors import wrong_argument
 from trireme.optim import values_of_group
 from trireme.protocol.columns import merge
 from trireme.table import RowClassId, Table
@@ -36,7 +36,7 @@ def dense_groups_of(optimizer: object) -> list[dict[str, Any]]:
     name = "Adam"
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         name = optimizer.__name__
-    raise BadRequest(
+    raise wrong_argument(
         "DistributedOptimizer: expected an optimizer of the dense parameters, such as"
         f" torch.optim.{name}(model.parameters()), or None, found {optimizer!r}"[:300]
     )
@@ -103,7 +103,7 @@ def check_scales(tables: Iterable[Table], where: str, instead: str) -> None:
     """Raises BadRequest: a table whose gradients have Fleet's scale before several are summed."""
     for table in tables:
         if table.optimizer.scale == "fleet" and not table.schema.is_scored:
-            raise BadRequest(
+            raise wrong_argument(
                 f"DistributedOptimizer: expected scale='loss' for table {table.name!r} {where},"
                 " found 'fleet', which counts a key in one batch; give the table a ScorePolicy,"
                 f" whose shows are added up, or use {instead}"
@@ -113,13 +113,13 @@ def check_scales(tables: Iterable[Table], where: str, instead: str) -> None:
 def check_blocks(blocks: Blocks | None, optimizer: torch.optim.Optimizer | None) -> None:
     """Raises BadRequest: nothing to cut into blocks, or an optimizer that needs it whole."""
     if blocks is not None and optimizer is None:
-        raise BadRequest(
+        raise wrong_argument(
             f"DistributedOptimizer: expected dense parameters to cut, found none and {blocks}"
         )
     if optimizer is None or not needs_whole(optimizer):
         return
     if blocks is None or blocks.size is not None:
-        raise BadRequest(
+        raise wrong_argument(
             f"DistributedOptimizer: {type(optimizer).__name__} needs whole parameters, found"
             f" {blocks or Blocks()}; give blocks=Blocks(None)"
         )
@@ -135,12 +135,12 @@ def named_parameters(
         if id(parameter) in group_of:
             named[name] = (parameter, group_of.pop(id(parameter)))
         elif parameter.requires_grad:
-            raise BadRequest(
+            raise wrong_argument(
                 f"DistributedOptimizer: expected all parameters of the model in the optimizer,"
                 f" found {name} in no group; freeze it with requires_grad_(False) or add it"
             )
     if group_of:
-        raise BadRequest(
+        raise wrong_argument(
             f"DistributedOptimizer: the optimizer holds {len(group_of)} parameters"
             " that are not the model's; make what they belong to a module of the model"
         )
