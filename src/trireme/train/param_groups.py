@@ -2,7 +2,8 @@
 Checks the latter.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +13,14 @@ from trireme import _core
 from trireme.blocks import Blocks
 from trireme.dense.optimizers import needs_whole
 from trireme.errors import wrong_argument
+from trireme.nn.lookup import specs_of
 from trireme.optim import values_of_group
 from trireme.protocol.columns import merge
 from trireme.table import RowClassId, Table
 from trireme.worker.gradients import TableGradient
 from trireme.worker.lookups import PendingLookups, RowLookup, pushed_gradients
+
+log = logging.getLogger("trireme.train")
 
 _SAVED_AS_EPS = {"beta", "initial_g2sum"}  # of FTRL and FleetAdagrad, which have no eps
 
@@ -97,6 +101,21 @@ def _sum(parts: list[TableGradient], pool: _core.Pool) -> TableGradient:
         [(part.keys, part.gradients.cpu().numpy(), part.columns, 1.0) for part in parts], pool
     )
     return TableGradient(keys_K, torch.from_numpy(gradients_KD), parts[0].values, columns)
+
+
+def warn_of_frozen(model: nn.Module, trained: Collection[str]) -> None:
+    """Log that a module has all its parameters frozen, and trains rows of these tables."""
+    for name, module in model.named_modules():
+        are_trained = [parameter.requires_grad for parameter in module.parameters()]
+        tables = {spec.table.name for spec in specs_of([module])} & set(trained)
+        if are_trained and not any(are_trained) and tables:
+            log.warning(
+                "%s: all parameters are frozen, and rows of table %s are trained:"
+                " requires_grad_(False) does not reach rows; .detach() what their modules return"
+                " to freeze them too",
+                *(name or type(model).__name__, ", ".join(map(repr, sorted(tables)))),
+            )
+            return
 
 
 def check_scales(tables: Iterable[Table], where: str, instead: str) -> None:
