@@ -93,7 +93,8 @@ Pool::Pool(int threads)
       workers_->stop();
       throw Error(ErrorCode::kResourceExhausted,
                   "Pool: expected " + std::to_string(threads) + " threads, found that the system" +
-                      " refuses number " + std::to_string(i) + ": " + error.code().message());
+                      " refuses number " + std::to_string(i) + ": " + error.code().message() +
+                      ": use fewer, or allow the process more (ulimit -u, pids.max of its cgroup)");
     }
   }
 }

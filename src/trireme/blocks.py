@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
-from trireme.errors import BadRequest
+from trireme.errors import wrong_argument
 
 SIZE = 65536
 # torch's kernels process 64 elements at a time and round the rest differently: a cut anywhere else
@@ -36,12 +36,12 @@ class Blocks:
     def __init__(self, size: int | None = SIZE, *, place: str | Placement = ROUND_ROBIN) -> None:
         is_size = type(size) is int and size in range(UNIT, SIZE_MAX + 1, UNIT)
         if size is not None and not is_size:
-            raise BadRequest(
+            raise wrong_argument(
                 f"Blocks: expected size as a multiple of {UNIT} up to {SIZE_MAX}, or None for whole"
                 f" parameters, found {size!r}"
             )
         if not callable(place) and place not in (ROUND_ROBIN, HASH):
-            raise BadRequest(
+            raise wrong_argument(
                 f"Blocks: expected place {ROUND_ROBIN!r}, {HASH!r} or a function, found {place!r}"
             )
         self.size, self.place = size, place
@@ -69,7 +69,7 @@ class Blocks:
             owner = place(name, number, num_servers)
             is_index = isinstance(owner, int) and not isinstance(owner, bool)
             if not is_index or not 0 <= owner < num_servers:
-                raise BadRequest(
+                raise wrong_argument(
                     f"Blocks: expected a server below {num_servers} for block {number} of {name},"
                     f" found {owner!r}"
                 )

@@ -25,6 +25,7 @@ Stopped is not an error: a process that was asked to stop, and has, exits with 0
 
 import errno
 import math
+import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -33,6 +34,7 @@ from threading import Thread
 from typing import Any, ClassVar
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LOCALE = ": set PYTHONUTF8=1, or a locale of UTF-8, such as LC_ALL=C.UTF-8"
 
 
 class TriremeError(Exception):
@@ -54,6 +56,7 @@ class BadRequest(TriremeError, ValueError):
     """The call itself is wrong; nothing was changed. Fix the call."""
 
     code, name = 1, "BAD_REQUEST"
+    is_of_script = False  # see wrong_argument
 
 
 class DataError(BadRequest):
@@ -176,7 +179,8 @@ def writing(what: str) -> Iterator[None]:
 
     what: begins their messages, for example "Dump: cannot write PATH".
 
-    Raises ResourceExhausted: the disk is full. BadRequest: another OSError.
+    Raises ResourceExhausted: the disk is full. BadRequest: another OSError, as a name that the
+    locale cannot spell.
     """
     try:
         yield
@@ -185,6 +189,8 @@ def writing(what: str) -> Iterator[None]:
     except OSError as error:
         kind = ResourceExhausted if error.errno in _FULL else BadRequest
         raise kind(f"{what}: {error.strerror or error}") from error
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"{what}: {error}{_LOCALE}") from error
 
 
 @contextmanager
@@ -201,10 +207,13 @@ def reading(path: object) -> Iterator[None]:
 @contextmanager
 def looking(path: object) -> Iterator[None]:
     """Raises BadRequest for an OSError of a block that looks whether a path is there: it is below a
-    folder that may not be entered, or its name is too long.
+    folder that may not be entered, or its name is too long, or the locale cannot spell it.
     """
     try:
+        os.fsencode(str(path))  # else Python says that it is not there
         yield
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"cannot look for {path}: {error}{_LOCALE}") from error
     except OSError as error:
         raise BadRequest(f"cannot look for {path}: {error.strerror or error}") from error
 
@@ -238,6 +247,13 @@ def start_thread(thread: Thread) -> None:
 
 
 # How arguments are checked: each of these raises BadRequest with what it expected and what it got.
+
+
+def wrong_argument(text: str) -> BadRequest:
+    """Of what a script says, whatever the state of the job: started again, it meets it again."""
+    error = BadRequest(text)
+    error.is_of_script = True
+    return error
 
 
 def check_flags(subject: str, **flags: object) -> None:
@@ -283,7 +299,7 @@ def check_known(subject: str, what: str, known: Collection[str], names: Iterable
     """Raises BadRequest: some of these names are none of the known ones. what: they are."""
     if unknown := [name for name in names if name not in known]:
         shown = ", ".join(known) or "(none)"
-        raise BadRequest(f"{subject}: expected {what} {shown}, found {', '.join(unknown)}")
+        raise wrong_argument(f"{subject}: expected {what} {shown}, found {', '.join(unknown)}")
 
 
 def check_kind(
@@ -302,7 +318,7 @@ def check_kind(
         return
     shown = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
     shown = shown if len(shown) <= 80 else type(value).__name__
-    raise BadRequest(f"{subject}: expected {name} as {expected}, found {shown}")
+    raise wrong_argument(f"{subject}: expected {name} as {expected}, found {shown}")
 
 
 def check_values(subject: str, **conditions: tuple[bool, str, object]) -> None:
@@ -313,7 +329,7 @@ def check_values(subject: str, **conditions: tuple[bool, str, object]) -> None:
     """
     for name, (is_valid, expected, value) in conditions.items():
         if not is_valid:
-            raise BadRequest(f"{subject}: expected {name} {expected}, found {value!r}")
+            raise wrong_argument(f"{subject}: expected {name} {expected}, found {value!r}")
 
 
 _CLASS_OF_CODE = {cls.code: cls for cls in CLASSES}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from trireme.errors import BadRequest, check_values
+from trireme.errors import check_values, wrong_argument
 
 SKETCH_BYTES_MIN = 4096 * 64  # one cache line per bucket
 
@@ -253,9 +253,9 @@ def _built(fixed: Mapping[str, Any], classes: Sequence[Any], what: str) -> Any:
     kinds = {kind.name: kind for kind in classes}
     kind = kinds.get(str(fixed.get("name")))
     if kind is None:
-        raise BadRequest(f"{what}: expected one of {sorted(kinds)}, found {fixed!r}")
+        raise wrong_argument(f"{what}: expected one of {sorted(kinds)}, found {fixed!r}")
     values = {name: value for name, value in fixed.items() if name != "name"}
     names = {field.name for field in fields(kind)} - {"show_click"}
     if values.keys() != names:
-        raise BadRequest(f"{what}: expected {sorted(names)}, found {sorted(map(str, values))}")
+        raise wrong_argument(f"{what}: expected {sorted(names)}, found {sorted(map(str, values))}")
     return kind(**values)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trireme.errors import BadRequest, check_choice, check_counts, check_values
+from trireme.errors import check_choice, check_counts, check_values, wrong_argument
 
 # Mode -> its knobs.
 KNOBS = {
@@ -59,7 +59,7 @@ class Strategy:
         self.cache_bytes = int(cache_bytes or CACHE_BYTES) if mode == "geo" else 0
         for knob in KNOBS[mode]:
             if getattr(self, knob) == 0:
-                raise BadRequest(f"Strategy: expected {knob} with mode {mode!r}, found none")
+                raise wrong_argument(f"Strategy: expected {knob} with mode {mode!r}, found none")
 
     def __repr__(self) -> str:
         knobs = "".join(f", {knob}={getattr(self, knob)}" for knob in KNOBS[self.mode])
@@ -75,6 +75,6 @@ class Strategy:
 def _check_knob(mode: str, knob: str, value: Any) -> None:
     owner = next(owner for owner, knobs in KNOBS.items() if knob in knobs)
     if owner != mode:
-        raise BadRequest(f"Strategy: {knob} belongs to mode {owner!r}, found mode {mode!r}")
+        raise wrong_argument(f"Strategy: {knob} belongs to mode {owner!r}, found mode {mode!r}")
     check_counts("Strategy", **{knob: value})
     check_values("Strategy", **{knob: (value < 2**63, "< 2**63", value)})

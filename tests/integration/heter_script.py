@@ -29,6 +29,7 @@ OPTIONS: dict[str, Any] = {
     "wrong": "",
     "checkpoint": "",
     "threads": None,
+    "accumulate": 1,
     "autocast": None,
     "empty": 0,
     **json.loads(sys.argv[1]),
@@ -77,6 +78,7 @@ def main() -> None:
         clip_norm=OPTIONS["clip_norm"],
         clip_value=OPTIONS["clip_value"],
         threads=OPTIONS["threads"],
+        accumulate=OPTIONS["accumulate"],
         autocast=OPTIONS["autocast"] and getattr(torch, OPTIONS["autocast"]),
         progress=False,
     )

@@ -31,6 +31,7 @@ OPTIONS: dict[str, Any] = {
     "label": "label",
     "wrong": "",
     "threads": None,
+    "accumulate": 1,
     "autocast": None,
     "empty": 0,
     "waits": {"worker": [], "heter": []},
@@ -145,6 +146,7 @@ def main() -> None:
         clip_norm=OPTIONS["clip_norm"],
         label=OPTIONS["label"],
         threads=OPTIONS["threads"],
+        accumulate=OPTIONS["accumulate"],
         autocast=OPTIONS["autocast"] and getattr(torch, OPTIONS["autocast"]),
         progress=False,
     )

@@ -57,7 +57,12 @@ def data(seed: int) -> list[dict[str, torch.Tensor]]:
 
 
 def trainer(
-    rule: Any, mode: str = "sync", *, fresh: bool | None = None, **options: Any
+    rule: Any,
+    mode: str = "sync",
+    *,
+    fresh: bool | None = None,
+    accumulate: int = 1,
+    **options: Any,
 ) -> tr.Trainer:
     """Of a new model. options: of its table."""
     torch.manual_seed(3)
@@ -69,6 +74,7 @@ def trainer(
         strategy=tr.Strategy(mode),
         loss=nn.functional.binary_cross_entropy_with_logits,
         fresh=fresh,
+        accumulate=accumulate,
         progress=False,
     )
 

@@ -17,6 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adagrad": SYNC,
     "dropout": {**SYNC, "dropout": 0.4, "epochs": 2},
     "norm": {**SYNC, "norm": True},
+    "accumulate": {**SYNC, "accumulate": 3, "dropout": 0.4},
     "clip": {**SYNC, "clip_norm": 0.1},
     "clip_value": {**SYNC, "clip_value": 0.01},
     "admission": {**SYNC, "admit": 4},

@@ -235,6 +235,9 @@ IN_LOADER = """
         ("DataError", OF_FILE, 1),
         ("DataError", IN_LOADER, 1),
         ("Unavailable", OF_VALUE, 1),
+        ("wrong_argument", OF_VALUE, 0),
+        ("wrong_argument", OF_DISK, 1),
+        ("BadRequest", OF_VALUE, 1),
     ],
 )
 def test_an_error_that_a_restarted_worker_would_meet_again_ends_the_job(

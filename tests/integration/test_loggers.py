@@ -229,6 +229,33 @@ def test_a_server_of_mlflow_that_is_silent_is_waited_for_with_a_word(
     assert "MLflow: no answer for 0 s; fit waits: MLFLOW_HTTP_REQUEST_TIMEOUT" in caplog.text
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_a_server_that_dies_is_asked_once_and_ends_a_fit_that_requires_it(
+    required: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logger = tr.MLflow("clicks", tracking_uri=tmp_path.as_uri(), every_steps=3, required=required)
+    calls: list[str] = []
+
+    class Dies(tr.Callback):
+        def begin_fit(self, fit: tr.FitState) -> None:
+            logger._client = self
+
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            raise ConnectionError("refused")
+
+    with embedded() as cluster:
+        if required:
+            with pytest.raises(ConnectionError, match="refused"):
+                fit(cluster, logger, Dies())
+        else:
+            assert "valid_auc" in fit(cluster, logger, Dies())
+    assert calls == ["log_batch"]
+    goes_on = "MLflow: logs no more of this fit, which goes on (required=False): refused"
+    assert caplog.text.count(goes_on) == (not required)
+
+
 @pytest.mark.parametrize(
     ("make", "module", "extra"),
     [

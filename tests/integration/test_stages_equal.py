@@ -24,6 +24,7 @@ PLACES: dict[str, tuple[list[str], list[str]]] = {
 CASES: dict[str, dict[str, Any]] = {
     "dropout": {**SYNC, "dropout": 0.4, "epochs": 2},
     "norm": {**SYNC, "norm": True},
+    "accumulate": {**SYNC, "accumulate": 3, "dropout": 0.4},
     "clip": {**SYNC, "clip_norm": 0.1},
     "admission": {**SYNC, "admit": 4},
     "empty": {**SYNC, "empty": 3},

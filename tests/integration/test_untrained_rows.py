@@ -122,3 +122,19 @@ def test_what_is_pushed_or_not_trained_is_not_warned_of(caplog: pytest.LogCaptur
     loss_of(model).backward()
     optimizer.step()
     assert warnings_in(caplog) == []
+
+
+def test_rows_within_a_frozen_module_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    models = nn.ModuleDict({"frozen": Model(), "detached": Model("other"), "trained": Model("own")})
+    models["frozen"].requires_grad_(False)
+    models["detached"].requires_grad_(False)
+    parameters = models["trained"].parameters()
+    optimizer = tr.DistributedOptimizer(torch.optim.SGD(parameters, 0.1), models)
+    for _ in range(2):
+        with torch.no_grad():
+            loss_of(models["detached"])
+        (loss_of(models["frozen"]) + loss_of(models["trained"])).backward()
+        optimizer.step()
+    told = [r.message for r in caplog.records if "all parameters are frozen" in r.message]
+    assert len(told) == 1
+    assert told[0].startswith("frozen: all parameters are frozen, and rows of table 'ids' are")

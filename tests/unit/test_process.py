@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,4 +102,32 @@ def test_threads_that_the_system_refuses_end_no_process() -> None:
     command = [sys.executable, "-c", NO_ROOM_FOR_THREADS]
     refused, threads = subprocess.check_output(command, text=True, timeout=100).splitlines()
     assert refused.startswith("Pool: expected 900 threads, found that the system refuses number ")
+    assert refused.endswith(
+        "use fewer, or allow the process more (ulimit -u, pids.max of its cgroup)"
+    )
     assert threads == "2"
+
+
+WITHOUT_UTF8 = """
+import os, sys
+from pathlib import Path
+from trireme.errors import BadRequest, is_file, writing
+
+path = Path(sys.argv[1]) / "mod\\u00e8le"
+def write():
+    with writing("checkpoint: cannot write it"):
+        path.mkdir()
+for use in (write, lambda: is_file(path)):
+    try:
+        use()
+    except BadRequest as error:
+        print(ascii(str(error)))
+"""
+
+
+def test_paths_that_the_locale_cannot_spell_are_refused_with_what_to_set(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    command = [sys.executable, "-c", WITHOUT_UTF8, str(tmp_path)]
+    lines = subprocess.check_output(command, text=True, timeout=100, env=env).splitlines()
+    assert len(lines) == 2
+    assert all("set PYTHONUTF8=1, or a locale of UTF-8" in line for line in lines)

@@ -17,7 +17,7 @@ import torch
 import trireme as tr
 from trireme.data import ArrayDataset, Batch, Ragged, Strings, string_keys
 from trireme.data.foreign import as_batch
-from trireme.data.user_columns import arrow_of, as_column, columns_of
+from trireme.data.user_columns import arrow_of, as_column, column_of, columns_of
 from trireme.errors import BadRequest, DataError
 from trireme.nn.ids import keys_of_column, read_ids
 from trireme.train.loop.scoring import Scorer
@@ -305,3 +305,12 @@ def test_a_column_may_have_more_values_than_32_bits_count() -> None:
     assert joined.value_lengths().to_pylist() == [1 << 30] * 3
     words = pa.chunked_array([["x"], ["y"]])
     assert arrow_of("a", words).type == pa.string()
+
+
+@pytest.mark.parametrize("values", [torch.arange(5), np.arange(5), np.array(list("abcde"))])
+def test_offsets_without_the_last_end_are_refused_with_what_to_append(values: Any) -> None:
+    bags, _ = column_of("a", (values, torch.tensor([0, 2, 3, 5])))
+    assert bags.offsets.tolist() == [0, 2, 3, 5]
+    message = r"column 'a': expected offsets that end at 5, .*, found \[3\]: append it"
+    with pytest.raises(DataError, match=message):
+        column_of("a", (values, torch.tensor([0, 2, 3])))

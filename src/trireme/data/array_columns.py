@@ -323,13 +323,21 @@ def _bags(field: Sparse, column: Any) -> tuple[Tensor, Tensor, bool | None]:
 
 
 def _hint_at_lists(name: str, column: Any) -> None:
-    """Log that strings look like lists in one string, as MovieLens' genres "Comedy|Drama" are."""
-    if isinstance(column, Strings) and (example := list_in_a_string(column)) is not None:
+    """Log that strings look like lists in one string, as MovieLens' genres "Comedy|Drama" are: once
+    for each name, not for each dataset.
+    """
+    if name in _hinted or not isinstance(column, Strings):
+        return
+    if (example := list_in_a_string(column)) is not None:
+        _hinted.add(name)
         log.warning(
             "ArrayDataset: column %r: a string such as %r is one id; if it is a list, split it, as"
             " frame[%r].str.split(%r) of pandas does",
             *(name, example, name, LIST_MARK),
         )
+
+
+_hinted = set[str]()  # names of columns
 
 
 def list_in_a_string(column: Strings) -> str | None:

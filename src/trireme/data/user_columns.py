@@ -115,7 +115,15 @@ def column_of(name: str, values: Any) -> tuple[Any, bool | None]:
                 at = int(is_there.argmin())
                 raise DataError(f"column {name!r}: expected strings in bags, found none at {at}")
             ids = torch.from_numpy(keys)
-        return Ragged(ids, *(as_column(name, part) for part in values[1:])), are_strings or None
+        bags = Ragged(ids, *(as_column(name, part) for part in values[1:]))
+        ends = bags.offsets[-1:]
+        if isinstance(ends, Tensor) and (ends < len(ids)).any():
+            raise DataError(
+                f"column {name!r}: expected offsets that end at {len(ids)}, the number of values,"
+                f" found {ends.tolist()}: append it, as EmbeddingBag(include_last_offset=True) of"
+                " torch.nn has it"
+            )
+        return bags, are_strings or None
     is_column = hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping))
     if not is_column or (isinstance(values, np.ndarray) and values.ndim == 0):
         return values, None

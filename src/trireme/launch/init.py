@@ -159,7 +159,8 @@ def _end_as_refused() -> None:
         cause = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        is_permanent = isinstance(error, PERMANENT) and isinstance(cause, _OF_VALUES)
+        is_permanent = isinstance(error, PERMANENT) or getattr(error, "is_of_script", False)
+        is_permanent &= isinstance(cause, _OF_VALUES)
         is_permanent &= not str(cause).startswith("Caught ")  # by torch's DataLoader: lacks causes
         is_permanent &= not getattr(cause, "retry", False)
         before(kind, error, traceback)

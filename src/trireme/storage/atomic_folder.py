@@ -22,7 +22,7 @@ from typing import Any
 import fsspec
 
 from trireme.errors import BadRequest, writing
-from trireme.storage.local import make_folder, sync_folder, sync_tree
+from trireme.storage.local import made_folder, make_folder, sync_folder, sync_tree
 
 log = logging.getLogger("trireme.storage")
 
@@ -157,18 +157,18 @@ def _local(path: Path) -> Iterator[str]:
     if path.exists():
         raise _occupied(path)
     partial = partial_path(path, uuid.uuid4().hex)
-    make_folder(path.parent)
-    try:
-        partial.mkdir()
-        with locked_marker(partial):
-            yield str(partial)
-            sync_tree(partial, files=True)  # takes long, and whoever is killed in it has a marker
-            (partial / MARKER).unlink()
-            publish_folder(partial, path)
-    except BaseException:
-        with suppress(OSError):  # the error before it matters more, and the next writer tries again
-            remove_draft(partial)
-        raise
+    with made_folder(path.parent):
+        try:
+            partial.mkdir()
+            with locked_marker(partial):
+                yield str(partial)
+                sync_tree(partial, files=True)  # takes long: whoever is killed in it has a marker
+                (partial / MARKER).unlink()
+                publish_folder(partial, path)
+        except BaseException:
+            with suppress(OSError):  # the error before it matters more, and the next writer tries
+                remove_draft(partial)
+            raise
 
 
 def _remote(location: str, options: Mapping[str, Any]) -> Iterator[str]:

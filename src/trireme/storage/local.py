@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -110,6 +112,20 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     if os.access(folder.parent, os.W_OK):  # otherwise its owner has made it
         sync_folder(folder.parent)
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """As `make_folder`. What it has made goes if the block fails, and nobody else uses it."""
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        make_folder(folder)
+        yield
+    except BaseException:
+        with suppress(OSError):  # it is not empty
+            for one in made:
+                one.rmdir()
+        raise
 
 
 def sync_folder(folder: Path) -> None:

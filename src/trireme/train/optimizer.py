@@ -43,6 +43,7 @@ from trireme.train.param_groups import (
     table_group,
     unscale,
     values_to_save,
+    warn_of_frozen,
 )
 from trireme.train.predecessor import PredecessorProgress
 from trireme.train.stopping import first_reason
@@ -125,6 +126,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         before = _predecessor(self.cluster)
         self._session, self._is_retired = session_of(self.cluster), False
+        self._has_stepped = False
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
         place_stages(model, self.cluster)
@@ -347,6 +349,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_unfinished()
         try:
             lookups = replica.pending.take()
+            if not self._has_stepped:
+                warn_of_frozen(self.model, lookups.tables_with_gradients())
+                self._has_stepped = True
             check_rates(self.param_groups)
             num_steps = self.mode.begin_step()
             rows = row_gradients(

@@ -2,7 +2,8 @@
 Checks the latter.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ from torch import Tensor, nn
 from trireme import _core
 from trireme.blocks import Blocks
 from trireme.dense.optimizers import needs_whole
-from trireme.errors import BadRequest
+from trireme.errors import wrong_argument
+from trireme.nn.lookup import specs_of
 from trireme.optim import values_of_group
 from trireme.protocol.columns import merge
 from trireme.table import RowClassId, Table
 from trireme.worker.gradients import TableGradient
 from trireme.worker.lookups import PendingLookups, RowLookup, pushed_gradients
+
+log = logging.getLogger("trireme.train")
 
 _SAVED_AS_EPS = {"beta", "initial_g2sum"}  # of FTRL and FleetAdagrad, which have no eps
 
@@ -36,7 +40,7 @@ def dense_groups_of(optimizer: object) -> list[dict[str, Any]]:
     name = "Adam"
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         name = optimizer.__name__
-    raise BadRequest(
+    raise wrong_argument(
         "DistributedOptimizer: expected an optimizer of the dense parameters, such as"
         f" torch.optim.{name}(model.parameters()), or None, found {optimizer!r}"[:300]
     )
@@ -99,16 +103,42 @@ def _sum(parts: list[TableGradient], pool: _core.Pool) -> TableGradient:
     return TableGradient(keys_K, torch.from_numpy(gradients_KD), parts[0].values, columns)
 
 
+def warn_of_frozen(model: nn.Module, trained: Collection[str]) -> None:
+    """Log that a module has all its parameters frozen, and trains rows of these tables."""
+    for name, module in model.named_modules():
+        are_trained = [parameter.requires_grad for parameter in module.parameters()]
+        tables = {spec.table.name for spec in specs_of([module])} & set(trained)
+        if are_trained and not any(are_trained) and tables:
+            log.warning(
+                "%s: all parameters are frozen, and rows of table %s are trained:"
+                " requires_grad_(False) does not reach rows; .detach() what their modules return"
+                " to freeze them too",
+                *(name or type(model).__name__, ", ".join(map(repr, sorted(tables)))),
+            )
+            return
+
+
+def check_scales(tables: Iterable[Table], where: str, instead: str) -> None:
+    """Raises BadRequest: a table whose gradients have Fleet's scale before several are summed."""
+    for table in tables:
+        if table.optimizer.scale == "fleet" and not table.schema.is_scored:
+            raise wrong_argument(
+                f"DistributedOptimizer: expected scale='loss' for table {table.name!r} {where},"
+                " found 'fleet', which counts a key in one batch; give the table a ScorePolicy,"
+                f" whose shows are added up, or use {instead}"
+            )
+
+
 def check_blocks(blocks: Blocks | None, optimizer: torch.optim.Optimizer | None) -> None:
     """Raises BadRequest: nothing to cut into blocks, or an optimizer that needs it whole."""
     if blocks is not None and optimizer is None:
-        raise BadRequest(
+        raise wrong_argument(
             f"DistributedOptimizer: expected dense parameters to cut, found none and {blocks}"
         )
     if optimizer is None or not needs_whole(optimizer):
         return
     if blocks is None or blocks.size is not None:
-        raise BadRequest(
+        raise wrong_argument(
             f"DistributedOptimizer: {type(optimizer).__name__} needs whole parameters, found"
             f" {blocks or Blocks()}; give blocks=Blocks(None)"
         )
@@ -124,12 +154,12 @@ def named_parameters(
         if id(parameter) in group_of:
             named[name] = (parameter, group_of.pop(id(parameter)))
         elif parameter.requires_grad:
-            raise BadRequest(
+            raise wrong_argument(
                 "DistributedOptimizer: expected all parameters of the model in the optimizer, found"
                 f" {name} in no group: make it of model.parameters(), or requires_grad_(False)"
             )
     if group_of:
-        raise BadRequest(
+        raise wrong_argument(
             f"DistributedOptimizer: the optimizer holds {len(group_of)} parameters"
             " that are not the model's; make what they belong to a module of the model"
         )

@@ -45,6 +45,7 @@ from trireme.train.loop.tally import Tally, check_metrics, counts_kept, scoring_
 from trireme.train.loop.worker_batches import worker_batches
 from trireme.train.modes import mode_class
 from trireme.train.optimizer import DistributedOptimizer
+from trireme.train.param_groups import check_scales
 from trireme.train.pass_data import PassData, WindowSize
 from trireme.train.predecessor import kept_figures
 from trireme.train.recipe import Evaluation, Recipe
@@ -89,12 +90,13 @@ class Trainer:
         depth: batches to read and plan ahead.
         threads: that train in this process, in async and bounded only, each on its own batches and
             its own replica of the model. Weights are at most threads - 1 steps old. Pays where
-            batches are small, and where the network is slow: with twice as many threads as cores,
-            half of them compute while the others wait. Buffers (BatchNorm) are those of the first
-            replica. A loss may use parameters of the model only through its outputs. In a job with
-            compute workers these are the batches of this worker in flight. None: 1; with compute
-            workers, in modes that allow it, two for each of them, shared by the workers, but at
-            least 2.
+            batches are small or the network is slow: twice as many threads as cores compute while
+            others wait. Buffers (BatchNorm) are those of the first replica. A loss may use
+            parameters of the model only through its outputs. In a job with compute workers these
+            are the batches of this worker in flight. None: 1; with compute workers, in modes that
+            allow it, two for each of them, shared by the workers, but at least 2.
+        accumulate: batches of each step of `fit`, as if they were one: their gradients are added
+            up, weighted by examples. An epoch's last step has what is left. Needs threads=1.
         progress: worker 0 shows a progress bar (on a terminal) or lines (elsewhere).
         callbacks: called by `fit` after steps and epochs, in this order; see Callback.
     """
@@ -116,6 +118,7 @@ class Trainer:
         autocast: torch.dtype | None = None,
         depth: int = 2,
         threads: int | None = None,
+        accumulate: int = 1,
         progress: bool = True,
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
@@ -126,15 +129,14 @@ class Trainer:
         own_metrics = [metric_of(metric) for metric in metrics]
         check_metrics(own_metrics, label)
         self.callbacks = checked_callbacks(callbacks)
+        options: dict[str, Any] = {"strategy": strategy, "blocks": blocks, "cluster": cluster}
+        options |= {"clip_norm": clip_norm, "clip_value": clip_value, "fresh": fresh}
         made = optimizer if isinstance(optimizer, DistributedOptimizer) else None
         if made is not None:
-            options: dict[str, Any] = {"strategy": strategy, "blocks": blocks}
-            options |= {"clip_norm": clip_norm, "clip_value": clip_value, "fresh": fresh}
-            options |= {"skip_not_finite": skip_not_finite or None, "cluster": cluster}
-            check_made(made, model, options)
+            check_made(made, model, options | {"skip_not_finite": skip_not_finite or None})
             strategy, cluster = made.strategy, made.cluster
         strategy = Strategy() if strategy is None else strategy
-        check_threads(threads, strategy)
+        threads = check_threads(threads, strategy, accumulate)
         self.cluster = default() if cluster is None else cluster
         self.scorer = Scorer(loss, label, autocast)
         is_threaded = mode_class(strategy.mode).trains_in_threads
@@ -145,20 +147,14 @@ class Trainer:
         self.remote = remote_of(self.cluster, model, self.scorer)
         if threads is None:
             threads = self.remote.credits if self.remote and is_threaded else 1
-        self.depth, self.threads = depth, threads
+        self.depth, self.threads, self.accumulate = depth, threads, accumulate
         self.cluster.metrics.num_credits = threads
         self.shows_progress = progress and self.cluster.worker == 0
-        self.optimizer = made or DistributedOptimizer(
-            optimizer,
-            model,
-            strategy=strategy,
-            blocks=blocks,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            skip_not_finite=skip_not_finite,
-            fresh=fresh,
-            cluster=self.cluster,
-        )
+        options |= {"strategy": strategy, "cluster": self.cluster}
+        options["skip_not_finite"] = skip_not_finite
+        self.optimizer = made or DistributedOptimizer(optimizer, model, **options)
+        if accumulate > 1:
+            check_scales(self.optimizer.tables, f"with {accumulate=}", "larger batches")
         self._epochs = Epochs(self.optimizer)
 
     @classmethod
@@ -379,6 +375,7 @@ class Trainer:
             optimizer=self.optimizer,
             depth=self.depth,
             threads=self.threads,
+            accumulate=self.accumulate,
             remote=self.remote if model is None else None,
             shows=self.shows_progress,
             **data,
@@ -431,7 +428,7 @@ class Trainer:
                 there is room for.
         """
         optimizer = self.optimizer
-        check_pass("begin_window", optimizer, self.remote, self.threads)
+        check_pass("begin_window", optimizer, self.remote, self.threads, self.accumulate)
         size = WindowSize(batches, parse_bytes("begin_window: memory", memory))
         optimizer.mode = optimizer.mode.begin_device_pass(size, device_of(self.model))
 
@@ -454,7 +451,7 @@ class Trainer:
                 rows, or another worker has gone. The servers have not changed.
         """
         optimizer = self.optimizer
-        check_pass("begin_pass", optimizer, self.remote, self.threads)
+        check_pass("begin_pass", optimizer, self.remote, self.threads, self.accumulate)
         check_pass_data(dataset, following)
         reader, epoch = (self.model, self.cluster), self.num_epochs
         following_data = None if following is None else PassData.read_by(*reader, following, epoch)

@@ -145,8 +145,8 @@ class CheckpointLoad:
         saved, served = self.manifest.tables, self._server.tables
         wanted = served.keys() if self.plan.tables is None else self.plan.tables
         if missing := set(wanted) - saved.keys():
-            what = f"expected tables {sorted(missing)}, found {sorted(saved)}"
-            raise SchemaMismatch(f"{self._where}: {what}; {MATCH}")
+            what = f"expected tables {sorted(wanted)}, found {sorted(saved)}, without"
+            raise SchemaMismatch(f"{self._where}: {what} {sorted(missing)}; {MATCH}")
         new = [name for name in self._tables() if name not in served]
         for name in self._tables():
             try:

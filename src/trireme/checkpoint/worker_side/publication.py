@@ -36,7 +36,7 @@ from trireme.storage.atomic_folder import (
     remove_draft,
     remove_partials,
 )
-from trireme.storage.local import LocalStorage, make_folder, sync_folder
+from trireme.storage.local import LocalStorage, made_folder, sync_folder
 from trireme.storage.storage import Storage
 
 log = logging.getLogger("trireme.checkpoint")
@@ -133,14 +133,14 @@ def _local_draft(target: LocalStorage) -> Iterator[Draft]:
         raise _occupied(target, "something in it")
     id = uuid.uuid4().hex
     partial = partial_path(target.folder, id)
-    make_folder(target.folder.parent)
-    try:
-        partial.mkdir()
-        with locked_marker(partial):
-            yield Draft(id, LocalStorage(partial), "")
-    except BaseException:
-        _discard(partial)
-        raise
+    with made_folder(target.folder.parent):
+        try:
+            partial.mkdir()
+            with locked_marker(partial):
+                yield Draft(id, LocalStorage(partial), "")
+        except BaseException:
+            _discard(partial)
+            raise
     for folder in (target.folder, partial):
         (folder / MARKER).unlink(missing_ok=True)
     _discard(partial)

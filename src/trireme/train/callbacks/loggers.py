@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
-from trireme.errors import BadRequest, Stopped, check_counts, writing
+from trireme.errors import BadRequest, Stopped, check_counts, check_flags, writing
 from trireme.rpc.notices import Notices
 from trireme.train.callbacks.callback import Callback, FitState
 
@@ -24,31 +24,43 @@ EVERY_STEPS = 50
 
 
 class _Logger(Callback):
-    """Figures at the names that TensorBoard's docstring gives, for `_write`."""
+    """Figures at the names that TensorBoard's docstring gives, for `_write`. After an error it is
+    not asked for anything more in this fit.
+    """
 
     _BOUND: ClassVar[str]
     """What ends a wait for the library's server."""
 
-    def __init__(self, module: str, extra: str, every_steps: int) -> None:
+    def __init__(self, module: str, extra: str, every_steps: int, required: bool) -> None:
         who = type(self).__name__
         check_counts(who, every_steps=every_steps)
+        check_flags(who, required=required)
         try:
             self._library: Any = importlib.import_module(module)
         except ImportError as error:
             raise BadRequest(
                 f"{who}: expected its library, found that {error}: pip install trireme-ps[{extra}]"
             ) from error
-        self.every_steps = every_steps
+        self.every_steps, self._required = every_steps, required
+        self._is_open = False
         self._last = (0, 0, 0.0)  # epoch, examples and time of the last line
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """A call of the library that may wait for a server, which is logged ever more seldom."""
+        """Calls of the library that may wait for a server, which is logged ever more seldom."""
         is_over = threading.Event()
         thread = threading.Thread(target=self._tell, args=(is_over,), daemon=True)
         thread.start()
         try:
             yield
+        except BaseException as error:
+            self._is_open = False
+            if self._required or not isinstance(error, Exception):
+                raise
+            who = type(self).__name__
+            log.warning(
+                "%s: logs no more of this fit, which goes on (required=False): %s", who, error
+            )
         finally:
             is_over.set()
             thread.join()
@@ -62,10 +74,30 @@ class _Logger(Callback):
             log.warning("%s: no answer for %.0f s; fit waits: %s", who, waited_s, self._BOUND)
 
     @abstractmethod
+    def _begin(self, fit: FitState) -> None: ...
+
+    @abstractmethod
     def _write(self, values: Mapping[str, float], step: int) -> None: ...
+
+    @abstractmethod
+    def _end(self, error: BaseException | None) -> None: ...
 
     def begin_fit(self, fit: FitState) -> None:
         self._last = (0, 0, time.monotonic())
+        self._is_open = True
+        with self._asking():
+            self._begin(fit)
+
+    def end_fit(self, fit: FitState, error: BaseException | None) -> None:
+        if self._is_open:
+            self._is_open = False
+            with self._asking():
+                self._end(error)
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        if self._is_open:
+            with self._asking():
+                self._write(values, step)
 
     def step(self, fit: FitState) -> None:
         if fit.step % self.every_steps:
@@ -76,14 +108,14 @@ class _Logger(Callback):
         values["step/loss"] = fit.loss
         if epoch == fit.epoch:
             values["step/examples_per_s"] = (fit.examples - examples) / max(now_s - before_s, 1e-9)
-        self._write(values, fit.step)
+        self._log(values, fit.step)
 
     def epoch(self, fit: FitState) -> None:
         if fit.is_repeated:
             return
         values = {f"train/{name}": value for name, value in fit.figures.items()}
         values |= {f"valid/{name}": value for name, value in fit.valid.items()}
-        self._write({**values, "epoch": fit.epoch}, fit.step)
+        self._log({**values, "epoch": fit.epoch}, fit.step)
 
 
 class TensorBoard(_Logger):
@@ -94,6 +126,8 @@ class TensorBoard(_Logger):
     Args:
         folder: of this run, made if absent.
         every_steps: see "step/..." below.
+        required: whether an error of the library ends the fit. If not, it is logged once, and the
+            fit goes on without this logger.
 
     Tags: every `every_steps` steps "step/loss" (of that batch), "step/examples_per_s" (of worker 0)
     and "step/lr/NAME" of tables and dense parameters; after each epoch "train/NAME" and
@@ -103,13 +137,21 @@ class TensorBoard(_Logger):
     cannot be written. ResourceExhausted: from a fit: its disk is full.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, every_steps: int = EVERY_STEPS) -> None:
-        super().__init__("torch.utils.tensorboard", "tensorboard", every_steps)
+    _BOUND = "the disk of its folder is slow"
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every_steps: int = EVERY_STEPS,
+        required: bool = True,
+    ) -> None:
+        super().__init__("torch.utils.tensorboard", "tensorboard", every_steps, required)
         self.folder = folder
         self._writer: Any = None
 
-    def begin_fit(self, fit: FitState) -> None:
-        super().begin_fit(fit)
+    def _begin(self, fit: FitState) -> None:
+        self._writer = None
         purged = fit.step + 1 if fit.resumes else None
         with self._writing():
             self._writer = self._library.SummaryWriter(os.fspath(self.folder), purge_step=purged)
@@ -121,23 +163,23 @@ class TensorBoard(_Logger):
         with self._writing():
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
-
-    def epoch(self, fit: FitState) -> None:
-        super().epoch(fit)
-        with self._writing():
-            self._writer.flush()
+            if "epoch" in values:
+                self._writer.flush()
 
     def end_fit(self, fit: FitState, error: BaseException | None) -> None:
-        if self._writer is not None:
-            with self._writing():
-                self._writer.close()
+        self._is_open = self._writer is not None  # after an error too: it has a thread and a file
+        super().end_fit(fit, error)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._writing():
+            self._writer.close()
 
 
 class WandB(_Logger):
     """A run of Weights & Biases for each fit, with the names of TensorBoard.
 
     Args:
-        every_steps: see TensorBoard.
+        every_steps, required: see TensorBoard.
         options: of `wandb.init`: project, name, config, dir, mode="offline", ...; with id and
             resume="allow" a fit that resumes continues the run.
 
@@ -151,24 +193,22 @@ class WandB(_Logger):
 
     _BOUND = "wandb.Settings(init_timeout=, finish_timeout=) bounds it, mode='offline' avoids it"
 
-    def __init__(self, *, every_steps: int = EVERY_STEPS, **options: Any) -> None:
-        super().__init__("wandb", "wandb", every_steps)
+    def __init__(
+        self, *, every_steps: int = EVERY_STEPS, required: bool = True, **options: Any
+    ) -> None:
+        super().__init__("wandb", "wandb", every_steps, required)
         self._options = options
         self.run: Any = None
 
-    def begin_fit(self, fit: FitState) -> None:
-        super().begin_fit(fit)
+    def _begin(self, fit: FitState) -> None:
         self.run = None
-        with self._asking():
-            self.run = self._library.init(**self._options)
+        self.run = self._library.init(**self._options)
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
         self.run.log(dict(values), step=step)
 
-    def end_fit(self, fit: FitState, error: BaseException | None) -> None:
-        if self.run is not None:
-            with self._asking():
-                self.run.finish(exit_code=0 if error is None else 1)
+    def _end(self, error: BaseException | None) -> None:
+        self.run.finish(exit_code=0 if error is None else 1)
 
 
 class MLflow(_Logger):
@@ -180,7 +220,7 @@ class MLflow(_Logger):
         run_name: None: MLflow makes one.
         run_id: of a run to go on with, for a fit that resumes.
         params: hyperparameters to note.
-        every_steps: see TensorBoard.
+        every_steps, required: see TensorBoard.
 
     Attributes:
         run_id: of the fit under way, or of the last; None: before the first.
@@ -201,25 +241,22 @@ class MLflow(_Logger):
         run_id: str | None = None,
         params: Mapping[str, Any] | None = None,
         every_steps: int = EVERY_STEPS,
+        required: bool = True,
     ) -> None:
-        super().__init__("mlflow", "mlflow", every_steps)
+        super().__init__("mlflow", "mlflow", every_steps, required)
         self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
         self.params, self.run_id, self._continued = dict(params or {}), run_id, run_id
         self._client: Any = None
-        self._is_open = False
 
-    def begin_fit(self, fit: FitState) -> None:
-        super().begin_fit(fit)
+    def _begin(self, fit: FitState) -> None:
         # The client, because `mlflow.log_metrics` knows the run in one thread only.
         self._client = self._library.MlflowClient(tracking_uri=self.tracking_uri)
-        with self._asking():
-            if self._continued is None:
-                self.run_id = self._begin_run()
-            else:
-                self._client.update_run(self._continued, status="RUNNING")
-            self._is_open = True
-            for name, value in self.params.items():
-                self._client.log_param(self.run_id, name, value)
+        if self._continued is None:
+            self.run_id = self._begin_run()
+        else:
+            self._client.update_run(self._continued, status="RUNNING")
+        for name, value in self.params.items():
+            self._client.log_param(self.run_id, name, value)
 
     def _begin_run(self) -> str:
         known = self._client.get_experiment_by_name(self.experiment)
@@ -231,14 +268,9 @@ class MLflow(_Logger):
         metric = self._library.entities.Metric
         now_ms = int(1000 * datetime.datetime.now(datetime.timezone.utc).timestamp())
         metrics = [metric(name, float(value), now_ms, step) for name, value in values.items()]
-        with self._asking():
-            self._client.log_batch(self.run_id, metrics=metrics)
+        self._client.log_batch(self.run_id, metrics=metrics)
 
-    def end_fit(self, fit: FitState, error: BaseException | None) -> None:
-        if not self._is_open:
-            return
-        self._is_open = False
+    def _end(self, error: BaseException | None) -> None:
         stopped = isinstance(error, (Stopped, KeyboardInterrupt))
         status = "FINISHED" if error is None else "KILLED" if stopped else "FAILED"
-        with self._asking():
-            self._client.set_terminated(self.run_id, status)
+        self._client.set_terminated(self.run_id, status)

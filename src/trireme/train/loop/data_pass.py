@@ -20,6 +20,7 @@ from trireme.threads import frozen_objects
 from trireme.train.checkpointing.savers import Saver
 from trireme.train.compute.remote_stages import Remote
 from trireme.train.leased_streams import StreamBatches
+from trireme.train.loop.accumulation import Accumulated
 from trireme.train.loop.pipeline import Pipeline
 from trireme.train.loop.replica import BatchOrder, Replica, train_replicas
 from trireme.train.loop.reporting import Report, Reporter
@@ -62,6 +63,7 @@ class DataPass:
     options: PassOptions
     depth: int
     threads: int  # see Trainer
+    accumulate: int  # see Trainer
     remote: Remote | None = None  # the model at compute workers; None: it runs here
     shows: bool  # worker 0 shows its progress
     epoch: int = 0  # which the servers keep with the position of each stream
@@ -124,7 +126,7 @@ class DataPass:
             training=training,
             depth=self.depth,
             ahead=self.threads == 1,
-            steps=True,
+            steps=self.accumulate == 1,
             timing=self.optimizer.timing,
             begun=self.begun,
             cluster=self.optimizer.cluster,
@@ -154,8 +156,6 @@ class DataPass:
             observers.append(self.options.dump.observe)
         if report is not None:
             observers.append(lambda _, scored: report.observe(scored.batch.num_examples))
-        if (after_step := self.options.after_step) is not None:
-            observers.append(lambda _, scored: after_step(scored, self.tally))
         return observers
 
     def _waited_s(self) -> float:
@@ -179,9 +179,27 @@ class DataPass:
             num_read = stream.start.batches + number + 1
             return (self.epoch, num_read, *stream.label, *batch.position)
 
+        def step(replica: Replica, scored: Scored, num_examples: int) -> None:
+            with loop.measure("push"):
+                optimizer.step_of(
+                    replica,
+                    examples=num_examples,
+                    position=position(replica.number, scored.batch),
+                    in_background=self.threads == 1,
+                    stops=optimizer.cluster.stop_request.reason,
+                )
+                optimizer.run_step_hooks()
+
+        def conclude(scored: Scored) -> None:
+            if self.options.after_step is not None:
+                self.options.after_step(scored, self.tally)
+            if self.saver is not None:
+                self.saver.after_step()
+
         def work(replica: Replica) -> None:
             session_of(optimizer.cluster).use_pending(replica.pending)
             compute, parameters = compute_on(replica), list(replica.model.parameters())
+            untrained = Accumulated(replica, self.accumulate)
             for batch in pipeline.batches(replica):
                 for parameter in parameters:  # as zero_grad, which looks for them in all modules
                     parameter.grad = None
@@ -190,21 +208,17 @@ class DataPass:
                     # First, because a metric refuses outputs that are not numbers, before they
                     # reach the tables.
                     self.tally.add(scored)
-                    with loop.measure("push"):
-                        optimizer.step_of(
-                            replica,
-                            examples=batch.num_examples,
-                            position=position(replica.number, batch),
-                            in_background=self.threads == 1,
-                            stops=optimizer.cluster.stop_request.reason,
-                        )
-                        optimizer.run_step_hooks()
+                    if is_due := untrained.add(scored):
+                        step(replica, scored, untrained.finish())
                     for observe in observers:
                         observe(replica.model, scored)
-                    if self.saver is not None:
-                        self.saver.after_step()
+                    if is_due:
+                        conclude(scored)
                 if optimizer.mode.has_stopped(optimizer.cluster.stop_request.reason):
                     break
+            if (last := untrained.last) is not None:
+                step(replica, last, untrained.finish())
+                conclude(last)
 
         def fail(replica: Replica) -> None:
             order.fail(replica)

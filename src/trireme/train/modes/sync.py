@@ -6,11 +6,11 @@ the pulls for the next step.
 
 from dataclasses import replace
 
-from trireme.errors import BadRequest
 from trireme.protocol.clipping import Clip
 from trireme.train.modes.base import BeginPull
 from trireme.train.modes.on_servers.numbered_steps import NumberedSteps
 from trireme.train.modes.setup import TableGradients, TrainingSetup, WorkerStep
+from trireme.train.param_groups import check_scales
 from trireme.train.predecessor import PredecessorProgress
 from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import KeysByClass
@@ -30,7 +30,9 @@ class Sync(NumberedSteps):
 
     def __init__(self, setup: TrainingSetup) -> None:
         super().__init__(setup)
-        _check_scales(setup)
+        if (num_workers := setup.cluster.num_workers) > 1:
+            where = f"in sync with {num_workers} workers"
+            check_scales(setup.tables, where, "Strategy('async'), as Fleet does")
         self._staged = 0  # the step of the last push
         self._pulled = 0  # the last step that a pull has waited for
         self._has_stopped = False
@@ -124,15 +126,3 @@ class Sync(NumberedSteps):
         self.num_steps = self._job_steps_before + self._last_step
         if progress.has_left:
             self._staged = self._last_step
-
-
-def _check_scales(setup: TrainingSetup) -> None:
-    num_workers = setup.cluster.num_workers
-    for table in setup.tables if num_workers > 1 else ():
-        if table.optimizer.scale == "fleet" and not table.schema.is_scored:
-            raise BadRequest(
-                f"DistributedOptimizer: expected scale='loss' for table {table.name!r} in sync with"
-                f" {num_workers} workers, found 'fleet', which counts a key in the batch of"
-                " one worker; give the table a ScorePolicy, whose shows servers add up, or use"
-                " Strategy('async'), as Fleet does"
-            )
