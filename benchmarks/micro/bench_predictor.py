@@ -60,7 +60,7 @@ class Exported(Workload):
         with tempfile.TemporaryDirectory() as folder:  # mapped files survive their removal
             path = Path(folder) / "all.rows"
             self._write(path)
-            rows = _core.FrozenRows([str(path)], [mapped(path)])
+            rows = _core.FrozenRows([str(path)], [np.frombuffer(mapped(path), np.uint8)])
         return _core.FrozenTable([rows], init_a=-0.1, init_b=0.1, seed=1, initial_weights=DIM)
 
     def _write(self, path: Path) -> None:

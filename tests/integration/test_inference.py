@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import re
 import shutil
@@ -21,7 +23,8 @@ import trireme as tr
 from tests import zoo_trainers
 from tests.jobs import Job
 from trireme.errors import BadRequest, Corruption, DataError
-from trireme.inference import Predictor
+from trireme.inference import Predictor, predictor, row_layers
+from trireme.inference.dense_program import load_program
 from trireme.inference.export import export_model
 from trireme.job.cluster import Cluster
 from trireme.job.embedded import embedded
@@ -235,6 +238,50 @@ def test_damaged_exports_are_refused_by_name(tmp_path: Path) -> None:
             shutil.rmtree(copy)
     with pytest.raises(BadRequest, match=r"expected .*manifest.json, found none"):
         Predictor(tmp_path)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_an_export_that_is_replaced_while_it_is_opened_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """Also without checksums, by which rows of one and the dense part of another would differ."""
+    with embedded(threads=2) as cluster:
+        exported = export("deepfm", cluster, tmp_path / "export")
+        zoo_trainers.train("deepfm", exported.trainer, exported.schema)
+        newer = tmp_path / "newer"
+        export_model(exported.trainer, newer, batch=exported.examples(16, 99))
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        shutil.rmtree(exported.folder)
+        if is_replaced:
+            newer.rename(exported.folder)
+        return load_program(*arguments, **options)
+
+    monkeypatch.setattr(predictor, "load_program", load)
+    with pytest.raises(BadRequest, match="was replaced" if is_replaced else "found none"):
+        Predictor(exported.folder, verify=False)
+
+
+def test_what_a_predictor_cannot_read_is_an_error_and_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with embedded(threads=2) as cluster:
+        folder = export("deepfm", cluster, tmp_path / "export").folder
+
+    whole = row_layers.mapped
+
+    def cut(path: Path) -> mmap.mmap:
+        memory = whole(path)
+        os.truncate(path, 0)  # a touch beyond the end is SIGBUS, as that of a bad sector
+        return memory
+
+    def refuse(path: Path) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    for broken, match in ((refuse, f"cannot read {folder}: Cannot"), (cut, r"\.rows: expected to")):
+        monkeypatch.setattr(row_layers, "mapped", broken)
+        with pytest.raises((BadRequest, Corruption), match=match):
+            Predictor(folder)
 
 
 def test_impossible_exports_are_refused_and_leave_nothing(tmp_path: Path) -> None:

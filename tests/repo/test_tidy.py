@@ -21,7 +21,7 @@ LONGER: dict[str, str] = {}
 # tools (launcher, console, doctor, size, place, top, inspect), reference models, and the names and
 # files of Fleet and PaddleRec. A feature raises the bound by what it needs; everything else finds
 # its lines elsewhere. Lower the bound to what is reached when code becomes simpler.
-PACKAGE_LINES_MAX = 85_158
+PACKAGE_LINES_MAX = 85_423
 
 CODE = (".py", ".h", ".cc")
 

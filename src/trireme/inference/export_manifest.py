@@ -8,7 +8,8 @@ dense.safetensors         its parameters and buffers by name; in a delta
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -155,16 +156,41 @@ def is_export(folder: Path) -> bool:
         return b'"kind": "' + KIND.encode() + b'"' in file.read(READ_BYTES)
 
 
+@contextmanager
+def unchanged_export(folder: Path) -> Iterator[ExportManifest]:
+    """The manifest of an export whose files are read in the block. Raises BadRequest: it has been
+    removed or replaced meanwhile, so that they may be of two exports; one cannot be opened.
+    """
+    manifest, failure = read_manifest(folder), None
+    try:
+        yield manifest
+    except (Corruption, OSError) as error:
+        failure = error
+    if read_manifest(folder).id != manifest.id:
+        raise BadRequest(
+            f"Predictor: expected the export {folder} to stay while it is read, found that it was"
+            " replaced; read it again"
+        ) from failure
+    if isinstance(failure, OSError):
+        reason = f"cannot read {failure.filename or folder}: {failure.strerror or failure}"
+        raise BadRequest(f"Predictor: {reason}") from failure
+    if failure is not None:
+        raise failure
+
+
 def read_manifest(folder: Path) -> ExportManifest:
     """Raises BadRequest: no export there, or a checkpoint. Corruption: a damaged manifest, or
     another format.
     """
     path = folder / MANIFEST
-    if not is_file(path):
-        raise BadRequest(f"Predictor: expected {path}, found none: not a complete export")
     try:
         with reading(path):
             body = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        text = f"Predictor: expected {path}, found none: not a complete export"
+        raise BadRequest(text) from None
+    except OSError as error:
+        raise BadRequest(f"Predictor: cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise Corruption(f"{path}: expected JSON, found {error}") from error
     if isinstance(body, dict) and "manifest" in body:

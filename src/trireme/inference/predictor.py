@@ -16,7 +16,7 @@ from trireme.data.batch import Batch
 from trireme.data.foreign import as_batch
 from trireme.errors import BadRequest
 from trireme.inference.dense_program import DenseProgram, load_program, update_program
-from trireme.inference.export_manifest import ExportedTable, ExportManifest, read_manifest
+from trireme.inference.export_manifest import ExportedTable, ExportManifest, unchanged_export
 from trireme.inference.gathering import gather_lookups
 from trireme.inference.row_layers import Layers, map_rows, merge_deltas
 from trireme.nn.lookup import LookupSpec
@@ -78,8 +78,8 @@ class Predictor:
             does in training.
 
     Raises:
-        BadRequest: no export there, or a delta; nothing for oneDNN. Corruption: a missing or
-            damaged file; named.
+        BadRequest: no export there, or a delta, or one that is replaced meanwhile; nothing for
+            oneDNN. Corruption: a missing or damaged file; named.
     """
 
     def __init__(
@@ -93,21 +93,21 @@ class Predictor:
         folder = Path(folder)
         if use_onednn:
             check_onednn()
-        self.manifest = manifest = read_manifest(folder)
-        if manifest.is_delta:
-            raise BadRequest(
-                f"Predictor: expected a base, found the delta {folder};"
-                " open its base and apply() it"
-            )
-        self._pool = _core.Pool(checked_threads(threads))
-        self._planner = Planner.of_specs(_specs(manifest), pool=self._pool)
-        self._verify = verify
+        self._pool, self._verify = _core.Pool(checked_threads(threads)), verify
         self._applying = threading.Lock()
-        layers = {
-            (part.name, part.dim): (map_rows(folder, part, has_flags=False, verify=verify),)
-            for part in manifest.tables
-        }
-        program = load_program(folder, manifest, verify=verify, use_onednn=use_onednn)
+        with unchanged_export(folder) as manifest:
+            if manifest.is_delta:
+                raise BadRequest(
+                    f"Predictor: expected a base, found the delta {folder};"
+                    " open its base and apply() it"
+                )
+            layers = {
+                (part.name, part.dim): (map_rows(folder, part, has_flags=False, verify=verify),)
+                for part in manifest.tables
+            }
+            program = load_program(folder, manifest, verify=verify, use_onednn=use_onednn)
+        self.manifest = manifest
+        self._planner = Planner.of_specs(_specs(manifest), pool=self._pool)
         self._served = self._serve(manifest, layers, program)
 
     @property
@@ -153,23 +153,23 @@ class Predictor:
         Predictions that run meanwhile are of the version before.
 
         Raises:
-            BadRequest: no export there, or one that does not follow the last one. Corruption: a
-                missing or damaged file. Nothing has changed then.
+            BadRequest: no export there, or one that does not follow the last one, or is replaced
+                meanwhile. Corruption: a missing or damaged file. Nothing has changed then.
         """
         folder = Path(folder)
         with self._applying:
             served = self._served
-            delta = read_manifest(folder)
-            _check_follows(folder, delta, self.manifest, served)
-            layers = {}
-            for part in delta.tables:
-                new = map_rows(folder, part, has_flags=True, verify=self._verify)
-                *deltas, base = served.layers[part.name, part.dim]
-                deltas = [new, *deltas]
-                if len(deltas) > DELTAS_MAX:
-                    deltas = [merge_deltas(deltas)]
-                layers[part.name, part.dim] = (*deltas, base)
-            program = update_program(served.program, folder, delta, verify=self._verify)
+            with unchanged_export(folder) as delta:
+                _check_follows(folder, delta, self.manifest, served)
+                layers = {}
+                for part in delta.tables:
+                    new = map_rows(folder, part, has_flags=True, verify=self._verify)
+                    *deltas, base = served.layers[part.name, part.dim]
+                    deltas = [new, *deltas]
+                    if len(deltas) > DELTAS_MAX:
+                        deltas = [merge_deltas(deltas)]
+                    layers[part.name, part.dim] = (*deltas, base)
+                program = update_program(served.program, folder, delta, verify=self._verify)
             self._served = self._serve(delta, layers, program)
 
     def _serve(

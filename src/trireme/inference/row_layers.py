@@ -1,5 +1,6 @@
 """The rows of an export: mapped files that the core searches and processes share."""
 
+import errno
 import hashlib
 import mmap
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ from trireme.inference.export_manifest import (
     expect_digest,
     located,
 )
+from trireme.storage.checked_file import MAPPED_BLOCK_BYTES
+
+_MADV_POPULATE_READ = 22  # loads pages; of a bad disk it is an error, where a touch is SIGBUS
 
 Layers: TypeAlias = tuple[_core.FrozenRows, ...]
 """The layers of one table, newest first: deltas, then the base."""
@@ -50,23 +54,33 @@ def map_rows(
 
 def _checked(folder: Path, file: ExportFile, verify: bool) -> np.ndarray[Any, np.dtype[np.uint8]]:
     path = located(folder, file, verify=False)
-    content = mapped(path)
-    if verify:  # through the mapping, so that the pages it loads are huge ones
-        expect_digest(path, file, hashlib.sha256(content.data).hexdigest())
+    if not file.bytes:
+        raise Corruption(f"{path}: expected rows, found an empty file")
+    memory = mapped(path)
+    content, digest = np.frombuffer(memory, np.uint8), hashlib.sha256()
+    for begin in range(0, len(content) if verify else 0, MAPPED_BLOCK_BYTES):
+        part = content[begin : begin + MAPPED_BLOCK_BYTES]
+        try:  # through the mapping, so that the pages it loads are huge ones
+            memory.madvise(_MADV_POPULATE_READ, begin, len(part))
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # of Linux before 5.14
+                found = "a disk that cannot, or another length"
+                raise Corruption(f"{path}: expected to read it, found {found}") from error
+        digest.update(part.data)
+    if verify:
+        expect_digest(path, file, digest.hexdigest())
     return content
 
 
-def mapped(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def mapped(path: Path) -> mmap.mmap:
     """The bytes of a file in pages of the system: loaded when touched, shared by all processes, and
     huge where the file system has huge pages.
     """
-    if path.stat().st_size == 0:
-        return np.empty(0, np.uint8)  # mmap refuses it
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with suppress(OSError):  # advice: a system without huge pages has small ones
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+    return memory
 
 
 def merge_deltas(deltas: Sequence[_core.FrozenRows]) -> _core.FrozenRows:

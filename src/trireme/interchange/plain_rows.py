@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -243,7 +244,8 @@ def export_parquet(
     def write(table: str, folder: str) -> int:
         if rows is not None:
             return write_rows(optimizer.cluster, rows, folder, state=state, options=storage)
-        body = {"table": table, "folder": folder, **options}
+        # Each export into one location is another one, which no kept answer of the last is for.
+        body = {"table": table, "folder": folder, "id": uuid.uuid4().hex, **options}
         servers = optimizer.cluster.client.servers
         replies = servers.everywhere("export.parquet", body, timeout_s=TIMEOUT_S)
         return sum(int(reply.body["rows"]) for reply in replies)
