@@ -186,6 +186,8 @@ def record(root: Path) -> list[list[Message]]:
         for message in recorded:  # the folders of drafts, which its worker makes and publishes
             if message.method == "checkpoint.start" and message.body["action"] == "save":
                 (root / message.body["path"]).mkdir(exist_ok=True)
+            elif message.method in ("export.parquet", "export.fleet"):
+                (root / message.body["folder"]).parent.mkdir(exist_ok=True)
         jobs.append(recorded)
     return jobs
 

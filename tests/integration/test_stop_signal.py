@@ -355,11 +355,11 @@ def test_a_signal_to_a_child_that_is_forked_during_fit_ends_it_alone(
 ) -> None:
     def data() -> Iterator[dict[str, torch.Tensor]]:
         yield batches(1)[0]
-        here, there = multiprocessing.Pipe()
-        child = multiprocessing.get_context("fork").Process(target=wait_for_signal, args=(there,))
+        receiver, sender = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=wait_for_signal, args=(sender,))
         child.start()
         assert child.pid is not None
-        assert here.recv() == "runs"
+        assert receiver.recv() == "runs"
         os.kill(child.pid, number)
         if number == signal.SIGINT:  # the first Ctrl-C leaves a loader's processes to the parent
             child.join(0.5)

@@ -135,6 +135,6 @@ def test_rows_within_a_frozen_module_are_warned_of_once(caplog: pytest.LogCaptur
             loss_of(models["detached"])
         (loss_of(models["frozen"]) + loss_of(models["trained"])).backward()
         optimizer.step()
-    told = [r.message for r in caplog.records if "all parameters are frozen" in r.message]
-    assert len(told) == 1
-    assert told[0].startswith("frozen: all parameters are frozen, and rows of table 'ids' are")
+    warnings = [r.message for r in caplog.records if "all parameters are frozen" in r.message]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("frozen: all parameters are frozen, and rows of table 'ids' are")

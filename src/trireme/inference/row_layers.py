@@ -64,8 +64,9 @@ def _checked(folder: Path, file: ExportFile, verify: bool) -> np.ndarray[Any, np
             memory.madvise(_MADV_POPULATE_READ, begin, len(part))
         except OSError as error:
             if error.errno != errno.EINVAL:  # of Linux before 5.14
-                found = "a disk that cannot, or another length"
-                raise Corruption(f"{path}: expected to read it, found {found}") from error
+                raise Corruption(
+                    f"{path}: expected to read it, found a disk that cannot, or another length"
+                ) from error
         digest.update(part.data)
     if verify:
         expect_digest(path, file, digest.hexdigest())

@@ -125,8 +125,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 " the workers' Trainers, found a loop of the script's own"
             )
         before = _predecessor(self.cluster)
-        self._session, self._is_retired = session_of(self.cluster), False
-        self._has_stepped = False
+        self._session, self._is_retired, self._has_stepped = session_of(self.cluster), False, False
         self.strategy = Strategy() if strategy is None else strategy
         self.model = model
         place_stages(model, self.cluster)
