@@ -20,14 +20,6 @@ from trireme.errors import TriremeError
 from trireme.inference import Predictor
 from trireme.inference.export import export_model
 from trireme.job.embedded import embedded
-from trireme.policy import (
-    CountFilter,
-    CtrCommonAccessor,
-    Policy,
-    Probability,
-    ShowClick,
-    SparseAccessor,
-)
 from trireme.server.row_tier import RowTier
 
 DAY_S = 86_400
@@ -43,8 +35,8 @@ OPERATIONS = [
 HOLDERS = ["ssd", "pass", "window", "reborn"]
 SSD_MEMORY = 12 << 20
 DTYPES = ["float32", "float32", "bfloat16", "float16"]
-NUM_IN_PASSES = 2  # of the policies
-SHOW_CLICK = ShowClick("show", "label")
+NUM_IN_PASSES = 2
+SHOW_CLICK = tr.policy.ShowClick("show", "label")
 RULES = [
     tr.optim.SGD(lr=0.1),
     tr.optim.SGD(lr=0.1, momentum=0.9),
@@ -59,26 +51,29 @@ RULES = [
 DENSE = [torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad]
 
 
-def policies() -> list[dict[str, Any]]:
-    return [
-        {},
-        {"policy": Policy(ttl_s=2 * DAY_S)},
-        {"policy": Policy(ttl_s=3 * DAY_S, max_rows=5000), "admit": CountFilter(3)},
-        {"policy": Policy(max_rows=4500), "admit": Probability(0.7)},
-        {
-            "policy": CtrCommonAccessor(
-                show_click=SHOW_CLICK,
-                embedx_threshold=2.0,
-                delete_threshold=0.3,
-                delete_after_unseen_days=2,
-            ),
-            "absent": "zeros",
-        },
-        {
-            "policy": SparseAccessor(show_click=SHOW_CLICK, embedx_threshold=2.0),
-            "absent": "zeros",
-        },
-    ]
+# Of a table: what `Table` takes besides rule and dims. Passes can hold the first two.
+POLICIES: list[dict[str, Any]] = [
+    {},
+    {"policy": tr.policy.Policy(ttl_s=2 * DAY_S)},
+    {
+        "policy": tr.policy.Policy(ttl_s=3 * DAY_S, max_rows=5000),
+        "admit": tr.policy.CountFilter(3),
+    },
+    {"policy": tr.policy.Policy(max_rows=4500), "admit": tr.policy.Probability(0.7)},
+    {
+        "policy": tr.policy.CtrCommonAccessor(
+            show_click=SHOW_CLICK,
+            embedx_threshold=2.0,
+            delete_threshold=0.3,
+            delete_after_unseen_days=2,
+        ),
+        "absent": "zeros",
+    },
+    {
+        "policy": tr.policy.SparseAccessor(show_click=SHOW_CLICK, embedx_threshold=2.0),
+        "absent": "zeros",
+    },
+]
 
 
 class Model(nn.Module):
@@ -97,10 +92,8 @@ def batches(seed: int, num: int) -> list[Batch]:
 
     def ids() -> torch.Tensor:
         frequent = rng.zipf(1.3, BATCH_SIZE) % NUM_IDS
-        drawn = np.where(
-            rng.random(BATCH_SIZE) < 0.5, frequent, rng.integers(0, NUM_IDS, BATCH_SIZE)
-        )
-        return torch.from_numpy(drawn.astype(np.int64))
+        even = rng.integers(0, NUM_IDS, BATCH_SIZE)
+        return torch.from_numpy(np.where(rng.random(BATCH_SIZE) < 0.5, frequent, even))
 
     def batch() -> Batch:
         label = torch.from_numpy(rng.integers(0, 2, BATCH_SIZE).astype(np.float32))
@@ -122,7 +115,7 @@ class Life:
         self.declared = {
             "optimizer": RULES[rng.integers(len(RULES))],
             **(dims if rng.random() < 0.3 else {"dim": dim, "salt": bool(rng.random() < 0.5)}),
-            **policies()[rng.integers(NUM_IN_PASSES if in_passes else len(policies()))],
+            **POLICIES[rng.integers(NUM_IN_PASSES if in_passes else len(POLICIES))],
             "dtype": "float32" if in_passes else str(rng.choice(DTYPES)),
         }
         self.counts = "absent" in self.declared  # shows and clicks, which decay with the days
@@ -270,9 +263,8 @@ class Life:
         self.published = self.place()
         asked = batches(778, 1)[0]
         answer = self.predictor.predict(asked)
-        if (
-            self.dtype == "float32" and not self.counts
-        ):  # else rows are rounded, or shown a day older
+        # Others are rounded, or show their rows a day older.
+        if self.dtype == "float32" and not self.counts:
             trained = self.trainer.predict([asked])["output"]
             np.testing.assert_allclose(answer.outputs["output"], trained, rtol=0, atol=1e-5)
         return answer.outputs["output"].tolist(), answer.num_keys, answer.num_missing

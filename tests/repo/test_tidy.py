@@ -328,3 +328,13 @@ def test_no_test_is_switched_off_quietly() -> None:
             if is_switch and tree.name(path) not in SWITCHED_OFF:
                 wrong.append(f"{tree.name(path)}:{node.lineno}: {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_cxx_tests_that_tsan_leaves_out_have_one_thread() -> None:
+    folder = tree.ROOT / "core" / "tests"
+    _, left_out = (folder / "CMakeLists.txt").read_text().split('STREQUAL "thread")')
+    names = re.findall(r"trireme_test\((\w+)\)", left_out.partition("endif()")[0])
+    assert names
+    threads = r"\bPool\b|std::j?thread|std::async|make_device|(pool|uring)_device"
+    for name in names:
+        assert not re.search(threads, (folder / f"{name}_test.cc").read_text()), name
