@@ -33,8 +33,19 @@ constexpr std::chrono::seconds kLastWait{3600};
                                            std::generic_category().message(error));
 }
 
+constexpr unsigned kCoopTaskrun = 1U << 8;  // IORING_SETUP_..., which older headers lack
+
+// As of Linux 5.19 transfers that end need not interrupt the thread that began them, which takes a
+// tenth of a read's CPU: it notes them when it enters the kernel next.
 int setup(unsigned num_entries, io_uring_params& params) {
-  return static_cast<int>(::syscall(__NR_io_uring_setup, num_entries, &params));
+  params.flags = kCoopTaskrun;
+  const auto make = [&] {
+    return static_cast<int>(::syscall(__NR_io_uring_setup, num_entries, &params));
+  };
+  const int descriptor = make();
+  if (descriptor >= 0 || errno != EINVAL) return descriptor;
+  params = {};
+  return make();
 }
 
 // Memory that the kernel shares with this process.
