@@ -271,7 +271,7 @@ class Tier {
   void hold(Claim& claim, Pool& pool);
   Need largest_need(const Claim& claim) const;
   std::size_t num_pages_max(std::size_t num_rows) const;
-  void fetch_rest(std::uint32_t stripe, std::span<const std::uint64_t> keys);
+  std::size_t fetch_rest(std::uint32_t stripe, std::span<const std::uint64_t> keys);
   std::vector<std::uint64_t> absent_of(std::span<const std::uint64_t> keys) const;
   std::size_t num_new_max(std::span<const std::uint64_t> keys) const;
   bool are_claimed(std::span<const std::uint64_t> keys, std::uint32_t stripe, Claims claims) const;

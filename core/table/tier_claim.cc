@@ -147,9 +147,7 @@ void Tier::hold(Claim& claim, Pool& pool) {
   needs[kNumStripes].bytes = claim.keys_.size() * sizeof(std::uint64_t);
   pool.run(kNumStripes, [&](std::size_t i) {
     const auto stripe = static_cast<std::uint32_t>(i);
-    fetch_rest(stripe, claim.keys_of_stripe(stripe));
-    const std::shared_lock lock(mutex_of_stripe(stripe));
-    needs[i] = {.stripe = stripe, .rows = num_new_max(claim.keys_of_stripe(stripe))};
+    needs[i] = {.stripe = stripe, .rows = fetch_rest(stripe, claim.keys_of_stripe(stripe))};
   });
   std::vector<Room> rooms = make_room(needs, Wait::kNo);
   for (std::uint32_t stripe = 0; stripe < kNumStripes; ++stripe) {
@@ -159,19 +157,24 @@ void Tier::hold(Claim& claim, Pool& pool) {
 }
 
 // Brings to memory what a fetch has left on SSD: rows whose pages moved meanwhile. Of other keys
-// the index there does not tell whether they have rows, so their pages are read too.
-void Tier::fetch_rest(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
+// the index there does not tell whether they have rows, so their pages are read too. Returns how
+// many rows an update of the keys may make. Requires: they are claimed.
+std::size_t Tier::fetch_rest(std::uint32_t stripe, std::span<const std::uint64_t> keys) {
   std::vector<std::uint64_t> left;
   {
     const std::shared_lock lock(mutex_of_stripe(stripe));
     left = absent_of(keys);
+    const std::size_t num_absent = left.size();
     std::erase_if(left, [&](std::uint64_t key) { return !cold_.may_have(key); });
+    if (left.empty() && table_.arenas_.num_classes() == 1) return num_absent;
   }
   const std::size_t num_max = std::max<std::size_t>(log_.read_pages() / 2, 1);
   for (std::size_t i = 0; i < left.size(); i += num_max) {
     lock_unclaimed(stripe, std::span(left).subspan(i, std::min(num_max, left.size() - i)), 0,
                    Wait::kNo);
   }
+  const std::shared_lock lock(mutex_of_stripe(stripe));
+  return num_new_max(keys);
 }
 
 // The keys of a stripe that have no row in memory. Requires: its lock.
@@ -196,27 +199,18 @@ std::size_t Tier::num_new_max(std::span<const std::uint64_t> keys) const {
   return table_.arenas_.num_classes() > 1 ? keys.size() : absent_of(keys).size();
 }
 
-// Whether all keys are among those of the claims. Fast if they are in the order of their hashes.
+// Whether all keys are among those of the claims.
 bool Tier::are_claimed(std::span<const std::uint64_t> keys, std::uint32_t stripe,
                        Claims claims) const {
-  std::vector<Claim::Keys> left;
+  std::vector<Claim::Keys> claimed;
   for (const Claim* claim : claims) {
-    if (&claim->tier_ == this) left.push_back(claim->keys_of_stripe(stripe));
+    if (&claim->tier_ == this) claimed.push_back(claim->keys_of_stripe(stripe));
   }
-  const std::vector<Claim::Keys> all = left;
-  std::uint64_t last = 0;
-  for (const std::uint64_t key : keys) {
-    const std::uint64_t hash = mix64(key);
-    if (hash < last) left = all;
-    last = hash;
-    bool is_claimed = false;
-    for (Claim::Keys& some : left) {
-      while (!some.empty() && mix64(some.front()) < hash) some = some.subspan(1);
-      is_claimed = is_claimed || (!some.empty() && some.front() == key);
-    }
-    if (!is_claimed) return false;
-  }
-  return true;
+  return std::ranges::all_of(keys, [&](std::uint64_t key) {
+    return std::ranges::any_of(claimed, [&](Claim::Keys some) {
+      return std::ranges::binary_search(some, mix64(key), {}, mix64);
+    });
+  });
 }
 
 // Gives the lock what it needs of what the claims have for its stripe. Returns false, and takes
