@@ -90,10 +90,12 @@ Tier::Search Tier::search(std::span<const std::uint64_t> keys,
                           std::span<const ssd::PagesRead> reads, std::optional<For> what) const {
   Search result;
   std::uint64_t num_hits = 0;
+  std::vector<Arena::Ref> used;
+  if (what) used.reserve(std::min(keys.size(), kFindBlock));
   const auto visit = [&](const std::byte* row) {
     if (!what) return;
-    ++num_hits;
-    note_use(table_.arenas_.ref_of(row), *what);
+    used.push_back(table_.arenas_.ref_of(row));
+    uses_.prefetch(used.back());
   };
   const auto find_cold = [&](std::uint64_t key) {
     Place place;
@@ -125,6 +127,9 @@ Tier::Search Tier::search(std::span<const std::uint64_t> keys,
           row == nullptr ? absent.push_back(block[i]) : visit(row);
         });
     cold_.prefetch(absent);
+    for (const Arena::Ref ref : used) note_use(ref, *what);
+    num_hits += used.size();
+    used.clear();
     for (const std::uint64_t key : absent) find_cold(key);
   }
   if (what && *what != For::kLater) {
@@ -151,9 +156,14 @@ std::size_t Tier::move_in(std::uint32_t stripe, const Places& places, std::optio
   std::vector<Index::Entry> scratch;
   table_.index_.prepare(stripe, places.size(), scratch);
   const std::uint32_t now = table_.version();
+  std::vector<std::uint64_t> keys(places.size());
+  std::ranges::transform(places, keys.begin(), [](const Place& p) { return key_of_row(p.row); });
+  for (const std::uint64_t key : keys) __builtin_prefetch(table_.index_.home(mix64(key)));
+  cold_.prefetch(keys);
   std::size_t num_rows = 0;
-  for (const Place& place : places) {
-    const std::uint64_t key = key_of_row(place.row);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const Place& place = places[i];
+    const std::uint64_t key = keys[i];
     if (table_.index_.find(key) != nullptr) continue;
     const RowLayout& layout = table_.classes_[place.row_class];
     const Arena::Ref ref = reservation.take(place.row_class);

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/isa.h"
 #include "base/pages.h"
 #include "store/arena.h"
 
@@ -30,6 +31,9 @@ class Uses {
   void begin(Arena::Ref ref) noexcept { set(ref, 0); }
   void begin(Arena::Ref ref, std::uint8_t saved, std::uint64_t time) noexcept {
     set(ref, weight_of(saved, time));
+  }
+  TRIREME_INLINE void prefetch(Arena::Ref ref) const noexcept {
+    __builtin_prefetch(moments_.data() + ref * kBytesPerRow, 1);
   }
   void count(Arena::Ref ref) noexcept {
     const std::uint16_t word = word_of(ref).load(std::memory_order_relaxed);

@@ -19,6 +19,7 @@
 
 #include "base/array.h"
 #include "base/bytes.h"
+#include "base/isa.h"
 #include "store/ssd/page.h"
 
 namespace trireme::ssd {
@@ -50,10 +51,11 @@ class ColdIndex {
   }
 
   // Bring into cache what find() reads: first where the entries of a cell begin, then the entries.
-  void prefetch_cell(std::uint64_t hash) const noexcept {
+  // Always inline, because GCC drops calls of functions that do nothing but this.
+  TRIREME_INLINE void prefetch_cell(std::uint64_t hash) const noexcept {
     if (num_entries_ > 0) __builtin_prefetch(&starts_[bits_of(hash) >> rest_bits_]);
   }
-  void prefetch_entries(std::uint64_t hash) const noexcept {
+  TRIREME_INLINE void prefetch_entries(std::uint64_t hash) const noexcept {
     if (num_entries_ == 0) return;
     const std::size_t bit =
         std::size_t{starts_[bits_of(hash) >> rest_bits_]} * static_cast<unsigned>(width());
