@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/isa.h"
 #include "feed/bags.h"
 #include "feed/chunks.h"
 
@@ -81,7 +82,7 @@ class Block<0> {
   float sum_[kLanes] = {};
 };
 
-void prefetch(const float* from, std::size_t width) noexcept {
+TRIREME_INLINE void prefetch(const float* from, std::size_t width) noexcept {
   for (std::size_t i = 0; i < width; i += kLineFloats) __builtin_prefetch(from + i);
   __builtin_prefetch(from + width - 1);
 }

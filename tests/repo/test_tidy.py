@@ -153,6 +153,16 @@ def test_no_hash_table_of_the_standard_library_has_keys() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_functions_that_only_prefetch_are_always_inline() -> None:
+    """Others GCC takes for pure, and drops the calls: nothing tells, but the time that it takes."""
+    others = re.compile(r"^(?!.*TRIREME_INLINE).*\bvoid prefetch\w*\(.*{$", re.M)
+    files = [path for path in tree.files(".h", ".cc") if "prefetch" in path.read_text()]
+    wrong = [
+        f"{tree.name(path)}: {line}" for path in files for line in others.findall(path.read_text())
+    ]
+    assert files and not wrong, "\n".join(wrong)
+
+
 def is_true(node: ast.expr) -> bool:
     return not (isinstance(node, ast.Constant) and not node.value)
 
