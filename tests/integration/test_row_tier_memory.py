@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import trireme as tr
-from tests.conditions import WAIT_S
+from tests.conditions import wait_until
 from tests.integration.saved_rows import saved_rows
 from tests.seeds import SEED
 from trireme import _core
@@ -157,8 +157,9 @@ def push(tier: RowTier, rows: _core.Table, keys: np.ndarray, number: int) -> Non
     claims = [] if claim is None else [claim]
     rows.update(keys, grads, [(0, number)], values, pool, claims=claims, time=1)
     tier.note_push()
-    if (divider := tier._divider) is not None:
-        divider.join(WAIT_S)
+    wait_until(lambda: not tier._wanted.is_set())
+    with tier._lock:  # until it has divided
+        pass
 
 
 @pytest.mark.parametrize("memory", [MEMORY, 21 << 20, 48 << 20])

@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, Thread, Timer
+from threading import Event, Lock, Thread
 from typing import TypeVar
 
 from trireme import _core
 from trireme.byte_size import parse_bytes
-from trireme.errors import (
-    BadRequest,
-    DeadlineExceeded,
-    ResourceExhausted,
-    Unavailable,
-    start_thread,
-    writing,
-)
+from trireme.errors import BadRequest, ResourceExhausted, TriremeError, start_thread, writing
 from trireme.rows.core_table import buffer_bytes, make_core_table, needed_bytes, own_bytes
 from trireme.server.row_fetcher import RowFetcher
 from trireme.server.ssd_folders import OwnFolders
@@ -80,13 +74,18 @@ class RowTier:
         self._numbers = itertools.count(1)
         self._num_pushes = itertools.count(1)
         self._lock = Lock()  # guards the tables and their parts; held while rows leave memory
+        self._changes: dict[object, float] = {}  # that are under way: since when
+        self._wanted = Event()  # the memory is to be divided anew
+        self._is_closed = False
         self._divider: Thread | None = None
-        self._divides = Lock()  # held while a thread divides
+        self._starting = Lock()  # of the thread that divides
         self.fetcher = RowFetcher()
         self._folders = OwnFolders(folders)
 
     def close(self) -> None:
         """Remove the folders of this process. The tables end first."""
+        self._is_closed = True
+        self._wanted.set()
         for thread in (self.fetcher.end(), self._divider):
             if thread is None:
                 continue
@@ -164,43 +163,43 @@ class RowTier:
     def note_push(self) -> None:
         """Divide the memory anew now and then, as rows come."""
         if next(self._num_pushes) % _BALANCED_PUSHES == 0:
-            self._divide_soon()
+            self._wanted.set()
+            self._start_divider()
 
-    def _divide_soon(self) -> None:
-        """In a thread: it waits for a disk, and the caller may hold what every request needs. Where
-        there is none, later: what calls this changes rows, and must not stop halfway.
+    def _start_divider(self) -> None:
+        """A thread, as dividing waits for a disk, and who wants it may hold what every request
+        needs. Where the system refuses it, later: what calls this must not stop halfway.
         """
-        if not self._divides.acquire(blocking=False):
-            return
-        thread = Thread(target=self._divide_once, name="trireme-divide", daemon=True)
-        if self._starts(thread):
-            self._divider = thread
-        else:
-            self._divides.release()
+        with self._starting:
+            if self._divider is not None:
+                return
+            thread = Thread(target=self._divide_at_need, name="trireme-divide", daemon=True)
+            try:
+                start_thread(thread)
+                self._divider = thread
+            except ResourceExhausted as error:
+                log.warning("the tables keep their parts of the memory for now: %s", error)
 
-    def _starts(self, thread: Thread) -> bool:
-        """Start a thread that may be missing. Returns False: the system refuses it."""
-        try:
-            start_thread(thread)
-        except ResourceExhausted as error:
-            log.warning("the tables keep their parts of the memory for now: %s", error)
-            return False
-        return True
-
-    def _divide_once(self) -> None:
-        """Requires: `_divides`, which is released."""
-        try:
-            with self._lock:
-                self._divide_anew()
-        finally:
-            self._divides.release()
+    def _divide_at_need(self) -> None:
+        """Divide the memory when that is wanted, and once for each change that waits."""
+        while not self._is_closed:
+            is_wanted = self._wanted.wait(_WAITS_S / 2)
+            late = time.monotonic() - _WAITS_S
+            waiting = [key for key, began in list(self._changes.items()) if began < late]
+            for key in waiting:
+                self._changes.pop(key, None)
+            if is_wanted or waiting:
+                with self._lock:
+                    self._wanted.clear()
+                    self._divide_anew()
 
     def with_room(self, change: Callable[[], _T]) -> _T:
         """change(), which changes rows and may be repeated. If it finds no room, or waits for it,
         perhaps for calls that wait for its own, the memory is divided anew. Raises as `change`.
         """
-        waits = Timer(_WAITS_S, self._divide_soon)
-        self._starts(waits)
+        self._start_divider()
+        key = object()
+        self._changes[key] = time.monotonic()
         try:
             return change()
         except ResourceExhausted:
@@ -208,7 +207,7 @@ class RowTier:
                 if not self._divide_anew():
                     raise
         finally:
-            waits.cancel()
+            self._changes.pop(key, None)
         return change()
 
     def _divide_anew(self) -> bool:
@@ -216,7 +215,7 @@ class RowTier:
         try:
             tables = self._living()
             self._set_parts(tables, self._parts(tables))
-        except (ResourceExhausted, Unavailable, DeadlineExceeded) as error:
+        except TriremeError as error:
             log.warning("the tables keep their parts of the memory: %s", error)
             return False
         return True
