@@ -5,6 +5,7 @@
 // that other callers do takes it away.
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -202,15 +203,14 @@ std::size_t Tier::num_new_max(std::span<const std::uint64_t> keys) const {
 // Whether all keys are among those of the claims.
 bool Tier::are_claimed(std::span<const std::uint64_t> keys, std::uint32_t stripe,
                        Claims claims) const {
-  std::vector<Claim::Keys> claimed;
+  std::vector<std::uint64_t> claimed;  // their hashes
   for (const Claim* claim : claims) {
-    if (&claim->tier_ == this) claimed.push_back(claim->keys_of_stripe(stripe));
+    if (&claim->tier_ != this) continue;
+    std::ranges::transform(claim->keys_of_stripe(stripe), std::back_inserter(claimed), mix64);
   }
-  return std::ranges::all_of(keys, [&](std::uint64_t key) {
-    return std::ranges::any_of(claimed, [&](Claim::Keys some) {
-      return std::ranges::binary_search(some, mix64(key), {}, mix64);
-    });
-  });
+  if (claims.size() > 1) std::ranges::sort(claimed);
+  return std::ranges::all_of(
+      keys, [&](std::uint64_t key) { return std::ranges::binary_search(claimed, mix64(key)); });
 }
 
 // Gives the lock what it needs of what the claims have for its stripe. Returns false, and takes
