@@ -185,7 +185,7 @@ class RowTier:
         while not self._is_closed:
             is_wanted = self._wanted.wait(_WAITS_S / 2)
             late = time.monotonic() - _WAITS_S
-            waiting = [key for key, began in list(self._changes.items()) if began < late]
+            waiting = [key for key, began in self._changes.copy().items() if began < late]
             for key in waiting:
                 self._changes.pop(key, None)
             if is_wanted or waiting:
