@@ -171,7 +171,7 @@ class RowTier:
         needs. Where the system refuses it, later: what calls this must not stop halfway.
         """
         with self._starting:
-            if self._divider is not None:
+            if self._divider is not None and self._divider.is_alive():
                 return
             thread = Thread(target=self._divide_at_need, name="trireme-divide", daemon=True)
             try:
