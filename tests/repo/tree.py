@@ -51,6 +51,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+@functools.cache
 def lines_for_types(path: Path) -> set[int]:
     """The lines that only type checkers read."""
     return {
