@@ -96,7 +96,7 @@ class FarLink(accelerator.Link):
 def far_gather(lookup: Lookup, num_examples: int, num_features: int, pool: Any) -> Tensor:
     assert all(isinstance(tensor, Far) for tensor in lookup)
     plain = Lookup(*map(near, lookup))
-    return far(op._gather_torch(plain, num_examples, num_features))
+    return far(op._gather_torch(plain, num_examples, num_features, pool))
 
 
 def far_scatter(grad: Tensor, *rest: Any) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from trireme.errors import Corruption, ResourceExhausted
+from trireme.errors import BadRequest, Corruption, ResourceExhausted
 from trireme.train.online.donefiles import (
     BASES,
     CHECKPOINTS,
@@ -117,6 +117,23 @@ def test_a_broken_line_is_named(name: str, text: str, message: str, tmp_path: Pa
     done = DoneFiles(str(tmp_path))
     with pytest.raises(Corruption, match=message):
         done.checkpoints() if name == CHECKPOINTS else done.exports(name)
+
+
+def test_a_path_may_have_any_separator_of_lines_but_a_newline(folder: str) -> None:
+    done = DoneFiles(folder)
+    entry = ListedCheckpoint(PassPoint("20190720", 1), 5, "out/a\u2028b\x85c\x0cd/1")
+    done.add_checkpoint(entry)
+    assert done.checkpoints() == [entry]
+
+
+def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    done = DoneFiles(str(tmp_path))
+    (tmp_path / BASES).write_bytes(b"{}\n\n{\xff}\n")
+    with pytest.raises(Corruption, match=r"base_donefile\.txt:3: expected UTF-8, found b'\\xff}"):
+        done.exports(BASES)
+    (tmp_path / DELTAS).mkdir()
+    with pytest.raises(BadRequest, match=r"patch_donefile\.txt: Is a directory"):
+        done.exports(DELTAS)
 
 
 def test_a_full_disk_leaves_the_old_lines(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.tables import T_ROWS
 from trireme import _core
 from trireme.data import Bags, Batch
 from trireme.nn import EmbeddingBag, Lookup, Planner, gather_rows, op
+from trireme.nn.lookup import gather
 from trireme.table import Table
 
 B, F, D = 12, 3, 9
@@ -55,6 +56,7 @@ def random_lookup(*, is_ragged, is_weighted, seed=0):
     return lookup._replace(weights=weights)
 
 
+POOL = _core.Pool(2)
 KINDS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -70,17 +72,17 @@ def test_the_operators_keep_torchs_contract(is_ragged, is_weighted):
 @pytest.mark.parametrize(("is_ragged", "is_weighted"), KINDS)
 def test_torchs_kernels_equal_the_cores(is_ragged, is_weighted):
     lookup = random_lookup(is_ragged=is_ragged, is_weighted=is_weighted)
-    actual = op._gather_torch(lookup, B, F)
-    assert torch.equal(actual, op._gather_core(lookup, B, F))
+    actual = op._gather_torch(lookup, B, F, POOL)
+    assert torch.equal(actual, gather(lookup, B, F, POOL))
     assert actual.is_contiguous()
-    args = (lookup.order, lookup.starts, lookup.bags, lookup.weights, len(lookup.rows))
+    args = (lookup.order, lookup.starts, lookup.bags, lookup.weights, len(lookup.rows), POOL)
     grad = torch.randn(B, F, D)
     assert torch.equal(op._scatter_torch(grad, *args), op._scatter_core(grad, *args))
 
 
 def test_gradients_of_any_layout_are_read_right():
     lookup = random_lookup(is_ragged=True, is_weighted=False)
-    args = (lookup.order, lookup.starts, lookup.bags, lookup.weights, len(lookup.rows))
+    args = (lookup.order, lookup.starts, lookup.bags, lookup.weights, len(lookup.rows), POOL)
     grad = torch.randn(B, F, D)
     expected = op._scatter_core(grad, *args)
     wide = torch.randn(B, F * D + 6)

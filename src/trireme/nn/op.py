@@ -63,7 +63,7 @@ def _gather_rows(
 ) -> Tensor:
     gather, _ = _kernels(rows.device)
     lookup = Lookup(rows, index, order, starts, bags, offsets, weights)
-    return gather(lookup, num_examples, num_features, None)
+    return gather(lookup, num_examples, num_features, threads_of_torch())
 
 
 @torch.library.custom_op("trireme::scatter_rows", mutates_args=())
@@ -71,7 +71,7 @@ def _scatter_rows(
     grad: Tensor, order: Tensor, starts: Tensor, bags: Tensor, weights: Tensor, num_rows: int
 ) -> Tensor:
     _, scatter = _kernels(grad.device)
-    return scatter(grad, order, starts, bags, weights, num_rows, None)
+    return scatter(grad, order, starts, bags, weights, num_rows, threads_of_torch())
 
 
 @_gather_rows.register_fake
@@ -107,7 +107,8 @@ class _EagerGather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        *tensors, num_examples, num_features, ctx.pool = inputs
+        *tensors, num_examples, num_features, pool = inputs
+        ctx.pool = pool or threads_of_torch()
         lookup = Lookup(*tensors)
         _keep_for_backward(ctx, inputs, lookup.rows)
         gather, _ = _kernels(lookup.rows.device)
@@ -121,20 +122,14 @@ class _EagerGather(torch.autograd.Function):
         return rows_grad, *[None] * 9
 
 
-_Gather = Callable[[Lookup, int, int, _core.Pool | None], Tensor]
-_Scatter = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, _core.Pool | None], Tensor]
+_Gather = Callable[[Lookup, int, int, _core.Pool], Tensor]
+_Scatter = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, _core.Pool], Tensor]
 
 
 def _kernels(device: torch.device) -> tuple[_Gather, _Scatter]:
     if device == HOST:
-        return _gather_core, _scatter_core
+        return gather, _scatter_core
     return _gather_torch, _scatter_torch
-
-
-def _gather_core(
-    lookup: Lookup, num_examples: int, num_features: int, pool: _core.Pool | None = None
-) -> Tensor:
-    return gather(lookup, num_examples, num_features, pool or threads_of_torch())
 
 
 def _scatter_core(
@@ -144,7 +139,7 @@ def _scatter_core(
     bags: Tensor,
     weights: Tensor,
     num_rows: int,
-    pool: _core.Pool | None = None,
+    pool: _core.Pool,
 ) -> Tensor:
     out_KD = grad.new_empty(num_rows, grad.shape[2])
     _core.scatter(
@@ -154,14 +149,12 @@ def _scatter_core(
         numpy_or_none(bags),
         numpy_or_none(weights),
         out_KD.numpy(),
-        pool or threads_of_torch(),
+        pool,
     )
     return out_KD
 
 
-def _gather_torch(
-    lookup: Lookup, num_examples: int, num_features: int, pool: _core.Pool | None = None
-) -> Tensor:
+def _gather_torch(lookup: Lookup, num_examples: int, num_features: int, pool: _core.Pool) -> Tensor:
     offsets = lookup.offsets if lookup.offsets.numel() > 0 else None
     weights = lookup.weights if lookup.weights.numel() > 0 else None
     return device_pool(lookup.rows, SlotBags(lookup.index, offsets, weights, num_features))
@@ -174,7 +167,7 @@ def _scatter_torch(
     bags: Tensor,
     weights: Tensor,
     num_rows: int,
-    pool: _core.Pool | None = None,
+    pool: _core.Pool,
 ) -> Tensor:
     bag_M = bags[order] if bags.numel() > 0 else order
     values_MD = grad[bag_M % grad.shape[0], bag_M // grad.shape[0]]

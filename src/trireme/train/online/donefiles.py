@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trireme.data.sources import filesystem
-from trireme.errors import Corruption, writing
+from trireme.errors import Corruption, looking, writing
 from trireme.storage.atomic_file import replace_file
 from trireme.storage.local import make_folder
 from trireme.train.checkpointing.fit_progress import figures_from_json, figures_to_json
@@ -100,7 +100,7 @@ class DoneFiles:
 
     Raises, all methods:
         Corruption: a broken line; names file, line and text.
-        BadRequest, ResourceExhausted: a file cannot be written.
+        BadRequest, ResourceExhausted: a file cannot be read or written.
     """
 
     def __init__(self, folder: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -177,7 +177,7 @@ class DoneFiles:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._broken(name, number, line, "JSON with id, key and input") from error
 
-    def _broken(self, name: str, number: int, line: str, expected: str) -> Corruption:
+    def _broken(self, name: str, number: int, line: str | bytes, expected: str) -> Corruption:
         return Corruption(
             f"DoneFiles: {self._path(name)}:{number}: expected {expected}, found {line!r}"
         )
@@ -186,12 +186,16 @@ class DoneFiles:
         return f"{self._folder}/{name}"
 
     def _lines(self, name: str) -> Sequence[tuple[int, str]]:
-        files, path = filesystem(self._path(name), self._options)
+        files, path = filesystem(location := self._path(name), self._options)
         files.invalidate_cache()
-        if not files.exists(path):
-            return []
-        text = files.cat_file(path).decode()
-        return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        with looking(location):
+            content = files.cat_file(path) if files.exists(path) else b""
+        try:
+            lines = content.decode().split("\n")  # a path may have what str.splitlines cuts at
+        except UnicodeDecodeError as error:
+            number = content.count(b"\n", 0, error.start) + 1
+            raise self._broken(name, number, content[error.start :][:20], "UTF-8") from error
+        return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
     def _write(self, name: str, lines: Sequence[str]) -> None:
         location = self._path(name)
