@@ -238,6 +238,16 @@ def test_a_loss_that_is_not_finite_names_the_batch() -> None:
             trainer.fit(loader(500), check_nan=False)
 
 
+def test_a_label_that_is_not_finite_is_named() -> None:
+    batches = list(loader(500))
+    batches[3]["label"][7] = torch.nan
+    with embedded() as cluster:
+        trainer = trainer_of(Linear(), cluster, metrics=[], loss=lambda out, y: (out - y).mean())
+        named = r"a loss of nan .* batch of 50, whose column 'label' has NaN or infinity, before"
+        with pytest.raises(NotFinite, match=named):
+            trainer.fit(batches)
+
+
 def test_a_batch_without_examples_leaves_the_mean_loss_as_it_is() -> None:
     some = list(loader(500))
     empty = [{name: values[:0] for name, values in some[0].items()}]

@@ -226,15 +226,17 @@ def _rows(is_wrong: Tensor) -> list[int]:
 
 def _not_finite(wrong_value: str, batch: Batch, rows: list[int], ids: ExampleIds) -> NotFinite:
     names = ids.of(batch)
-    is_by_example = rows and rows[-1] < batch.num_examples
-    wrong = rows if is_by_example else list(range(batch.num_examples))
+    wrong = rows if rows and rows[-1] < batch.num_examples else list(range(batch.num_examples))
     called = "examples" if names is None else "examples with ins_id"
     shown = ", ".join(str(i) if names is None else repr(names[i]) for i in wrong[:SHOWN_MAX])
     shown = shown or "(there is none: a mean over an empty batch is NaN)"
     more = f" and {len(wrong) - SHOWN_MAX} more" if len(wrong) > SHOWN_MAX else ""
+    tensors = {name: column for name, column in batch.items() if isinstance(column, Tensor)}
+    causes = [name for name, column in tensors.items() if not column.isfinite().all()]
+    cause = f", whose column {causes[0]!r} has NaN or infinity," if causes else ""
     return NotFinite(
         f"Trainer: expected finite outputs and loss, found {wrong_value} {called} {shown}{more};"
-        f" the batch of {batch.num_examples} before position {batch.position} of stream"
+        f" the batch of {batch.num_examples}{cause} before position {batch.position} of stream"
         f" {batch.stream}; nothing of it was pushed"
     )
 
