@@ -302,6 +302,32 @@ def test_rows_that_leave_at_a_load_are_not_reported_as_too_many() -> None:
     assert (cache.num_evicted, cache.num_lost) == (3, 0)
 
 
+def test_what_a_window_brought_is_looked_at_once_to_leave_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_batches, size, looked = 20, 5000, []
+    with embedded(threads=1) as cluster:
+        cache = RowCache([Model().table], cluster.pool, 0)
+        rows = cache.tables[T_ROWS]
+        cache.budget = num_batches * size * rows.row_bytes
+        touched_at = rows.touched_at
+
+        def counting(keys: np.ndarray) -> np.ndarray:
+            looked.append(len(keys))
+            return touched_at(keys)
+
+        monkeypatch.setattr(rows, "touched_at", counting)
+        for number in range(2 * num_batches):
+            keys = np.arange(number * size, (number + 1) * size, dtype=np.uint64)
+            actual = cache.find({T_ROWS: keys})
+            assert cache.make_room(actual)
+            cache.touch(actual, {T_ROWS: np.zeros((size, DIM), np.float32)})
+            if number == num_batches - 1:
+                cache.end_window()
+    assert cache.num_evicted == num_batches * size
+    assert sum(looked) == num_batches * size
+
+
 def test_real_memory_stays_within_the_budget() -> None:
     table = tr.Table("t", dim=16, optimizer=tr.optim.Adagrad(lr=0.1))
     budget = 24 << 20

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from trireme.worker.dense_parameters import DenseParameters
 from trireme.worker.gradients import DenseGradient, KeysByClass, TableGradient
 from trireme.worker.pull import Pulled
 
+LOOKED_MIN = 4096  # rows that are looked at, at least, for those to evict
 WINDOWS_MAX = 1 << 24  # clocks are floats
 
 
@@ -107,15 +109,14 @@ class RowCache:
         Returns how many of them had optimizer state.
         """
         window, class_id, keys = self._queue.popleft()
-        self._num_queued -= len(keys)
         rows = self.tables[class_id]
-        keys = keys[rows.touched_at(keys) == window]
         count = -(-num_bytes // rows.row_bytes)
-        if count < len(keys):
-            rest = keys[count:]
-            self._queue.appendleft((window, class_id, rest))
-            self._num_queued += len(rest)
-        erased = rows.erase(keys[:count])
+        looked, rest = np.split(keys, [max(count, LOOKED_MIN)])
+        looked = looked[rows.touched_at(looked) == window]
+        left = [(window, class_id, some) for some in (rest, looked[count:]) if len(some)]
+        self._queue.extendleft(left)
+        self._num_queued += sum(len(some) for _, _, some in left) - len(keys)
+        erased = rows.erase(looked[:count])
         self.num_evicted += erased
         return erased * rows.has_state
 
