@@ -24,12 +24,15 @@ from tests.integration.test_device_passes import (
 )
 from tests.long import sampled
 from tests.programs import Template
-from trireme.device import BlockLayout
+from trireme import _core
+from trireme.device import BlockLayout, RowBlock
+from trireme.device.block_layout import HOST
 from trireme.errors import BadRequest, NotReady, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
 from trireme.train.modes.device_pass import window_rows
+from trireme.train.modes.device_pass.key_slots import ABSENT
 from trireme.train.modes.device_pass.pass_mode import DevicePass
 
 
@@ -134,6 +137,30 @@ def test_rows_leave_that_are_not_used_or_used_last(
     with one.in_window(batches, memory_of(one, num_rows)):
         one.fit(of_ids(*ids))
     assert filled == expected
+
+
+def test_rows_leave_a_large_window_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, evict = [], window_rows.WindowBlock._evict
+
+    def counting(self: Any, num: int, *arguments: Any) -> None:
+        wanted.append(num)
+        evict(self, num, *arguments)
+
+    monkeypatch.setattr(window_rows.WindowBlock, "_evict", counting)
+    num_rows, size, pool = 1600, 10, _core.Pool(1)
+    schema = tr.Table("t", dim=2, optimizer=tr.optim.SGD(lr=0.1)).schema
+    layout = BlockLayout.of(schema)
+    rows = RowBlock(layout, layout.zeros(num_rows, HOST), HOST, threads=pool)
+
+    def read(keys: np.ndarray) -> np.ndarray:
+        return np.zeros((len(keys), layout.wide.row_bytes), np.uint8)
+
+    block = window_rows.WindowBlock(schema, rows, 1, pool, read, lambda *_: None)
+    for number in range(4 * num_rows // size):
+        keys = np.arange(number * size, (number + 1) * size, dtype=np.uint64)
+        block.bring([keys], ())
+        assert (block.find(keys) != ABSENT).all()
+    assert len(wanted) == 3 * window_rows.SPARE_SHARE
 
 
 def test_a_window_keeps_within_its_memory_and_says_how_much_it_lacks(cluster: Cluster) -> None:

@@ -39,8 +39,8 @@ from trireme.worker.gradients import KeysByClass
 
 log = logging.getLogger("trireme.train")
 
-
 _NEVER = np.iinfo(np.int64).max
+SPARE_SHARE = 16  # of the slots: so many are freed at once, at least
 
 
 class WindowBlock(BlockOfKeys):
@@ -112,21 +112,20 @@ class WindowBlock(BlockOfKeys):
 
     def _evict(self, num: int, kept: npt.NDArray[np.int32], batches: Sequence[Keys]) -> None:
         """Free slots whose rows are not needed now: first those that no known batch uses, the
-        longest unused first, then those that are used last.
+        longest unused first, some more than wanted; then those that are used last.
         """
         next_use = np.full(len(self), _NEVER)
         for number, keys in reversed(list(enumerate(batches))):
             used = self.slots.find(keys)
             next_use[used[used != ABSENT]] = number
-        may_leave = self._is_filled.copy()
-        may_leave[kept] = False
-        slots = np.flatnonzero(may_leave)
-        freed = slots[np.lexsort((self._last_use[slots], -next_use[slots]))][:num]
-        is_changed = self._block.is_changed[torch.from_numpy(freed)].cpu().numpy()
-        changed = freed[is_changed]
+        next_use[kept] = 0
+        slots = np.flatnonzero(self._is_filled & (next_use > 0))
+        order = np.lexsort((self._last_use[slots], -next_use[slots]))
+        num_unused = np.count_nonzero(next_use[slots] == _NEVER)
+        freed = slots[order][: max(num, min(num_unused, len(self) // SPARE_SHARE))]
+        changed = freed[self._block.is_changed[torch.from_numpy(freed)].cpu().numpy()]
         if len(changed):
-            rows = self._block.raw_rows(self._as_slots(changed))
-            self._give_back(self.slots.keys[changed], rows)
+            self._give_back(self.slots.keys[changed], self._block.raw_rows(self._as_slots(changed)))
         self._block.is_changed[torch.from_numpy(freed)] = False
         self.slots.remove(self.slots.keys[freed])
         self._is_filled[freed] = False
