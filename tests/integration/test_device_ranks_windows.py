@@ -25,6 +25,7 @@ from trireme.device import BlockLayout
 from trireme.errors import BadRequest, ResourceExhausted
 from trireme.job.cluster import Cluster
 from trireme.train.modes.device_pass import window_rows
+from trireme.train.modes.device_ranks.owned_window import OwnedWindow
 
 LENGTHS = (12, 0, 9)  # ids come back after seven
 
@@ -40,6 +41,13 @@ class Data:
         for number in range(LENGTHS[index]):
             ids = torch.randint(0, 25, (6, 2), generator=drawn) + 10 * (number % 7)
             yield {"a": ids[:, 0], "b": ids[:, 1], "label": (ids.sum(1) % 2).float()}
+
+
+class Same(Data):
+    """The same in every epoch."""
+
+    def stream(self, index: int, num_streams: int, *, epoch: int = 0) -> Any:
+        return super().stream(index, num_streams)
 
 
 def memory_of(one: tr.Trainer, num_rows: int) -> int:
@@ -92,6 +100,31 @@ def test_a_window_of_any_size_trains_to_the_bits_of_sync(
     assert_same(on_servers(3, training("adam", "sync", num_rows, batches)), of_sync)
     assert_same(on_ranks(3, training("adam", "collective", num_rows, batches)), of_sync)
     assert bool(evicted) == (num_rows < 100)
+
+
+def test_owners_join_the_batches_to_come_only_where_rows_are_lacking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined, union = [], OwnedWindow._union
+
+    def counting(self: OwnedWindow, batches: Any) -> Any:
+        joined.append(self)
+        return union(self, batches)
+
+    monkeypatch.setattr(OwnedWindow, "_union", counting)
+
+    def work(cluster: Cluster) -> tuple[int, int]:
+        one = make_trainer(cluster, RULES["adagrad"](), "sync")
+        with one.in_window(8, memory_of(one, 1000)):
+            one.fit(Same(0))
+            before = joined.count(one.optimizer.mode.rows)
+            one.fit(Same(0))
+            return before, joined.count(one.optimizer.mode.rows) - before
+
+    counts, _ = on_servers(3, work)
+    for before, later in counts:
+        assert before > 0
+        assert later == 0
 
 
 def test_rows_with_statistics_leave_a_window_and_return() -> None:

@@ -158,7 +158,7 @@ def test_rows_leave_a_large_window_many_at_a_time(monkeypatch: pytest.MonkeyPatc
     block = window_rows.WindowBlock(schema, rows, 1, pool, read, lambda *_: None)
     for number in range(4 * num_rows // size):
         keys = np.arange(number * size, (number + 1) * size, dtype=np.uint64)
-        block.bring([keys], ())
+        block.bring(keys, (), ())
         assert (block.find(keys) != ABSENT).all()
     assert len(wanted) == 3 * window_rows.SPARE_SHARE
 

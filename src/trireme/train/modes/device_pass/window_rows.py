@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import islice
+from itertools import islice, tee
 
 import numpy as np
 import numpy.typing as npt
@@ -65,18 +65,17 @@ class WindowBlock(BlockOfKeys):
         self._last_use = np.zeros(len(block), np.int64)
         self._number = 0  # of the batch
 
-    def bring(self, batches: Sequence[Keys], in_use: Sequence[Keys] = ()) -> None:
-        """Have the rows of a batch, the first one, and if one is lacking, those of as many of the
-        others, which follow it, as there is room for. in_use: of earlier batches, whose rows the
-        next step will update. Raises ResourceExhausted: these and the first one have more rows than
-        the block.
+    def bring(self, keys: Keys, following: Iterable[Keys], in_use: Sequence[Keys]) -> None:
+        """Have the rows of a batch, and if one is lacking, those of as many of the following ones
+        as there is room for. in_use: of earlier batches, whose rows the next step will update.
+        Raises ResourceExhausted: these and the batch have more rows than the block.
         """
         self._number += 1
-        if (self.find(batches[0]) == ABSENT).any():
-            first = _core.distinct([*in_use, batches[0]], self._pool) if in_use else batches[0]
-            known = [first, *batches[1:]]
+        if (self.find(keys) == ABSENT).any():
+            first = _core.distinct([*in_use, keys], self._pool) if in_use else keys
+            known = [first, *following]
             self._fill(self._fitting(known, 1 + len(in_use)), known)
-        self._last_use[self.find(batches[0])] = self._number
+        self._last_use[self.find(keys)] = self._number
 
     def _fitting(self, known: Sequence[Keys], num_batches: int) -> Keys:
         """The distinct keys of the first of the known ones, as many as fit into the block.
@@ -194,31 +193,32 @@ class RowsInWindow(RowsOnDevice):
 
     def bring(self, keys: KeysByClass) -> None:
         """Raises ResourceExhausted: the memory has no room for the rows of the batch."""
-        batches = self._known(keys)
+        known = self._known(keys)
         if not self.blocks:
-            self._make_blocks(batches)
+            known = list(known)
+            self._make_blocks([keys, *known])
         for class_id, block in self.blocks.items():
-            of_class = [batch[class_id] for batch in batches if class_id in batch]
             if class_id in keys and len(keys[class_id]):
                 assert isinstance(block, WindowBlock)
-                block.bring(of_class, self._in_use(class_id))
+                known, own = tee(known)  # read where rows are lacking
+                following = (batch[class_id] for batch in own if class_id in batch)
+                block.bring(keys[class_id], following, self._in_use(class_id))
 
     def _in_use(self, class_id: RowClassId) -> list[Keys]:
         """The keys of batches before this one whose step has not been made."""
         lookups = self._pending.entries
         return [one.keys for one in lookups if one.table.class_id == class_id]
 
-    def _known(self, keys: KeysByClass) -> list[KeysByClass]:
-        """The batch of these keys, and those known to follow. Waits for the thread that plans, as
-        the loop does for its batches: as long as the data takes.
+    def _known(self, keys: KeysByClass) -> Iterable[KeysByClass]:
+        """The batches known to follow that of these keys. Waits for the thread that plans, as the
+        loop does for its batches: as long as the data takes.
         """
         with self._planned:
             self._planned.wait_for(lambda: self._is_complete or len(self._plans) > self.lookahead)
-            if not self._plans or any(self._plans[0][c] is not keys[c] for c in keys):
-                return [keys]  # of a loop without a pipeline
-            known = list(islice(self._plans, self.lookahead + 1))
-            self._plans.popleft()
-            return known
+            if self._plans and all(self._plans[0][c] is keys[c] for c in keys):
+                self._plans.popleft()
+                return list(islice(self._plans, self.lookahead))
+            return []  # of a loop without a pipeline
 
     def _union(self, batches: Sequence[KeysByClass]) -> dict[RowClassId, Keys]:
         """The distinct keys of several batches."""

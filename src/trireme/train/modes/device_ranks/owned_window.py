@@ -8,6 +8,7 @@ the batches of all workers that are equally far ahead for one.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import zip_longest
 
 import torch
@@ -48,7 +49,7 @@ class OwnedWindow(RowsInWindow):
 
     def announce(self, keys: KeysByClass) -> Ahead:
         """What to tell owners with the question for these keys. Waits as `_known`."""
-        following = super()._known(keys)[1:]
+        following = list(super()._known(keys))
         is_announced, begins = self._num_announced > 0, self._begins
         new = following[max(0, self._num_announced - 1) :]
         self._num_announced, self._begins = len(following), False
@@ -69,9 +70,9 @@ class OwnedWindow(RowsInWindow):
             coming.popleft()
         coming.extend(ahead.batches)
 
-    def _known(self, keys: KeysByClass) -> list[KeysByClass]:
-        """The batch of all workers of these keys, and those known to follow."""
-        return [self._union([keys]), *map(self._union, zip_longest(*self._coming, fillvalue={}))]
+    def _known(self, keys: KeysByClass) -> Iterable[KeysByClass]:
+        """The batches of all workers known to follow: their unions, made when they are read."""
+        return map(self._union, zip_longest(*self._coming, fillvalue={}))
 
     def _in_use(self, class_id: RowClassId) -> list[Keys]:
         """As there, of the batches of all workers."""
