@@ -14,6 +14,7 @@ import pytest
 
 from tests.seeds import SEED
 from trireme.coordinator.coordinator import Coordinator
+from trireme.coordinator.leases import StreamLeases
 from trireme.errors import BadRequest, Fenced, NotReady, ResourceExhausted, TriremeError
 from trireme.rpc import Deferred, Reply, Request
 
@@ -59,9 +60,9 @@ class Job:
         self.incarnations[reply["worker"]] = reply["incarnation"]
         return int(reply["worker"])
 
-    def begin(self, worker: int) -> int:
+    def begin(self, worker: int, num_workers: int = 2) -> int:
         streams = {"streams": self.num_streams, "silence_s": SILENCE_S}
-        return self.join(worker=worker, num_workers=2, **streams)
+        return self.join(worker=worker, num_workers=num_workers, **streams)
 
     def me(self, worker: int) -> dict[str, int]:
         incarnation = self.incarnations[worker]
@@ -286,6 +287,41 @@ def test_a_stream_given_back_again_is_not_done_in_the_next_pass(job: Job) -> Non
         assert lease_of(job.take(0, (stream, 1))) is None
         answer = job.take(1, (stream, 2), number=2)
     assert lease_of(answer) is None
+
+
+def offers_of(monkeypatch: pytest.MonkeyPatch, num_workers: int, num_streams: int) -> int:
+    """How often the coordinator looks for a stream for a worker, in a pass."""
+    offered, offer = [], StreamLeases._offer
+
+    def counting(self: StreamLeases, worker: int, number: int) -> Reply | None:
+        offered.append(worker)
+        return offer(self, worker, number)
+
+    monkeypatch.setattr(StreamLeases, "_offer", counting)
+    job = Job(num_streams)
+    for worker in range(num_workers):
+        job.begin(worker, num_workers)
+    for worker in range(num_workers):
+        job.enter(worker)
+    done = 0
+    asking = [(worker, job.take(worker)) for worker in range(num_workers)]
+    while done < num_streams:
+        worker, answer = asking.pop(0)
+        lease = lease_of(answer)
+        assert lease is not None
+        done += 1
+        asking.append((worker, job.take(worker, lease)))
+    assert [lease_of(answer) for _, answer in asking] == [None] * num_workers
+    monkeypatch.undo()
+    return len(offered)
+
+
+def test_offers_of_a_pass_grow_with_the_streams_and_the_workers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for num_workers, num_streams in ((4, 16), (32, 64)):
+        num_offers = offers_of(monkeypatch, num_workers, num_streams)
+        assert num_offers <= 2 * (num_streams + 2 * num_workers)
 
 
 def test_a_question_that_changes_nothing_keeps_nothing(job: Job) -> None:

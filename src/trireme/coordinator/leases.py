@@ -9,6 +9,7 @@ after the last sequence that has been applied.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from trireme.coordinator.kept_state import KeptState
@@ -130,13 +131,11 @@ class StreamLeases:
             # nothing of its streams is done.
             if number == self.pass_number and self._finish(worker, *done):
                 self._answer_waiting()
-        reply = self._offer(worker, number)
-        if reply is not None:
+        if (reply := self._offer(worker, number)) is not None:
             self._waiting.pop(worker, None)  # an earlier call of this worker
             return reply
-        deferred = Deferred(describe=lambda: f"pass {number} {self._blockers(worker)}")
-        self._waiting[worker] = deferred
-        return deferred
+        self._waiting[worker] = call = Deferred(lambda: f"pass {number} {self._blockers(worker)}")
+        return call
 
     def _offer(self, worker: int, number: int) -> Reply | None:
         """The answer for a worker that asks for a stream of this pass; None: it has to wait."""
@@ -205,11 +204,12 @@ class StreamLeases:
 
     def _answer_waiting(self) -> None:
         """Offer streams that have become free, or the end of the pass, to those who wait."""
-        offers = {worker: self._offer(worker, self.pass_number) for worker in self._waiting}
+        offers = ((worker, self._offer(worker, self.pass_number)) for worker in self._waiting)
+        replies = dict(takewhile(lambda offer: offer[1] is not None, offers))  # or none is left
         self._keep()
-        for worker, reply in offers.items():
-            if reply is not None:
-                self._waiting.pop(worker).reply(reply)
+        for worker, reply in replies.items():
+            assert reply is not None
+            self._waiting.pop(worker).reply(reply)
 
     def _keep(self) -> None:
         """Write the state now, and again when the handler returns: it may change more."""
