@@ -232,6 +232,16 @@ def test_a_run_that_is_over_trains_no_more(tmp_path: Path) -> None:
     assert_same(again, first)
 
 
+def test_a_checkpoint_in_place_of_the_folder_of_checkpoints_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "ckpt", array_dataset(NUM_BATCHES), stop_at=15)
+    (tmp_path / "file").write_text("")
+    match = r"expected a folder of them, found one in .*ckpt/1: name the folder in which it lies"
+    with pytest.raises(BadRequest, match=match):
+        run(tmp_path / "ckpt/1", array_dataset(NUM_BATCHES))
+    with pytest.raises(BadRequest, match=r"cannot look for .*file: Not a directory"):
+        run(tmp_path / "file", array_dataset(NUM_BATCHES))
+
+
 @pytest.mark.parametrize(("keep", "left"), [(1, ["4"]), (2, ["3", "4"]), (None, list("1234"))])
 def test_the_newest_ones_are_kept(tmp_path: Path, keep: int | None, left: list[str]) -> None:
     run(tmp_path, array_dataset(NUM_BATCHES), keep=keep)

@@ -69,7 +69,7 @@ class LocalStorage:
     def folders(self) -> list[str]:
         """Names of the folders directly below."""
         with looking(self.folder):
-            if not self.folder.is_dir():
+            if not self.folder.exists():
                 return []
             return sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trireme.checkpoint.format.manifest import read_manifest
+from trireme.checkpoint.format.manifest import MANIFEST, read_manifest
 from trireme.checkpoint.worker_side.load import saved_tensors
 from trireme.errors import BadRequest, Corruption
 from trireme.progress import display
@@ -84,6 +84,11 @@ class NumberedFolders:
         return locations
 
     def _numbers(self) -> list[int]:
+        if self._parent.size(MANIFEST) is not None:
+            raise BadRequest(
+                f"checkpoints: expected a folder of them, found one in {self._parent.name}: name"
+                " the folder in which it lies, or give it to Trainer.load"
+            )
         return [int(name) for name in self._parent.folders() if name.isdecimal()]
 
     def _location(self, number: int) -> Location:
