@@ -15,7 +15,7 @@ from tests.integration.criteo_folder import write_criteo_folder
 from tests.integration.processes import Processes
 from tests.programs import Template
 from trireme import fleet
-from trireme.errors import BadRequest, NotReady
+from trireme.errors import Absent, BadRequest, NotReady
 from trireme.fleet.distributed_strategy import ELSEWHERE, WITHOUT_EFFECT
 from trireme.job.default import set_default
 from trireme.job.embedded import embedded
@@ -176,8 +176,12 @@ def test_a_strategy_shows_its_mode_and_refuses_unsupported_options() -> None:
     for configs, message in wrong:
         with pytest.raises(BadRequest, match=message):
             strategy.a_sync_configs = configs
-    with pytest.raises(AttributeError):
-        strategy.unknown = 1
+    both = {"send_queue_size": 1, "k_steps": 0, "thread_pool_size": 2}
+    with pytest.raises(BadRequest, match="send_queue_size, thread_pool_size had no effect"):
+        strategy.a_sync_configs = both
+    for name in ("sharding", "a_synch", "pipeline"):
+        with pytest.raises(Absent, match=f"{name} has no place here, found True; a_sync, "):
+            setattr(strategy, name, True)
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from trireme.errors import BadRequest, check_counts, check_kind
+from trireme.errors import Absent, BadRequest, check_counts, check_kind
 from trireme.job.default import default, is_default_set
 from trireme.label import is_label
 from trireme.strategy import Strategy
@@ -24,34 +24,27 @@ WITHOUT_EFFECT = (
 )
 GUARD = "heter_worker_device_guard"
 # Attributes of Fleet's strategy that are set elsewhere here, or not supported.
-ELSEWHERE = {
+_ELSEWHERE = {
     "trainer_desc_configs": "give train_from_dataset dump=trireme.Dump(path=dump_fields_path,"
     " fields=dump_fields, params=dump_param), and stat_var_names",
-    "sparse_table_configs": "a table says its rule, policy and admission where it is declared, in"
-    " fleet.sparse_embedding or trireme.Table",
-    "fleet_desc_configs": "a table says its rule, policy and admission where it is declared, in"
-    " fleet.sparse_embedding or trireme.Table",
+    "sparse_table_configs fleet_desc_configs": "a table says its rule, policy and admission where"
+    " it is declared, in fleet.sparse_embedding or trireme.Table",
     "fs_client_param": "give fit, save and load storage_options, for fsspec",
     "is_fl_ps_mode": "federated training is not supported",
-    "with_coordinator": "federated training is not supported; server 0 coordinates",
-    "is_with_coordinator": "federated training is not supported; server 0 coordinates",
+    "with_coordinator is_with_coordinator": "federated training is not supported; server 0"
+    " coordinates",
     "split_data": "a dataset gives each worker its stream",
-    "gradient_merge": "give a trireme.Trainer accumulate=k_steps",
-    "gradient_merge_configs": "give a trireme.Trainer accumulate=k_steps",
-    "amp": "give a trireme.Trainer autocast=torch.bfloat16",
-    "amp_configs": "give a trireme.Trainer autocast=torch.bfloat16",
-    "recompute": "use torch.utils.checkpoint in the model's forward",
-    "recompute_configs": "use torch.utils.checkpoint in the model's forward",
-    "slice_var_up": "give a fleet.DistributeTranspilerConfig, or trireme.Blocks to a Trainer",
-    "min_block_size": "give a fleet.DistributeTranspilerConfig, or trireme.Blocks to a Trainer",
-    "split_method": "give a fleet.DistributeTranspilerConfig, or trireme.Blocks to a Trainer",
-    "localsgd": "a_sync with k_steps > 0 is mode geo",
-    "adaptive_localsgd": "a_sync with k_steps > 0 is mode geo",
+    "gradient_merge gradient_merge_configs": "give a trireme.Trainer accumulate=k_steps",
+    "amp amp_configs": "give a trireme.Trainer autocast=torch.bfloat16",
+    "recompute recompute_configs": "use torch.utils.checkpoint in the model's forward",
+    "slice_var_up min_block_size split_method": "give a fleet.DistributeTranspilerConfig, or"
+    " trireme.Blocks to a Trainer",
+    "localsgd adaptive_localsgd": "a_sync with k_steps > 0 is mode geo",
     "dgc": "gradients are not compressed",
-    "lars": "servers run the optimizers of torch.optim that work element by element",
-    "lamb": "servers run the optimizers of torch.optim that work element by element",
+    "lars lamb": "servers run the optimizers of torch.optim that work element by element",
     "asp": "pruning is not supported",
 }
+ELSEWHERE = {name: why for names, why in _ELSEWHERE.items() for name in names.split()}
 
 
 class _Configs(dict[str, Any]):
@@ -89,10 +82,9 @@ class DistributedStrategy:
         self._is_chosen = False  # whether the user has set a_sync
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ELSEWHERE:
-            raise BadRequest(
-                f"DistributedStrategy: {name} has no place here, found {value!r}; {ELSEWHERE[name]}"
-            )
+        if name in ELSEWHERE or not hasattr(type(self), name):
+            why = ELSEWHERE.get(name, "a_sync, a_sync_configs and adam_d2sum have one")
+            raise Absent(f"DistributedStrategy: {name} has no place here, found {value!r}; {why}")
         if name in ("a_sync", "adam_d2sum") and not isinstance(value, bool):
             raise BadRequest(f"DistributedStrategy: expected {name} as a bool, found {value!r}")
         object.__setattr__(self, name, value)
@@ -109,6 +101,11 @@ class DistributedStrategy:
             "DistributedStrategy",
             *("a_sync_configs", configs, Mapping, 'a dict, such as {"k_steps": 0}'),
         )
+        if nothing := [key for key in configs if key in WITHOUT_EFFECT]:
+            raise BadRequest(
+                f"DistributedStrategy: {', '.join(nothing)} had no effect in Fleet and has none"
+                " here; remove it"
+            )
         for key, value in configs.items():
             _check_config(key, value)
         self._configs = dict(configs)
@@ -182,10 +179,6 @@ def _check_config(key: str, value: object) -> None:
                 f"DistributedStrategy: expected {key} True, found {value!r}: workers always wait"
                 " for the servers"
             )
-    elif key in WITHOUT_EFFECT:
-        raise BadRequest(
-            f"DistributedStrategy: {key} had no effect in Fleet and has none here; remove it"
-        )
     else:
         raise BadRequest(
             f"DistributedStrategy: expected k_steps, use_ps_gpu, {GUARD} or launch_barrier,"
