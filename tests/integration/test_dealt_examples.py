@@ -443,6 +443,7 @@ def test_workers_that_load_other_files_than_the_others_are_refused(
     with Job(1) as job:
         errors = job.run(2, work, timeout_s=10)
     assert any("expected the data with which it was begun" in error for error in errors)
+    assert any("or files of their own by own_files=True" in error for error in errors)
 
 
 def test_columns_of_workers_that_are_in_different_orders_are_refused() -> None:

@@ -87,8 +87,9 @@ class Passes:
         if (known := self._data.setdefault(place, data)) != data:
             raise BadRequest(
                 f"pass {number}: expected the data with which it was begun, {known}, found {data}"
-                f" at worker {worker}: examples would be lost or repeated; bring the former data"
-                " back, or start the job again and load the newest checkpoint"
+                f" at worker {worker}: examples would be lost or repeated; all need the same data"
+                " in one order, or files of their own by own_files=True; one that is restarted the"
+                " former data, or a new job with the newest checkpoint"
             )
 
     def _open(self, number: int, meeting: Meeting) -> Reply:
