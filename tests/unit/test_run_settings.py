@@ -182,11 +182,15 @@ def test_keys_without_an_effect_are_warnings(
         "runner.need_infer_dump=False",
         "runner.geo_step=400",
         "other=1",
+        "epochs=1",
+        "hyper_parameters.epochs=1",
     )
     Settings.read(actual)
     with caplog.at_level(logging.WARNING):
         warn_of_unused(actual)
     assert caplog.messages == [
+        "epochs: no effect: nothing reads it; did you mean runner.epochs?",
+        "hyper_parameters.epochs: no effect: nothing reads it; did you mean runner.epochs?",
         "other: no effect: nothing reads it",
         "runner.epoch: no effect: nothing reads it; did you mean runner.epochs?",
         "runner.geo_step: no effect: it belongs to sync_mode geo",

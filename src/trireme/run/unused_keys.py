@@ -190,7 +190,9 @@ def _hint(key: str, known: Collection[str]) -> str:
     section, dot, name = key.partition(".")
     names = [one.removeprefix(section + dot) for one in known if one.startswith(section + dot)]
     near = difflib.get_close_matches(name, names, n=1, cutoff=_NEAR) if dot else []
-    return f"; did you mean {section}.{near[0]}?" if near else ""
+    same = (one for one in sorted(known) if one.endswith("." + key.rpartition(".")[2]))
+    likely = f"{section}.{near[0]}" if near else next(same, "")  # as of a -o without its section
+    return f"; did you mean {likely}?" if likely else ""
 
 
 def _sources(config: Config) -> Iterable[str]:
