@@ -4,6 +4,7 @@ the rows.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from tests.jobs import InProcessServer, Job
 from trireme import _core
 from trireme.checkpoint.format.manifest import read_manifest
 from trireme.checkpoint.server_side.rows_to_save import exported
+from trireme.checkpoint.worker_side import publication
 from trireme.checkpoint.worker_side.load import load_checkpoint
 from trireme.checkpoint.worker_side.publication import open_draft
 from trireme.checkpoint.worker_side.save import save_checkpoint
@@ -268,6 +270,34 @@ def test_checkpoints_that_kept_deltas_need_are_kept(tmp_path: Path) -> None:
         assert names() == ["5", "notes"]
         with pytest.raises(BadRequest, match="expected keep as an integer >= 1, found 0"):
             save(cluster, tmp_path / "6", keep=0)
+
+
+def test_a_long_chain_of_deltas_is_looked_up_once_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Chain(dict[str, int]):
+        num_looks = 0
+
+        def __contains__(self, id: object) -> bool:
+            Chain.num_looks += 1
+            return super().__contains__(id)
+
+    with Job(1) as job, job.join(0, 1) as cluster:
+        Writer(job, cluster)
+        save(cluster, tmp_path / "1")
+    first, num = read_manifest(open_storage(tmp_path / "1", None)), 200
+    manifests = {"1": first}
+    for version in range(2, num + 1):
+        before, id = manifests[str(version - 1)].id, f"{version:032x}"
+        chain = Chain({before: version - 1})
+        changed = {"id": id, "mode": "delta", "version": version, "chain": chain}
+        manifests[str(version)] = dataclasses.replace(first, **changed)
+        (tmp_path / str(version)).mkdir()
+    read = {str(tmp_path / name): manifest for name, manifest in manifests.items()}
+    monkeypatch.setattr(publication, "read_manifest", lambda storage: read[storage.name])
+    publication.retain(open_storage(tmp_path / str(num), None), 1)
+    assert len(list(tmp_path.iterdir())) == num
+    assert Chain.num_looks <= num
 
 
 def test_the_newest_checkpoints_are_kept_when_the_clock_is_set_back(

@@ -257,18 +257,12 @@ def retain(newest: Storage, keep: int) -> None:
     order = sorted(manifests, key=age)
     order = [name for name in order if name != own] + [own]
     kept = set(order[-keep:])
+    name_of = {manifests[name].id: name for name in reversed(manifests)}
     for name in reversed(order):
-        if name in kept and (needed := _predecessor(name, manifests)) is not None:
-            kept.add(needed)
+        if name in kept and manifests[name].mode == "delta":
+            chain = manifests[name].chain  # of what it may be loaded on top of, the newest stays
+            earlier = [id for id in chain if id in name_of]
+            kept |= {name_of[id] for id in sorted(earlier, key=chain.__getitem__)[-1:]}
     for name in order:
         if name not in kept:
             remove_checkpoint(parent.below(name))
-
-
-def _predecessor(name: str, manifests: dict[str, CheckpointManifest]) -> str | None:
-    """The newest checkpoint that a delta may be loaded on top of; None for other modes."""
-    delta = manifests[name]
-    if delta.mode != "delta":
-        return None
-    earlier = [other for other, manifest in manifests.items() if manifest.id in delta.chain]
-    return max(earlier, key=lambda other: manifests[other].version, default=None)
