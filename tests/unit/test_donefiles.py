@@ -62,6 +62,25 @@ def test_a_line_of_the_same_path_is_replaced_and_old_ones_go(folder: str) -> Non
     assert done.checkpoints() == [again, NEWEST]
 
 
+def test_a_line_more_compares_no_line_with_all_others(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, num = DoneFiles(folder), 200
+    line = "20190720\t5\tout/20190720/{0}\t{0}\t0"
+    done._write(CHECKPOINTS, [line.format(number) for number in range(1, num + 1)])
+    compared = []
+
+    def equal(one: ListedCheckpoint, other: object) -> bool:
+        compared.append(one)
+        return one is other
+
+    monkeypatch.setattr(ListedCheckpoint, "__eq__", equal)
+    assert done.add_checkpoint(NEWEST) == []
+    again = ListedCheckpoint(PassPoint("20190721", 1), 7, "out/20190721/1")
+    assert len(done.add_checkpoint(again, keep=2)) == num
+    assert len(compared) <= 2 * num
+
+
 def test_a_stop_is_listed_until_there_is_a_checkpoint(folder: str) -> None:
     done = DoneFiles(folder)
     assert done.stopped() is None

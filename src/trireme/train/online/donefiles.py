@@ -126,7 +126,8 @@ class DoneFiles:
             for old in kept
         ]
         self._write(CHECKPOINTS, lines)
-        return [old.path for old in entries if old not in kept]
+        paths = {old.path for old in kept}
+        return [old.path for old in entries if old.path not in paths]
 
     def add_export(self, name: str, entry: ListedExport) -> None:
         """Add a line to BASES or DELTAS, in place of one of the same path."""
