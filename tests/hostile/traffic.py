@@ -301,8 +301,8 @@ def _attend(client: WorkerClient) -> None:
     """What a worker says beside its job: that it lives, and that it has come to the end."""
     with pytest.raises(Unavailable):  # there is no such job any more
         client.servers.everywhere("checkpoint.stop", {"job": "none"}, timeout_s=JOB_S)
-    client.servers.ask_coordinator("coord.chain", {})
-    client.servers.ask_coordinator("coord.map", {})
+    client.servers.ask("coord.chain", {}, aside=True)
+    client.servers.ask("coord.map", {}, aside=True)
     client.coordinator.exchanges["a group"] = 0
     client.coordinator.check_exchange("a group", timeout_s=JOB_S)
     client.stats()

@@ -101,7 +101,6 @@ def kill_at(servers: DurableServers, client: Any, method: str, times: int) -> Ca
     behind its name: of those that a thread makes beside training.
     """
     call_all, everywhere, num_kills = client.call_all, client.everywhere, 0
-    call_all_aside = client.call_all_aside
 
     def kill(called: str) -> None:
         nonlocal num_kills
@@ -110,20 +109,15 @@ def kill_at(servers: DurableServers, client: Any, method: str, times: int) -> Ca
             servers.kill(1)
             servers.start(1)
 
-    def killing_call_all(calls: Sequence[Any], timeout_s: float) -> Any:
-        kill(calls[0].method)
-        return call_all(calls, timeout_s)
-
-    def killing_aside(calls: Sequence[Any], timeout_s: float) -> Any:
-        kill(f"{calls[0].method} aside")
-        return call_all_aside(calls, timeout_s)
+    def killing_call_all(calls: Sequence[Any], timeout_s: float, *, aside: bool = False) -> Any:
+        kill(calls[0].method + (" aside" if aside else ""))
+        return call_all(calls, timeout_s, aside=aside)
 
     def killing_everywhere(called: str, *args: Any, **options: Any) -> Any:
         kill(called)
         return everywhere(called, *args, **options)
 
     client.call_all, client.everywhere = killing_call_all, killing_everywhere
-    client.call_all_aside = killing_aside
     return lambda: num_kills
 
 

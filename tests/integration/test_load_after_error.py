@@ -16,8 +16,9 @@ from tests.integration.test_not_finite import STRATEGIES, Model, batch, equal, s
 from tests.integration.test_not_finite import weights as weights_of
 from tests.jobs import Job, in_threads
 from tests.tables import T_ROWS
-from trireme.errors import BadRequest, ResourceExhausted, TriremeError, Unavailable
+from trireme.errors import BadRequest, ResourceExhausted, TriremeError, Unavailable, WrongMap
 from trireme.job.cluster import Cluster
+from trireme.rpc import Call, Reply
 
 BATCHES = [batch(number) for number in range(8)]
 
@@ -48,6 +49,25 @@ def fail_second_push(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "push", failing)
 
 
+def note_pushes(cluster: Cluster) -> list[Call]:
+    """Copies of the pushes that are sent from now on, in their order."""
+    copies: list[Call] = []
+    for locked in (cluster.client.servers.pushes, cluster.client.servers.pulls):
+        transport, call_all = locked.transport, locked.transport.call_all
+
+        def noting(calls: Any, *, timeout_s: float, _call_all: Any = call_all) -> list[Reply]:
+            for call in calls:
+                if call.method == "ps.push":
+                    arrays = [array.copy() for array in call.arrays]
+                    copies.append(
+                        Call(call.endpoint, call.method, copy.deepcopy(call.body), arrays)
+                    )
+            return _call_all(calls, timeout_s=timeout_s)
+
+        transport.call_all = noting
+    return copies
+
+
 @pytest.mark.parametrize("mode", STRATEGIES)
 def test_a_load_after_a_push_that_failed_gives_a_trainer_that_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -65,6 +85,23 @@ def test_a_load_after_a_push_that_failed_gives_a_trainer_that_trains(
         trainer.fit(BATCHES)
         trainer.optimizer.refresh()
         assert not equal(before, weights_of(trainer.model, cluster))
+
+
+@pytest.mark.parametrize("mode", STRATEGIES)
+def test_a_push_of_before_a_load_that_comes_late_is_refused(tmp_path: Path, mode: str) -> None:
+    """Streams start where the checkpoint was, so its number would be that of the next push."""
+    with Job(2) as job, job.join(0, 1) as cluster:
+        trainer, servers = trainer_of(mode, cluster), cluster.client.servers
+        trainer.fit(BATCHES)
+        trainer.save(tmp_path / "saved")
+        before, copies = weights_of(trainer.model, cluster), note_pushes(cluster)
+        trainer.fit(BATCHES)
+        trainer.load(tmp_path / "saved")
+        for late in copies:
+            with pytest.raises(WrongMap):
+                servers.call_all([late], 10.0)
+        assert copies
+        assert equal(before, weights_of(trainer.model, cluster))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "bounded", "geo"])

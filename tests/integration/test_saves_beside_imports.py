@@ -207,8 +207,8 @@ def test_a_delta_after_a_load_removes_no_row_that_had_come_back(tmp_path: Path) 
     tables = TABLES[:1]
     with one_in_memory(tables) as server:
         server.train("t", 0, 500)
-        ask = server.cluster.client.servers.ask_coordinator
-        export = ask("coord.export", {"mode": "inference", "follows": ""})
+        ask = server.cluster.client.servers.ask
+        export = ask("coord.export", {"mode": "inference", "follows": ""}).body
         server.server.raise_version(export["version"] + 1)
         published = {"id": "first", "mode": "inference", "follows": ""}
         ask("coord.published", {**published, "version": export["version"]})

@@ -102,7 +102,9 @@ def die_at(cluster: Cluster, method: str, monkeypatch: pytest.MonkeyPatch, *reac
     """
     servers = cluster.client.servers
     call_all = servers.call_all
-    monkeypatch.setattr(servers, "call_all", lambda calls, timeout_s: stop(calls, timeout_s))
+    monkeypatch.setattr(
+        servers, "call_all", lambda calls, timeout_s, aside=False: stop(calls, timeout_s)
+    )
     monkeypatch.setattr(
         servers, "everywhere", lambda name, body, **options: everywhere(name, body, **options)
     )

@@ -172,7 +172,7 @@ def test_a_load_that_a_disk_is_too_full_to_keep_is_read_nowhere_before_there_is_
     ) as servers:
         cluster = servers.join(0, 1)
         ones = saved_ones(cluster, small_disk.parent)
-        other = fill(small_disk, 12288)  # enough for its record, not for its rows
+        other = fill(small_disk, 32768)  # enough for its record, not for its rows
         with pytest.raises(ResourceExhausted, match="No space left"):
             load_checkpoint(cluster.client, ones)
         for _ in range(2):

@@ -46,7 +46,7 @@ class Coordinator:
         self._leases = StreamLeases(self._workers, self._meetings, self._kept)
         self._joining = Joining(self.facts, self._workers, self._meetings, self._leases)
         self._saves = SaveVersions()
-        self._decisions = Decisions(self._saves.note_loaded)
+        self._decisions = Decisions(self._note_loaded)
         self._joint = JointPasses(self._workers, self._meetings, self._kept)
         self._passes = Passes(
             self._workers,
@@ -88,6 +88,10 @@ class Coordinator:
         if need({"rows": False, **request.body}, "rows", bool):
             self._saves.begin_anew()
         return self.facts.on_begin_anew(worker, request)
+
+    def _note_loaded(self, loaded: Mapping[str, Any]) -> None:
+        self._saves.note_loaded(loaded)
+        self.facts.renew_map()
 
     def _for_worker(self, handler: Callable[[int, Request], Reply | Deferred]) -> Handler:
         def handle(request: Request) -> Reply | Deferred:

@@ -150,10 +150,13 @@ class Facts:
         for fact in [fact for fact in self._facts if fact.startswith(_OPTION)]:
             del self._facts[fact]
             self._held.free(("fact", fact))
-        if drops_blocks:
-            self._use(self._existing_map().without_blocks())
-            self._added = b""
+        self.renew_map(blocks=not drops_blocks)
         return self.on_map(request)
+
+    def renew_map(self, *, blocks: bool = True) -> None:
+        """Let servers refuse pushes of before: streams start over, so their numbers come again."""
+        self._use(self._existing_map().renewed(blocks=blocks))
+        self._added = self._added if blocks else b""
 
     def _existing_map(self) -> BucketMap:
         if self.bucket_map is None:

@@ -49,11 +49,10 @@ class BucketMap:
             return self
         return BucketMap(self.version + 1, self.servers, self.buckets, blocks)
 
-    def without_blocks(self) -> BucketMap:
-        """This map without blocks; itself if it has none."""
-        if not self.blocks:
-            return self
-        return BucketMap(self.version + 1, self.servers, self.buckets)
+    def renewed(self, *, blocks: bool = True) -> BucketMap:
+        """The same as the next version, with or without blocks."""
+        kept = self.blocks if blocks else {}
+        return BucketMap(self.version + 1, self.servers, self.buckets, kept)
 
     @property
     def num_bytes(self) -> int:

@@ -56,13 +56,11 @@ class Servers:
 
     # ---- calls ----
 
-    def call_all(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
-        """Make these calls, in parallel; replies in their order."""
-        return self._control.call_all(calls, timeout_s)
-
-    def call_all_aside(self, calls: Sequence[Call], timeout_s: float) -> list[Reply]:
-        """As `call_all`, aside: see `everywhere`."""
-        return self._aside.call_all(calls, timeout_s)
+    def call_all(
+        self, calls: Sequence[Call], timeout_s: float, *, aside: bool = False
+    ) -> list[Reply]:
+        """Make these calls, in parallel; replies in their order. aside: see `everywhere`."""
+        return (self._aside if aside else self._control).call_all(calls, timeout_s)
 
     def announce(self, calls: Sequence[Call]) -> None:
         """Make calls that need not succeed, and do not wait long."""
@@ -107,14 +105,10 @@ class Servers:
 
         return self.until_current(method, attempt, timeout_s)
 
-    def ask_coordinator(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Call a method of the coordinator aside; returns the reply's body."""
-        return self.ask(method, body, aside=True).body
-
     def ask(self, method: str, body: dict[str, Any], *, aside: bool = False) -> Reply:
         """Call a method of server 0 once, whatever map it has."""
-        call_all = self.call_all_aside if aside else self.call_all
-        return call_all([Call(self.endpoints[0], method, body, [])], self.timeout_s)[0]
+        call = Call(self.endpoints[0], method, body, [])
+        return self.call_all([call], self.timeout_s, aside=aside)[0]
 
     def decide(self, id: str, *, commit: bool, **about: Any) -> bool:
         """Whether a prepared import or load takes place: as the coordinator has decided, or now
@@ -127,6 +121,7 @@ class Servers:
         in FINISH.
         """
         decision = self.decide(id, commit=commit)
+        self.adopt()  # refuses pushes of before
         self.everywhere(FINISH[what], {"id": id, "commit": decision}, timeout_s=timeout_s)
         return decision
 
@@ -144,7 +139,7 @@ class Servers:
                 return attempt(left_s)
             except WrongMap as wrong:
                 error = wrong
-                self.adopt(self.ask("coord.map", {}))
+                self.adopt()
             except NotReady as not_ready:
                 error = not_ready
                 for kind in FINISH.keys() & (details := not_ready.details or {}).keys():
@@ -158,11 +153,11 @@ class Servers:
             time.sleep(min(RETRY_S, max(0.0, deadline - monotonic())))
         raise DeadlineExceeded(f"{what}: not possible within {timeout_s} s; last: {error}")
 
-    def adopt(self, answer: Reply) -> None:
-        """Use the map of the coordinator's answer, and send it to every server that lacks it."""
-        bucket_map = map_from_wire(answer.body["map"], Arrays(answer.arrays))
+    def adopt(self, answer: Reply | None = None) -> None:
+        """Use the coordinator's map, of an answer if given; send it to every server without it."""
+        answer = answer or self.ask("coord.map", {})
         head, arrays = answer.body["map"], answer.arrays
-
+        bucket_map = map_from_wire(head, Arrays(arrays))
         lack: Sequence[int] = range(len(bucket_map.servers))
         # First without the map: of a thousand workers, one needs to send it.
         for fields, parts in (({}, ()), ({"map": head}, arrays)):

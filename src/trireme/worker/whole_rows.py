@@ -205,8 +205,7 @@ class _Reader:
         ]
         if len(calls) == 1:
             calls[0].room = room
-        call_all = servers.call_all_aside if how.aside else servers.call_all
-        replies = call_all(calls, left_s)
+        replies = servers.call_all(calls, left_s, aside=how.aside)
         arrays = [Arrays(reply.arrays) for reply in replies]
         present = [one.take("present", np.uint8, (None,)) > 0 for one in arrays]
         rows = [one.take("rows", np.uint8, (None, how.row_bytes)) for one in arrays]

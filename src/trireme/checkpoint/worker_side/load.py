@@ -89,6 +89,7 @@ def load_checkpoint(
             f"load of {source.name}: another worker has pulled or pushed meanwhile, and ended it"
             " before it was decided; nothing was loaded, load again"
         )
+    client.servers.adopt()  # has servers refuse the pushes of before, which may come late
     retry("load", lambda: operations.run("load", load=id))
     return manifest
 
@@ -96,7 +97,7 @@ def load_checkpoint(
 def _check_follows(client: WorkerClient, source: Storage, manifest: CheckpointManifest) -> None:
     if manifest.mode != "delta":
         return
-    loaded = client.servers.ask_coordinator("coord.chain", {})["loaded"]
+    loaded = client.servers.ask("coord.chain", {}, aside=True).body["loaded"]
     if loaded not in manifest.chain:
         versions = " or ".join(map(str, sorted(set(manifest.chain.values()))))
         actual = "none" if loaded is None else "another one"

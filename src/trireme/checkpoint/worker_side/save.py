@@ -67,7 +67,7 @@ def save_checkpoint(
         options["budgets"] = _hot_budgets(retry("save", lambda: operations.run("count")), hot)
 
     def attempt() -> CheckpointManifest:
-        export = client.servers.ask_coordinator("coord.export", {"mode": name})
+        export = client.servers.ask("coord.export", {"mode": name}, aside=True).body
         chain = {str(id): int(version) for id, version in export["chain"].items()}
         options.update(
             version=int(export["version"]),
@@ -83,7 +83,7 @@ def save_checkpoint(
             body |= {"extra": dict(extra), "tensors": _save_tensors(draft, tensors)}
             manifest = CheckpointManifest.from_json(body, f"{draft.storage.name}/{MANIFEST}")
             _check_visible(manifest, draft)
-            if client.servers.ask_coordinator("coord.chain", {})["model"] != export["model"]:
+            if client.servers.ask("coord.chain", {}, aside=True).body["model"] != export["model"]:
                 raise BadRequest(
                     f"save: expected one model, found that another was loaded, or begun, while"
                     f" servers wrote {target.name}; nothing was saved, save again"
@@ -142,7 +142,7 @@ def _finish(
 ) -> None:
     published = {"id": manifest.id, "mode": manifest.mode, "version": manifest.version}
     published["chain"] = dict(manifest.chain)
-    forget = int(client.servers.ask_coordinator("coord.published", published)["forget"])
+    forget = int(client.servers.ask("coord.published", published, aside=True).body["forget"])
     retry("save", lambda: operations.run("settle", forget=forget))
     if keep is not None:
         retain(target, keep)

@@ -119,7 +119,7 @@ def _export(
     previous = None if follows is None else read_manifest(Path(follows))
     body: dict[str, Any] = {"mode": "inference", "follows": "" if previous is None else previous.id}
     with new_folder(path) as folder, in_mode(model, training=False):
-        versions = cluster.client.servers.ask_coordinator("coord.export", body)
+        versions = cluster.client.servers.ask("coord.export", body, aside=True).body
         example = ExampleBatch(cluster, model, batch)
         writer = _FolderWriter(optimizer, Path(folder), versions)
         if previous is None:
@@ -128,7 +128,7 @@ def _export(
             manifest = _write_delta(writer, example, previous, dtype)
         writer.write(MANIFEST, manifest.to_json().encode())
     body |= {"id": manifest.id, "version": manifest.version}
-    cluster.client.servers.ask_coordinator("coord.published", body)
+    cluster.client.servers.ask("coord.published", body, aside=True)
     export = _export_of(path, manifest)
     log.info(
         "saved %s: version %d, %d rows; outputs differ from the model's by at most %.3g (rms %.3g)",
