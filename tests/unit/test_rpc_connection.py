@@ -226,6 +226,14 @@ def test_waiting_message_goes_to_the_callback(monkeypatch: pytest.MonkeyPatch) -
     assert str(waits[0]) == f"waiting for {absent} (2 x push): {status} for 0 s"
 
 
+def test_a_client_that_reaches_nobody_takes_no_processor(client: RpcClient) -> None:
+    """Its server may be on this machine, recovering what it had."""
+    before = time.thread_time()
+    with pytest.raises(Unavailable):
+        client.call(free_address(), "push", timeout_s=2.0)
+    assert time.thread_time() - before < 0.3  # it was half of the time, or more
+
+
 def test_a_connection_that_is_dropped_and_not_refused_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -243,9 +243,10 @@ class RpcClient:
                 self._observe(_ended(pending, seconds))
 
     def _wait(self, timeout_s: float) -> None:
+        if not self._readers:  # all connections are lost: a poller of none returns at once
+            time.sleep(max(0.0, timeout_s))
         for socket, _ in self._poller.poll(max(0, math.ceil(timeout_s * 1000))):
-            read = self._readers.get(socket)  # None: another reader has closed it
-            if read is not None:
+            if (read := self._readers.get(socket)) is not None:  # else another has closed it
                 read()
 
     def _poll(self, socket: Socket, read: Callable[[], None] | None) -> None:
@@ -320,10 +321,9 @@ class _SharedContext:
 
 def _expire(waiting: list[tuple[Connection, PendingCall]], timeout_s: float) -> None:
     for connection, pending in waiting:
+        kind: type[TriremeError] = Unavailable
         if connection.state is ConnectionState.READY:
             kind = pending.refused or DeadlineExceeded
-        else:
-            kind = Unavailable
         pending.answer = kind(f"{connection.status} for {timeout_s:g} s")
 
 
