@@ -16,7 +16,7 @@ from torch import nn
 import trireme as tr
 from tests.jobs import Job
 from trireme import _core
-from trireme.errors import BadRequest, Corruption
+from trireme.errors import BadRequest, Corruption, Unavailable
 from trireme.inference import Predictor
 from trireme.inference import predictor as predictors
 from trireme.inference.export import export_model
@@ -142,6 +142,45 @@ def remove(state: ServerState, plan: tr.nn.BatchPlan) -> None:
     """Take the rows of a batch out of the table, as expiry does."""
     [part] = plan.tables
     assert state.tables["t"].rows.erase(part.keys, _core.Pool(1)) > 50
+
+
+def test_what_is_published_is_whole_though_the_coordinator_does_not_hear_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Job(2) as job, job.join(0, 1) as cluster:
+        trainer, servers = trainer_of(cluster), cluster.client.servers
+        save, ask = partial(export_model, trainer, batch=EXAMPLES), servers.ask
+
+        def unheard(method: str, body: dict[str, Any], **options: Any) -> Any:
+            if method == "coord.published":
+                raise Unavailable("coord.published: not reached")
+            return ask(method, body, **options)
+
+        trainer.fit([batch_of(0)])
+        save(tmp_path / "base")
+        trainer.save(tmp_path / "saved", mode="base")
+        trainer.fit([batch_of(1, 8)])
+        monkeypatch.setattr(servers, "ask", unheard)
+        with pytest.raises(Unavailable, match=r"coord\.published"):
+            save(tmp_path / "d1", follows=tmp_path / "base")
+        with pytest.raises(Unavailable, match=r"coord\.published"):
+            trainer.save(tmp_path / "s1", mode="delta")
+        monkeypatch.undo()
+        at_s1 = answers(trainer)
+        of_d1, later = Predictor(tmp_path / "base"), Predictor(tmp_path / "base")
+        of_d1.apply(tmp_path / "d1")
+        check(of_d1, trainer)
+        trainer.fit([batch_of(2, 8)])
+        with pytest.raises(BadRequest, match="write a base"):
+            save(tmp_path / "d2", follows=tmp_path / "d1")
+        save(tmp_path / "d2", follows=tmp_path / "base")
+        trainer.save(tmp_path / "s2", mode="delta")
+        later.apply(tmp_path / "d2")
+        check(later, trainer)
+        for delta, expected in (("s2", answers(trainer)), ("s1", at_s1)):
+            trainer.load(tmp_path / "saved")
+            trainer.load(tmp_path / delta)
+            torch.testing.assert_close(answers(trainer), expected, atol=0, rtol=0)
 
 
 def test_deltas_that_do_not_follow_are_refused(tmp_path: Path) -> None:

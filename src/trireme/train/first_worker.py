@@ -23,14 +23,14 @@ def let_first_worker(
             error = raised
             code = raised.code if isinstance(raised, TriremeError) else Internal.code
             outcome = {"code": code, "message": f"{type(raised).__name__}: {raised}"}
-    outcomes = cluster.client.coordinator.gather(
-        outcome,
-        [],
-        purpose=f"end of {purpose}",
-        timeout_s=SAVE_TIMEOUT_S,
-        # Where workers share streams, meetings go on without those that are silent.
-        patient=not cluster.num_streams,
-    )
+    patient = not cluster.num_streams  # else meetings go on without workers that are silent
+    try:
+        outcomes = cluster.client.coordinator.gather(
+            outcome, [], purpose=f"end of {purpose}", timeout_s=SAVE_TIMEOUT_S, patient=patient
+        )
+    except TriremeError:  # what kept it from acting may keep it from telling
+        if error is None:
+            raise
     if error is not None:
         raise error
     first: dict[str, Any] = outcomes[0][0]
