@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +22,9 @@ from trireme.rpc.pieces import Assembly, announced_bytes, cut
 
 KIB = 1 << 10
 SMALL = Limits(message_bytes_max=16 * KIB, header_bytes_max=8 * KIB, total_bytes_max=KIB * KIB)
+
+
+OTHER = ("127.0.0.2", 0)  # seems to be another machine, which shares no memory
 
 
 def echo(request: Request) -> Reply:
@@ -172,11 +178,38 @@ def test_a_call_that_stays_in_pieces_closes_its_connection(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "PIECE_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("trireme.rpc.server_socket.PIECE_TIMEOUT_S", 0.1)
     with Raw(server) as raw:
         raw.send(*piece(1, 0, 9, 100, 600_000))
         wait_until(lambda: server.usage().num_bytes == 600_100)
         wait_until(lambda: server.usage().num_bytes == 0)
+
+
+def test_a_piece_may_take_longer_than_the_wait_for_the_next_if_its_bytes_go_on_arriving(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PIECE_TIMEOUT_S", 0.5)
+    host, _, port = server.endpoint.rpartition(":")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def carry() -> None:
+            near, _ = listener.accept()
+            with near, socket.create_connection((host, int(port)), source_address=OTHER) as far:
+                pumps.submit(pump, far, near, 0.0)
+                pump(near, far, 0.05)  # 0.8 s for each piece
+
+        def pump(source: socket.socket, to: socket.socket, pause_s: float) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(KIB):
+                    threading.Event().wait(pause_s)
+                    to.sendall(data)
+                to.shutdown(socket.SHUT_RDWR)
+
+        with ThreadPoolExecutor(3) as pumps, RpcClient(name="w") as client:
+            pumps.submit(carry)
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            array = np.ones(40_000, np.uint8)
+            [got] = client.call(address, "echo", arrays=[array], timeout_s=30).arrays
+            assert np.array_equal(got, array)
 
 
 def test_clients_share_what_a_server_holds_for_calls_in_pieces(server: Server) -> None:

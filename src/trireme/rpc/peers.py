@@ -88,7 +88,7 @@ class Peer:
     refused_id: int = 0  # of a call whose first piece was refused: the others are of no use
     key: str = ""
     shared: Bytes | None = None  # memory of the client, for arrays
-    _read: int = 0
+    num_read: int = 0  # bytes from it that ZeroMQ had read at the last read()
     _num_bytes_in_before: int = -1
     _acked: int = 0
 
@@ -109,7 +109,7 @@ class Peer:
         except OSError:  # closed meanwhile; the monitor will report it
             return
         self._acked, received = struct.unpack_from("=QQ", info, _BYTES_ACKED_OFFSET)
-        self._read = received - int.from_bytes(waiting, sys.byteorder)
+        self.num_read = received - int.from_bytes(waiting, sys.byteorder)
 
     def unfinished_bytes(self) -> int:
         """Bytes of an incomplete message and of ZMTP's handshake, at the last read(). 0 if a
@@ -117,7 +117,7 @@ class Peer:
         """
         is_quiet = self.num_bytes_in == self._num_bytes_in_before
         self._num_bytes_in_before = self.num_bytes_in
-        return self._read - self.num_bytes_in if is_quiet else 0
+        return self.num_read - self.num_bytes_in if is_quiet else 0
 
     def is_stalled(self, unsent_bytes_max: int) -> bool:
         """Whether more bytes of replies than this wait for the peer to receive them."""
@@ -252,8 +252,7 @@ class Peers:
             if peer.is_dropped:
                 continue
             if peer.is_welcome:
-                bytes_max = self._message_bytes_max
-                self._unfinished[peer] = num_bytes
+                bytes_max, self._unfinished[peer] = self._message_bytes_max, num_bytes
             else:
                 bytes_max = _STRANGER_BYTES_MAX
                 if now - peer.since > self._limits.handshake_timeout_s:
@@ -262,8 +261,15 @@ class Peers:
                 self.drop(peer, f"{num_bytes} bytes without a complete message, may be {bytes_max}")
         self._check_total()
         for peer, assembly in list(self.assembling.items()):
-            if now > assembly.give_up_at:
+            if now > assembly.give_up_at and not self.wait_for_piece(peer, assembly):
                 self.drop(peer, f"no further piece of a call in {PIECE_TIMEOUT_S:g} s")
+
+    def wait_for_piece(self, peer: Peer, assembly: Assembly) -> bool:
+        """Wait longer for the rest of a call; returns whether bytes of it came since the last."""
+        peer.read()
+        before, assembly.num_read = assembly.num_read, peer.num_read
+        assembly.give_up_at = time.monotonic() + PIECE_TIMEOUT_S
+        return before != peer.num_read
 
     def note_sent(self, peer: Peer, num_bytes: int) -> None:
         """Count a reply that ZeroMQ has got; close connections if all unsent ones are too many."""
@@ -295,9 +301,7 @@ class Peers:
         self._resident_bytes = min(self._resident_bytes, resident_bytes)
         self._next = (self._next + _READ_PER_TICK) % len(peers)
         in_turn = peers[self._next : self._next + _READ_PER_TICK]
-        suspects = [
-            peer for peer, num_bytes in self._unfinished.items() if num_bytes > _AHEAD_BYTES
-        ]
+        suspects = [peer for peer, size in self._unfinished.items() if size > _AHEAD_BYTES]
         return list(dict.fromkeys([*self._strangers, *suspects, *in_turn]))
 
     def close(self) -> None:

@@ -78,13 +78,13 @@ def announced_bytes(header: Header, limits: Limits) -> int:
 class Assembly:
     """A message of which some pieces have arrived.
 
-    header: of the first one, which `announced_bytes` has checked. give_up_at: when the next piece
-    must have come, by time.monotonic().
+    header: of the first one, which `announced_bytes` has checked. give_up_at: when more must have
+    come, by time.monotonic(), than the num_read bytes that its connection had brought.
     """
 
     def __init__(self, header: Header) -> None:
         self.id = frames.int_field(header, "id", low=1)
-        self.give_up_at = math.inf
+        self.give_up_at, self.num_read = math.inf, 0
         self.parts = [np.empty(size, np.uint8) for size in header["sizes"]]
         self.num_bytes = sum(header["sizes"])
         self._num_taken = 0

@@ -25,7 +25,7 @@ from trireme.rpc.auth import ServerKeys, answer_zap, secure_server
 from trireme.rpc.errors_on_wire import pack_error
 from trireme.rpc.limits import SHARED_BYTES_MIN, Limits
 from trireme.rpc.messages import Answer, Reply, Request
-from trireme.rpc.peers import PIECE_TIMEOUT_S, Peer, Peers
+from trireme.rpc.peers import Peer, Peers
 from trireme.rpc.pieces import Assembly, announced_bytes, cut
 from trireme.rpc.port_user import advice_on_port
 from trireme.rpc.rate_limited_log import RateLimitedLog
@@ -258,7 +258,7 @@ class ServerSocket:
         except BadRequest:
             del assembling[peer]
             raise
-        assembling[peer].give_up_at = time.monotonic() + PIECE_TIMEOUT_S
+        self.peers.wait_for_piece(peer, assembling[peer])
         return assembling.pop(peer) if is_complete else None
 
     @property
@@ -359,15 +359,11 @@ class ServerSocket:
 
 
 def _request(
-    request_id: int,
-    header: frames.Header,
-    arrays: list[frames.Array],
-    peer: Peer,
-    reply_bytes_max: int,
+    id: int, header: frames.Header, arrays: list[frames.Array], peer: Peer, reply_bytes_max: int
 ) -> Request:
     timeout_ms = frames.int_field(header, "ms", high=frames.TIMEOUT_MS_MAX)
     return Request(
-        id=request_id,
+        id=id,
         method=frames.str_field(header, "m"),
         body=frames.map_field(header, "b"),
         arrays=arrays,
