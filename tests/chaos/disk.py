@@ -38,7 +38,7 @@ class SmallDisk:
         disk = os.statvfs(self._folder)
         num_bytes = (disk.f_blocks - disk.f_bfree + 1) * disk.f_frsize
         try:
-            self._resize(str(num_bytes))
+            self.resize(str(num_bytes))
         except subprocess.CalledProcessError:  # files have grown meanwhile
             self.fill()
             return
@@ -52,10 +52,11 @@ class SmallDisk:
                         raise
 
     def make_room(self) -> None:
-        self._resize(self._size)
+        self.resize(self._size)
         self._other.unlink()
 
-    def _resize(self, size: str) -> None:
+    def resize(self, size: str) -> None:
+        """As mount's option says it."""
         options = f"remount,size={size}"
         subprocess.run(["mount", "-o", options, str(self._folder)], check=True, capture_output=True)
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,6 +45,7 @@ Folder::~Folder() {
 }
 
 FileId Folder::create(const std::string& name, std::uint64_t num_bytes) {
+  if (is_full(num_bytes)) fail("take " + std::to_string(num_bytes) + " bytes for", name, ENOSPC);
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC;
   const int file = ::openat(folder_, name.c_str(), flags, 0600);
   if (file < 0) fail("make", name, errno);
@@ -55,6 +57,15 @@ FileId Folder::create(const std::string& name, std::uint64_t num_bytes) {
     fail("take " + std::to_string(num_bytes) + " bytes for", name, error);
   }
   return remember(file, name);
+}
+
+// Whether the disk says that it has less room. A file system that is asked to take it all the same
+// takes what there is, waits for its journal and gives it back: 20 to 200 ms each time, and a pull
+// asks some hundred times. One of no size does not count.
+bool Folder::is_full(std::uint64_t num_bytes) const noexcept {
+  struct statvfs disk{};
+  return ::fstatvfs(folder_, &disk) == 0 && disk.f_blocks > 0 &&
+         std::uint64_t{disk.f_bfree} * disk.f_frsize < num_bytes;
 }
 
 // A lock lasts until the last transfer of its file has ended, which may be after its process has.

@@ -31,6 +31,7 @@ class Folder : public Device {
 
  private:
   FileId remember(int descriptor, const std::string& name);
+  bool is_full(std::uint64_t num_bytes) const noexcept;
   std::string name_of(FileId file);
   [[noreturn]] void fail(const std::string& what, const std::string& name, int error) const;
 
