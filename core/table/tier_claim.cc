@@ -203,12 +203,19 @@ std::size_t Tier::num_new_max(std::span<const std::uint64_t> keys) const {
 // Whether all keys are among those of the claims.
 bool Tier::are_claimed(std::span<const std::uint64_t> keys, std::uint32_t stripe,
                        Claims claims) const {
+  if (claims.size() == 1 && &claims.front()->tier_ == this) {
+    // Where they lie: a settlement or import asks for few keys of a stripe after the other.
+    const Claim::Keys own = claims.front()->keys_of_stripe(stripe);
+    return std::ranges::all_of(keys, [&](std::uint64_t key) {
+      return std::ranges::binary_search(own, mix64(key), {}, mix64);
+    });
+  }
   std::vector<std::uint64_t> claimed;  // their hashes
   for (const Claim* claim : claims) {
     if (&claim->tier_ != this) continue;
     std::ranges::transform(claim->keys_of_stripe(stripe), std::back_inserter(claimed), mix64);
   }
-  if (claims.size() > 1) std::ranges::sort(claimed);
+  std::ranges::sort(claimed);
   return std::ranges::all_of(
       keys, [&](std::uint64_t key) { return std::ranges::binary_search(claimed, mix64(key)); });
 }

@@ -1,8 +1,11 @@
 // A claim: what an update or settlement needs stays there until it is made, whatever others do.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,12 +13,27 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "check.h"
 #include "fake_device.h"
 #include "table/table.h"
 #include "tiered.h"
 
 using namespace trireme;
+
+namespace {
+
+std::atomic<std::size_t> num_bytes_allocated{0};
+
+}  // namespace
+
+[[gnu::noinline]] void* operator new(std::size_t num_bytes) {
+  num_bytes_allocated += num_bytes;
+  if (void* memory = std::malloc(num_bytes)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -280,6 +298,27 @@ void test_a_table_that_outgrows_its_budget_keeps_it(std::uint64_t seed) {
   CHECK(counted.counts_of(counted.keys) == counts);
 }
 
+// What settling so many claimed keys allocates.
+std::size_t bytes_to_settle(std::uint64_t seed, std::size_t num_keys) {
+  PolicyConfig policy;
+  policy.is_scored = true;
+  Counted counted(seed, num_keys, std::size_t{64} << 20, 64, policy);
+  std::ranges::sort(counted.keys, {}, mix64);
+  const Claimed claim = counted.table->claim(counted.keys, counted.pool);
+  CHECK(claim != nullptr);
+  const std::vector<float> scores(num_keys);
+  const std::size_t before = num_bytes_allocated;
+  CHECK_EQUAL(counted.table->settle(counted.keys, scores.data(), std::array{claim.get()}),
+              num_keys);
+  return num_bytes_allocated - before;
+}
+
+// It is made for few keys after the other, each time within all that are claimed.
+void test_what_a_settlement_allocates_grows_with_its_keys_alone(std::uint64_t seed) {
+  const std::size_t num_bytes = bytes_to_settle(seed, 16384);
+  CHECK(bytes_to_settle(seed, 65536) <= 5 * num_bytes);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -292,4 +331,5 @@ int main(int argc, char** argv) {
   test_what_is_too_large_for_a_claim_is_applied_whole(seed);
   test_a_table_that_outgrows_its_budget_keeps_it(seed);
   test_what_was_claimed_is_applied_at_any_budget(seed);
+  test_what_a_settlement_allocates_grows_with_its_keys_alone(seed);
 }
