@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import trireme as tr
+from tests.conditions import wait_until
 from tests.integration.durable_servers import DurableServers
 from tests.integration.saved_rows import saved_rows
 from tests.long import sampled
@@ -396,6 +397,19 @@ def test_a_snapshot_that_fails_keeps_what_the_last_one_has(
     server.close()
     server.open()
     np.testing.assert_array_equal(server.read(), expected)
+
+
+def test_a_push_that_finds_no_room_has_a_snapshot_made_for_files_of_the_last(server: Kept) -> None:
+    def refuse() -> None:
+        with pytest.raises(ResourceExhausted), server.state.journal.in_order():
+            raise ResourceExhausted("the disk is full")
+
+    server.snapshot()
+    [last] = server.folder.glob("snapshot-*")
+    refuse()  # one more would keep the same files
+    server.state.journal.record("log.version", {"version": 1})
+    refuse()
+    wait_until(last.with_name(f"snapshot-{int(last.name[-8:]) + 1:08d}").exists)
 
 
 def full_disk(*_: Any, **__: Any) -> None:

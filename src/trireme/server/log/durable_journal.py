@@ -46,12 +46,10 @@ class DurableJournal(Journal):
     ) -> None:
         self.where = str(folder.path)
         self._folder, self._log = folder, log
-        self._server, self._attendance = server, attendance
-        self._changes = SharedLock()
-        self._order = threading.Lock()
-        self._writing = threading.Lock()
+        self._server, self._attendance, self._changes = server, attendance, SharedLock()
+        self._order, self._writing = threading.Lock(), threading.Lock()
         self._log_bytes = log_bytes
-        self._next_at = log_bytes
+        self._next_at, self._tried_at = log_bytes, 0  # a snapshot is due, was tried last
         self._begun = (0, time.monotonic())  # of the last snapshot: bytes of the log, and when
         self._progress = OperationProgress()  # of the snapshot that is being written
         self._is_closing = False
@@ -72,8 +70,16 @@ class DurableJournal(Journal):
     def pushing(self) -> AbstractContextManager[None]:
         return self._changes.shared()
 
-    def in_order(self) -> AbstractContextManager[Any]:
-        return self._order
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        with self._order:
+            try:
+                yield
+            except ResourceExhausted:  # by a disk, perhaps, with rows that only a snapshot needs
+                if self._server.tier is not None and self._log.num_bytes > self._tried_at:
+                    self._next_at = 0
+                    self._due.set()
+                raise
 
     def changing(self) -> AbstractContextManager[None]:
         return self._changes.exclusive()
@@ -186,13 +192,13 @@ class DurableJournal(Journal):
             except TriremeError as error:  # nobody would miss what follows if it were gone
                 self._log.end(error)
                 raise
-            start, begun = self._log.num_bytes, time.monotonic()
+            self._tried_at, begun = self._log.num_bytes, time.monotonic()
         self._progress = OperationProgress()  # a failure stops it, and no other
         if self._is_closing:
             self._progress.stop()
         size = write_snapshot(self._server, self._folder, number, self._progress)
-        self._begun = (start, begun)
-        self._next_at = start + max(self._log_bytes, size)
+        self._begun = (self._tried_at, begun)
+        self._next_at = self._tried_at + max(self._log_bytes, size)
         logger.info("log: snapshot %d of %d MiB is written", number, size >> 20)
 
 
