@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.example_lists import Example, batch_of, examples_of, random_examples
 from tests.jobs import Job, in_threads
@@ -444,6 +445,24 @@ def test_workers_that_load_other_files_than_the_others_are_refused(
         errors = job.run(2, work, timeout_s=10)
     assert any("expected the data with which it was begun" in error for error in errors)
     assert any("or files of their own by own_files=True" in error for error in errors)
+
+
+def test_a_list_of_which_each_worker_has_cut_its_own_part_is_refused() -> None:
+    """Each would train on every second batch of its half: half of the examples would be lost."""
+
+    def work(cluster: Cluster) -> str:
+        batches = [{"item": item} for item in torch.arange(200)[::2].split(10)]
+        rows = EmbeddingBag(Table("items", dim=1), features=["item"])
+        trainer = Trainer(
+            rows, None, loss=lambda rows, _: rows.sum(), label=None, progress=False, cluster=cluster
+        )
+        with pytest.raises(BadRequest) as caught:  # of the other, that this one has ended
+            trainer.fit(batches[cluster.worker :: 2])
+        return str(caught.value)
+
+    with Job(1) as job:
+        errors = job.run(2, work, timeout_s=10)
+    assert any("expected the data with which it was begun, 5 batches" in error for error in errors)
 
 
 def test_columns_of_workers_that_are_in_different_orders_are_refused() -> None:

@@ -97,10 +97,8 @@ class DistributedStrategy:
 
     @a_sync_configs.setter
     def a_sync_configs(self, configs: Mapping[str, object]) -> None:
-        check_kind(
-            "DistributedStrategy",
-            *("a_sync_configs", configs, Mapping, 'a dict, such as {"k_steps": 0}'),
-        )
+        what = 'a dict, such as {"k_steps": 0}'
+        check_kind("DistributedStrategy", "a_sync_configs", configs, Mapping, what)
         if nothing := [key for key in configs if key in WITHOUT_EFFECT]:
             raise BadRequest(
                 f"DistributedStrategy: {', '.join(nothing)} had no effect in Fleet and has none"
@@ -164,26 +162,20 @@ def _check_guard(label: str) -> None:
 
 
 def _check_config(key: str, value: object) -> None:
+    expected = "DistributedStrategy: expected"
     if key == "k_steps":
         check_counts("DistributedStrategy", low=-1, k_steps=value)
     elif key == "use_ps_gpu":
         check_kind("DistributedStrategy", key, value, bool, "a bool")
     elif key == GUARD:
         if not isinstance(value, str) or not is_label(value):
-            raise BadRequest(
-                f"DistributedStrategy: expected {GUARD} as a label such as gpu, found {value!r}"
-            )
-    elif key == "launch_barrier":
-        if value not in (True, 1):
-            raise BadRequest(
-                f"DistributedStrategy: expected {key} True, found {value!r}: workers always wait"
-                " for the servers"
-            )
-    else:
+            raise BadRequest(f"{expected} {GUARD} as a label such as gpu, found {value!r}")
+    elif key != "launch_barrier":
         raise BadRequest(
-            f"DistributedStrategy: expected k_steps, use_ps_gpu, {GUARD} or launch_barrier,"
-            f" found {key!r}"
+            f"{expected} k_steps, use_ps_gpu, {GUARD} or launch_barrier, found {key!r}"
         )
+    elif value not in (True, 1):
+        raise BadRequest(f"{expected} {key} True, found {value!r}: workers always wait for servers")
 
 
 class StrategyFactory:

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+import xxhash
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, DistributedSampler
 
 from trireme.data.array_dataset import ArrayStream, as_dataset
@@ -46,7 +49,12 @@ EPOCH_START = EpochPosition()
 def cut_of(dataset: Iterable[Any] | None) -> DataCut:
     """How a dataset is cut into the batches or files that positions count."""
     if isinstance(dataset, (list, tuple)):
-        return DataCut(f"{len(dataset)} batches")
+        digest = xxhash.xxh32()
+        for leaf in pytree.tree_leaves((dataset[:1], dataset[-1:])):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_meta:
+                flat = leaf.detach().cpu().contiguous().reshape(-1)
+                digest.update(flat.view(torch.uint8).numpy().tobytes())
+        return DataCut(f"{len(dataset)} batches (XXH32 {digest.hexdigest()} of both ends)")
     return DataCut(str(getattr(dataset, "cut", "")), bool(getattr(dataset, "own_files", False)))
 
 
