@@ -38,7 +38,7 @@ class SmallDisk:
         disk = os.statvfs(self._folder)
         num_bytes = (disk.f_blocks - disk.f_bfree + 1) * disk.f_frsize
         try:
-            self.resize(str(num_bytes))
+            self._resize(str(num_bytes))
         except subprocess.CalledProcessError:  # files have grown meanwhile
             self.fill()
             return
@@ -52,11 +52,10 @@ class SmallDisk:
                         raise
 
     def make_room(self) -> None:
-        self.resize(self._size)
+        self._resize(self._size)
         self._other.unlink()
 
-    def resize(self, size: str) -> None:
-        """As mount's option says it."""
+    def _resize(self, size: str) -> None:
         options = f"remount,size={size}"
         subprocess.run(["mount", "-o", options, str(self._folder)], check=True, capture_output=True)
 
