@@ -148,7 +148,9 @@ def test_a_path_may_have_any_separator_of_lines_but_a_newline(folder: str) -> No
 def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     done = DoneFiles(str(tmp_path))
     (tmp_path / BASES).write_bytes(b"{}\n\n{\xff}\n")
-    with pytest.raises(Corruption, match=r"base_donefile\.txt:3: expected UTF-8, found b'\\xff}"):
+    with pytest.raises(
+        Corruption, match=r"base_donefile\.txt: expected UTF-8, found .* 0xff in position 5"
+    ):
         done.exports(BASES)
     (tmp_path / DELTAS).mkdir()
     with pytest.raises(BadRequest, match=r"patch_donefile\.txt: Is a directory"):

@@ -321,9 +321,8 @@ class _SharedContext:
 
 def _expire(waiting: list[tuple[Connection, PendingCall]], timeout_s: float) -> None:
     for connection, pending in waiting:
-        kind: type[TriremeError] = Unavailable
-        if connection.state is ConnectionState.READY:
-            kind = pending.refused or DeadlineExceeded
+        is_ready = connection.state is ConnectionState.READY
+        kind = (pending.refused or DeadlineExceeded) if is_ready else Unavailable
         pending.answer = kind(f"{connection.status} for {timeout_s:g} s")
 
 

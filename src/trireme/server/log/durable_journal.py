@@ -48,8 +48,8 @@ class DurableJournal(Journal):
         self._folder, self._log = folder, log
         self._server, self._attendance, self._changes = server, attendance, SharedLock()
         self._order, self._writing = threading.Lock(), threading.Lock()
-        self._log_bytes = log_bytes
-        self._next_at, self._tried_at = log_bytes, 0  # a snapshot is due, was tried last
+        self._log_bytes = self._next_at = log_bytes  # between snapshots; when the next is due
+        self._tried_at = 0  # where the log was when one was tried last
         self._begun = (0, time.monotonic())  # of the last snapshot: bytes of the log, and when
         self._progress = OperationProgress()  # of the snapshot that is being written
         self._is_closing = False

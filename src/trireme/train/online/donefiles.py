@@ -178,7 +178,7 @@ class DoneFiles:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._broken(name, number, line, "JSON with id, key and input") from error
 
-    def _broken(self, name: str, number: int, line: str | bytes, expected: str) -> Corruption:
+    def _broken(self, name: str, number: int, line: str, expected: str) -> Corruption:
         return Corruption(
             f"DoneFiles: {self._path(name)}:{number}: expected {expected}, found {line!r}"
         )
@@ -194,8 +194,7 @@ class DoneFiles:
         try:
             lines = content.decode().split("\n")  # a path may have what str.splitlines cuts at
         except UnicodeDecodeError as error:
-            number = content.count(b"\n", 0, error.start) + 1
-            raise self._broken(name, number, content[error.start :][:20], "UTF-8") from error
+            raise Corruption(f"DoneFiles: {location}: expected UTF-8, found {error}") from error
         return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
     def _write(self, name: str, lines: Sequence[str]) -> None:
