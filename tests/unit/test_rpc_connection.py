@@ -500,7 +500,7 @@ def test_every_byte_of_a_connection_is_accounted_for() -> None:
             )
             [peer] = server._socket.peers
             peer.read()
-            unfinished.add(peer._read - peer.num_bytes_in)
+            unfinished.add(peer.num_read - peer.num_bytes_in)
         assert len(unfinished) == 1
         assert unfinished.pop() < 512  # ZMTP's handshake
         deadline = time.monotonic() + 30
