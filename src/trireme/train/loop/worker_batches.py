@@ -49,7 +49,7 @@ EPOCH_START = EpochPosition()
 def cut_of(dataset: Iterable[Any] | None) -> DataCut:
     """How a dataset is cut into the batches or files that positions count."""
     if isinstance(dataset, (list, tuple)):
-        digest = xxhash.xxh32()
+        digest = xxhash.xxh32()  # each worker takes every S-th: all must have one list
         for leaf in pytree.tree_leaves((dataset[:1], dataset[-1:])):
             if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_meta:
                 flat = leaf.detach().cpu().contiguous().reshape(-1)

@@ -40,7 +40,7 @@ from trireme.worker.gradients import KeysByClass
 log = logging.getLogger("trireme.train")
 
 _NEVER = np.iinfo(np.int64).max
-SPARE_SHARE = 16  # of the slots: so many are freed at once, at least
+SPARE_SHARE = 16  # one of so many slots is freed at once, at least
 
 
 class WindowBlock(BlockOfKeys):
